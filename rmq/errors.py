@@ -1,0 +1,143 @@
+"""Every exception RMQ raises, whose fault it is, and whether trying again is safe.
+
+The tree answers "who can fix it":
+
+* `ConfigurationError`: the caller, before anything was sent. Trying again changes nothing.
+* `SendError`: the producer (a smaller body, a later time) or the operator (a fuller Redis).
+* `DeliveryError`: another consumer, or time, has taken the delivery from this one.
+* `DecodeError`: the producer of the bytes, or the codec chosen to read them.
+* `StorageError`: the server or the network. Each subclass says whether the call took effect.
+
+Redis' own exceptions stop at the wire and become `__cause__`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RMQError(Exception):
+    """The root of everything RMQ raises."""
+
+
+# --- the caller can fix it ---------------------------------------------------------------------
+
+
+class ConfigurationError(RMQError):
+    """An argument or a setting cannot work; nothing was sent."""
+
+
+class InvalidValue(ConfigurationError, ValueError):
+    """A value is out of its range or grammar; the message names the field, the value and the fix."""
+
+
+class InvalidType(ConfigurationError, TypeError):
+    """A value has the wrong type; the message names the field, what was found and what is taken."""
+
+
+class InvalidReceipt(InvalidValue):
+    """A receipt is not one that RMQ makes, or belongs to another topic."""
+
+
+class TopicNotFound(ConfigurationError):
+    """The topic does not exist in this Redis."""
+
+
+class TopicVanished(ConfigurationError):
+    """A topic that this client had open is gone from Redis: deleted, flushed, or failed over empty.
+
+    RMQ does not quietly create it again, because the messages went with it.
+    """
+
+
+class SettingsMismatch(ConfigurationError):
+    """The topic exists with other settings; the message names each one, asked and found."""
+
+
+class EmbeddedError(ConfigurationError):
+    """An embedded Redis cannot be started or shared; the message names the directory and the fix."""
+
+
+# --- sending -----------------------------------------------------------------------------------
+
+
+class SendError(RMQError):
+    """A message was not accepted."""
+
+
+class PayloadTooLarge(SendError, ValueError):
+    """The encoded body is over the topic's `max_body`; nothing was sent."""
+
+
+class EncodeError(SendError, ValueError):
+    """The body cannot be written by the codec; nothing was sent."""
+
+
+class QueueFull(SendError):
+    """The topic's `max_length` is reached, or Redis is at `maxmemory`; try again when it has drained.
+
+    Attributes:
+        results: for `send_many`, one entry for each message in order; None where it was refused.
+    """
+
+    def __init__(self, message: str, results: list[Any] | None = None) -> None:
+        super().__init__(message)
+        self.results: list[Any] = results or []
+
+
+class NotDurable(SendError):
+    """The message is stored, but fewer copies than asked confirmed it in time.
+
+    Sending the same id again is safe: it adds nothing where the message lives.
+
+    Attributes:
+        results: the results of the send, with the level that was reached.
+    """
+
+    def __init__(self, message: str, results: list[Any] | None = None) -> None:
+        super().__init__(message)
+        self.results: list[Any] = results or []
+
+
+# --- consuming ---------------------------------------------------------------------------------
+
+
+class DeliveryError(RMQError):
+    """A delivery could not be settled by this consumer."""
+
+
+class LeaseLost(DeliveryError):
+    """The lease ran out and was rolled back: the message may be with another consumer now.
+
+    Nothing was changed. Do not repeat the call; the successor settles the message.
+    """
+
+
+class AlreadySettled(DeliveryError):
+    """This delivery was settled before, by this very object."""
+
+
+class DecodeError(RMQError, ValueError):
+    """Bytes in Redis cannot be read as the body or headers of a message."""
+
+
+# --- the server or the network -----------------------------------------------------------------
+
+
+class StorageError(RMQError):
+    """Redis could not do what was asked."""
+
+
+class Unavailable(StorageError):
+    """Redis could not be reached or refuses to work just now; the call did not take effect."""
+
+
+class OutcomeUnknown(StorageError):
+    """The call may have taken effect: its reply never came.
+
+    Every RMQ call is safe to repeat; a send is repeated with the same message id.
+    """
+
+
+class ScriptFailed(StorageError):
+    """A script stopped at a wrong type, an unreadable record or a server error; nothing was removed."""
