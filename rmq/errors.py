@@ -28,7 +28,7 @@ class ConfigurationError(RMQError):
 
 
 class InvalidValue(ConfigurationError, ValueError):
-    """A value is out of its range or grammar; the message names the field, the value and the fix."""
+    """A value is out of its range or grammar; the message names field, value and fix."""
 
 
 class InvalidType(ConfigurationError, TypeError):
@@ -55,7 +55,7 @@ class SettingsMismatch(ConfigurationError):
 
 
 class EmbeddedError(ConfigurationError):
-    """An embedded Redis cannot be started or shared; the message names the directory and the fix."""
+    """An embedded Redis cannot be started or shared; the message names directory and fix."""
 
 
 # --- sending -----------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class EncodeError(SendError, ValueError):
 
 
 class QueueFull(SendError):
-    """The topic's `max_length` is reached, or Redis is at `maxmemory`; try again when it has drained.
+    """The topic's `max_length` is reached, or Redis is at `maxmemory`; try again later.
 
     Attributes:
         results: for `send_many`, one entry for each message in order; None where it was refused.
@@ -140,4 +140,4 @@ class OutcomeUnknown(StorageError):
 
 
 class ScriptFailed(StorageError):
-    """A script stopped at a wrong type, an unreadable record or a server error; nothing was removed."""
+    """A script stopped at a wrong type, an unreadable record or a server error; nothing moved."""

@@ -1,0 +1,65 @@
+--[[
+cancel: withdraw one message that is waiting.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  only read
+KEYS[4]   records        hash  message id -> record
+KEYS[5]   DeadQueue      zset  only read
+KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[7]   merge index    hash  merge key -> id and when it opened
+KEYS[8]   settled even   set   ids settled in even turns of the dedup window
+KEYS[9]   settled odd    set   the same for odd turns
+KEYS[10]  replay         str   the last answer given to this lane
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   number               of this call in its lane
+ARGV[3]   id                   16 bytes
+Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
+Cost      O(log L), L = messages waiting in the slot
+Atomic    Only a waiting message is removed, all of it, and remembered as settled. Run twice with one number,
+          it gives the first answer.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/record"
+--- @include "lib/replay"
+--- @include "lib/settled"
+local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]
+local now = clock(ARGV[1])
+local before = replayed(KEYS[10], ARGV[2])
+if before then
+  return before
+end
+local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn')
+if not s[1] then
+  fail('GONE', slot)
+end
+local waiting = redis.call('ZSCORE', store, id)
+if not waiting then
+  if redis.call('ZSCORE', KEYS[3], id) then
+    return 'in_flight'
+  end
+  return redis.call('ZSCORE', KEYS[5], id) and 'dead' or 'gone'
+end
+local record = redis.call('HGET', records, id)
+redis.call('HLEN', KEYS[6])
+redis.call('SCARD', KEYS[8])
+redis.call('SCARD', KEYS[9])
+local _, _, key
+if record and #record >= 8 then
+  _, _, key = envelope(record)
+end
+local held = key and redis.call('HGET', KEYS[7], key)
+redis.call('ZREM', store, id)
+redis.call('HDEL', records, id)
+redis.call('HDEL', KEYS[6], id)
+if held and string.sub(held, 1, 16) == id then
+  redis.call('HDEL', KEYS[7], key)
+end
+redis.call('HINCRBY', slot, 'cancelled', 1)
+local window = tonumber(s[2])
+if window > 0 then
+  settled_remember(slot, KEYS[8], KEYS[9], window, tonumber(s[3]), now, { id })
+end
+remember(KEYS[10], ARGV[2], 'cancelled')
+return 'cancelled'

@@ -1,0 +1,35 @@
+--[[
+get: look at one message, wherever it is. Changes nothing.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  message id -> receipt
+KEYS[4]   records        hash  message id -> record
+KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
+KEYS[6]   failures       hash  message id -> what it failed of
+ARGV[1]   id                   16 bytes
+Returns   {store | prepare | dead | gone, score as text, record, failure or '', acceptance number of the newest}
+Cost      O(log L + size of the record)
+Atomic    Reads only.
+]]
+--- @include "lib/check"
+local id = ARGV[1]
+local s = redis.call('HMGET', KEYS[1], 'created', 'accepted')
+if not s[1] then
+  fail('GONE', KEYS[1])
+end
+local queue, score = 'store', redis.call('ZSCORE', KEYS[2], id)
+if not score then
+  queue, score = 'prepare', redis.call('ZSCORE', KEYS[3], id)
+end
+if not score then
+  queue, score = 'dead', redis.call('ZSCORE', KEYS[5], id)
+end
+if not score then
+  return { 'gone', '', '', '', 0 }
+end
+local record = redis.call('HGET', KEYS[4], id)
+if not record then
+  fail('RECORD', KEYS[4])
+end
+return { queue, string.format('%.17g', tonumber(score)), record, redis.call('HGET', KEYS[6], id) or '', tonumber(s[2] or 0) }

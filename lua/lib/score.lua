@@ -1,0 +1,40 @@
+-- StoreQueue scores, the twin of rmq/score.py.
+--
+--   1 .. 16             a retried message: deliveries left; larger first
+--   17 .. 1 048 575     a priority message; larger first
+--   >= 1e12             a timed message: due, epoch ms; earlier first
+--
+-- Inside one integer the fraction runs from .5 downwards with every arrival, so that the larger score
+-- is the older message; what is handed back unworked goes in front, above .5. One step is the smallest
+-- that a double can tell apart at that size: 2^-33 for the largest priorities, 2^-46 for priority 100.
+local PRIORITY_MIN, PRIORITY_END, TIMED_MIN = 17, 1048576, 1000000000000
+
+local steps = {}
+
+local function ordered_score(integer, order)
+  local step = steps[integer]
+  if not step then
+    local _, exponent = math.frexp(integer)
+    step = math.ldexp(1, exponent - 53)
+    steps[integer] = step
+  end
+  local score = integer + 0.5 - order * step
+  if score < integer then
+    return integer -- more arrivals than the fraction can order: they tie, and go by id
+  end
+  if score >= integer + 1 then
+    return integer + 1 - step
+  end
+  return score
+end
+
+-- The fraction of a timed score: deliveries left (5 bits), and whether the record is to be asked for a
+-- priority when the time has come (1 bit).
+local function timed_score(due, left, ask)
+  return due + (left * 2 + ask) / 64
+end
+
+local function timed_fraction(score)
+  local bits = (score % 1) * 64
+  return math.floor(bits / 2), bits % 2
+end

@@ -1,0 +1,134 @@
+--[[
+merge: range-merge. Accept a message that waits for its time range, or merge it into the one with the same
+merge key that is waiting already, whose consume time it keeps.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   records        hash  message id -> record
+KEYS[4]   merge index    hash  merge key -> id (16 bytes), then when it opened, epoch ms
+KEYS[5]   settled even   set   ids settled in even turns of the dedup window
+KEYS[6]   settled odd    set   the same for odd turns
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, told to those it wakes
+ARGV[4]   id                   16 bytes
+ARGV[5]   head                 first 4 bytes of the record; flagged timed and merging
+ARGV[6]   envelope             from byte 9 on, without the body; its due is the time range, below 1e12 ms
+ARGV[7]   body
+ARGV[8]   merge key
+ARGV[9]   mode                 first (keep the body), last (replace it), collect (append to the list)
+ARGV[10]  max_wait_ms          0: a merge leaves the consume time alone; else it restarts the clock, at most
+                               until this long after the window opened
+ARGV[11]  most bytes           a collected list is closed before it grows over this
+Returns   {acceptance number, 's', ''} stored; {number, 'm', waiting id} merged; {number, 'd', ''} duplicate
+          {0, 'F', ''} the slot's share of max_length is reached
+Cost      O(log L + size of the waiting record)
+Atomic    The look and the add are one step. A merged id is remembered as settled, so that merging it again
+          adds nothing. A message in flight is not in the index: the next arrival opens a new window.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/record"
+--- @include "lib/settled"
+--- @include "lib/drain"
+--- @include "lib/wake"
+local slot, store, records, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local now = clock(ARGV[1])
+local id, head, rest, body, key, mode = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+if #id ~= 16 or #head ~= 4 then
+  fail('ARG', 'id')
+end
+local range = read48(rest, 1)
+local max_wait = whole(ARGV[10], 0, TIMED_MIN - 1, 'max_wait_ms')
+local most = whole(ARGV[11], 1, 16777216, 'most bytes')
+if range < 1 or range >= TIMED_MIN then
+  fail('ARG', 'time_range')
+end
+local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'max_retries', 'capacity', 'dedup_ms',
+  'settled_turn')
+if not s[1] then
+  fail('GONE', slot)
+end
+local accepted, window, turn_seen = tonumber(s[2] or 0), tonumber(s[6]), tonumber(s[7])
+local here = redis.call('HEXISTS', records, id) == 1
+local held = redis.call('HGET', index, key)
+local waiting_now = redis.call('ZCARD', store)
+redis.call('SCARD', KEYS[5])
+redis.call('SCARD', KEYS[6])
+if here then
+  return { accepted, 'd', '' }
+end
+if window > 0 then
+  local known = settled_known(KEYS[5], KEYS[6], window, turn_seen, now, 4, 4)
+  if known and known[1] == 1 then
+    return { accepted, 'd', '' }
+  end
+end
+
+local function piece(text)
+  return struct.pack('>I4', #text) .. text
+end
+
+local target = held and string.sub(held, 1, 16)
+local score = target and redis.call('ZSCORE', store, target)
+local record = score and redis.call('HGET', records, target)
+if score and not record then
+  fail('RECORD', records)
+end
+if record and mode == 'collect' and #record + 4 + #body > most then
+  record = nil -- the list is full: it goes as it is, and this message opens the next one
+end
+if record then
+  -- the waiting envelope stays, whatever becomes of the body behind it
+  local grown
+  local flags = string.byte(record, 1) % 32
+  local at = 9 + 6 + (flags % 4 >= 2 and 6 or 0)
+  at = at + 2 + struct.unpack('>I2', record, at)
+  if flags >= 16 then
+    at = at + 2 + struct.unpack('>I2', record, at)
+  end
+  if mode == 'last' then
+    grown = string.sub(record, 1, at - 1) .. body
+  elseif mode == 'collect' then
+    grown = record .. piece(body)
+  end
+  if max_wait > 0 then
+    local opened = tonumber(string.sub(held, 17))
+    local due = math.max(math.floor(tonumber(score)), math.min(now + range, opened + max_wait))
+    if tonumber(score) >= TIMED_MIN and due > math.floor(tonumber(score)) then
+      grown = grown or record
+      grown = string.sub(grown, 1, 8) .. write48(due) .. string.sub(grown, 15)
+      redis.call('HSET', records, target, grown)
+      redis.call('ZADD', store, due + tonumber(score) % 1, target)
+      grown = nil
+    end
+  end
+  if grown then
+    redis.call('HSET', records, target, grown)
+  end
+  redis.call('HINCRBY', slot, 'merged', 1)
+  if window > 0 then
+    settled_remember(slot, KEYS[5], KEYS[6], window, turn_seen, now, { id })
+  end
+  return { accepted, 'm', target }
+end
+
+local capacity = tonumber(s[5])
+if capacity > 0 and waiting_now >= capacity then
+  return { 0, 'F', '' }
+end
+accepted = accepted + 1
+local due = now + range
+local expires = string.byte(head, 1) % 4 >= 2
+local tail = expires and write48(due + read48(rest, 7)) .. string.sub(rest, 13) or string.sub(rest, 7)
+local sooner = awaited(s[3], now) and redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+redis.call('HSET', records, id,
+  head .. struct.pack('>I4', accepted % 4294967296) .. write48(due) .. tail .. (mode == 'collect' and piece(body) or body))
+redis.call('ZADD', store, timed_score(due, tonumber(s[4]) + 1, priority_of(head) > 0 and 1 or 0), id)
+redis.call('HSET', index, key, id .. string.format('%.0f', now))
+redis.call('HSET', slot, 'accepted', accepted)
+if awaited(s[3], now) and (not sooner or due < tonumber(sooner)) then
+  wake(slot, ARGV[2], ARGV[3])
+end
+return { accepted, 's', '' }

@@ -1,0 +1,32 @@
+--[[
+next: ask slots when they next have work, before going to sleep.
+
+KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zset). One call may ask many slots
+          where they live on one server; on a Cluster each slot is asked for itself.
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s
+Returns   for each slot, us until it has work: 0 now, -1 never as things stand
+Cost      O(s log L), s = slots, at most 1024
+Atomic    Changes nothing but the time until which somebody is waiting, and that at most every 1.5 s.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/soon"
+local now, now_us = clock(ARGV[1])
+local reply = {}
+if #KEYS % 3 ~= 0 or #KEYS > 3072 then
+  fail('ARG', 'keys')
+end
+for i = 1, #KEYS, 3 do
+  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting')
+  if not s[1] then
+    fail('GONE', KEYS[i])
+  end
+  local wait = soon(KEYS[i + 1], KEYS[i + 2], now_us)
+  if wait ~= 0 and ARGV[2] == '1' and tonumber(s[2] or 0) < now + 1500 then
+    redis.call('HSET', KEYS[i], 'waiting', now + 3000)
+  end
+  reply[#reply + 1] = wait
+end
+return reply

@@ -1,0 +1,63 @@
+--[[
+pop: take messages for good, at most once: what is handed over here is settled, whatever becomes of it.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  only read, for the time of the next rollback
+KEYS[4]   records        hash  message id -> record
+KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
+KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[7]   merge index    hash  merge key -> id and when it opened
+KEYS[8]   settled even   set   ids settled in even turns of the dedup window
+KEYS[9]   settled odd    set   the same for odd turns
+KEYS[10]  replay         str   the last answer given to this lane
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   number               of this call in its lane
+ARGV[3]   limit                1 to 1000
+ARGV[4]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
+Returns   as prepare, with a deadline of 0
+Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
+Atomic    As prepare. The batch is kept in the lane for a minute: a call re-sent after a lost reply gets
+          the same messages, so only the death of the caller loses any.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/record"
+--- @include "lib/replay"
+--- @include "lib/failure"
+--- @include "lib/settled"
+--- @include "lib/pick"
+--- @include "lib/soon"
+--- @include "lib/take"
+local slot, lane = KEYS[1], KEYS[10]
+local now, now_us = clock(ARGV[1])
+local limit = whole(ARGV[3], 1, 1000, 'limit')
+local before = replayed(lane, ARGV[2])
+if before then
+  return cmsgpack.unpack(before)
+end
+redis.call('SCARD', KEYS[8])
+redis.call('SCARD', KEYS[9])
+local keys = { slot = slot, store = KEYS[2], prepare = KEYS[3], records = KEYS[4], dead = KEYS[5],
+  failures = KEYS[6], merge = KEYS[7] }
+local batch, reply = take(keys, now, now_us, limit, ARGV[4])
+if not batch then
+  return reply
+end
+for i = 1, batch.n do
+  reply[5 + 2 * i], reply[6 + 2 * i] = batch.ids[i], batch.records[i]
+end
+local gone = { unpack(batch.ids, 1, batch.n) }
+redis.call('HDEL', KEYS[4], unpack(gone))
+redis.call('HDEL', KEYS[6], unpack(gone))
+redis.call('HINCRBY', slot, 'settled', batch.n)
+local window = redis.call('HMGET', slot, 'dedup_ms', 'settled_turn')
+if tonumber(window[1]) > 0 then
+  settled_remember(slot, KEYS[8], KEYS[9], tonumber(window[1]), tonumber(window[2]), now, gone)
+end
+if batch.drained then
+  reply[1] = soon(KEYS[2], KEYS[3], now_us)
+end
+remember(lane, ARGV[2], cmsgpack.pack(reply))
+return reply

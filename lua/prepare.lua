@@ -1,0 +1,85 @@
+--[[
+prepare: lease messages. Moves what goes next from the StoreQueue to the PrepareQueue and hands it over.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[4]   records        hash  message id -> record
+KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
+KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[7]   merge index    hash  merge key -> id and when it opened
+KEYS[8]   replay         str   the last answer given to this lane
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   number               of this call in its lane
+ARGV[3]   limit                1 to 1000
+ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
+ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
+Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have run out and want a rollback,
+          deadline s, number of the first delivery, acceptance number of the newest message,
+          retries remaining of each as one byte ('' when none has failed), id, record, id, record, ...}
+          An id of '' stands where a replayed delivery is no longer the caller's.
+Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
+Atomic    Everything is read and checked before the first write; the first write frees memory, so a full
+          Redis still drains. Run twice with one number, it hands over the same deliveries. Expired
+          messages are buried or dropped here, not handed over.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/record"
+--- @include "lib/replay"
+--- @include "lib/failure"
+--- @include "lib/pick"
+--- @include "lib/soon"
+--- @include "lib/take"
+local prepare, records, lane = KEYS[3], KEYS[4], KEYS[8]
+local now, now_us = clock(ARGV[1])
+local limit = whole(ARGV[3], 1, 1000, 'limit')
+local lease = whole(ARGV[4], 1000, 43200000, 'lease_ms')
+
+local function number_part(delivery)
+  return (delivery % 2048) / 2048
+end
+
+local before = replayed(lane, ARGV[2])
+if before then
+  local deadline, first, ids = string.match(before, '^(%d+):(%d+):(.*)$')
+  deadline, first = tonumber(deadline), tonumber(first)
+  local reply, lefts = { 0, 0, deadline, first, tonumber(redis.call('HGET', KEYS[1], 'accepted') or 0), '' }, {}
+  for i = 1, #ids / 16 do
+    local id = string.sub(ids, i * 16 - 15, i * 16)
+    local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
+    local record = score >= 0 and redis.call('HGET', records, id)
+    local left = math.floor(score % 1000)
+    if not record or score ~= deadline * 1000 + left + number_part(first + i - 1) then
+      id, record, left = '', '', 0
+    end
+    lefts[i] = string.char(left)
+    reply[#reply + 1] = id
+    reply[#reply + 1] = record
+  end
+  reply[6] = table.concat(lefts)
+  return reply
+end
+
+local keys = { slot = KEYS[1], store = KEYS[2], prepare = prepare, records = records, dead = KEYS[5],
+  failures = KEYS[6], merge = KEYS[7] }
+local batch, reply = take(keys, now, now_us, limit, ARGV[5])
+if not batch then
+  return reply
+end
+local deadline, first = math.ceil((now + lease) / 1000), reply[4]
+local ids, lefts, found = batch.ids, batch.lefts, batch.records
+local leases, base = {}, deadline * 1000
+for i = 1, batch.n do
+  leases[2 * i - 1] = base + lefts[i] + number_part(first + i - 1)
+  leases[2 * i] = ids[i]
+  reply[5 + 2 * i], reply[6 + 2 * i] = ids[i], found[i]
+end
+redis.call('ZADD', prepare, unpack(leases))
+remember(lane, ARGV[2], string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, batch.n))
+reply[3] = deadline
+if batch.drained then
+  reply[1] = soon(KEYS[2], prepare, now_us)
+end
+return reply

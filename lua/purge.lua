@@ -1,0 +1,62 @@
+--[[
+purge: delete messages from the StoreQueue or the DeadQueue for good, a page at a time.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   queue          zset  the StoreQueue or the DeadQueue: message id -> score
+KEYS[3]   records        hash  message id -> record
+KEYS[4]   failures       hash  message id -> what it failed of
+KEYS[5]   merge index    hash  merge key -> id and when it opened
+ARGV[1]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
+ARGV[2]   limit                1 to 1000
+ARGV[3..] message ids          only these, at most 1000; none: the lowest scores first
+Returns   how many were deleted; less than the limit is the end
+Cost      O(n log L), and reading the records to clear the merge index
+Atomic    Each message goes whole. Messages in flight are not touched. Run twice, the second run goes on.
+]]
+--- @include "lib/check"
+--- @include "lib/record"
+local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local limit = whole(ARGV[2], 1, 1000, 'limit')
+if redis.call('HEXISTS', slot, 'created') == 0 then
+  fail('GONE', slot)
+end
+if #ARGV > 1002 then
+  fail('ARG', 'count')
+end
+redis.call('HLEN', records)
+redis.call('HLEN', failures)
+local merging = redis.call('HLEN', merge) > 0
+local ids = {}
+if #ARGV > 2 then
+  for i = 3, #ARGV do
+    if redis.call('ZSCORE', queue, ARGV[i]) then
+      ids[#ids + 1] = ARGV[i]
+    end
+  end
+else
+  ids = redis.call('ZRANGEBYSCORE', queue, '-inf', ARGV[1], 'LIMIT', 0, limit)
+end
+if #ids == 0 then
+  return 0
+end
+local keys = {}
+if merging then
+  for i = 1, #ids do
+    local record = redis.call('HGET', records, ids[i])
+    if record and #record >= 8 then
+      local _, _, key = envelope(record)
+      local held = key and redis.call('HGET', merge, key)
+      if held and string.sub(held, 1, 16) == ids[i] then
+        keys[#keys + 1] = key
+      end
+    end
+  end
+end
+local gone = redis.call('ZREM', queue, unpack(ids))
+redis.call('HDEL', records, unpack(ids))
+redis.call('HDEL', failures, unpack(ids))
+if #keys > 0 then
+  redis.call('HDEL', merge, unpack(keys))
+end
+redis.call('HINCRBY', slot, 'purged', gone)
+return gone

@@ -1,0 +1,83 @@
+--[[
+redrive: send dead letters back to the StoreQueue, with all their retries.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   records        hash  message id -> record
+KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
+KEYS[5]   failures       hash  message id -> what it failed of
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, told to those it wakes
+ARGV[4..] message ids, at most 1000
+Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, x unreadable and left there
+Cost      O(n log L), at most 16 MiB of records; ids beyond that are not looked at, and the answer is shorter
+Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An
+          expiry that has passed is taken off. Run twice, the second run finds nothing to move.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/record"
+--- @include "lib/wake"
+local slot, store, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local now = clock(ARGV[1])
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'order', 'waiting')
+if not s[1] then
+  fail('GONE', slot)
+end
+if #ARGV < 4 or #ARGV > 1003 then
+  fail('ARG', 'count')
+end
+redis.call('ZCARD', store)
+redis.call('HLEN', failures)
+local letters, ids, add, lifted, bytes = {}, {}, {}, {}, 0
+local order, left = tonumber(s[3] or 0), tonumber(s[2]) + 1
+local seen = {}
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  local letter = '0'
+  if not seen[id] and redis.call('ZSCORE', dead, id) then
+    local record = redis.call('HGET', records, id)
+    letter = 'x'
+    if record and #record >= 8 then
+      bytes = bytes + #record
+      if bytes > 16777216 and #ids > 0 then
+        break
+      end
+      letter = '1'
+      seen[id] = true
+      ids[#ids + 1] = id
+      local priority, score = priority_of(record), nil
+      if priority > 0 then
+        order = order + 1
+        score = ordered_score(priority, order)
+      else
+        score = timed_score(now, left, 0)
+      end
+      add[#add + 1], add[#add + 2] = score, id
+      local due, expiry = envelope(record)
+      if expiry and expiry <= now then
+        local at = due and 15 or 9
+        lifted[#lifted + 1] = id
+        lifted[#lifted + 1] = string.char(string.byte(record, 1) - EXPIRES) .. string.sub(record, 2, at - 1)
+          .. string.sub(record, at + 6)
+      end
+    end
+  end
+  letters[#letters + 1] = letter
+end
+if #ids > 0 then
+  redis.call('ZADD', store, unpack(add))
+  if #lifted > 0 then
+    redis.call('HSET', records, unpack(lifted))
+  end
+  redis.call('ZREM', dead, unpack(ids))
+  redis.call('HDEL', failures, unpack(ids))
+  redis.call('HSET', slot, 'order', order)
+  redis.call('HINCRBY', slot, 'redriven', #ids)
+  if awaited(s[4], now) then
+    wake(slot, ARGV[2], ARGV[3])
+  end
+end
+return table.concat(letters)

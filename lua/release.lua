@@ -1,0 +1,74 @@
+--[[
+release: hand deliveries back unworked. It costs no retry; the message goes to the front of its line, or
+waits as long as the caller says (snooze).
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[4]   replay         str   the last answer given to this lane
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   number               of this call in its lane
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, told to those it wakes
+ARGV[5]   wait_ms              0 at once, to the front; at most 10 years
+ARGV[6..] n message ids in the order in which they were delivered, their n receipts, then for each the place
+          it was taken from: its priority, or when it was due (epoch ms) if it has none
+Returns   a letter for each: 1 released, 0 the lease is no longer the caller's
+Cost      O(n log L), L = members of the slot; n is at most 1000
+Atomic    Only a member whose score equals the receipt moves. The first write frees memory. Run twice with
+          one number, it gives the first answer.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/replay"
+--- @include "lib/wake"
+--- @include "lib/held"
+local slot, store, prepare = KEYS[1], KEYS[2], KEYS[3]
+local now = clock(ARGV[1])
+local before = replayed(KEYS[4], ARGV[2])
+if before then
+  return before
+end
+local wait = whole(ARGV[5], 0, 315576000000, 'wait_ms')
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'front', 'waiting')
+if not s[1] then
+  fail('GONE', slot)
+end
+local n = (#ARGV - 5) / 3
+local mine, letters, places, scores = held(prepare, 6, n)
+redis.call('ZCARD', store)
+for i = 1, n do
+  local place = whole(ARGV[5 + 2 * n + i], PRIORITY_MIN, 9e15, 'place')
+  if place >= PRIORITY_END and place < TIMED_MIN then
+    fail('ARG', 'place')
+  end
+end
+if #mine == 0 then
+  return letters
+end
+local fresh, front = tonumber(s[2]) + 1, tonumber(s[3] or 0) - #mine
+local add = {}
+for m = 1, #mine do
+  local i = places[m]
+  local left, place = math.floor(tonumber(scores[i]) % 1000) + 1, tonumber(ARGV[5 + 2 * n + i])
+  local score
+  if wait > 0 then
+    score = timed_score(now + wait, left, 1)
+  elseif left < fresh then
+    score = ordered_score(left, front + m)
+  elseif place >= TIMED_MIN then
+    score = timed_score(place, left, 0)
+  else
+    score = ordered_score(place, front + m)
+  end
+  add[2 * m - 1], add[2 * m] = score, mine[m]
+end
+redis.call('ZREM', prepare, unpack(mine))
+redis.call('ZADD', store, unpack(add))
+redis.call('HSET', slot, 'front', front)
+if awaited(s[4], now) then
+  wake(slot, ARGV[3], ARGV[4])
+end
+remember(KEYS[4], ARGV[2], letters)
+return letters

@@ -1,0 +1,49 @@
+--[[
+reschedule: give one waiting message another consume time.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  only read
+KEYS[4]   records        hash  message id -> record
+KEYS[5]   DeadQueue      zset  only read
+KEYS[6]   failures       hash  only read
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, told to those it wakes
+ARGV[4]   id                   16 bytes
+ARGV[5]   due                  epoch ms; below 1e12 a delay from now
+Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone | past, 0}
+Cost      O(log L + size of the record)
+Atomic    Score and record change together; priority, retries and expiry stay. Run twice with a time, the
+          second run changes nothing; with a delay, it counts from the later moment.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/record"
+--- @include "lib/wake"
+--- @include "lib/whereis"
+local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[4]
+local now = clock(ARGV[1])
+local due = whole(ARGV[5], 1, 9e15, 'due')
+if due < TIMED_MIN then
+  due = now + due
+end
+local score, record, left = whereis(slot, store, KEYS[3], records, KEYS[5], KEYS[6], id)
+if not score then
+  return { record, 0 }
+end
+if due <= now - 1000 then
+  return { 'past', 0 }
+end
+local head = string.byte(record, 1)
+local rest = string.sub(record, head % 2 == 1 and 15 or 9)
+if head % 2 == 0 then
+  head = head + 1
+end
+redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
+redis.call('ZADD', store, timed_score(due, left, priority_of(record) > 0 and 1 or 0), id)
+if awaited(redis.call('HGET', slot, 'waiting'), now) then
+  wake(slot, ARGV[2], ARGV[3])
+end
+return { 'rescheduled', due }

@@ -1,0 +1,149 @@
+--[[
+send: accept messages into one slot. An id that is here already, or was settled inside the dedup window,
+adds nothing.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   records        hash  message id -> record
+KEYS[4]   settled even   set   ids settled in even turns of the dedup window
+KEYS[5]   settled odd    set   the same for odd turns
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, told to those it wakes
+ARGV[4]   count                n, the number of messages, 1 to 1000
+ARGV[5..] n ids (16 bytes each), then n times: head (first 4 bytes of the record), rest (from byte 9 on)
+          A time in the record below 1e12 is a delay: it is added to now. An expiry counts from due.
+Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate}
+          {0, 'F'} the slot's share of max_length is reached; {0, 'P', position} that one is due in the past
+Cost      O(n log L), L = messages waiting in the slot
+Atomic    All or nothing. Types are checked by reads before the first write; the first write is one that
+          Redis refuses at maxmemory. Run twice, the second run finds the ids and answers d.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+--- @include "lib/record"
+--- @include "lib/settled"
+--- @include "lib/drain"
+--- @include "lib/wake"
+local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
+local now, now_us = clock(ARGV[1])
+local count = whole(ARGV[4], 1, 1000, 'count')
+if #ARGV ~= 4 + 3 * count then
+  fail('ARG', 'count')
+end
+local s = redis.call('HMGET', slot, 'created', 'accepted', 'order', 'waiting', 'max_retries', 'capacity',
+  'overflow', 'dedup_ms', 'settled_turn')
+if not s[1] then
+  fail('GONE', slot)
+end
+local accepted, order = tonumber(s[2] or 0), tonumber(s[3] or 0)
+local fresh_left = tonumber(s[5]) + 1
+local capacity, window = tonumber(s[6]), tonumber(s[8])
+local waiting_now = redis.call('ZCARD', store)
+if waiting_now == 0 and order > 1073741824 then
+  order = 0 -- nobody is left to be ordered against
+  redis.call('HSET', slot, 'order', 0, 'front', 0)
+end
+local here = redis.call('HMGET', records, unpack(ARGV, 5, 4 + count))
+local known = window > 0 and settled_known(KEYS[4], KEYS[5], window, tonumber(s[9]), now, 5, 4 + count)
+
+local scores, pairs_, kinds, letters = {}, {}, {}, {}
+local n, repeated, earliest, at_once = 0, false, nil, false
+local seen = {}
+for i = 1, count do
+  local id = ARGV[4 + i]
+  if #id ~= 16 then
+    fail('ARG', 'id')
+  end
+  if here[i] or seen[id] or (known and known[i] == 1) then
+    letters[i] = 'd'
+    repeated = true
+  else
+    letters[i] = 's'
+    seen[id] = true
+    local head, rest = ARGV[3 + count + 2 * i], ARGV[4 + count + 2 * i]
+    local kind = kinds[head]
+    if not kind then
+      if #head ~= 4 then
+        fail('ARG', 'head')
+      end
+      local flags = string.byte(head, 1) % 32
+      kind = { priority_of(head), flags % 2 == 1, flags % 4 >= 2 }
+      if not kind[2] and (kind[1] < PRIORITY_MIN or kind[1] >= PRIORITY_END) then
+        fail('ARG', 'priority')
+      end
+      kinds[head] = kind
+    end
+    n = n + 1
+    accepted = accepted + 1
+    local score
+    if kind[2] then
+      local due = read48(rest, 1)
+      if due < TIMED_MIN then
+        due = now + due
+      elseif due <= now - 1000 then
+        return { 0, 'P', i }
+      end
+      if not earliest or due < earliest then
+        earliest = due
+      end
+      score = timed_score(due, fresh_left, kind[1] > 0 and 1 or 0)
+      if kind[3] then
+        rest = write48(due) .. write48(due + read48(rest, 7)) .. string.sub(rest, 13)
+      else
+        rest = write48(due) .. string.sub(rest, 7)
+      end
+    else
+      at_once = true
+      order = order + 1
+      score = ordered_score(kind[1], order)
+      if kind[3] then
+        rest = write48(now + read48(rest, 1)) .. string.sub(rest, 7)
+      end
+    end
+    scores[2 * n - 1], scores[2 * n] = score, id
+    pairs_[2 * n - 1], pairs_[2 * n] = id, head .. struct.pack('>I4', accepted % 4294967296) .. rest
+  end
+end
+if n == 0 then
+  return { accepted, table.concat(letters) }
+end
+
+local dropped
+if capacity > 0 and waiting_now + n > capacity then
+  local excess = waiting_now + n - capacity
+  if s[7] ~= 'drop_lowest' or n > capacity or excess > 1000 then
+    return { 0, 'F' }
+  end
+  local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, excess)
+  local least = scores[1]
+  for i = 3, 2 * n, 2 do
+    least = math.min(least, scores[i])
+  end
+  -- Only what is worth less than every newcomer makes room for them.
+  if #lowest < 2 * excess or tonumber(lowest[2 * excess]) >= least then
+    return { 0, 'F' }
+  end
+  dropped = {}
+  for i = 1, 2 * excess, 2 do
+    dropped[#dropped + 1] = lowest[i]
+  end
+end
+
+local head_due
+if earliest and awaited(s[4], now) then
+  head_due = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+end
+redis.call('HSET', records, unpack(pairs_))
+redis.call('ZADD', store, unpack(scores))
+redis.call('HSET', slot, 'accepted', accepted, 'order', order)
+if dropped then
+  redis.call('ZREM', store, unpack(dropped))
+  redis.call('HDEL', records, unpack(dropped))
+  redis.call('HINCRBY', slot, 'dropped', #dropped)
+end
+if awaited(s[4], now) and (at_once or not head_due or earliest < tonumber(head_due)) then
+  wake(slot, ARGV[2], ARGV[3])
+end
+return { accepted, repeated and table.concat(letters) or '' }

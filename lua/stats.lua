@@ -1,0 +1,48 @@
+--[[
+stats: count what a slot holds and what it has done. Changes nothing.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  message id -> receipt
+KEYS[4]   records        hash  message id -> record
+KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
+KEYS[6]   merge index    hash  merge key -> id and when it opened
+KEYS[7]   settled even   set   ids settled in even turns of the dedup window
+KEYS[8]   settled odd    set   the same for odd turns
+ARGV[1]   now_us         ''    or a test's time
+Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
+          first due message is late, then the counters accepted, merged, delivered, settled, returned (failed
+          deliveries that went back at once), rolled back, buried, redriven, cancelled, expired, dropped,
+          purged, dead letters dropped; last the server's time, epoch ms
+Cost      O(log L)
+Atomic    Reads only: one moment of one slot.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score"
+local slot, store = KEYS[1], KEYS[2]
+local now = clock(ARGV[1])
+local past = string.format('%.0f', now + 1)
+local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
+  'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped')
+if not s[1] then
+  fail('GONE', slot)
+end
+local first = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '(' .. past, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local reply = {
+  redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_MIN),
+  redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END),
+  redis.call('ZCOUNT', store, TIMED_MIN, '(' .. past),
+  redis.call('ZCOUNT', store, past, '+inf'),
+  redis.call('ZCARD', KEYS[3]),
+  redis.call('ZCARD', KEYS[5]),
+  redis.call('HLEN', KEYS[4]),
+  redis.call('HLEN', KEYS[6]),
+  redis.call('SCARD', KEYS[7]) + redis.call('SCARD', KEYS[8]),
+  first and now - math.floor(tonumber(first)) or 0,
+}
+for i = 2, #s do
+  reply[#reply + 1] = tonumber(s[i] or 0)
+end
+reply[#reply + 1] = now
+return reply

@@ -1,0 +1,25 @@
+--[[
+topic: create a topic, or open the one that is there. Its settings are decided here, once.
+
+KEYS[1]   topic          hash  the settings of the topic, by name, and when it was created
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   create               1: create it where it is missing; 0: only look
+ARGV[3..] pairs of setting, value
+Returns   {1 created | 0 was there, setting, value, ...}, or {-1} where it is missing and was not to be created
+Cost      O(settings)
+Atomic    The first caller's settings stand; who comes later compares. Run twice, the second run opens it.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+local _, now_us = clock(ARGV[1])
+local created = 0
+if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
+  if ARGV[2] ~= '1' then
+    return { -1 }
+  end
+  redis.call('HSET', KEYS[1], 'created', string.format('%.0f', now_us), unpack(ARGV, 3))
+  created = 1
+end
+local reply = redis.call('HGETALL', KEYS[1])
+table.insert(reply, 1, created)
+return reply

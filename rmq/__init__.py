@@ -1,0 +1,103 @@
+"""RMQ: the message queue for people who already run Redis.
+
+    import rmq
+
+    client = rmq.Client("redis://localhost:6379/0")
+    orders = client.topic("orders")
+    orders.send({"id": 7}, priority=900)
+
+    with orders.consumer() as consumer:
+        for d in consumer.receive(max_messages=100, wait=5.0):
+            with d:
+                work(d.body)
+
+What is named here is the public face; what is not may change without notice.
+"""
+
+from rmq.admin import Admin, AsyncAdmin
+from rmq.client import AsyncClient, Client
+from rmq.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
+from rmq.delivery import Reject, Snooze
+from rmq.errors import (
+    AlreadySettled,
+    ConfigurationError,
+    DecodeError,
+    DeliveryError,
+    EmbeddedError,
+    EncodeError,
+    InvalidReceipt,
+    InvalidType,
+    InvalidValue,
+    LeaseLost,
+    NotDurable,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    QueueFull,
+    RMQError,
+    ScriptFailed,
+    SendError,
+    SettingsMismatch,
+    StorageError,
+    TopicNotFound,
+    TopicVanished,
+    Unavailable,
+)
+from rmq.flows.operating import Redriven
+from rmq.ids import MessageId
+from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
+from rmq.retry import Exponential, Immediate, Levels
+from rmq.settings import Fsync, Replicated, Settings
+from rmq.topic import AsyncTopic, Topic
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # the doors
+    "Admin",
+    "AlreadySettled",
+    "AsyncAdmin",
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncDelivery",
+    "AsyncTopic",
+    "Client",
+    "ConfigurationError",
+    "Consumer",
+    "DecodeError",
+    "Delivery",
+    "DeliveryError",
+    "EmbeddedError",
+    "EncodeError",
+    "Exponential",
+    "Failure",
+    "Fsync",
+    "Immediate",
+    "InvalidReceipt",
+    "InvalidType",
+    "InvalidValue",
+    "LeaseLost",
+    "Levels",
+    "Message",
+    "MessageId",
+    "NotDurable",
+    "OutcomeUnknown",
+    "Outgoing",
+    "PayloadTooLarge",
+    "QueueFull",
+    "RMQError",
+    "Receipt",
+    "Redriven",
+    "Reject",
+    "Replicated",
+    "ScriptFailed",
+    "SendError",
+    "SendResult",
+    "Settings",
+    "SettingsMismatch",
+    "Snooze",
+    "StorageError",
+    "Topic",
+    "TopicNotFound",
+    "TopicVanished",
+    "Unavailable",
+]

@@ -1,0 +1,140 @@
+"""The client: where Redis is, and the door to topics and their administration. Sync and async."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rmq import codec as codecs
+from rmq import url as urls
+from rmq.admin import Admin, AsyncAdmin
+from rmq.codec import Codec
+from rmq.handle import Handle, Lanes
+from rmq.keys import check_name
+from rmq.topic import AsyncTopic, Topic
+from rmq.units import Duration, milliseconds
+from rmq.wire import AsyncExecutor, Executor
+
+DEFAULT_URL = "redis://localhost:6379/0"
+
+
+class _ClientBase:
+    def __init__(
+        self, url: str | None, prefix: str, retry_for: Duration, timeout: Duration
+    ) -> None:
+        self._address = urls.parse(url or os.environ.get("RMQ_URL") or DEFAULT_URL)
+        self._prefix = check_name(prefix, "prefix")
+        self._retry_s = milliseconds(retry_for, "retry_for", zero=True) / 1000
+        self._timeout_s = milliseconds(timeout, "timeout") / 1000
+        self._lanes = Lanes()
+
+    @property
+    def url(self) -> str:
+        """Where it connects to, without the password."""
+        return self._address.shown
+
+    def _handle(self, name: str, codec: str | Codec, settings: dict[str, Any]) -> Handle:
+        chosen = codecs.by_name(codec) if isinstance(codec, str) else codec
+        return Handle(self._prefix, name, chosen, self._lanes, settings)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+class Client(_ClientBase):
+    """A connection to RMQ on a Redis. For `with`; threads may share it.
+
+    Args:
+        url: redis://, rediss://, unix:// or embedded:///directory; default: RMQ_URL, else
+            redis://localhost:6379/0. Options of redis-py may follow, as `?protocol=3`.
+        prefix: the first part of every key.
+        retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
+            timedelta.
+        timeout: how long to wait for one reply, seconds or timedelta.
+
+    Raises:
+        ConfigurationError: the URL cannot work. EmbeddedError: the embedded server does not start.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str = "rmq",
+        retry_for: Duration = 10.0,
+        timeout: Duration = 10.0,
+    ) -> None:
+        super().__init__(url, prefix, retry_for, timeout)
+        self._executor = Executor(self._address, self._retry_s, self._timeout_s)
+        self.admin = Admin(self._executor, self._prefix, self._lanes)
+
+    def topic(self, name: str, *, codec: str | Codec = "json", **settings: Any) -> Topic:
+        """A topic by name. Nothing is sent to Redis before its first call, which opens it.
+
+        Args:
+            name: 1 to 128 of A-Z a-z 0-9 . _ -
+            codec: how bodies are written: "json", "msgpack", "bytes", or your own. Reading goes by
+                the record.
+            settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
+                out is as it is in Redis, or the default when the topic is created.
+
+        Raises:
+            InvalidValue, InvalidType: the name or a setting cannot work.
+        """
+        return Topic(self._executor, self._handle(name, codec, settings))
+
+    def ping(self) -> float:
+        """Round trip to the server, seconds."""
+        return self._executor.ping()
+
+    def server_info(self, section: str = "server") -> dict[str, Any]:
+        """A section of the server's INFO."""
+        return self._executor.info(section)
+
+    def close(self) -> None:
+        """Close every connection; an embedded server stops with its last client."""
+        self._executor.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(_ClientBase):
+    """A connection to RMQ on a Redis, for `async with` inside one event loop. As `Client`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str = "rmq",
+        retry_for: Duration = 10.0,
+        timeout: Duration = 10.0,
+    ) -> None:
+        super().__init__(url, prefix, retry_for, timeout)
+        self._executor = AsyncExecutor(self._address, self._retry_s, self._timeout_s)
+        self.admin = AsyncAdmin(self._executor, self._prefix, self._lanes)
+
+    def topic(self, name: str, *, codec: str | Codec = "json", **settings: Any) -> AsyncTopic:
+        """As `Client.topic`."""
+        return AsyncTopic(self._executor, self._handle(name, codec, settings))
+
+    async def ping(self) -> float:
+        """As `Client.ping`."""
+        return await self._executor.ping()
+
+    async def server_info(self, section: str = "server") -> dict[str, Any]:
+        """As `Client.server_info`."""
+        return await self._executor.info(section)
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        await self._executor.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,449 @@
+"""For each script one builder and one reader: values to keys and args, reply to a typed value.
+
+A `Command` is what an executor sends. Builders take values that were checked at the door; scripts
+check numbers again before they write. No sockets here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from rmq import scripts
+from rmq.errors import DecodeError
+from rmq.handle import Handle, Lane
+from rmq.keys import SlotKeys
+from rmq.scripts import Script
+
+T = TypeVar("T")
+
+_clock = b""
+
+
+def set_clock(now_us: int | None) -> None:
+    """Give every later command a time instead of the server's clock; for tests only."""
+    global _clock
+    _clock = b"" if now_us is None else b"%d" % now_us
+
+
+class Command(Generic[T]):
+    """One call of one script."""
+
+    __slots__ = ("args", "keys", "parse", "script")
+
+    def __init__(
+        self, script: Script, keys: Sequence[bytes], args: Sequence[Any], parse: Callable[[Any], T]
+    ) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+        self.parse = parse
+
+    def __repr__(self) -> str:
+        return f"Command({self.script.name!r}, {list(self.keys)!r})"
+
+
+class Sent(NamedTuple):
+    """The reply to send: `offset` of the last one stored, and a letter for each message."""
+
+    offset: int
+    letters: (
+        str  # '' : all stored; 'F': refused as full; 'P': refused, `position` is due in the past
+    )
+    position: int = 0
+
+
+class Merged(NamedTuple):
+    """The reply to merge."""
+
+    offset: int
+    letter: str  # s stored, m merged, d duplicate, F full
+    into: bytes
+
+
+class Batch(NamedTuple):
+    """The reply to prepare and pop."""
+
+    wait_us: int
+    lapsed: bool
+    deadline_s: int
+    first_delivery: int
+    newest: int
+    lefts: bytes
+    flat: list[bytes]  # id, record, id, record, ...
+
+
+class RolledBack(NamedTuple):
+    """The reply to rollback."""
+
+    retried: int
+    dead: int
+    more: bool
+
+
+class Extended(NamedTuple):
+    """The reply to extend: the new deadline and, for each, whether it was extended."""
+
+    deadline_s: int
+    letters: str
+
+
+class Found(NamedTuple):
+    """One member of a queue, as get and peek see it."""
+
+    place: str
+    id: bytes
+    score: float
+    record: bytes
+    failure: bytes
+    newest: int
+
+
+class Opened(NamedTuple):
+    """The reply to topic."""
+
+    state: int  # 1 created, 0 was there, -1 is missing
+    kept: dict[str, str]
+
+
+STATS = (
+    "retries", "priority", "due", "later", "in_flight", "dead", "records", "merge_windows",
+    "remembered", "late_ms", "accepted", "merged", "delivered", "settled", "returned",
+    "rolled_back", "buried", "redriven", "cancelled", "expired", "dropped", "purged",
+    "dead_dropped", "now_ms",
+)  # fmt: skip
+
+
+def _replay(slot: SlotKeys, lane: Lane) -> bytes:
+    return slot.replay_stem + lane.name
+
+
+# --- topics ------------------------------------------------------------------------------------
+
+
+def topic(handle: Handle, create: dict[str, str] | None) -> Command[Opened]:
+    """Create a topic with these settings where it is missing, or only look (None)."""
+    pairs = [part for pair in (create or {}).items() for part in pair]
+
+    def parse(reply: list[Any]) -> Opened:
+        texts = [part.decode() for part in reply[1:]]
+        return Opened(reply[0], dict(zip(texts[::2], texts[1::2], strict=True)))
+
+    return Command(
+        scripts.load("topic"), (handle.key,), [_clock, 0 if create is None else 1, *pairs], parse
+    )
+
+
+def slot(keys: SlotKeys, created: bytes, values: dict[str, str]) -> Command[int]:
+    """Give a slot the settings of its topic."""
+    pairs = [part for pair in values.items() for part in pair]
+    return Command(scripts.load("slot"), (keys.slot,), [created, *pairs], int)
+
+
+# --- sending -----------------------------------------------------------------------------------
+
+
+def _parse_sent(reply: list[Any]) -> Sent:
+    return Sent(reply[0], reply[1].decode(), reply[2] if len(reply) > 2 else 0)
+
+
+def send(
+    handle: Handle, keys: SlotKeys, ids: Sequence[bytes], parts: Sequence[bytes]
+) -> Command[Sent]:
+    """Accept messages into one slot. `parts`: head and rest of each record, in the order of ids."""
+    return Command(
+        scripts.load("send"),
+        (keys.slot, keys.store, keys.records, keys.settled0, keys.settled1),
+        [_clock, handle.channel, keys.index, len(ids), *ids, *parts],
+        _parse_sent,
+    )
+
+
+def merge(
+    handle: Handle,
+    keys: SlotKeys,
+    *,
+    id: bytes,
+    head: bytes,
+    envelope: bytes,
+    body: bytes,
+    merge_key: str,
+    mode: str,
+    max_wait_ms: int,
+    most_bytes: int,
+) -> Command[Merged]:
+    """Accept or merge one message with a merge key."""
+    return Command(
+        scripts.load("merge"),
+        (keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1),
+        [
+            _clock, handle.channel, keys.index, id, head, envelope, body, merge_key, mode,
+            max_wait_ms, most_bytes,
+        ],
+        lambda reply: Merged(reply[0], reply[1].decode(), reply[2]),
+    )  # fmt: skip
+
+
+# --- taking ------------------------------------------------------------------------------------
+
+
+def _parse_batch(reply: list[Any]) -> Batch:
+    return Batch(reply[0], reply[1] == 1, reply[2], reply[3], reply[4], reply[5], reply[6:])
+
+
+def prepare(keys: SlotKeys, lane: Lane, limit: int, lease_ms: int, waits: bool) -> Command[Batch]:
+    """Lease up to `limit` messages of one slot."""
+    return Command(
+        scripts.load("prepare"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            _replay(keys, lane),
+        ),
+        [_clock, lane.number, limit, lease_ms, 1 if waits else 0],
+        _parse_batch,
+    )  # fmt: skip
+
+
+def pop(keys: SlotKeys, lane: Lane, limit: int, waits: bool) -> Command[Batch]:
+    """Take up to `limit` messages of one slot for good."""
+    return Command(
+        scripts.load("pop"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.settled0, keys.settled1, _replay(keys, lane),
+        ),
+        [_clock, lane.number, limit, 1 if waits else 0],
+        _parse_batch,
+    )  # fmt: skip
+
+
+def next(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
+    """Microseconds until each slot has work: 0 now, -1 never as things stand."""
+    keys = [key for one in slots for key in (one.slot, one.store, one.prepare)]
+    return Command(scripts.load("next"), keys, [_clock, 1 if waits else 0], list)
+
+
+def rollback(handle: Handle, keys: SlotKeys, limit: int = 100) -> Command[RolledBack]:
+    """Take back leases of one slot whose deadline has passed."""
+    return Command(
+        scripts.load("rollback"),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures),
+        [_clock, handle.channel, keys.index, limit],
+        lambda reply: RolledBack(reply[0], reply[1], reply[2] == 1),
+    )
+
+
+# --- settling ----------------------------------------------------------------------------------
+
+
+def _text(reply: bytes) -> str:
+    return reply.decode()
+
+
+def ack(
+    keys: SlotKeys, lane: Lane, ids: Sequence[bytes], receipts: Sequence[float]
+) -> Command[str]:
+    """Settle deliveries of one slot; a letter for each: 1 settled, 0 lost."""
+    return Command(
+        scripts.load("ack"),
+        (
+            keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
+            _replay(keys, lane),
+        ),
+        [_clock, lane.number, *ids, *map(repr, receipts)],
+        _text,
+    )  # fmt: skip
+
+
+def nack(
+    handle: Handle,
+    keys: SlotKeys,
+    lane: Lane,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    errors: Sequence[bytes],
+    wait_ms: int | None,
+) -> Command[str]:
+    """Give failed deliveries back; a letter for each: r retry, d dead, 0 lost."""
+    return Command(
+        scripts.load("nack"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
+            _replay(keys, lane),
+        ),
+        [
+            _clock, lane.number, handle.channel, keys.index, b"" if wait_ms is None else wait_ms,
+            *ids, *map(repr, receipts), *errors,
+        ],
+        _text,
+    )  # fmt: skip
+
+
+def reject(
+    keys: SlotKeys,
+    lane: Lane,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    errors: Sequence[bytes],
+    reason: str,
+) -> Command[str]:
+    """Send deliveries to the DeadQueue; a letter for each: d dead, 0 lost."""
+    return Command(
+        scripts.load("reject"),
+        (keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, _replay(keys, lane)),
+        [_clock, lane.number, reason, *ids, *map(repr, receipts), *errors],
+        _text,
+    )
+
+
+def release(
+    handle: Handle,
+    keys: SlotKeys,
+    lane: Lane,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    places: Sequence[int],
+    wait_ms: int,
+) -> Command[str]:
+    """Hand deliveries back unworked; a letter for each: 1 released, 0 lost."""
+    return Command(
+        scripts.load("release"),
+        (keys.slot, keys.store, keys.prepare, _replay(keys, lane)),
+        [
+            _clock, lane.number, handle.channel, keys.index, wait_ms,
+            *ids, *map(repr, receipts), *places,
+        ],
+        _text,
+    )  # fmt: skip
+
+
+def extend(
+    keys: SlotKeys, lane: Lane, ids: Sequence[bytes], receipts: Sequence[float], lease_ms: int
+) -> Command[Extended]:
+    """Move the deadline of leases."""
+
+    def parse(reply: bytes) -> Extended:
+        deadline, letters = reply.decode().split(" ")
+        return Extended(int(deadline), letters)
+
+    return Command(
+        scripts.load("extend"),
+        (keys.slot, keys.prepare, _replay(keys, lane)),
+        [_clock, lane.number, lease_ms, *ids, *map(repr, receipts)],
+        parse,
+    )
+
+
+# --- one message -------------------------------------------------------------------------------
+
+
+def _whole_slot(keys: SlotKeys) -> tuple[bytes, ...]:
+    return (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures)
+
+
+def cancel(keys: SlotKeys, lane: Lane, id: bytes) -> Command[str]:
+    """Withdraw a waiting message: cancelled, in_flight, dead or gone."""
+    return Command(
+        scripts.load("cancel"),
+        (*_whole_slot(keys), keys.merge, keys.settled0, keys.settled1, _replay(keys, lane)),
+        [_clock, lane.number, id],
+        _text,
+    )
+
+
+def reschedule(handle: Handle, keys: SlotKeys, id: bytes, due: int) -> Command[tuple[str, int]]:
+    """Give a waiting message another time; `due` below 1e12 is a delay in ms."""
+    return Command(
+        scripts.load("reschedule"),
+        _whole_slot(keys),
+        [_clock, handle.channel, keys.index, id, due],
+        lambda reply: (reply[0].decode(), reply[1]),
+    )
+
+
+def set_priority(keys: SlotKeys, id: bytes, priority: int) -> Command[str]:
+    """Give a waiting message another priority."""
+    return Command(scripts.load("set_priority"), _whole_slot(keys), [id, priority], _text)
+
+
+def get(keys: SlotKeys, id: bytes) -> Command[Found | None]:
+    """Look at one message, wherever it is."""
+
+    def parse(reply: list[Any]) -> Found | None:
+        if reply[0] == b"gone":
+            return None
+        return Found(reply[0].decode(), id, float(reply[1]), reply[2], reply[3], reply[4])
+
+    return Command(scripts.load("get"), _whole_slot(keys), [id], parse)
+
+
+# --- operating ---------------------------------------------------------------------------------
+
+
+def _queue(keys: SlotKeys, place: str) -> bytes:
+    queue: bytes = getattr(keys, place)
+    return queue
+
+
+def peek(
+    keys: SlotKeys,
+    place: str,
+    *,
+    low: str = "-inf",
+    high: str = "+inf",
+    down: bool = False,
+    offset: int = 0,
+    limit: int = 100,
+) -> Command[list[Found]]:
+    """Look at a page of one queue of a slot."""
+
+    def parse(reply: list[Any]) -> list[Found]:
+        newest, flat = reply[0], reply[1:]
+        if len(flat) % 4:
+            raise DecodeError(f"peek answered {len(flat)} fields, which is not whole messages")
+        return [
+            Found(place, flat[i], float(flat[i + 1]), flat[i + 2], flat[i + 3], newest)
+            for i in range(0, len(flat), 4)
+        ]
+
+    return Command(
+        scripts.load("peek"),
+        (keys.slot, _queue(keys, place), keys.records, keys.failures),
+        [low, high, "down" if down else "up", offset, limit],
+        parse,
+    )
+
+
+def redrive(handle: Handle, keys: SlotKeys, ids: Sequence[bytes]) -> Command[str]:
+    """Send dead letters back; a letter for each: 1 sent, 0 not dead, x unreadable."""
+    return Command(
+        scripts.load("redrive"),
+        (keys.slot, keys.store, keys.records, keys.dead, keys.failures),
+        [_clock, handle.channel, keys.index, *ids],
+        _text,
+    )
+
+
+def purge(
+    keys: SlotKeys, place: str, *, high: str = "+inf", limit: int = 1000, ids: Sequence[bytes] = ()
+) -> Command[int]:
+    """Delete a page of waiting messages or dead letters; how many."""
+    return Command(
+        scripts.load("purge"),
+        (keys.slot, _queue(keys, place), keys.records, keys.failures, keys.merge),
+        [high, limit, *ids],
+        int,
+    )
+
+
+def stats(keys: SlotKeys) -> Command[dict[str, int]]:
+    """Count what a slot holds and what it has done; the names are in STATS."""
+    return Command(
+        scripts.load("stats"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
+            keys.settled1,
+        ),
+        [_clock],
+        lambda reply: dict(zip(STATS, reply, strict=True)),
+    )  # fmt: skip

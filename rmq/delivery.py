@@ -1,0 +1,133 @@
+"""A delivery: one attempt to hand a message to a consumer.
+
+The data alone; the verbs that settle it are in `rmq.consumer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from rmq import record
+from rmq.ids import MessageId
+from rmq.keys import SlotKeys
+from rmq.message import Receipt, moment
+from rmq.record import Record
+from rmq.score import receipt_deadline_ms, receipt_retries_left
+
+OPEN, SETTLED, LOST = 0, 1, 2
+
+
+class Snooze(Exception):
+    """Raised in `with delivery`: hand the message back for `delay` seconds; costs no retry."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(delay)
+        self.delay = delay
+
+
+class Reject(Exception):
+    """Raised in `with delivery`: send the message to the DeadQueue now, with this reason."""
+
+
+class DeliveryData:
+    """What a delivery carries. All but the body is read from the record when it is asked for."""
+
+    __slots__ = ("_entry", "_id", "_keys", "_newest", "_record", "_retries", "_score", "_state",
+                 "body", "fence")  # fmt: skip
+
+    def __init__(
+        self,
+        keys: SlotKeys,
+        id: bytes,
+        score: float,
+        entry: bytes,
+        fence: int,
+        newest: int,
+        retries: int,
+        body: Any,
+    ) -> None:
+        self._keys = keys
+        self._id = id
+        self._score = score
+        self._entry = entry
+        self._newest = newest
+        self._retries = retries
+        self._record: Record | None = None
+        self._state = OPEN
+        self.fence = fence
+        self.body = body
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
+
+    def _read(self) -> Record:
+        if self._record is None:
+            self._record = record.read(self._entry)
+        return self._record
+
+    @property
+    def id(self) -> MessageId:
+        """The message's id."""
+        return MessageId(self._id)
+
+    @property
+    def slot(self) -> int:
+        """The index of its slot."""
+        return self._keys.index
+
+    @property
+    def receipt(self) -> Receipt:
+        """Names this delivery; `str()` carries it through text."""
+        return Receipt(MessageId(self._id), self._score)
+
+    @property
+    def retries_left(self) -> int:
+        """How many retries remain after this delivery."""
+        return receipt_retries_left(self._score)
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery, 2 for the first retry."""
+        return self._retries - self.retries_left + 1
+
+    @property
+    def deadline(self) -> datetime:
+        """When the lease ends, by the server's clock."""
+        return moment(receipt_deadline_ms(self._score))
+
+    @property
+    def priority(self) -> int | None:
+        """Its priority; None for a timed message without one."""
+        return int.from_bytes(self._entry[1:4], "big") or None
+
+    @property
+    def due(self) -> datetime | None:
+        """When a timed message was due; None for one sent to be taken at once."""
+        due_ms = self._read().due_ms
+        return moment(due_ms) if due_ms else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers."""
+        return self._read().headers
+
+    @property
+    def merge_key(self) -> str | None:
+        """Its merge key."""
+        return self._read().merge_key or None
+
+    @property
+    def offset(self) -> int:
+        """Its acceptance number in the slot, as `send` returned it."""
+        return record.offset_of(self._read().number_low, self._newest)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this delivery is done with: acked, given back, or lost."""
+        return self._state != OPEN
+
+    def _place(self) -> int:
+        """Where it stood in the StoreQueue: its priority, or when it was due."""
+        return int.from_bytes(self._entry[1:4], "big") or int.from_bytes(self._entry[8:14], "big")

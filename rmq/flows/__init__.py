@@ -1,0 +1,83 @@
+"""Conversations of several steps, as generators: what a call says to Redis. No sockets.
+
+A flow yields steps and is sent their values; an executor, sync or async, drives it. So both clients
+run the same conversation, and a test can run it without a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+from rmq.commands import Command
+from rmq.settings import Fsync, Replicated
+
+T = TypeVar("T")
+
+
+class Pipeline:
+    """Several commands in one round trip. The value is a list with each one's value or RMQError."""
+
+    __slots__ = ("commands",)
+
+    def __init__(self, commands: Sequence[Command[Any]]) -> None:
+        self.commands = commands
+
+
+class Durably:
+    """A pipeline, then a wait for replicas or disks on the same connection.
+
+    The value is (values or errors, replicas that confirmed, 1 if this server's disk did).
+    """
+
+    __slots__ = ("commands", "durability")
+
+    def __init__(self, commands: Sequence[Command[Any]], durability: Replicated | Fsync) -> None:
+        self.commands = commands
+        self.durability = durability
+
+
+class Members:
+    """The index of topics, a set: add a name, or list them. The value is the names."""
+
+    __slots__ = ("add", "key")
+
+    def __init__(self, key: bytes, add: str | None = None) -> None:
+        self.key = key
+        self.add = add
+
+
+class Sleep:
+    """Do nothing for a while."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Listener:
+    """A consumer's ear on the wake channel; the executor keeps its connection in `held`."""
+
+    __slots__ = ("channel", "held")
+
+    def __init__(self, channel: bytes) -> None:
+        self.channel = channel
+        self.held: Any = None
+
+
+class Listen:
+    """Wait for a wake signal. The value is the set of slots that were named, empty after `seconds`.
+
+    The first Listen subscribes and returns at once.
+    """
+
+    __slots__ = ("listener", "seconds")
+
+    def __init__(self, listener: Listener, seconds: float) -> None:
+        self.listener = listener
+        self.seconds = seconds
+
+
+Step = Command[Any] | Pipeline | Durably | Members | Sleep | Listen
+Flow = Generator[Step, Any, T]

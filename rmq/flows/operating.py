@@ -1,0 +1,386 @@
+"""Look at topics and messages, and put things right.
+
+get, cancel, reschedule, set_priority, peek, redrive, purge, stats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+from rmq import codec, commands, failure, record
+from rmq.commands import STATS, Found
+from rmq.errors import DecodeError, InvalidType, InvalidValue, RMQError
+from rmq.flows import Flow, Pipeline, Sleep, opening
+from rmq.handle import Handle
+from rmq.ids import MessageId
+from rmq.message import Message, Place, moment
+from rmq.score import TIMED_MIN, receipt_deadline_ms
+from rmq.units import Moment, epoch_ms, milliseconds, whole
+from rmq.units import priority as check_priority
+
+PLACES: tuple[Place, ...] = ("store", "prepare", "dead")
+PAGE = 200
+SUM_NOT = ("late_ms", "now_ms")  # of a topic: the largest of its slots, not the sum
+
+Id = MessageId | str | bytes
+CancelStatus = Literal["cancelled", "in_flight", "dead", "gone"]
+RescheduleStatus = Literal["rescheduled", "in_flight", "dead", "gone"]
+PriorityStatus = Literal["changed", "unchanged", "in_flight", "dead", "gone"]
+
+
+class Redriven(NamedTuple):
+    """What a redrive did.
+
+    Attributes:
+        matched: dead letters that fitted the filter.
+        sent: of them, sent back to the StoreQueue.
+        unreadable: of them, left in the DeadQueue because their record cannot be read.
+    """
+
+    matched: int
+    sent: int
+    unreadable: int
+
+
+def read(found: Found, max_retries: int) -> Message:
+    """A member of a queue as a message; what cannot be read is said in `unreadable`."""
+    message_id = MessageId(found.id)
+    told = failure.read(found.failure)
+    died = moment(int(found.score)) if found.place == "dead" else None
+    deadline = moment(receipt_deadline_ms(found.score)) if found.place == "prepare" else None
+    deliveries = told.deliveries if told else 0
+    if found.place == "prepare":
+        deliveries = max_retries - int(found.score % 1000) + 1
+    try:
+        if not found.record:
+            raise DecodeError("its record is missing")
+        entry = record.read(found.record)
+    except DecodeError as error:
+        return Message(
+            message_id, found.place, message_id.slot, 0, found.record, None, None, None, None, {},
+            deliveries, deadline, died, told, found.score, str(error),
+        )  # fmt: skip
+    unreadable = ""
+    body: Any
+    try:
+        body = body_of(entry.codec, entry.flags, entry.body)
+    except DecodeError as error:
+        body, unreadable = entry.body, str(error)
+    due = entry.due_ms
+    if found.place == "store" and found.score >= TIMED_MIN:
+        due = int(found.score)
+    return Message(
+        message_id,
+        found.place,  # type: ignore[arg-type]
+        message_id.slot,
+        record.offset_of(entry.number_low, found.newest),
+        body,
+        entry.priority or None,
+        moment(due) if due else None,
+        moment(entry.expires_ms) if entry.expires_ms else None,
+        entry.merge_key or None,
+        entry.headers,
+        deliveries,
+        deadline,
+        died,
+        told,
+        found.score,
+        unreadable,
+    )
+
+
+def body_of(codec_number: int, flags: int, data: bytes) -> Any:
+    """The decoded body; a list of bodies for a collecting message."""
+    if flags & record.COLLECTS:
+        return [codec.decode(codec_number, piece) for piece in record.pieces(data)]
+    return codec.decode(codec_number, data)
+
+
+# --- one message -------------------------------------------------------------------------------
+
+
+def get(handle: Handle, id: Id) -> Flow[Message | None]:
+    """Look at one message, wherever it is; None when it is settled or never was."""
+    yield from opening.ensure(handle)
+    message_id = handle.own_id(id)
+    found = yield commands.get(handle.slots[message_id.slot], message_id)
+    return None if found is None else read(found, handle.settings.max_retries)
+
+
+def cancel(handle: Handle, id: Id) -> Flow[CancelStatus]:
+    """Withdraw a waiting message."""
+    yield from opening.ensure(handle)
+    message_id = handle.own_id(id)
+    with handle.lanes.one() as lane:
+        status: CancelStatus = yield commands.cancel(
+            handle.slots[message_id.slot], lane, message_id
+        )
+    return status
+
+
+def reschedule(
+    handle: Handle, id: Id, at: Moment | None, delay: float | timedelta | None
+) -> Flow[RescheduleStatus]:
+    """Give a waiting message another time."""
+    if (at is None) == (delay is None):
+        raise InvalidValue("at, delay: give one of the two")
+    due = milliseconds(delay, "delay") if at is None else epoch_ms(at, "at")
+    yield from opening.ensure(handle)
+    message_id = handle.own_id(id)
+    status, _ = yield commands.reschedule(handle, handle.slots[message_id.slot], message_id, due)
+    if status == "past":
+        raise InvalidValue(f"at: {at!r} is past by the server's clock; nothing was changed")
+    result: RescheduleStatus = status
+    return result
+
+
+def set_priority(handle: Handle, id: Id, priority: int) -> Flow[PriorityStatus]:
+    """Give a waiting message another priority."""
+    priority = check_priority(priority)
+    yield from opening.ensure(handle)
+    message_id = handle.own_id(id)
+    status: PriorityStatus = yield commands.set_priority(
+        handle.slots[message_id.slot], message_id, priority
+    )
+    return status
+
+
+# --- a topic -----------------------------------------------------------------------------------
+
+
+def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
+    """What each slot holds and has done."""
+    yield from opening.ensure(handle)
+    replies = yield Pipeline([commands.stats(keys) for keys in handle.slots])
+    for reply in replies:
+        if isinstance(reply, RMQError):
+            raise reply
+    return list(replies)
+
+
+def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The slots' figures as the topic's."""
+    return {name: (max if name in SUM_NOT else sum)(slot[name] for slot in slots) for name in STATS}
+
+
+def _place(value: object) -> Place:
+    if value not in PLACES:
+        raise InvalidValue(f"place: {value!r}; give one of {', '.join(PLACES)}")
+    return value  # type: ignore[return-value]
+
+
+def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
+    """Look at messages without taking them; waiting ones in the order in which they would go.
+
+    With several slots, each gives an equal share of the limit, since order holds inside a slot
+    only.
+    """
+    limit = whole(limit, "limit", 1, 1_000_000)
+    where = _place(place)
+    yield from opening.ensure(handle)
+    slots = handle.slots
+    if slot is not None:
+        slots = [slots[whole(slot, "slot", 0, len(slots) - 1)]]
+    found: list[Message] = []
+    for position, keys in enumerate(slots):
+        share = -(-(limit - len(found)) // (len(slots) - position))
+        ranges: list[tuple[str, str, bool]] = [("-inf", "+inf", False)]
+        if where == "store":
+            now_to_later = (str(TIMED_MIN), "+inf", False)
+            ranges = [now_to_later, ("17", f"({TIMED_MIN}", True), ("-inf", "(17", True)]
+        got: list[Found] = []
+        for low, high, down in ranges:
+            got += yield from _pages(keys, where, low, high, down, share)
+        if where == "store":
+            counts = yield commands.stats(keys)
+            got = _in_take_order(got, counts["due"])
+        found += [read(one, handle.settings.max_retries) for one in got[:share]]
+    return found
+
+
+def _in_take_order(got: list[Found], due: int) -> list[Found]:
+    """Timed messages were read first; those not due yet go last."""
+    timed = [one for one in got if one.score >= TIMED_MIN]
+    rest = got[len(timed) :]
+    return timed[:due] + rest + timed[due:]
+
+
+def _pages(keys: Any, place: str, low: str, high: str, down: bool, most: int) -> Flow[list[Found]]:
+    found: list[Found] = []
+    while len(found) < most:
+        page = yield commands.peek(
+            keys,
+            place,
+            low=low,
+            high=high,
+            down=down,
+            offset=len(found),
+            limit=min(PAGE, most - len(found)),
+        )
+        if not page:
+            break
+        found += page
+    return found
+
+
+# --- dead letters ------------------------------------------------------------------------------
+
+
+class Filter:
+    """Which dead letters are meant. Everything that is given must fit.
+
+    Args:
+        ids: only these.
+        reason: the failure's reason begins so: failed, lease ran out, rejected, undecodable,
+            expired.
+        error: a regular expression that is found in the error's text.
+        older_than: dead for at least this long, seconds or timedelta.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older_than: float | timedelta | None = None,
+    ) -> None:
+        self.ids = None if ids is None else [MessageId.parse(one) for one in ids]
+        self.reason = reason
+        self.older_ms = (
+            0 if older_than is None else milliseconds(older_than, "older_than", zero=True)
+        )
+        if reason is not None and not any(r.startswith(reason) for r in failure.REASONS.values()):
+            raise InvalidValue(
+                f"reason: {reason!r}; known are {', '.join(failure.REASONS.values())}"
+            )
+        try:
+            self.error = None if error is None else re.compile(error)
+        except re.error as bad:
+            raise InvalidValue(f"error: {error!r} is not a regular expression: {bad}") from bad
+        except TypeError:
+            raise InvalidType(f"error: {error!r}; give a regular expression as str") from None
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing was asked, so that all dead letters fit."""
+        return self.ids is None and not self.reason and not self.error and not self.older_ms
+
+    def fits(self, found: Found, now_ms: int) -> bool:
+        """Whether a dead letter is meant."""
+        if self.older_ms and found.score > now_ms - self.older_ms:
+            return False
+        told = failure.read(found.failure)
+        if self.reason and (told is None or not told.reason.startswith(self.reason)):
+            return False
+        return not self.error or bool(told and self.error.search(told.error))
+
+
+def _each_dead(handle: Handle, wanted: Filter) -> Flow[list[tuple[Any, list[Found]]]]:
+    """The dead letters that fit, by slot: of those that are dead now."""
+    now_ms = total((yield from stats(handle)))["now_ms"]
+    if wanted.ids is not None:
+        by_slot: dict[int, list[Found]] = {}
+        for one in wanted.ids:
+            message_id = handle.own_id(one)
+            found = yield commands.get(handle.slots[message_id.slot], message_id)
+            if found is not None and found.place == "dead" and wanted.fits(found, now_ms):
+                by_slot.setdefault(message_id.slot, []).append(found)
+        return [(handle.slots[slot], found) for slot, found in by_slot.items()]
+    fitting = []
+    for keys in handle.slots:
+        kept: list[Found] = []
+        offset = 0
+        while True:
+            page = yield commands.peek(keys, "dead", high=str(now_ms), offset=offset, limit=PAGE)
+            if not page:
+                break
+            offset += len(page)
+            # Only what the next step needs is kept: a million dead letters are ids, not bodies.
+            kept += [one._replace(record=b"") for one in page if wanted.fits(one, now_ms)]
+        if kept:
+            fitting.append((keys, kept))
+    return fitting
+
+
+Progress = Callable[[int, int], None]
+
+
+def redrive(
+    handle: Handle,
+    wanted: Filter,
+    dry_run: bool,
+    rate: float | None,
+    progress: Progress | None,
+) -> Flow[Redriven]:
+    """Send dead letters back. Stopped half-way, the rest stays dead."""
+    if rate is not None and (isinstance(rate, bool) or not rate > 0):
+        raise InvalidValue(f"rate: {rate!r}; give messages a second, more than 0")
+    groups = yield from _each_dead(handle, wanted)
+    matched = sum(len(found) for _, found in groups)
+    sent = unreadable = done = 0
+    if not dry_run:
+        step = 1000 if rate is None else max(1, min(1000, int(rate / 4)))
+        for keys, found in groups:
+            ids = [one.id for one in found]
+            while ids:
+                letters = yield commands.redrive(handle, keys, ids[:step])
+                ids = ids[len(letters) :]
+                sent += letters.count("1")
+                unreadable += letters.count("x")
+                done += len(letters)
+                if progress:
+                    progress(done, matched)
+                if rate is not None and (ids or done < matched):
+                    yield Sleep(len(letters) / rate)
+    return Redriven(matched, sent, unreadable)
+
+
+def purge(
+    handle: Handle,
+    place: str,
+    wanted: Filter | None,
+    dry_run: bool,
+    progress: Progress | None,
+) -> Flow[int]:
+    """Delete waiting messages or dead letters for good; how many (or would be, in a dry run)."""
+    where = _place(place)
+    if where == "prepare":
+        raise InvalidValue("place: 'prepare' is with consumers; purge 'store' or 'dead'")
+    yield from opening.ensure(handle)
+    done = 0
+    if wanted is not None and not wanted.everything:
+        if where != "dead":
+            raise InvalidValue("filter: it speaks of dead letters; purge 'store' without one")
+        groups = yield from _each_dead(handle, wanted)
+        matched = sum(len(found) for _, found in groups)
+        if dry_run:
+            return matched
+        for keys, found in groups:
+            for at in range(0, len(found), 1000):
+                page = [one.id for one in found[at : at + 1000]]
+                done += yield commands.purge(keys, where, ids=page)
+                if progress:
+                    progress(done, matched)
+        return done
+    counts = total((yield from stats(handle)))
+    there = counts["dead"]
+    if where == "store":
+        there = counts["retries"] + counts["priority"] + counts["due"] + counts["later"]
+    if dry_run:
+        return there
+    for keys in handle.slots:
+        # No more than was there at the start: a producer that keeps sending must not hold us for
+        # ever.
+        left = there - done
+        while left > 0:
+            step = min(1000, left)
+            gone = yield commands.purge(keys, where, limit=step)
+            done, left = done + gone, left - gone
+            if progress and gone:
+                progress(done, there)
+            if gone < step:
+                break
+    return done

@@ -1,0 +1,205 @@
+"""Receive messages: visit slots that have work, roll back what lapsed, sleep until there is more.
+
+A consumer does not poll. Each visit tells when its slot next has work; until then the consumer
+sleeps on the topic's wake channel. A signal can get lost (Pub/Sub promises nothing), so every
+SAFETY_S it looks once, at all slots in one command.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rmq import commands
+from rmq.commands import Batch, Command
+from rmq.flows import Flow, Listen, Listener, opening, settling
+from rmq.handle import Handle
+from rmq.keys import SlotKeys
+from rmq.score import receipt_score
+from rmq.settings import BATCH_MAX
+from rmq.units import milliseconds, whole
+
+SAFETY_S = 1.0  # what a lost signal may cost
+LOOK_S = 0.05  # how stale a busy consumer's idea of its other slots may be
+ROLLBACKS_MAX = 20  # calls of 100 leases in one visit; the next visit goes on
+NEVER = float("inf")
+
+
+class Reception:
+    """What a consumer knows of its slots: when each is worth a visit, by the monotonic clock."""
+
+    __slots__ = ("cursor", "handle", "lease_ms", "listener", "looked", "pops", "ready")
+
+    def __init__(self, handle: Handle, lease_ms: int | None, pops: bool) -> None:
+        self.handle = handle
+        self.lease_ms = lease_ms
+        self.pops = pops
+        self.listener = Listener(handle.channel)
+        self.ready: list[float] = []
+        self.looked = 0.0
+        self.cursor = 0
+
+
+def receive(
+    reception: Reception, max_messages: object, wait: object
+) -> Flow[list[tuple[SlotKeys, Batch]]]:
+    """Take up to `max_messages`, waiting up to `wait` for the first.
+
+    Returns:
+        The batches taken, by slot; empty when nothing came in time.
+    """
+    limit = whole(max_messages, "max_messages", 1, BATCH_MAX)
+    wait_s = milliseconds(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
+    handle = reception.handle
+    yield from opening.ensure(handle)
+    if len(reception.ready) != len(handle.slots):
+        reception.ready = [0.0] * len(handle.slots)
+    if reception.lease_ms is None:
+        reception.lease_ms = handle.settings.lease_ms
+    until = time.monotonic() + wait_s
+    waits = wait_s > 0
+    yield from _catch_up(reception, waits)
+    while True:
+        batches = yield from _visit(reception, limit, waits)
+        if batches:
+            return batches
+        now = time.monotonic()
+        if now >= until:
+            return []
+        if reception.listener.held is None:
+            yield Listen(reception.listener, 0)
+            reception.ready = [0.0] * len(
+                handle.slots
+            )  # what came before we listened is not signalled
+            continue
+        pause = min(until, min(reception.ready), reception.looked + SAFETY_S) - now
+        if pause > 0:
+            signals = yield Listen(reception.listener, pause)
+            for slot in signals:
+                if slot < len(reception.ready):
+                    reception.ready[slot] = 0.0
+            if signals:
+                continue
+        if time.monotonic() >= reception.looked + SAFETY_S:
+            yield from _look(reception, waits)
+
+
+def _catch_up(reception: Reception, waits: bool) -> Flow[None]:
+    """Before the first visit of a call: learn of slots that were empty when we last looked."""
+    now = time.monotonic()
+    if len(reception.ready) == 1:
+        reception.ready[0] = 0.0  # one visit tells more than one look
+    elif now > reception.looked + LOOK_S or min(reception.ready) > now:
+        yield from _look(reception, waits)
+
+
+def _look(reception: Reception, waits: bool) -> Flow[None]:
+    """Ask all slots at once when they have work."""
+    reception.looked = time.monotonic()
+    if len(reception.ready) == 1:
+        reception.ready[0] = 0.0
+        return
+    answers = yield commands.next(reception.handle.slots, waits)
+    now = time.monotonic()
+    reception.ready = [_when(now, wait_us) for wait_us in answers]
+
+
+def _when(now: float, wait_us: int) -> float:
+    return NEVER if wait_us < 0 else now + wait_us / 1_000_000
+
+
+def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[SlotKeys, Batch]]]:
+    """Take from slots that have work, in turn, until the limit is reached or none is left."""
+    handle, ready = reception.handle, reception.ready
+    found: list[tuple[SlotKeys, Batch]] = []
+    count = len(ready)
+    start = reception.cursor
+    for step in range(count):
+        index = (start + step) % count
+        if ready[index] > time.monotonic():
+            continue
+        keys = handle.slots[index]
+        batch = yield from _take(reception, keys, limit, waits)
+        if batch.lapsed and (yield from _roll_back(handle, keys)) and not batch.flat:
+            batch = yield from _take(reception, keys, limit, waits)
+        now = time.monotonic()
+        reception.ready[index] = _when(now, batch.wait_us)
+        if count == 1:
+            reception.looked = now
+        if batch.flat:
+            found.append((keys, batch))
+            reception.cursor = index + 1
+            limit -= len(batch.flat) // 2
+            if limit <= 0:
+                break
+    return found
+
+
+def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
+    lanes = reception.handle.lanes
+    lane = lanes.take()
+    command: Command[Any]
+    if reception.pops:
+        command = commands.pop(keys, lane, limit, waits)
+    else:
+        assert reception.lease_ms is not None
+        command = commands.prepare(keys, lane, limit, reception.lease_ms, waits)
+    batch: Batch
+    try:
+        batch = yield command
+    except Exception:
+        raise
+    except BaseException:
+        # Ctrl-C, or a cancelled task, while the reply was under way. The same number gives the same
+        # batch; handed back now it costs nobody a retry.
+        if not reception.pops:
+            batch = yield command
+            leases = leases_of(keys, batch, reception.handle.settings.max_retries)
+            if leases:
+                places = [place_of(entry) for entry in batch.flat[1::2] if entry]
+                yield from settling.release(reception.handle, leases, places, 0)
+        raise
+    finally:
+        lanes.give(lane)
+    return batch
+
+
+def leases_of(keys: SlotKeys, batch: Batch, most: int) -> list[settling.Lease]:
+    """What the deliveries of a batch are known by. `most`: the retries of a fresh message."""
+    found = []
+    for position in range(len(batch.flat) // 2):
+        message_id = batch.flat[2 * position]
+        if message_id:
+            left = batch.lefts[position] if batch.lefts else most
+            score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
+            found.append(settling.Lease(keys.index, message_id, score))
+    return found
+
+
+def place_of(entry: bytes) -> int:
+    """Where a record's message stands when it has not failed: its priority, or when it was due."""
+    return int.from_bytes(entry[1:4], "big") or int.from_bytes(entry[8:14], "big")
+
+
+def _roll_back(handle: Handle, keys: SlotKeys) -> Flow[int]:
+    """Take back lapsed leases; how many."""
+    total = 0
+    for _ in range(ROLLBACKS_MAX):
+        done = yield commands.rollback(handle, keys)
+        total += done.retried + done.dead
+        if not done.more:
+            break
+    return total
+
+
+def roll_back(handle: Handle) -> Flow[int]:
+    """Take back every lapsed lease of the topic; how many."""
+    yield from opening.ensure(handle)
+    total = 0
+    for keys in handle.slots:
+        while True:
+            done = yield commands.rollback(handle, keys, 1000)
+            total += done.retried + done.dead
+            if not done.more:
+                break
+    return total

@@ -1,0 +1,376 @@
+"""Send messages: check, encode, choose slots, a call for each slot, a result for each message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgpack
+
+from rmq import commands, ids, record
+from rmq.codec import Codec
+from rmq.commands import Merged, Sent
+from rmq.errors import (
+    InvalidType,
+    InvalidValue,
+    NotDurable,
+    PayloadTooLarge,
+    QueueFull,
+    RMQError,
+)
+from rmq.flows import Durably, Flow, Pipeline, Sleep, opening
+from rmq.handle import Handle
+from rmq.ids import MessageId
+from rmq.message import Outgoing, SendResult
+from rmq.settings import BATCH_MAX, CALL_BYTES, Durability, Fsync, Settings
+from rmq.slots import RUN, slot_of
+from rmq.units import epoch_ms, milliseconds
+from rmq.units import priority as check_priority
+
+HEADERS_MAX, HEADERS_BYTES = 32, 4096
+MERGE_KEY_BYTES = 1024
+
+
+class Asked(NamedTuple):
+    """The durability that one send asks for, whatever its topic says; None inside is "memory"."""
+
+    level: Durability
+
+
+class _Draft:
+    """A message checked and encoded, before it has an id."""
+
+    __slots__ = ("basis", "body", "envelope", "head", "id", "max_wait_ms", "merge_key", "mode")
+
+    def __init__(self) -> None:
+        self.basis: str | bytes | None = None
+        self.id: MessageId | None = None
+        self.head = self.envelope = self.body = b""
+        self.merge_key = self.mode = ""
+        self.max_wait_ms = 0
+
+
+def _headers(value: Any) -> bytes:
+    if not hasattr(value, "items"):
+        raise InvalidType(f"headers: {type(value).__name__}; give a mapping of str to str")
+    if len(value) > HEADERS_MAX:
+        raise InvalidValue(f"headers: {len(value)} entries; give at most {HEADERS_MAX}")
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidType(f"headers: {name!r}: {text!r}; names and values are str")
+        if not name or name.startswith("rmq-"):
+            raise InvalidValue(f"headers: {name!r}; names are not empty and do not begin with rmq-")
+    try:
+        packed: bytes = msgpack.packb(dict(value))
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"headers: {error}; give text that UTF-8 can carry") from error
+    if len(packed) > HEADERS_BYTES:
+        raise InvalidValue(f"headers: {len(packed)} bytes; give at most {HEADERS_BYTES}")
+    return packed
+
+
+def _body(codec: Codec, body: Any, most: int) -> bytes:
+    data = codec.encode(body)
+    if len(data) > most:
+        raise PayloadTooLarge(
+            f"body: {len(data)} bytes as {codec.name}; the topic's max_body is {most}. "
+            "Send a reference to the data, or create the topic with a larger max_body"
+        )
+    return data
+
+
+def _due(out: Outgoing) -> int:
+    """When it may be taken: epoch ms, a delay in ms, or 0 for at once."""
+    if out.delay is not None and out.at is not None:
+        raise InvalidValue("delay and at: both given; give one")
+    if out.delay is not None:
+        return milliseconds(out.delay, "delay")
+    if out.at is not None:
+        at = epoch_ms(out.at, "at")
+        ahead = at - time.time() * 1000
+        if ahead > 10 * 366 * 86_400_000:
+            raise InvalidValue(f"at: {out.at!r}; give a time at most 10 years ahead")
+        return at
+    return 0
+
+
+def _merging(out: Outgoing, draft: _Draft) -> int:
+    """Checks what concerns merging; the time range in ms, 0 for a message that does not merge."""
+    if out.merge_key is None and out.time_range is None:
+        if out.extend or out.max_wait is not None or out.merge != "first":
+            raise InvalidValue("merge, extend, max_wait: they need merge_key and time_range")
+        return 0
+    if out.merge_key is None or out.time_range is None:
+        given, missing = ("merge_key", "time_range")
+        if out.merge_key is None:
+            given, missing = missing, given
+        raise InvalidValue(f"{given}: given without {missing}; range-merge needs both")
+    if out.delay is not None or out.at is not None:
+        raise InvalidValue("delay, at: a merging message waits for its time_range; leave them out")
+    if not isinstance(out.merge_key, str):
+        raise InvalidType(f"merge_key: {type(out.merge_key).__name__}; give a str")
+    if not 1 <= len(out.merge_key.encode()) <= MERGE_KEY_BYTES:
+        raise InvalidValue(f"merge_key: give 1 to {MERGE_KEY_BYTES} bytes of UTF-8")
+    if out.merge not in ("first", "last", "collect"):
+        raise InvalidValue(f"merge: {out.merge!r}; give 'first', 'last' or 'collect'")
+    time_range = milliseconds(out.time_range, "time_range")
+    if out.extend:
+        if out.max_wait is None:
+            raise InvalidValue("extend: give max_wait too, or a busy key would never be delivered")
+        draft.max_wait_ms = milliseconds(out.max_wait, "max_wait", low_ms=time_range)
+    elif out.max_wait is not None:
+        raise InvalidValue("max_wait: it bounds extend; give extend=True too")
+    draft.merge_key, draft.mode = out.merge_key, out.merge
+    return time_range
+
+
+def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
+    if not isinstance(out, Outgoing):
+        raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
+    draft = _Draft()
+    due = _merging(out, draft) or _due(out)
+    priority = settings.default_priority
+    if out.priority is not None:
+        priority = check_priority(out.priority)
+    elif due:
+        priority = 0
+    flags, envelope = 0, b""
+    if due:
+        flags, envelope = record.TIMED, due.to_bytes(6, "big")
+    expires = settings.expires_ms
+    if out.expires is not None:
+        expires = milliseconds(out.expires, "expires")
+    if expires:
+        flags |= record.EXPIRES
+        envelope += expires.to_bytes(6, "big")
+    if draft.merge_key:
+        flags |= record.MERGES | (record.COLLECTS if draft.mode == "collect" else 0)
+        envelope += record.sized(draft.merge_key.encode())
+    if out.headers:
+        flags |= record.HEADERS
+        envelope += record.sized(_headers(out.headers))
+    draft.body = _body(handle.codec, out.body, settings.max_body)
+    draft.head = record.head(handle.codec.number, flags, priority)
+    draft.envelope = envelope
+    if out.slot_basis is not None:
+        draft.basis = out.slot_basis
+    elif draft.merge_key:
+        draft.basis = draft.merge_key
+    if out.id is not None:
+        draft.id = handle.own_id(out.id)
+        if draft.basis is not None and slot_of(draft.basis, settings.slots) != draft.id.slot:
+            raise InvalidValue(
+                f"id: {draft.id} is of slot {draft.id.slot}, slot_basis {draft.basis!r} of slot "
+                f"{slot_of(draft.basis, settings.slots)}; a resend has the basis of the first send"
+            )
+    return draft
+
+
+class _Group:
+    """Messages for one call to one slot."""
+
+    __slots__ = ("bytes", "ids", "parts", "places", "slot")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.ids: list[MessageId] = []
+        self.parts: list[bytes] = []
+        self.places: list[int] = []  # where its results go
+        self.bytes = 0
+
+
+def send_many(
+    handle: Handle, messages: Iterable[Outgoing], asked: Asked | None, timeout: float
+) -> Flow[list[SendResult]]:
+    """Send messages; one result for each, in order.
+
+    Everything is checked and encoded before the first call. Messages of one slot that do not merge
+    go in one call, which is all or nothing; calls share a round trip.
+    """
+    yield from opening.ensure(handle)
+    settings = handle.settings
+    drafts = [_draft(handle, settings, out) for out in messages]
+    if not drafts:
+        return []
+    calls: list[commands.Command[Any]] = []
+    owners: list[_Group] = []
+    open_groups: dict[int, _Group] = {}
+    spread_slot, spread_left = 0, 0
+    groups: list[_Group] = []
+    for place, draft in enumerate(drafts):
+        if draft.id is not None:
+            slot = draft.id.slot
+        elif draft.basis is not None:
+            slot = slot_of(draft.basis, settings.slots)
+        else:
+            if not spread_left:
+                spread_slot, spread_left = handle.spread.next(), RUN
+            slot, spread_left = spread_slot, spread_left - 1
+        size = len(draft.body) + len(draft.envelope) + 64
+        group = open_groups.get(slot)
+        if (
+            group is None
+            or draft.merge_key
+            or len(group.places) >= BATCH_MAX
+            or group.bytes + size > CALL_BYTES
+        ):
+            group = _Group(slot)
+            groups.append(group)
+            if draft.merge_key:
+                open_groups.pop(slot, None)  # what comes after a merging message stays after it
+            else:
+                open_groups[slot] = group
+        group.places.append(place)
+        group.bytes += size
+    for group in groups:
+        _fill(handle, group, drafts)
+        owners.append(group)
+        calls.append(_call(handle, settings, group, drafts))
+    results: list[SendResult | None] = [None] * len(drafts)
+    yield from _deliver(handle, calls, owners, results, asked, timeout)
+    return [result for result in results if result is not None]
+
+
+def new_id(handle: Handle, basis: str | bytes | None) -> Flow[MessageId]:
+    """An id for a send that may have to be repeated."""
+    yield from opening.ensure(handle)
+    slot = handle.spread.next() if basis is None else slot_of(basis, handle.settings.slots)
+    return ids.make(slot, handle.check)[0]
+
+
+def _fill(handle: Handle, group: _Group, drafts: list[_Draft]) -> None:
+    new = [place for place in group.places if drafts[place].id is None]
+    made = iter(ids.make(group.slot, handle.check, len(new)) if new else ())
+    for place in group.places:
+        draft = drafts[place]
+        group.ids.append(draft.id if draft.id is not None else next(made))
+        group.parts.append(draft.head)
+        group.parts.append(draft.envelope + draft.body if draft.envelope else draft.body)
+
+
+def _call(
+    handle: Handle, settings: Settings, group: _Group, drafts: list[_Draft]
+) -> commands.Command[Any]:
+    keys = handle.slots[group.slot]
+    first = drafts[group.places[0]]
+    if not first.merge_key:
+        return commands.send(handle, keys, group.ids, group.parts)
+    return commands.merge(
+        handle,
+        keys,
+        id=group.ids[0],
+        head=first.head,
+        envelope=first.envelope,
+        body=first.body,
+        merge_key=first.merge_key,
+        mode=first.mode,
+        max_wait_ms=first.max_wait_ms,
+        most_bytes=settings.max_body,
+    )
+
+
+def send(handle: Handle, out: Outgoing, asked: Asked | None, timeout: float) -> Flow[SendResult]:
+    """Send one message."""
+    results = yield from send_many(handle, (out,), asked, timeout)
+    return results[0]
+
+
+def _deliver(
+    handle: Handle,
+    calls: list[commands.Command[Any]],
+    groups: list[_Group],
+    results: list[SendResult | None],
+    asked: Asked | None,
+    timeout: float,
+) -> Flow[None]:
+    """Make the calls; where a topic blocks when full, repeat the refused ones until `timeout`."""
+    until = time.monotonic() + timeout
+    pause = 0.01
+    level = "memory"
+    wanted = handle.settings.durability if asked is None else asked.level
+    while True:
+        copies, disks = 0, 0
+        replies: list[Any]
+        if wanted is not None:
+            replies, copies, disks = yield Durably(calls, wanted)
+        elif len(calls) == 1:
+            replies = [(yield calls[0])]
+        else:
+            replies = yield Pipeline(calls)
+        short = False
+        if wanted is not None:
+            short = copies < wanted.n or (isinstance(wanted, Fsync) and not disks)
+            level = "memory" if short else ("fsync" if isinstance(wanted, Fsync) else "replicated")
+        full: list[int] = []
+        failed: RMQError | None = None
+        for number, (group, reply) in enumerate(zip(groups, replies, strict=True)):
+            if isinstance(reply, RMQError):
+                failed = failed or reply
+            elif not _settle(group, reply, results, level):
+                full.append(number)
+        if failed is not None:
+            raise failed
+        if short:
+            raise NotDurable(
+                f"durability: {_told(wanted)} asked, {copies} replicas"
+                + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
+                + " confirmed in time. The messages may be stored; sending the same ids again "
+                "is safe",
+                list(results),
+            )
+        if not full:
+            return
+        if handle.settings.overflow != "block" or time.monotonic() + pause > until:
+            raise QueueFull(
+                f"topic {handle.name!r} is at its max_length of {handle.settings.max_length} "
+                f"({sum(len(groups[n].places) for n in full)} of {len(results)} messages refused); "
+                "send again when consumers have caught up",
+                list(results),
+            )
+        yield Sleep(pause)
+        pause = min(pause * 2, 0.5)
+        calls, groups = [calls[n] for n in full], [groups[n] for n in full]
+
+
+def _told(wanted: Any) -> str:
+    return str(wanted.spell())
+
+
+def _settle(group: _Group, reply: Any, results: list[SendResult | None], level: str) -> bool:
+    """Write the results of one call; False where it was refused as full."""
+    slot = group.slot
+    if isinstance(reply, Merged):
+        if reply.letter == "F":
+            return False
+        message_id, place = group.ids[0], group.places[0]
+        if reply.letter == "m":
+            into = MessageId(reply.into)
+            results[place] = SendResult(message_id, "merged", slot, reply.offset, into, level)
+        else:
+            status = "stored" if reply.letter == "s" else "duplicate"
+            results[place] = SendResult(message_id, status, slot, reply.offset, None, level)  #
+            type: ignore[arg - type]
+        return True
+    assert isinstance(reply, Sent)
+    if reply.letters == "F":
+        return False
+    if reply.letters == "P":
+        raise InvalidValue(
+            f"at: message {group.places[reply.position - 1] + 1} is due in the past by the "
+            "server's clock; nothing of its slot was stored. Leave `at` out to send it now"
+        )
+    stored = len(group.ids) - reply.letters.count("d")
+    offset = reply.offset - stored
+    if not reply.letters:
+        for place, message_id in zip(group.places, group.ids, strict=True):
+            offset += 1
+            results[place] = SendResult(message_id, "stored", slot, offset, None, level)
+        return True
+    for place, message_id, letter in zip(group.places, group.ids, reply.letters, strict=True):
+        if letter == "s":
+            offset += 1
+        status = "stored" if letter == "s" else "duplicate"
+        results[place] = SendResult(message_id, status, slot, offset, None, level)  # type:
+        ignore[arg - type]
+    return True

@@ -1,0 +1,118 @@
+"""Message ids: 16 bytes, made by the producer once for each logical send.
+
+Layout, big-endian, so that bytes sort by time:
+
+    8 bytes  stamp: epoch ms * 65536 + a count, strictly growing inside a process
+    10 bits  slot
+    14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
+    5 bytes  random, drawn once for each process and again after a fork
+
+The text form is 26 characters of base32hex in lower case, which sorts as the bytes do.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import threading
+import time
+import zlib
+from datetime import UTC, datetime
+
+from rmq.errors import InvalidType, InvalidValue
+
+SIZE = 16
+TEXT_SIZE = 26
+
+_lock = threading.Lock()
+_random = os.urandom(5)
+_last = 0
+
+
+def _reseed() -> None:
+    global _random, _lock
+    _lock = threading.Lock()  # the parent may have held the old one while it forked
+    _random = os.urandom(5)
+
+
+os.register_at_fork(after_in_child=_reseed)
+
+
+class MessageId(bytes):
+    """The id of a message: 16 bytes that know their text form, slot and time."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: MessageId | bytes | str, field: str = "id") -> MessageId:
+        """Read an id from its 26 characters or 16 bytes.
+
+        Raises:
+            InvalidValue: the text or the bytes are not an id.
+            InvalidType: neither text nor bytes.
+        """
+        if isinstance(value, MessageId):
+            return value
+        if isinstance(value, bytes):
+            if len(value) != SIZE:
+                raise InvalidValue(f"{field}: {len(value)} bytes; a message id has {SIZE}")
+            return cls(value)
+        if not isinstance(value, str):
+            raise InvalidType(
+                f"{field}: {type(value).__name__}; give a MessageId or its {TEXT_SIZE} characters"
+            )
+        try:
+            if len(value) != TEXT_SIZE:
+                raise ValueError
+            made = cls(base64.b32hexdecode(value.upper() + "======"))
+        except (ValueError, binascii.Error):
+            shown = value if len(value) <= 40 else value[:40] + "..."
+            raise InvalidValue(
+                f"{field}: {shown!r} is not a message id; one is {TEXT_SIZE} characters of 0-9 a-v"
+            ) from None
+        if str(made) != value.lower():
+            raise InvalidValue(f"{field}: {value!r} is not a message id; its last character is off")
+        return made
+
+    def __str__(self) -> str:
+        return base64.b32hexencode(self)[:TEXT_SIZE].decode().lower()
+
+    def __repr__(self) -> str:
+        return f"MessageId('{self}')"
+
+    @property
+    def slot(self) -> int:
+        """The index of the slot that the message lives in."""
+        return int.from_bytes(self[8:11], "big") >> 14
+
+    @property
+    def check(self) -> int:
+        """14 bits that tell topics apart."""
+        return int.from_bytes(self[8:11], "big") & 0x3FFF
+
+    @property
+    def made_at(self) -> datetime:
+        """When the producer made it, by the producer's clock; accurate to a few ms."""
+        return datetime.fromtimestamp((int.from_bytes(self[:8], "big") >> 16) / 1000, UTC)
+
+
+def topic_check(prefix: str, topic: str) -> int:
+    """14 bits of CRC-32 over prefix and topic."""
+    return zlib.crc32(f"{prefix}:{topic}".encode()) & 0x3FFF
+
+
+def make(slot: int, check: int, count: int = 1) -> list[MessageId]:
+    """Make ids for one slot, in growing order.
+
+    Args:
+        slot: 0 to 1023.
+        check: what `topic_check` gives.
+        count: how many.
+    """
+    global _last
+    with _lock:
+        stamp = max(_last + 1, time.time_ns() // 1_000_000 << 16)
+        _last = stamp + count - 1
+        tail = (slot << 14 | check).to_bytes(3, "big") + _random
+    return [MessageId((stamp + i).to_bytes(8, "big") + tail) for i in range(count)]

@@ -1,0 +1,90 @@
+"""The only place that spells a Redis key, with the type of value behind it.
+
+All keys of a slot carry `{<topic>_<index>}` as the hash tag, so that one script may touch them all
+on a Redis Cluster. `lua/README.md` is the same table for people.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rmq.errors import InvalidType, InvalidValue
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+TYPES = {
+    "slot": "hash",
+    "store": "zset",
+    "prepare": "zset",
+    "records": "hash",
+    "dead": "zset",
+    "failures": "hash",
+    "merge": "hash",
+    "settled0": "set",
+    "settled1": "set",
+    "replay": "string",
+    "topic": "hash",
+    "topics": "set",
+}
+
+
+def check_name(name: object, field: str) -> str:
+    """A topic name or a prefix: 1 to 128 of `A-Z a-z 0-9 . _ -`.
+
+    Raises:
+        InvalidType: not a str.
+        InvalidValue: another character, or another length.
+    """
+    if not isinstance(name, str):
+        raise InvalidType(f"{field}: {type(name).__name__}; give a str")
+    if not NAME.fullmatch(name):
+        shown = name if len(name) <= 40 else name[:40] + "..."
+        found = f"{len(name)} characters" if len(name) > 128 or not name else ascii(shown)
+        raise InvalidValue(f"{field}: {found}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+class SlotKeys:
+    """The keys of one slot."""
+
+    __slots__ = (
+        "dead", "failures", "index", "merge", "prepare", "records", "replay_stem", "settled0",
+        "settled1", "slot", "store",
+    )  # fmt: skip
+
+    def __init__(self, prefix: str, topic: str, index: int) -> None:
+        stem = f"{prefix}:{{{topic}_{index}}}:".encode()
+        self.index = index
+        self.slot = stem + b"slot"
+        self.store = stem + b"store"
+        self.prepare = stem + b"prepare"
+        self.records = stem + b"records"
+        self.dead = stem + b"dead"
+        self.failures = stem + b"failures"
+        self.merge = stem + b"merge"
+        self.settled0 = stem + b"settled0"
+        self.settled1 = stem + b"settled1"
+        self.replay_stem = stem + b"replay:"
+
+
+def topic_key(prefix: str, topic: str) -> bytes:
+    """The hash with the settings of a topic."""
+    return f"{prefix}:{{{topic}}}:topic".encode()
+
+
+def topics_key(prefix: str) -> bytes:
+    """The set with the names of all topics."""
+    return f"{prefix}:topics".encode()
+
+
+def wake_channel(prefix: str, topic: str) -> bytes:
+    """The Pub/Sub channel on which sleeping consumers of a topic are woken."""
+    return f"{prefix}:{{{topic}}}:wake".encode()
+
+
+def type_of(key: bytes) -> str | None:
+    """The Redis type that belongs behind one of our keys; None for a key that is not ours."""
+    name = key.rsplit(b"}:", 1)[-1].rsplit(b":topics", 1)
+    if len(name) == 2 and not name[1]:
+        return TYPES["topics"]
+    return TYPES.get(name[0].split(b":", 1)[0].decode("ascii", "replace"))

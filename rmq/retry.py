@@ -1,0 +1,138 @@
+"""Retry policies: how long a failed message waits before it may be taken again.
+
+A policy becomes a ladder, the longest wait in ms for each retry, and a share of it left to chance.
+The scripts climb ladders; so nack and rollback agree, and no policy is written twice.
+
+Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015); the default levels are
+those of RocketMQ, 10 s to 2 h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.units import Duration, milliseconds
+
+ROCKETMQ_LEVELS_S = (
+    10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
+)  # fmt: skip
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidValue(f"jitter: {value!r}; give 0 (none) to 1 (all of the wait)")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Waits that double: base, 2 base, 4 base, ... up to cap.
+
+    Args:
+        base: the first wait, seconds or timedelta.
+        cap: the longest wait.
+        jitter: the share of each wait that is drawn at random; 1 is "full jitter".
+    """
+
+    base: Duration = 1.0
+    cap: Duration = 600.0
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the fields once."""
+        milliseconds(self.base, "retry.base")
+        milliseconds(self.cap, "retry.cap")
+        _share(self.jitter)
+
+    def ladder(self, retries: int) -> tuple[int, ...]:
+        """The longest wait before each retry, ms."""
+        base, cap = milliseconds(self.base, "retry.base"), milliseconds(self.cap, "retry.cap")
+        return tuple(min(cap, base << n) for n in range(retries))
+
+    def spell(self) -> str:
+        """The text that stands in Redis."""
+        base, cap = milliseconds(self.base, "base"), milliseconds(self.cap, "cap")
+        return f"exponential:{base}:{cap}:{round(self.jitter * 100)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Waits from a list, one for each retry; the last one repeats.
+
+    Args:
+        waits: seconds or timedeltas.
+    """
+
+    waits: tuple[Duration, ...] = ROCKETMQ_LEVELS_S
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the fields once."""
+        if not isinstance(self.waits, tuple | list) or not 1 <= len(self.waits) <= 16:
+            raise InvalidValue(f"retry.waits: {self.waits!r}; give 1 to 16 durations")
+        object.__setattr__(self, "waits", tuple(self.waits))
+        for wait in self.waits:
+            milliseconds(wait, "retry.waits")
+        _share(self.jitter)
+
+    def ladder(self, retries: int) -> tuple[int, ...]:
+        """The longest wait before each retry, ms."""
+        waits = [milliseconds(wait, "retry.waits") for wait in self.waits]
+        return tuple(waits[min(n, len(waits) - 1)] for n in range(retries))
+
+    def spell(self) -> str:
+        """The text that stands in Redis."""
+        waits = ",".join(str(milliseconds(wait, "waits")) for wait in self.waits)
+        return f"levels:{waits}:{round(self.jitter * 100)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """No wait: the message is a retry at once. The word "immediate" means the same."""
+
+    jitter: float = 0.0
+
+    def ladder(self, retries: int) -> tuple[int, ...]:
+        """The longest wait before each retry, ms."""
+        return (0,) * retries
+
+    def spell(self) -> str:
+        """The text that stands in Redis."""
+        return "immediate"
+
+
+Policy = Exponential | Levels | Immediate
+Retry = Policy | Literal["immediate", "exponential", "levels"]
+
+_WORDS: dict[str, Policy] = {
+    "immediate": Immediate(),
+    "exponential": Exponential(),
+    "levels": Levels(),
+}
+
+
+def policy(value: object) -> Policy:
+    """A policy from itself, from its word, or from the text that stands in Redis."""
+    if isinstance(value, Exponential | Levels | Immediate):
+        return value
+    if not isinstance(value, str):
+        raise InvalidType(
+            f"retry: {value!r}; give 'immediate', rmq.Exponential(...) or rmq.Levels(...)"
+        )
+    if value in _WORDS:
+        return _WORDS[value]
+    kind, *rest = value.split(":")
+    try:
+        if kind == "exponential":
+            base, cap, jitter = (int(part) for part in rest)
+            return Exponential(base / 1000, cap / 1000, jitter / 100)
+        if kind == "levels":
+            waits, share = rest
+            return Levels(tuple(int(w) / 1000 for w in waits.split(",")), int(share) / 100)
+    except ValueError:
+        pass
+    raise InvalidValue(
+        f"retry: {value!r}; give 'immediate', rmq.Exponential(...) or rmq.Levels(...)"
+    )

@@ -1,0 +1,45 @@
+"""Scores read for people: which family a StoreQueue member is in, and what a receipt says.
+
+The twin of `lua/lib/score.lua`, which alone writes scores. Sources: DESIGN "Messages and the
+StoreQueue score" and "Two phases", after the score families published by Alibaba's Taobao team
+(2021); ours adds arrival order and retry state in the fraction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+PRIORITY_MIN = 17
+PRIORITY_MAX = 1_048_575
+TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of ours is below it
+DELIVERY_CYCLE = 2048
+
+Family = Literal["retry", "priority", "timed"]
+
+
+def family(score: float) -> Family:
+    """The family that a StoreQueue score belongs to."""
+    if score < PRIORITY_MIN:
+        return "retry"
+    return "priority" if score < TIMED_MIN else "timed"
+
+
+def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
+    """The PrepareQueue score of a delivery: what its lease is known by."""
+    return deadline_s * 1000 + retries_left + delivery % DELIVERY_CYCLE / DELIVERY_CYCLE
+
+
+def receipt_deadline_ms(score: float) -> int:
+    """When the lease ends, epoch ms by the server's clock."""
+    return int(score // 1000) * 1000
+
+
+def receipt_retries_left(score: float) -> int:
+    """How many retries the message has after this delivery."""
+    return int(math.fmod(score, 1000))
+
+
+def moved_deadline(score: float, deadline_s: int) -> float:
+    """The receipt of the same delivery under a new deadline."""
+    return deadline_s * 1000 + math.fmod(score, 1000)

