@@ -70,13 +70,14 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
     if ours and ours.group(1) == "GONE":
         return TopicVanished(
             f"{ours.group(2)} has vanished: the topic was deleted, or Redis was flushed or came "
-            "back empty, and its messages went with it. Nothing was created; open the topic again to "
-            "start it anew"
+            "back empty, and its messages went with it. Nothing was created; open the topic "
+            "again to start it anew"
         )
     if ours and ours.group(1) == "RECORD":
         return ScriptFailed(
             f"{script}: {ours.group(2)} lacks the record of a queued message, or holds one "
-            "that cannot be read. Nothing was moved; find it with rmq peek, remove it with cancel or purge"
+            "that cannot be read. Nothing was moved; find it with rmq peek, remove it with "
+            "cancel or purge"
         )
     if ours:
         return ScriptFailed(

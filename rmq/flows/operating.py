@@ -45,9 +45,16 @@ class Redriven(NamedTuple):
     unreadable: int
 
 
+def _place(value: object) -> Place:
+    for place in PLACES:
+        if value == place:
+            return place
+    raise InvalidValue(f"place: {value!r}; give one of {', '.join(PLACES)}")
+
+
 def read(found: Found, max_retries: int) -> Message:
     """A member of a queue as a message; what cannot be read is said in `unreadable`."""
-    message_id = MessageId(found.id)
+    message_id, place = MessageId(found.id), _place(found.place)
     told = failure.read(found.failure)
     died = moment(int(found.score)) if found.place == "dead" else None
     deadline = moment(receipt_deadline_ms(found.score)) if found.place == "prepare" else None
@@ -60,7 +67,7 @@ def read(found: Found, max_retries: int) -> Message:
         entry = record.read(found.record)
     except DecodeError as error:
         return Message(
-            message_id, found.place, message_id.slot, 0, found.record, None, None, None, None, {},
+            message_id, place, message_id.slot, 0, found.record, None, None, None, None, {},
             deliveries, deadline, died, told, found.score, str(error),
         )  # fmt: skip
     unreadable = ""
@@ -74,7 +81,7 @@ def read(found: Found, max_retries: int) -> Message:
         due = int(found.score)
     return Message(
         message_id,
-        found.place,  # type: ignore[arg-type]
+        place,
         message_id.slot,
         record.offset_of(entry.number_low, found.newest),
         body,
@@ -164,12 +171,6 @@ def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
 def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
     """The slots' figures as the topic's."""
     return {name: (max if name in SUM_NOT else sum)(slot[name] for slot in slots) for name in STATS}
-
-
-def _place(value: object) -> Place:
-    if value not in PLACES:
-        raise InvalidValue(f"place: {value!r}; give one of {', '.join(PLACES)}")
-    return value  # type: ignore[return-value]
 
 
 def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:

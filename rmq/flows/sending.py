@@ -22,7 +22,7 @@ from rmq.errors import (
 from rmq.flows import Durably, Flow, Pipeline, Sleep, opening
 from rmq.handle import Handle
 from rmq.ids import MessageId
-from rmq.message import Outgoing, SendResult
+from rmq.message import Outgoing, SendResult, SendStatus
 from rmq.settings import BATCH_MAX, CALL_BYTES, Durability, Fsync, Settings
 from rmq.slots import RUN, slot_of
 from rmq.units import epoch_ms, milliseconds
@@ -337,40 +337,32 @@ def _told(wanted: Any) -> str:
     return str(wanted.spell())
 
 
+_STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
+
+
 def _settle(group: _Group, reply: Any, results: list[SendResult | None], level: str) -> bool:
     """Write the results of one call; False where it was refused as full."""
     slot = group.slot
     if isinstance(reply, Merged):
         if reply.letter == "F":
             return False
-        message_id, place = group.ids[0], group.places[0]
-        if reply.letter == "m":
-            into = MessageId(reply.into)
-            results[place] = SendResult(message_id, "merged", slot, reply.offset, into, level)
-        else:
-            status = "stored" if reply.letter == "s" else "duplicate"
-            results[place] = SendResult(message_id, status, slot, reply.offset, None, level)  #
-            type: ignore[arg - type]
+        into = MessageId(reply.into) if reply.letter == "m" else None
+        results[group.places[0]] = SendResult(
+            group.ids[0], _STATUS[reply.letter], slot, reply.offset, into, level
+        )
         return True
     assert isinstance(reply, Sent)
-    if reply.letters == "F":
+    letters = reply.letters
+    if letters == "F":
         return False
-    if reply.letters == "P":
+    if letters == "P":
         raise InvalidValue(
             f"at: message {group.places[reply.position - 1] + 1} is due in the past by the "
             "server's clock; nothing of its slot was stored. Leave `at` out to send it now"
         )
-    stored = len(group.ids) - reply.letters.count("d")
-    offset = reply.offset - stored
-    if not reply.letters:
-        for place, message_id in zip(group.places, group.ids, strict=True):
-            offset += 1
-            results[place] = SendResult(message_id, "stored", slot, offset, None, level)
-        return True
-    for place, message_id, letter in zip(group.places, group.ids, reply.letters, strict=True):
-        if letter == "s":
-            offset += 1
-        status = "stored" if letter == "s" else "duplicate"
-        results[place] = SendResult(message_id, status, slot, offset, None, level)  # type:
-        ignore[arg - type]
+    offset = reply.offset - (len(group.ids) - letters.count("d"))
+    for position, place in enumerate(group.places):
+        letter = letters[position] if letters else "s"
+        offset += letter == "s"
+        results[place] = SendResult(group.ids[position], _STATUS[letter], slot, offset, None, level)
     return True
