@@ -32,11 +32,13 @@ if not s[1] then
   fail('GONE', slot)
 end
 local mine, letters = held(prepare, 3, (#ARGV - 2) / 2)
-local answer = letters
 redis.call('HLEN', KEYS[3])
 local failed = redis.call('HLEN', KEYS[4])
-redis.call('SCARD', KEYS[5])
-redis.call('SCARD', KEYS[6])
+local window = tonumber(s[2])
+if window > 0 then
+  redis.call('SCARD', KEYS[5])
+  redis.call('SCARD', KEYS[6])
+end
 if #mine > 0 then
   redis.call('ZREM', prepare, unpack(mine))
   redis.call('HDEL', KEYS[3], unpack(mine))
@@ -44,10 +46,9 @@ if #mine > 0 then
     redis.call('HDEL', KEYS[4], unpack(mine))
   end
   redis.call('HINCRBY', slot, 'settled', #mine)
-  local window = tonumber(s[2])
   if window > 0 then
     settled_remember(slot, KEYS[5], KEYS[6], window, tonumber(s[3]), now, mine)
   end
-  remember(KEYS[7], ARGV[2], answer)
+  remember(KEYS[7], ARGV[2], letters)
 end
-return answer
+return letters

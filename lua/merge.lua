@@ -39,6 +39,10 @@ local id, head, rest, body, key, mode = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV
 if #id ~= 16 or #head ~= 4 then
   fail('ARG', 'id')
 end
+local asked = priority_of(head)
+if asked > 0 and (asked < PRIORITY_MIN or asked >= PRIORITY_END) then
+  fail('ARG', 'priority')
+end
 local range = read48(rest, 1)
 local max_wait = whole(ARGV[10], 0, TIMED_MIN - 1, 'max_wait_ms')
 local most = whole(ARGV[11], 1, 16777216, 'most bytes')
@@ -76,29 +80,44 @@ local record = score and redis.call('HGET', records, target)
 if score and not record then
   fail('RECORD', records)
 end
-if record and mode == 'collect' and #record + 4 + #body > most then
-  record = nil -- the list is full: it goes as it is, and this message opens the next one
+local codec, collects, expiry, _, key_held = math.floor(string.byte(head, 1) / 32), false, nil, nil, nil
+if record then
+  _, expiry, key_held = envelope(record)
+  if #record < 8 or not key_held then
+    fail('RECORD', records)
+  end
+  collects = flagged(string.byte(record, 1), COLLECTS)
+  if expiry and expiry <= now then
+    record = nil -- it waits for its burial: what merged into it now would be lost with it
+  elseif mode == 'collect' and (#record + (collects and 4 or 8) + #body > most
+      or math.floor(string.byte(record, 1) / 32) ~= codec) then
+    record = nil -- the list is full, or of another codec: it goes as it is, and this message opens the next one
+  end
 end
 if record then
-  -- the waiting envelope stays, whatever becomes of the body behind it
+  -- The waiting envelope stays, whatever becomes of the body behind it; and a list stays a list, so that
+  -- producers of different modes leave a body that can be read.
   local grown
   local flags = string.byte(record, 1) % 32
-  local at = 9 + 6 + (flags % 4 >= 2 and 6 or 0)
-  at = at + 2 + struct.unpack('>I2', record, at)
+  local at = 9 + 6 + (expiry and 6 or 0) + 2 + #key_held
   if flags >= 16 then
     at = at + 2 + struct.unpack('>I2', record, at)
   end
   if mode == 'last' then
-    grown = string.sub(record, 1, at - 1) .. body
-  elseif mode == 'collect' then
+    grown = string.char(codec * 32 + flags) .. string.sub(record, 2, at - 1) .. (collects and piece(body) or body)
+  elseif mode == 'collect' and collects then
     grown = record .. piece(body)
+  elseif mode == 'collect' then
+    grown = string.char(codec * 32 + flags + COLLECTS) .. string.sub(record, 2, at - 1)
+      .. piece(string.sub(record, at)) .. piece(body)
   end
   if max_wait > 0 then
     local opened = tonumber(string.sub(held, 17))
     local due = math.max(math.floor(tonumber(score)), math.min(now + range, opened + max_wait))
     if tonumber(score) >= TIMED_MIN and due > math.floor(tonumber(score)) then
       grown = grown or record
-      grown = string.sub(grown, 1, 8) .. write48(due) .. string.sub(grown, 15)
+      local later = expiry and write48(expiry + due - math.floor(tonumber(score))) or ''
+      grown = string.sub(grown, 1, 8) .. write48(due) .. later .. string.sub(grown, 15 + #later)
       redis.call('HSET', records, target, grown)
       redis.call('ZADD', store, due + tonumber(score) % 1, target)
       grown = nil
@@ -125,7 +144,7 @@ local tail = expires and write48(due + read48(rest, 7)) .. string.sub(rest, 13) 
 local sooner = awaited(s[3], now) and redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 redis.call('HSET', records, id,
   head .. struct.pack('>I4', accepted % 4294967296) .. write48(due) .. tail .. (mode == 'collect' and piece(body) or body))
-redis.call('ZADD', store, timed_score(due, tonumber(s[4]) + 1, priority_of(head) > 0 and 1 or 0), id)
+redis.call('ZADD', store, timed_score(due, tonumber(s[4]) + 1, asked > 0 and 1 or 0), id)
 redis.call('HSET', index, key, id .. string.format('%.0f', now))
 redis.call('HSET', slot, 'accepted', accepted)
 if awaited(s[3], now) and (not sooner or due < tonumber(sooner)) then

@@ -12,6 +12,7 @@ Atomic    Changes nothing but the time until which somebody is waiting, and that
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
+--- @include "lib/drain"
 --- @include "lib/soon"
 local now, now_us = clock(ARGV[1])
 local reply = {}
@@ -25,7 +26,7 @@ for i = 1, #KEYS, 3 do
   end
   local wait = soon(KEYS[i + 1], KEYS[i + 2], now_us)
   if wait ~= 0 and ARGV[2] == '1' and tonumber(s[2] or 0) < now + 1500 then
-    redis.call('HSET', KEYS[i], 'waiting', now + 3000)
+    say_waiting(KEYS[i], KEYS[i + 1], now)
   end
   reply[#reply + 1] = wait
 end

@@ -24,6 +24,7 @@ Atomic    As prepare. The batch is kept in the lane for a minute: a call re-sent
 --- @include "lib/clock"
 --- @include "lib/score"
 --- @include "lib/record"
+--- @include "lib/drain"
 --- @include "lib/replay"
 --- @include "lib/failure"
 --- @include "lib/settled"
@@ -45,10 +46,7 @@ local batch, reply = take(keys, now, now_us, limit, ARGV[4])
 if not batch then
   return reply
 end
-for i = 1, batch.n do
-  reply[5 + 2 * i], reply[6 + 2 * i] = batch.ids[i], batch.records[i]
-end
-local gone = { unpack(batch.ids, 1, batch.n) }
+local gone = batch.ids
 redis.call('HDEL', KEYS[4], unpack(gone))
 redis.call('HDEL', KEYS[6], unpack(gone))
 redis.call('HINCRBY', slot, 'settled', batch.n)

@@ -16,10 +16,10 @@ ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have run out and want a rollback,
           deadline s, number of the first delivery, acceptance number of the newest message,
-          retries remaining of each as one byte ('' when none has failed), id, record, id, record, ...}
+          retries remaining of each as one byte ('' when none has failed), ids, records}
           An id of '' stands where a replayed delivery is no longer the caller's.
 Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
-Atomic    Everything is read and checked before the first write; the first write frees memory, so a full
+Atomic    Everything taken is read and checked before it moves; the first write frees memory, so a full
           Redis still drains. Run twice with one number, it hands over the same deliveries. Expired
           messages are buried or dropped here, not handed over.
 ]]
@@ -27,6 +27,7 @@ Atomic    Everything is read and checked before the first write; the first write
 --- @include "lib/clock"
 --- @include "lib/score"
 --- @include "lib/record"
+--- @include "lib/drain"
 --- @include "lib/replay"
 --- @include "lib/failure"
 --- @include "lib/pick"
@@ -45,7 +46,7 @@ local before = replayed(lane, ARGV[2])
 if before then
   local deadline, first, ids = string.match(before, '^(%d+):(%d+):(.*)$')
   deadline, first = tonumber(deadline), tonumber(first)
-  local reply, lefts = { 0, 0, deadline, first, tonumber(redis.call('HGET', KEYS[1], 'accepted') or 0), '' }, {}
+  local reply, lefts = { 0, 0, deadline, first, tonumber(redis.call('HGET', KEYS[1], 'accepted') or 0), '', {}, {} }, {}
   for i = 1, #ids / 16 do
     local id = string.sub(ids, i * 16 - 15, i * 16)
     local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
@@ -55,8 +56,7 @@ if before then
       id, record, left = '', '', 0
     end
     lefts[i] = string.char(left)
-    reply[#reply + 1] = id
-    reply[#reply + 1] = record
+    reply[7][i], reply[8][i] = id, record
   end
   reply[6] = table.concat(lefts)
   return reply
@@ -69,12 +69,11 @@ if not batch then
   return reply
 end
 local deadline, first = math.ceil((now + lease) / 1000), reply[4]
-local ids, lefts, found = batch.ids, batch.lefts, batch.records
-local leases, base = {}, deadline * 1000
+local ids, lefts, leases = batch.ids, batch.lefts, {}
+local base = deadline * 1000 + (lefts and 0 or batch.most)
 for i = 1, batch.n do
-  leases[2 * i - 1] = base + lefts[i] + number_part(first + i - 1)
+  leases[2 * i - 1] = base + (lefts and lefts[i] or 0) + number_part(first + i - 1)
   leases[2 * i] = ids[i]
-  reply[5 + 2 * i], reply[6 + 2 * i] = ids[i], found[i]
 end
 redis.call('ZADD', prepare, unpack(leases))
 remember(lane, ARGV[2], string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, batch.n))

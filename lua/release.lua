@@ -5,7 +5,8 @@ waits as long as the caller says (snooze).
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   replay         str   the last answer given to this lane
+KEYS[4]   failures       hash  only read: whether a message has failed before
+KEYS[5]   replay         str   the last answer given to this lane
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -26,18 +27,19 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/held"
 local slot, store, prepare = KEYS[1], KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
-local before = replayed(KEYS[4], ARGV[2])
+local before = replayed(KEYS[5], ARGV[2])
 if before then
   return before
 end
 local wait = whole(ARGV[5], 0, 315576000000, 'wait_ms')
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'front', 'waiting')
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'front', 'waiting', 'retry')
 if not s[1] then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
 local mine, letters, places, scores = held(prepare, 6, n)
 redis.call('ZCARD', store)
+redis.call('HLEN', KEYS[4])
 for i = 1, n do
   local place = whole(ARGV[5 + 2 * n + i], PRIORITY_MIN, 9e15, 'place')
   if place >= PRIORITY_END and place < TIMED_MIN then
@@ -47,6 +49,9 @@ end
 if #mine == 0 then
   return letters
 end
+-- With waits between retries a message that failed stands at its priority, and the failures hash knows
+-- what deliveries it has left; without, it stands among the retries.
+local literal = string.sub(s[5], 1, 1) == '0'
 local fresh, front = tonumber(s[2]) + 1, tonumber(s[3] or 0) - #mine
 local add = {}
 for m = 1, #mine do
@@ -55,7 +60,7 @@ for m = 1, #mine do
   local score
   if wait > 0 then
     score = timed_score(now + wait, left, 1)
-  elseif left < fresh then
+  elseif left < fresh and (literal or redis.call('HEXISTS', KEYS[4], mine[m]) == 0) then
     score = ordered_score(left, front + m)
   elseif place >= TIMED_MIN then
     score = timed_score(place, left, 0)
@@ -70,5 +75,5 @@ redis.call('HSET', slot, 'front', front)
 if awaited(s[4], now) then
   wake(slot, ARGV[3], ARGV[4])
 end
-remember(KEYS[4], ARGV[2], letters)
+remember(KEYS[5], ARGV[2], letters)
 return letters

@@ -14,7 +14,7 @@ ARGV[4]   id                   16 bytes
 ARGV[5]   due                  epoch ms; below 1e12 a delay from now
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone | past, 0}
 Cost      O(log L + size of the record)
-Atomic    Score and record change together; priority, retries and expiry stay. Run twice with a time, the
+Atomic    Score and record change together; priority and retries stay, an expiry moves along. Run twice with a time, the
           second run changes nothing; with a delay, it counts from the later moment.
 ]]
 --- @include "lib/check"
@@ -25,7 +25,7 @@ Atomic    Score and record change together; priority, retries and expiry stay. R
 --- @include "lib/whereis"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[4]
 local now = clock(ARGV[1])
-local due = whole(ARGV[5], 1, 9e15, 'due')
+local due = whole(ARGV[5], 1, 1e14, 'due')
 if due < TIMED_MIN then
   due = now + due
 end
@@ -37,9 +37,14 @@ if due <= now - 1000 then
   return { 'past', 0 }
 end
 local head = string.byte(record, 1)
-local rest = string.sub(record, head % 2 == 1 and 15 or 9)
-if head % 2 == 0 then
-  head = head + 1
+local was, expiry = envelope(record)
+local at = was and 15 or 9
+local rest = string.sub(record, at)
+if expiry then
+  rest = write48(math.min(expiry + due - (was or now), 1e14)) .. string.sub(record, at + 6)
+end
+if not was then
+  head = head + TIMED
 end
 redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
 redis.call('ZADD', store, timed_score(due, left, priority_of(record) > 0 and 1 or 0), id)

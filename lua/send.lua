@@ -7,6 +7,8 @@ KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   records        hash  message id -> record
 KEYS[4]   settled even   set   ids settled in even turns of the dedup window
 KEYS[5]   settled odd    set   the same for odd turns
+KEYS[6]   failures       hash  of what drop_lowest drops
+KEYS[7]   merge index    hash  of what drop_lowest drops
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
@@ -40,10 +42,9 @@ end
 local accepted, order = tonumber(s[2] or 0), tonumber(s[3] or 0)
 local fresh_left = tonumber(s[5]) + 1
 local capacity, window = tonumber(s[6]), tonumber(s[8])
-local waiting_now = redis.call('ZCARD', store)
+local waiting_now, anew = (capacity > 0 or order > 1073741824) and redis.call('ZCARD', store), false
 if waiting_now == 0 and order > 1073741824 then
-  order = 0 -- nobody is left to be ordered against
-  redis.call('HSET', slot, 'order', 0, 'front', 0)
+  order, anew = 0, true -- nobody is left to be ordered against
 end
 local here = redis.call('HMGET', records, unpack(ARGV, 5, 4 + count))
 local known = window > 0 and settled_known(KEYS[4], KEYS[5], window, tonumber(s[9]), now, 5, 4 + count)
@@ -57,10 +58,17 @@ for i = 1, count do
     fail('ARG', 'id')
   end
   if here[i] or seen[id] or (known and known[i] == 1) then
+    if not repeated then
+      repeated = true
+      for j = 1, i - 1 do
+        letters[j] = 's'
+      end
+    end
     letters[i] = 'd'
-    repeated = true
   else
-    letters[i] = 's'
+    if repeated then
+      letters[i] = 's'
+    end
     seen[id] = true
     local head, rest = ARGV[3 + count + 2 * i], ARGV[4 + count + 2 * i]
     local kind = kinds[head]
@@ -70,7 +78,7 @@ for i = 1, count do
       end
       local flags = string.byte(head, 1) % 32
       kind = { priority_of(head), flags % 2 == 1, flags % 4 >= 2 }
-      if not kind[2] and (kind[1] < PRIORITY_MIN or kind[1] >= PRIORITY_END) then
+      if (kind[1] > 0 or not kind[2]) and (kind[1] < PRIORITY_MIN or kind[1] >= PRIORITY_END) then
         fail('ARG', 'priority')
       end
       kinds[head] = kind
@@ -129,18 +137,32 @@ if capacity > 0 and waiting_now + n > capacity then
   for i = 1, 2 * excess, 2 do
     dropped[#dropped + 1] = lowest[i]
   end
+  redis.call('HLEN', KEYS[6])
+  redis.call('HLEN', KEYS[7])
 end
 
 local head_due
 if earliest and awaited(s[4], now) then
   head_due = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 end
+redis.call('ZADD', store, unpack(scores)) -- also what notices a wrong type there, nothing yet written
 redis.call('HSET', records, unpack(pairs_))
-redis.call('ZADD', store, unpack(scores))
 redis.call('HSET', slot, 'accepted', accepted, 'order', order)
+if anew then
+  redis.call('HSET', slot, 'front', 0)
+end
 if dropped then
+  for i = 1, #dropped do
+    local record = redis.call('HGET', records, dropped[i])
+    local _, _, key = envelope(record or '')
+    local held = key and redis.call('HGET', KEYS[7], key)
+    if held and string.sub(held, 1, 16) == dropped[i] then
+      redis.call('HDEL', KEYS[7], key)
+    end
+  end
   redis.call('ZREM', store, unpack(dropped))
   redis.call('HDEL', records, unpack(dropped))
+  redis.call('HDEL', KEYS[6], unpack(dropped))
   redis.call('HINCRBY', slot, 'dropped', #dropped)
 end
 if awaited(s[4], now) and (at_once or not head_due or earliest < tonumber(head_due)) then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from rmq import codec as codecs
@@ -16,6 +17,11 @@ from rmq.units import Duration, milliseconds
 from rmq.wire import AsyncExecutor, Executor
 
 DEFAULT_URL = "redis://localhost:6379/0"
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in info.decode().splitlines())
+    return {name: value for name, colon, value in lines if colon}
 
 
 class _ClientBase:
@@ -85,11 +91,13 @@ class Client(_ClientBase):
 
     def ping(self) -> float:
         """Round trip to the server, seconds."""
-        return self._executor.ping()
+        started = time.perf_counter()
+        self._executor.ask("ping", "PING")
+        return time.perf_counter() - started
 
-    def server_info(self, section: str = "server") -> dict[str, Any]:
+    def server_info(self, section: str = "server") -> dict[str, str]:
         """A section of the server's INFO."""
-        return self._executor.info(section)
+        return _facts(self._executor.ask("info", "INFO", section))
 
     def close(self) -> None:
         """Close every connection; an embedded server stops with its last client."""
@@ -123,11 +131,13 @@ class AsyncClient(_ClientBase):
 
     async def ping(self) -> float:
         """As `Client.ping`."""
-        return await self._executor.ping()
+        started = time.perf_counter()
+        await self._executor.ask("ping", "PING")
+        return time.perf_counter() - started
 
-    async def server_info(self, section: str = "server") -> dict[str, Any]:
+    async def server_info(self, section: str = "server") -> dict[str, str]:
         """As `Client.server_info`."""
-        return await self._executor.info(section)
+        return _facts(await self._executor.ask("info", "INFO", section))
 
     async def close(self) -> None:
         """As `Client.close`."""

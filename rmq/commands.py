@@ -70,7 +70,8 @@ class Batch(NamedTuple):
     first_delivery: int
     newest: int
     lefts: bytes
-    flat: list[bytes]  # id, record, id, record, ...
+    ids: list[bytes]
+    records: list[bytes]
 
 
 class RolledBack(NamedTuple):
@@ -153,10 +154,13 @@ def send(
     """Accept messages into one slot. `parts`: head and rest of each record, in the order of ids."""
     return Command(
         scripts.load("send"),
-        (keys.slot, keys.store, keys.records, keys.settled0, keys.settled1),
+        (
+            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
+            keys.merge,
+        ),
         [_clock, handle.channel, keys.index, len(ids), *ids, *parts],
         _parse_sent,
-    )
+    )  # fmt: skip
 
 
 def merge(
@@ -188,7 +192,7 @@ def merge(
 
 
 def _parse_batch(reply: list[Any]) -> Batch:
-    return Batch(reply[0], reply[1] == 1, reply[2], reply[3], reply[4], reply[5], reply[6:])
+    return Batch(reply[0], reply[1] == 1, *reply[2:])
 
 
 def prepare(keys: SlotKeys, lane: Lane, limit: int, lease_ms: int, waits: bool) -> Command[Batch]:
@@ -308,7 +312,7 @@ def release(
     """Hand deliveries back unworked; a letter for each: 1 released, 0 lost."""
     return Command(
         scripts.load("release"),
-        (keys.slot, keys.store, keys.prepare, _replay(keys, lane)),
+        (keys.slot, keys.store, keys.prepare, keys.failures, _replay(keys, lane)),
         [
             _clock, lane.number, handle.channel, keys.index, wait_ms,
             *ids, *map(repr, receipts), *places,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from rmq import codec, failure, record
 from rmq.commands import Batch
-from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Reject, Snooze
+from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Snooze
 from rmq.errors import (
     AlreadySettled,
     DecodeError,
@@ -24,11 +24,10 @@ from rmq.errors import (
 )
 from rmq.flows import Flow, opening, operating, receiving, settling
 from rmq.flows.receiving import Reception
-from rmq.flows.settling import Lease
+from rmq.flows.settling import Lease, Leases
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.message import Receipt
-from rmq.record import COLLECTS
 from rmq.score import moved_deadline
 from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.units import TEN_YEARS_MS, Duration, milliseconds
@@ -37,6 +36,9 @@ from rmq.wire import AsyncExecutor, Executor
 Mode = Literal["at_least_once", "at_most_once"]
 D = TypeVar("D", bound=DeliveryData)
 KEPT_BATCHES = 64
+
+# First byte of a record whose body begins at byte 9 -> how to read the body.
+_PLAIN = {number << 5: one.decode for number, one in codec.BY_NUMBER.items()}
 
 
 def _lease(value: Duration | None) -> int | None:
@@ -50,6 +52,8 @@ def _told(error: BaseException | str | None) -> bytes:
 class _ConsumerBase(Generic[D]):
     """The conversations of a consumer, for either executor to run."""
 
+    _delivery: type[D]
+
     def __init__(self, handle: Handle, lease: Duration | None, mode: Mode) -> None:
         if mode not in ("at_least_once", "at_most_once"):
             raise InvalidValue(f"mode: {mode!r}; give 'at_least_once' or 'at_most_once'")
@@ -57,10 +61,8 @@ class _ConsumerBase(Generic[D]):
         self._pops = mode == "at_most_once"
         self._reception = Reception(handle, _lease(lease), self._pops)
         self._open: list[list[D]] = []
+        self._tidy_at = KEPT_BATCHES
         self._closed = False
-
-    def _make(self, *fields: Any) -> D:
-        raise NotImplementedError
 
     def _receive(self, max_messages: int, wait: Duration | None) -> Flow[list[D]]:
         if self._closed:
@@ -71,58 +73,60 @@ class _ConsumerBase(Generic[D]):
             for keys, batch in batches:
                 unreadable = self._read(keys, batch, found)
                 if unreadable and not self._pops:
-                    leases, errors = zip(*unreadable, strict=True)
-                    yield from settling.reject(self._handle, leases, errors, "u")
+                    yield from settling.reject(
+                        self._handle,
+                        Leases.of([lease for lease, _ in unreadable]),
+                        [error for _, error in unreadable],
+                        "u",
+                    )
             if found or not batches:
                 break  # a batch of undecodable messages alone is not an answer: look again
         if found and not self._pops:
             self._open.append(found)
-            if len(self._open) > KEPT_BATCHES:
+            if len(self._open) > self._tidy_at:
                 self._open = [b for b in self._open if any(d._state == OPEN for d in b)]
+                self._tidy_at = 2 * len(self._open) + KEPT_BATCHES
         return found
 
     def _read(self, keys: SlotKeys, batch: Batch, found: list[D]) -> list[tuple[Lease, bytes]]:
         """Make deliveries of a batch; what cannot be decoded is returned with the reason."""
         unreadable = []
-        retries = self._handle.settings.max_retries
-        flat, lefts = batch.flat, batch.lefts
-        base, first = batch.deadline_s * 1000, batch.first_delivery
-        read_as, make, newest = codec.BY_NUMBER.get, self._make, batch.newest
-        for position in range(len(flat) // 2):
-            message_id, entry = flat[2 * position], flat[2 * position + 1]
-            if not message_id:
+        retries, lefts, ids = self._handle.settings.max_retries, batch.lefts, batch.ids
+        base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
+        origin = Origin(self, keys, batch.newest, retries)
+        make, keep = self._delivery, found.append
+        for position, entry in enumerate(batch.records):
+            fence += 1
+            if not entry:
                 continue  # a replayed delivery that is no longer ours
-            fence = first + position
-            score = base + (lefts[position] if lefts else retries) + fence % 2048 / 2048
-            head = entry[0]
+            if lefts:
+                left = lefts[position]
+            score = base + left + (fence & 2047) / 2048
+            decode = _PLAIN.get(entry[0])
             try:
-                if head & 31:
-                    body = operating.body_of(head >> 5, head & COLLECTS, record.read(entry).body)
-                else:
-                    known = read_as(head >> 5)
-                    body = (
-                        codec.decode(head >> 5, entry[8:])
-                        if known is None
-                        else known.decode(entry[8:])
-                    )
+                body = decode(entry[8:]) if decode else operating.body_of(record.read(entry))
             except DecodeError as error:
-                unreadable.append((Lease(keys.index, message_id, score), failure.tell(error)))
+                lease = Lease(keys.index, ids[position], score)
+                unreadable.append((lease, failure.tell(error)))
                 continue
-            found.append(make(keys, message_id, score, entry, fence, newest, retries, body))
+            keep(make(origin, ids[position], score, entry, fence, body))
         return unreadable
 
-    def _leases(self, deliveries: Iterable[D]) -> tuple[list[D], list[Lease]]:
-        mine: list[D] = []
-        for one in deliveries:
+    def _leases(self, deliveries: Iterable[D]) -> tuple[list[D], Leases]:
+        mine = list(deliveries)
+        slots, ids, scores = [], [], []
+        for one in mine:
             if not isinstance(one, DeliveryData):
                 raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
-            if one._state != OPEN:
+            if one._state:
                 raise AlreadySettled(
                     f"delivery {one.id} was "
                     + ("settled before" if one._state == SETTLED else "lost: its lease ran out")
                 )
-            mine.append(one)
-        return mine, [Lease(d._keys.index, d._id, d._score) for d in mine]
+            slots.append(one._origin.keys.index)
+            ids.append(one._id)
+            scores.append(one._score)
+        return mine, Leases(slots, ids, scores)
 
     def _settled(self, deliveries: Sequence[D], letters: str) -> list[D]:
         """Note what became of each; those whose lease was lost."""
@@ -151,16 +155,14 @@ class _ConsumerBase(Generic[D]):
         mine, leases = self._leases(deliveries)
         self._needs_leases()
         letters = yield from settling.nack(
-            self._handle, leases, [_told(error)] * len(leases), wait_ms
+            self._handle, leases, [_told(error)] * len(mine), wait_ms
         )
         return self._settled(mine, letters)
 
     def _reject(self, deliveries: Iterable[D], reason: BaseException | str) -> Flow[list[D]]:
         mine, leases = self._leases(deliveries)
         self._needs_leases()
-        letters = yield from settling.reject(
-            self._handle, leases, [_told(reason)] * len(leases), "r"
-        )
+        letters = yield from settling.reject(self._handle, leases, [_told(reason)] * len(mine), "r")
         return self._settled(mine, letters)
 
     def _release(self, deliveries: Iterable[D], delay: Duration) -> Flow[list[D]]:
@@ -197,7 +199,7 @@ class _ConsumerBase(Generic[D]):
             except InvalidValue as error:
                 raise InvalidReceipt(str(error)) from None
             leases.append(Lease(one.id.slot, one.id, one.score))
-        letters = yield from settling.ack(self._handle, leases)
+        letters = yield from settling.ack(self._handle, Leases.of(leases))
         return [one for one, letter in zip(read, letters, strict=True) if letter == "0"]
 
     def _needs_leases(self) -> None:
@@ -246,15 +248,11 @@ class Delivery(DeliveryData):
     are carried out and end there; Ctrl-C releases.
     """
 
-    __slots__ = ("_consumer",)
-
-    def __init__(self, consumer: Consumer, *fields: Any) -> None:
-        super().__init__(*fields)
-        self._consumer = consumer
+    __slots__ = ()
 
     def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled."""
-        _lost(self._consumer.ack([self]), "ack")
+        _lost(self._origin.consumer.ack([self]), "ack")
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -265,19 +263,19 @@ class Delivery(DeliveryData):
             delay: until the retry; None: the topic's policy; 0: at once.
             error: kept for whoever looks at the dead letter.
         """
-        _lost(self._consumer.nack([self], delay=delay, error=error), "nack")
+        _lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
         """Send it to the DeadQueue at once, whatever retries remain."""
-        _lost(self._consumer.reject([self], reason), "reject")
+        _lost(self._origin.consumer.reject([self], reason), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
         """Hand it back unworked, now or for `delay`; costs no retry."""
-        _lost(self._consumer.release([self], delay=delay), "release")
+        _lost(self._origin.consumer.release([self], delay=delay), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: as long as it was leased for."""
-        _lost(self._consumer.extend([self], lease), "extend")
+        _lost(self._origin.consumer.extend([self], lease), "extend")
 
     def __enter__(self) -> Delivery:
         return self
@@ -289,8 +287,8 @@ class Delivery(DeliveryData):
         trace: TracebackType | None,
     ) -> bool:
         if self._state == OPEN:
-            verdict = self._consumer._verdict(error)
-            lost = self._consumer._executor.run(verdict([self]))
+            verdict = self._origin.consumer._verdict(error)
+            lost = self._origin.consumer._executor.run(verdict([self]))
             if error is None or isinstance(error, Snooze | Reject):
                 _lost(lost, "settle")
         return isinstance(error, Snooze | Reject)
@@ -302,14 +300,13 @@ class Consumer(_ConsumerBase[Delivery]):
     Threads may share it.
     """
 
+    _delivery = Delivery
+
     def __init__(
         self, executor: Executor, handle: Handle, lease: Duration | None, mode: Mode
     ) -> None:
         super().__init__(handle, lease, mode)
         self._executor = executor
-
-    def _make(self, *fields: Any) -> Delivery:
-        return Delivery(self, *fields)
 
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Take messages.
@@ -379,33 +376,29 @@ class Consumer(_ConsumerBase[Delivery]):
 class AsyncDelivery(DeliveryData):
     """One attempt to hand a message to a consumer, for `async with`. As `Delivery`."""
 
-    __slots__ = ("_consumer",)
-
-    def __init__(self, consumer: AsyncConsumer, *fields: Any) -> None:
-        super().__init__(*fields)
-        self._consumer = consumer
+    __slots__ = ()
 
     async def ack(self) -> None:
         """As `Delivery.ack`."""
-        _lost(await self._consumer.ack([self]), "ack")
+        _lost(await self._origin.consumer.ack([self]), "ack")
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
         """As `Delivery.nack`."""
-        _lost(await self._consumer.nack([self], delay=delay, error=error), "nack")
+        _lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
         """As `Delivery.reject`."""
-        _lost(await self._consumer.reject([self], reason), "reject")
+        _lost(await self._origin.consumer.reject([self], reason), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
         """As `Delivery.release`."""
-        _lost(await self._consumer.release([self], delay=delay), "release")
+        _lost(await self._origin.consumer.release([self], delay=delay), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
         """As `Delivery.extend`."""
-        _lost(await self._consumer.extend([self], lease), "extend")
+        _lost(await self._origin.consumer.extend([self], lease), "extend")
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -417,8 +410,8 @@ class AsyncDelivery(DeliveryData):
         trace: TracebackType | None,
     ) -> bool:
         if self._state == OPEN:
-            verdict = self._consumer._verdict(error)
-            lost = await self._consumer._executor.run(verdict([self]))
+            verdict = self._origin.consumer._verdict(error)
+            lost = await self._origin.consumer._executor.run(verdict([self]))
             if error is None or isinstance(error, Snooze | Reject):
                 _lost(lost, "settle")
         return isinstance(error, Snooze | Reject)
@@ -427,14 +420,13 @@ class AsyncDelivery(DeliveryData):
 class AsyncConsumer(_ConsumerBase[AsyncDelivery]):
     """Receives deliveries of one topic, for `async with`. As `Consumer`; tasks may share it."""
 
+    _delivery = AsyncDelivery
+
     def __init__(
         self, executor: AsyncExecutor, handle: Handle, lease: Duration | None, mode: Mode
     ) -> None:
         super().__init__(handle, lease, mode)
         self._executor = executor
-
-    def _make(self, *fields: Any) -> AsyncDelivery:
-        return AsyncDelivery(self, *fields)
 
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmq import record
 from rmq.ids import MessageId
@@ -31,30 +31,27 @@ class Reject(Exception):
     """Raised in `with delivery`: send the message to the DeadQueue now, with this reason."""
 
 
+class Origin(NamedTuple):
+    """What the deliveries of one batch share."""
+
+    consumer: Any
+    keys: SlotKeys
+    newest: int  # acceptance number of the slot's newest message
+    retries: int  # of a fresh message
+
+
 class DeliveryData:
     """What a delivery carries. All but the body is read from the record when it is asked for."""
 
-    __slots__ = ("_entry", "_id", "_keys", "_newest", "_record", "_retries", "_score", "_state",
-                 "body", "fence")  # fmt: skip
+    __slots__ = ("_entry", "_id", "_origin", "_score", "_state", "body", "fence")
 
     def __init__(
-        self,
-        keys: SlotKeys,
-        id: bytes,
-        score: float,
-        entry: bytes,
-        fence: int,
-        newest: int,
-        retries: int,
-        body: Any,
+        self, origin: Origin, id: bytes, score: float, entry: bytes, fence: int, body: Any
     ) -> None:
-        self._keys = keys
+        self._origin = origin
         self._id = id
         self._score = score
         self._entry = entry
-        self._newest = newest
-        self._retries = retries
-        self._record: Record | None = None
         self._state = OPEN
         self.fence = fence
         self.body = body
@@ -63,9 +60,7 @@ class DeliveryData:
         return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
 
     def _read(self) -> Record:
-        if self._record is None:
-            self._record = record.read(self._entry)
-        return self._record
+        return record.read(self._entry)
 
     @property
     def id(self) -> MessageId:
@@ -75,7 +70,7 @@ class DeliveryData:
     @property
     def slot(self) -> int:
         """The index of its slot."""
-        return self._keys.index
+        return self._origin.keys.index
 
     @property
     def receipt(self) -> Receipt:
@@ -90,7 +85,7 @@ class DeliveryData:
     @property
     def attempt(self) -> int:
         """1 for the first delivery, 2 for the first retry."""
-        return self._retries - self.retries_left + 1
+        return self._origin.retries - self.retries_left + 1
 
     @property
     def deadline(self) -> datetime:
@@ -121,7 +116,7 @@ class DeliveryData:
     @property
     def offset(self) -> int:
         """Its acceptance number in the slot, as `send` returned it."""
-        return record.offset_of(self._read().number_low, self._newest)
+        return record.offset_of(self._read().number_low, self._origin.newest)
 
     @property
     def is_settled(self) -> bool:

@@ -31,6 +31,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def generation() -> int:
+    """How many forks lie between this process and the one that imported RMQ."""
+    return _generation
+
+
 class Lane:
     """One caller's line of numbered commands."""
 

@@ -6,6 +6,7 @@ Each check raises an error that names the field, what was found and what to do.
 from __future__ import annotations
 
 import math
+import time
 from datetime import UTC, datetime, timedelta
 
 from rmq.errors import InvalidType, InvalidValue
@@ -87,6 +88,8 @@ def epoch_ms(value: object, field: str) -> int:
             raise InvalidValue(
                 f"{field}: {ms} looks like microseconds; give epoch ms ({ms // 1000})"
             )
+    if ms > time.time() * 1000 + TEN_YEARS_MS:
+        raise InvalidValue(f"{field}: {value!r}; give a time at most 10 years ahead")
     if ms < TIMED_MIN:
         raise InvalidValue(f"{field}: {value!r} is long past; give a time to come")
     return ms

@@ -4,11 +4,11 @@ local function fail(code, detail)
   error('RMQ' .. code .. ' ' .. detail, 0)
 end
 
--- whole: a number argument as a whole number in [low, high]. NaN passes tonumber and fails every
--- comparison, so the test is written to need a true one.
+-- whole: a number argument as a whole number in [low, high], in decimal digits and nothing else:
+-- tonumber alone would let NaN, hex, exponents and spaces pass.
 local function whole(text, low, high, name)
-  local n = tonumber(text)
-  if n and n >= low and n <= high and n % 1 == 0 then
+  local n = string.find(text, '^%d+$') and tonumber(text)
+  if n and n >= low and n <= high then
     return n
   end
   fail('ARG', name)

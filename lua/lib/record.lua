@@ -5,7 +5,7 @@
 --   bytes 5-8   low 32 bits of the slot's acceptance number
 --   then, in this order and only where flagged: due (6 bytes), expiry (6), merge key (2 + n),
 --   headers (2 + n); the rest is the body, which no script reads.
-local TIMED, EXPIRES, MERGES = 1, 2, 4
+local TIMED, EXPIRES, MERGES, COLLECTS = 1, 2, 4, 8
 
 local function flagged(head, flag)
   return math.floor(head % (flag * 2) / flag) == 1
@@ -28,16 +28,28 @@ end
 
 -- envelope: (due or nil, expiry or nil, merge key or nil), or nothing when the record is cut short.
 local function envelope(record)
-  local head = string.byte(record, 1)
+  local head, whole_size = string.byte(record, 1), #record
   local at, due, expiry, key = 9, nil, nil, nil
   if flagged(head, TIMED) then
+    if whole_size < at + 5 then
+      return
+    end
     due, at = read48(record, at), at + 6
   end
   if flagged(head, EXPIRES) then
+    if whole_size < at + 5 then
+      return
+    end
     expiry, at = read48(record, at), at + 6
   end
   if flagged(head, MERGES) then
+    if whole_size < at + 1 then
+      return
+    end
     local size = struct.unpack('>I2', record, at)
+    if whole_size < at + 1 + size then
+      return
+    end
     key = string.sub(record, at + 2, at + 1 + size)
   end
   return due, expiry, key

@@ -17,6 +17,7 @@ from rmq.flows import Flow, Pipeline, Sleep, opening
 from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.message import Message, Place, moment
+from rmq.record import Record
 from rmq.score import TIMED_MIN, receipt_deadline_ms
 from rmq.units import Moment, epoch_ms, milliseconds, whole
 from rmq.units import priority as check_priority
@@ -73,7 +74,7 @@ def read(found: Found, max_retries: int) -> Message:
     unreadable = ""
     body: Any
     try:
-        body = body_of(entry.codec, entry.flags, entry.body)
+        body = body_of(entry)
     except DecodeError as error:
         body, unreadable = entry.body, str(error)
     due = entry.due_ms
@@ -99,11 +100,11 @@ def read(found: Found, max_retries: int) -> Message:
     )
 
 
-def body_of(codec_number: int, flags: int, data: bytes) -> Any:
+def body_of(entry: Record) -> Any:
     """The decoded body; a list of bodies for a collecting message."""
-    if flags & record.COLLECTS:
-        return [codec.decode(codec_number, piece) for piece in record.pieces(data)]
-    return codec.decode(codec_number, data)
+    if entry.flags & record.COLLECTS:
+        return [codec.decode(entry.codec, piece) for piece in record.pieces(entry.body)]
+    return codec.decode(entry.codec, entry.body)
 
 
 # --- one message -------------------------------------------------------------------------------

@@ -120,16 +120,16 @@ def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[Slo
             continue
         keys = handle.slots[index]
         batch = yield from _take(reception, keys, limit, waits)
-        if batch.lapsed and (yield from _roll_back(handle, keys)) and not batch.flat:
+        if batch.lapsed and (yield from _roll_back(handle, keys)) and not batch.ids:
             batch = yield from _take(reception, keys, limit, waits)
         now = time.monotonic()
         reception.ready[index] = _when(now, batch.wait_us)
         if count == 1:
             reception.looked = now
-        if batch.flat:
+        if batch.ids:
             found.append((keys, batch))
             reception.cursor = index + 1
-            limit -= len(batch.flat) // 2
+            limit -= len(batch.ids)
             if limit <= 0:
                 break
     return found
@@ -155,8 +155,8 @@ def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow
         if not reception.pops:
             batch = yield command
             leases = leases_of(keys, batch, reception.handle.settings.max_retries)
-            if leases:
-                places = [place_of(entry) for entry in batch.flat[1::2] if entry]
+            if leases.ids:
+                places = [place_of(entry) for entry in batch.records if entry]
                 yield from settling.release(reception.handle, leases, places, 0)
         raise
     finally:
@@ -164,16 +164,15 @@ def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow
     return batch
 
 
-def leases_of(keys: SlotKeys, batch: Batch, most: int) -> list[settling.Lease]:
+def leases_of(keys: SlotKeys, batch: Batch, most: int) -> settling.Leases:
     """What the deliveries of a batch are known by. `most`: the retries of a fresh message."""
     found = []
-    for position in range(len(batch.flat) // 2):
-        message_id = batch.flat[2 * position]
+    for position, message_id in enumerate(batch.ids):
         if message_id:
             left = batch.lefts[position] if batch.lefts else most
             score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
             found.append(settling.Lease(keys.index, message_id, score))
-    return found
+    return settling.Leases.of(found)
 
 
 def place_of(entry: bytes) -> int:

@@ -1,13 +1,18 @@
-"""The executor that awaits: drives flows with redis-py's asyncio client. Twin of `blocking`."""
+"""The executor that awaits: drives flows over asyncio connections of redis-py. Twin of `blocking`.
+
+It keeps its connections at hand and speaks on them directly, as its twin does and for its reason.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import hiredis
 import redis
 import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
@@ -28,11 +33,12 @@ from rmq.wire.base import (
     Base,
     confirmed,
     culprit_of,
-    evalsha,
     hear,
+    needs_loading,
     options,
     parsed,
     wait_words,
+    words_of,
     wrong_type,
 )
 
@@ -44,6 +50,7 @@ class AsyncExecutor(Base):
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
+        self._idle: deque[Any] = deque()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()
@@ -56,9 +63,10 @@ class AsyncExecutor(Base):
 
     async def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
+        while self._idle:
+            await self._idle.pop().disconnect()
         with contextlib.suppress(*TROUBLE):
             await self.redis.aclose()
-            await self.redis.connection_pool.disconnect()
         if self.embedded is not None:
             await asyncio.to_thread(self.embedded.close)
 
@@ -68,7 +76,11 @@ class AsyncExecutor(Base):
             step = next(flow)
             while True:
                 try:
-                    value = await self._step(step)
+                    value = (
+                        await self._command(step)
+                        if type(step) is Command
+                        else await self._step(step)
+                    )
                 except BaseException as error:
                     step = flow.throw(error)
                 else:
@@ -78,8 +90,6 @@ class AsyncExecutor(Base):
             return result
 
     async def _step(self, step: Step) -> Any:
-        if isinstance(step, Command):
-            return await self._command(step)
         if isinstance(step, Pipeline):
             return (await self._pipeline(step.commands, None))[0]
         if isinstance(step, Durably):
@@ -89,21 +99,55 @@ class AsyncExecutor(Base):
             return await self._listen(step.listener, step.seconds)
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
+        assert isinstance(step, Members)
         return await self._members(step)
 
-    async def _repeat(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        """Send commands on one connection; their replies, errors of the server among them."""
+        if self.forked():
+            self._idle = deque()
+        try:
+            line = self._idle.pop()
+        except IndexError:
+            pool = self.redis.connection_pool
+            line = pool.connection_class(**pool.connection_kwargs)
+            await line.connect()
+        replies: list[Any] = []
+        try:
+            await line.send_packed_command((packed,), check_health=False)
+            for _ in range(count):
+                try:
+                    replies.append(await line.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+        except BaseException:
+            await line.disconnect(nowait=True)  # a late reply must not answer the next command
+            raise
+        self._idle.append(line)
+        return replies
+
+    async def _ask(self, *words: Any) -> Any:
+        reply = (await self._exchange(hiredis.pack_command(words), 1))[0]
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    async def _repeat(
+        self, what: str, attempt: Callable[[], Awaitable[T]], first: BaseException | None = None
+    ) -> T:
         """Attempt until it succeeds, is refused (raised as it is), or patience ends."""
-        attempts: Attempts | None = None
+        attempts = Attempts(self.retry_for)
+        error = first
         while True:
-            try:
-                return await attempt()
-            except TROUBLE as error:
+            if error is not None:
                 if kind_of(error) is Kind.REFUSED:
-                    raise
-                if attempts is None:
-                    attempts = Attempts(self.retry_for)
+                    raise error
                 await asyncio.sleep(attempts.next_pause(error, what, self.address.shown))
                 await self._revive()
+            try:
+                return await attempt()
+            except TROUBLE as again:
+                error = again
 
     async def _revive(self) -> None:
         """Start the embedded server again where it is gone."""
@@ -115,17 +159,25 @@ class AsyncExecutor(Base):
                 self.redis = self._connect()
 
     async def _command(self, command: Command[T]) -> T:
+        words = words_of(command)
+
         async def attempt() -> Any:
             try:
-                return await self.redis.execute_command(*evalsha(command))
-            except redis.RedisError as error:
-                if kind_of(error) is not Kind.RELOAD:
+                return await self._ask(*words)
+            except redis.ResponseError as error:
+                if not needs_loading(error):
                     raise
-            await self.redis.script_load(command.script.text)
-            return await self.redis.execute_command(*evalsha(command))
+            await self._ask("SCRIPT", "LOAD", command.script.text)
+            return await self._ask(*words)
 
         try:
-            reply = await self._repeat(command.script.name, attempt)
+            try:
+                reply = await self._ask(*words)
+            except TROUBLE as error:
+                if needs_loading(error):
+                    reply = await self._repeat(command.script.name, attempt)
+                else:
+                    reply = await self._repeat(command.script.name, attempt, error)
         except TROUBLE as error:
             raise await self._explain(command, error) from error
         return command.parse(reply)
@@ -134,7 +186,9 @@ class AsyncExecutor(Base):
         culprit = ""
         if wrong_type(error):
             with contextlib.suppress(*TROUBLE):
-                culprit = culprit_of(command, [await self.redis.type(key) for key in command.keys])
+                culprit = culprit_of(
+                    command, [await self._ask("TYPE", key) for key in command.keys]
+                )
         return translate(
             error, command.script.name, [key.decode() for key in command.keys], culprit
         )
@@ -144,24 +198,13 @@ class AsyncExecutor(Base):
     ) -> tuple[list[Any], Any]:
         async def attempt() -> list[Any]:
             replies = await self._send(commands, durability)
-            missing = {
-                command.script
-                for command, reply in zip(commands, replies, strict=False)
-                if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
-            }
-            if not missing:
-                return replies
-            for script in missing:
-                await self.redis.script_load(script.text)
-            again = [
-                number
-                for number, reply in enumerate(replies[: len(commands)])
-                if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
-            ]
-            second = await self._send([commands[number] for number in again], durability)
-            for number, reply in zip(again, second, strict=False):
-                replies[number] = reply
-            if durability is not None:
+            again = [n for n in range(len(commands)) if needs_loading(replies[n])]
+            if again:
+                for script in {commands[n].script for n in again}:
+                    await self._ask("SCRIPT", "LOAD", script.text)
+                second = await self._send([commands[n] for n in again], durability)
+                for number, reply in zip(again, second, strict=False):
+                    replies[number] = reply
                 replies[-1] = second[-1]
             return replies
 
@@ -180,27 +223,18 @@ class AsyncExecutor(Base):
     async def _send(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> list[Any]:
-        async with self.redis.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*evalsha(command))
-            if durability is not None:
-                pipe.execute_command(*wait_words(durability))
-            replies: list[Any] = await pipe.execute(raise_on_error=False)
+        calls = [words_of(command) for command in commands]
+        if durability is not None:
+            calls.append(wait_words(durability))
+        replies = await self._exchange(b"".join(map(hiredis.pack_command, calls)), len(calls))
         for reply in replies:
-            if isinstance(reply, redis.ConnectionError | redis.TimeoutError):
-                raise reply
+            if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.AGAIN:
+                raise reply  # all of it again: what was done is safe to do twice
         return replies
 
     async def _members(self, step: Members) -> list[str]:
-        async def attempt() -> Any:
-            if step.add is not None:
-                return await self.redis.execute_command("SADD", step.key, step.add)
-            return await self.redis.execute_command("SMEMBERS", step.key)
-
-        try:
-            reply = await self._repeat("topics", attempt)
-        except TROUBLE as error:
-            raise translate(error, "topics", [step.key.decode()], step.key.decode()) from error
+        words = ("SMEMBERS", step.key) if step.add is None else ("SADD", step.key, step.add)
+        reply = await self.ask("topics", *words)
         return [] if step.add is not None else sorted(name.decode() for name in reply)
 
     async def _listen(self, listener: Listener, seconds: float) -> set[int]:
@@ -238,19 +272,9 @@ class AsyncExecutor(Base):
             with contextlib.suppress(*TROUBLE):
                 await ear.aclose()
 
-    async def ping(self) -> float:
-        """Round trip to the server, seconds."""
-        started = time.perf_counter()
+    async def ask(self, what: str, *words: Any) -> Any:
+        """A plain command that reads, or is safe to run twice."""
         try:
-            await self._repeat("ping", lambda: self.redis.execute_command("PING"))
+            return await self._repeat(what, lambda: self._ask(*words))
         except TROUBLE as error:
-            raise translate(error, "ping", []) from error
-        return time.perf_counter() - started
-
-    async def info(self, section: str) -> dict[str, Any]:
-        """A section of the server's INFO."""
-        try:
-            found: dict[str, Any] = await self._repeat("info", lambda: self.redis.info(section))
-        except TROUBLE as error:
-            raise translate(error, "info", []) from error
-        return found
+            raise translate(error, what, [str(word) for word in words[1:2]]) from error

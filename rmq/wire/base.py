@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 
+from rmq import handle
 from rmq import keys as our_keys
 from rmq.commands import Command
 from rmq.embedded import Embedded
@@ -91,9 +92,14 @@ def confirmed(durability: Replicated | Fsync, reply: Any) -> tuple[int, int]:
     return int(reply), 0
 
 
-def evalsha(command: Command[Any]) -> tuple[Any, ...]:
+def words_of(command: Command[Any]) -> tuple[Any, ...]:
     """The words of a script call."""
     return ("EVALSHA", command.script.sha, len(command.keys), *command.keys, *command.args)
+
+
+def needs_loading(reply: Any) -> bool:
+    """Whether a reply says that the server does not have the script."""
+    return isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
 
 
 def wrong_type(error: BaseException) -> bool:
@@ -126,6 +132,12 @@ class Base:
         self.retry_for = retry_for
         self.timeout_s = timeout_s
         self.embedded: Embedded | None = None
+        self._generation = handle.generation()
+
+    def forked(self) -> bool:
+        """Whether this process has forked since the last call: its lines are its parent's."""
+        before, self._generation = self._generation, handle.generation()
+        return before != self._generation
 
     def url(self) -> str:
         """What redis-py connects to now."""

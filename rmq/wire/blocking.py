@@ -1,12 +1,21 @@
-"""The executor that blocks: drives flows with redis-py's sync client."""
+"""The executor that blocks: drives flows over connections of redis-py.
+
+It keeps its connections at hand and speaks on them directly. redis-py's own client takes a
+connection from its pool, asks the socket whether it is still there, and gives it back, for each
+command; that is
+half of what a small command costs, and RMQ gains nothing by it: a connection that has died shows at
+the next command, and every command is safe to run twice.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import hiredis
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -26,11 +35,12 @@ from rmq.wire.base import (
     Base,
     confirmed,
     culprit_of,
-    evalsha,
     hear,
+    needs_loading,
     options,
     parsed,
     wait_words,
+    words_of,
     wrong_type,
 )
 
@@ -42,6 +52,7 @@ class Executor(Base):
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
+        self._idle: deque[Any] = deque()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()
@@ -54,9 +65,10 @@ class Executor(Base):
 
     def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
+        while self._idle:
+            self._idle.pop().disconnect()
         with contextlib.suppress(*TROUBLE):
             self.redis.close()
-            self.redis.connection_pool.disconnect()
         if self.embedded is not None:
             self.embedded.close()
 
@@ -66,7 +78,7 @@ class Executor(Base):
             step = next(flow)
             while True:
                 try:
-                    value = self._step(step)
+                    value = self._command(step) if type(step) is Command else self._step(step)
                 except BaseException as error:
                     step = flow.throw(error)
                 else:
@@ -76,8 +88,6 @@ class Executor(Base):
             return result
 
     def _step(self, step: Step) -> Any:
-        if isinstance(step, Command):
-            return self._command(step)
         if isinstance(step, Pipeline):
             return self._pipeline(step.commands, None)[0]
         if isinstance(step, Durably):
@@ -87,21 +97,53 @@ class Executor(Base):
             return self._listen(step.listener, step.seconds)
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
+        assert isinstance(step, Members)
         return self._members(step)
 
-    def _repeat(self, what: str, attempt: Callable[[], T]) -> T:
+    def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        """Send commands on one connection; their replies, errors of the server among them."""
+        if self.forked():
+            self._idle = deque()
+        try:
+            line = self._idle.pop()
+        except IndexError:
+            pool = self.redis.connection_pool
+            line = pool.connection_class(**pool.connection_kwargs)
+            line.connect()
+        replies: list[Any] = []
+        try:
+            line.send_packed_command((packed,), check_health=False)
+            for _ in range(count):
+                try:
+                    replies.append(line.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+        except BaseException:
+            line.disconnect()  # a late reply must not answer the next command
+            raise
+        self._idle.append(line)
+        return replies
+
+    def _ask(self, *words: Any) -> Any:
+        reply = self._exchange(hiredis.pack_command(words), 1)[0]
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    def _repeat(self, what: str, attempt: Callable[[], T], first: BaseException | None = None) -> T:
         """Attempt until it succeeds, is refused (raised as it is), or patience ends."""
-        attempts: Attempts | None = None
+        attempts = Attempts(self.retry_for)
+        error = first
         while True:
-            try:
-                return attempt()
-            except TROUBLE as error:
+            if error is not None:
                 if kind_of(error) is Kind.REFUSED:
-                    raise
-                if attempts is None:
-                    attempts = Attempts(self.retry_for)
+                    raise error
                 time.sleep(attempts.next_pause(error, what, self.address.shown))
                 self._revive()
+            try:
+                return attempt()
+            except TROUBLE as again:
+                error = again
 
     def _revive(self) -> None:
         """Start the embedded server again where it is gone."""
@@ -113,17 +155,25 @@ class Executor(Base):
                 self.redis = self._connect()
 
     def _command(self, command: Command[T]) -> T:
+        words = words_of(command)
+
         def attempt() -> Any:
             try:
-                return self.redis.execute_command(*evalsha(command))
-            except redis.RedisError as error:
-                if kind_of(error) is not Kind.RELOAD:
+                return self._ask(*words)
+            except redis.ResponseError as error:
+                if not needs_loading(error):
                     raise
-            self.redis.script_load(command.script.text)
-            return self.redis.execute_command(*evalsha(command))
+            self._ask("SCRIPT", "LOAD", command.script.text)
+            return self._ask(*words)
 
         try:
-            reply = self._repeat(command.script.name, attempt)
+            try:
+                reply = self._ask(*words)
+            except TROUBLE as error:
+                if needs_loading(error):
+                    reply = self._repeat(command.script.name, attempt)
+                else:
+                    reply = self._repeat(command.script.name, attempt, error)
         except TROUBLE as error:
             raise self._explain(command, error) from error
         return command.parse(reply)
@@ -132,7 +182,7 @@ class Executor(Base):
         culprit = ""
         if wrong_type(error):
             with contextlib.suppress(*TROUBLE):
-                culprit = culprit_of(command, [self.redis.type(key) for key in command.keys])
+                culprit = culprit_of(command, [self._ask("TYPE", key) for key in command.keys])
         return translate(
             error, command.script.name, [key.decode() for key in command.keys], culprit
         )
@@ -142,24 +192,13 @@ class Executor(Base):
     ) -> tuple[list[Any], Any]:
         def attempt() -> list[Any]:
             replies = self._send(commands, durability)
-            missing = {
-                command.script
-                for command, reply in zip(commands, replies, strict=False)
-                if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
-            }
-            if not missing:
-                return replies
-            for script in missing:
-                self.redis.script_load(script.text)
-            again = [
-                number
-                for number, reply in enumerate(replies[: len(commands)])
-                if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
-            ]
-            second = self._send([commands[number] for number in again], durability)
-            for number, reply in zip(again, second, strict=False):
-                replies[number] = reply
-            if durability is not None:
+            again = [n for n in range(len(commands)) if needs_loading(replies[n])]
+            if again:
+                for script in {commands[n].script for n in again}:
+                    self._ask("SCRIPT", "LOAD", script.text)
+                second = self._send([commands[n] for n in again], durability)
+                for number, reply in zip(again, second, strict=False):
+                    replies[number] = reply
                 replies[-1] = second[-1]
             return replies
 
@@ -178,27 +217,18 @@ class Executor(Base):
     def _send(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> list[Any]:
-        with self.redis.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*evalsha(command))
-            if durability is not None:
-                pipe.execute_command(*wait_words(durability))
-            replies: list[Any] = pipe.execute(raise_on_error=False)
+        calls = [words_of(command) for command in commands]
+        if durability is not None:
+            calls.append(wait_words(durability))
+        replies = self._exchange(b"".join(map(hiredis.pack_command, calls)), len(calls))
         for reply in replies:
-            if isinstance(reply, redis.ConnectionError | redis.TimeoutError):
-                raise reply
+            if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.AGAIN:
+                raise reply  # all of it again: what was done is safe to do twice
         return replies
 
     def _members(self, step: Members) -> list[str]:
-        def attempt() -> Any:
-            if step.add is not None:
-                return self.redis.execute_command("SADD", step.key, step.add)
-            return self.redis.execute_command("SMEMBERS", step.key)
-
-        try:
-            reply = self._repeat("topics", attempt)
-        except TROUBLE as error:
-            raise translate(error, "topics", [step.key.decode()], step.key.decode()) from error
+        words = ("SMEMBERS", step.key) if step.add is None else ("SADD", step.key, step.add)
+        reply = self.ask("topics", *words)
         return [] if step.add is not None else sorted(name.decode() for name in reply)
 
     def _listen(self, listener: Listener, seconds: float) -> set[int]:
@@ -236,19 +266,9 @@ class Executor(Base):
             with contextlib.suppress(*TROUBLE):
                 ear.close()
 
-    def ping(self) -> float:
-        """Round trip to the server, seconds."""
-        started = time.perf_counter()
+    def ask(self, what: str, *words: Any) -> Any:
+        """A plain command that reads, or is safe to run twice."""
         try:
-            self._repeat("ping", lambda: self.redis.execute_command("PING"))
+            return self._repeat(what, lambda: self._ask(*words))
         except TROUBLE as error:
-            raise translate(error, "ping", []) from error
-        return time.perf_counter() - started
-
-    def info(self, section: str) -> dict[str, Any]:
-        """A section of the server's INFO."""
-        try:
-            found: dict[str, Any] = self._repeat("info", lambda: self.redis.info(section))
-        except TROUBLE as error:
-            raise translate(error, "info", []) from error
-        return found
+            raise translate(error, what, [str(word) for word in words[1:2]]) from error

@@ -1,0 +1,6 @@
+"""`python -m rmq`: the command line, as `rmq`."""
+
+from rmq.cli import main
+
+if __name__ == "__main__":
+    main()
