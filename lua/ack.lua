@@ -10,7 +10,9 @@ KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   replay         str   the last answer given to this lane
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
-ARGV[3..] n message ids, then their n receipts (scores); n is at most 1000
+ARGV[3]   runs                 r; a run is deliveries whose receipts follow each other in steps of 1/2048
+ARGV[4..] r times: how many (n in all, at most 1000), the first one's receipt, the first one's delivery
+          number (0 where it is not known); then the n message ids
 Returns   a letter for each: 1 settled, 0 the lease is no longer the caller's
 Cost      O(n log L), L = leases of the slot
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing. The
@@ -20,28 +22,80 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/settled"
---- @include "lib/held"
 local slot, prepare = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local before = replayed(KEYS[7], ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn')
+local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered')
 if not s[1] then
   fail('GONE', slot)
 end
-local mine, letters = held(prepare, 3, (#ARGV - 2) / 2)
-redis.call('HLEN', KEYS[3])
-local failed = redis.call('HLEN', KEYS[4])
-local window = tonumber(s[2])
+local STEP = 1 / 2048
+local runs = whole(ARGV[3], 1, 1000, 'runs')
+local from, count = 4 + 3 * runs, 0
+for r = 1, runs do
+  count = count + whole(ARGV[1 + 3 * r], 1, 1000, 'run')
+end
+local to = from + count - 1
+if count > 1000 or #ARGV ~= to then
+  fail('ARG', 'count')
+end
+
+-- whole_run: whether the ids of the only run are held, all of them, told without asking for a score.
+-- An id of ours that was leased again has a later delivery number; while fewer than 2048 deliveries
+-- have followed our first, none of those looks like one of ours. So when the range of our receipts
+-- holds exactly our ids in order, each has exactly its receipt. Asking for scores costs four times this.
+local function whole_run()
+  local first, number = tonumber(ARGV[5]) or 0, whole(ARGV[6], 0, 9e15, 'delivery')
+  if runs > 1 or count < 2 or number == 0 or tonumber(s[4] or 0) - number >= 2048
+    or first % 1 ~= (number % 2048) * STEP or first % 1 + (count - 1) * STEP >= 1 then
+    return false
+  end
+  local last = string.format('%.17g', first + (count - 1) * STEP)
+  local there = redis.call('ZRANGEBYSCORE', prepare, ARGV[5], last, 'LIMIT', 0, count + 1)
+  if #there ~= count then
+    return false
+  end
+  for i = 1, count do
+    if there[i] ~= ARGV[from + i - 1] then
+      return false
+    end
+  end
+  return true
+end
+
+local mine, letters
+if whole_run() then
+  mine, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
+else
+  local scores = redis.call('ZMSCORE', prepare, unpack(ARGV, from, to))
+  local marks, seen, i = {}, {}, 0
+  mine = {}
+  for r = 1, runs do
+    local receipt = tonumber(ARGV[2 + 3 * r])
+    for step = 0, tonumber(ARGV[1 + 3 * r]) - 1 do
+      i = i + 1
+      local id = ARGV[from + i - 1]
+      if scores[i] and receipt and tonumber(scores[i]) == receipt + step * STEP and not seen[id] then
+        seen[id] = true
+        mine[#mine + 1] = id
+        marks[i] = '1'
+      else
+        marks[i] = '0'
+      end
+    end
+  end
+  letters = table.concat(marks)
+end
+local failed, window = redis.call('HLEN', KEYS[4]), tonumber(s[2])
 if window > 0 then
-  redis.call('SCARD', KEYS[5])
-  redis.call('SCARD', KEYS[6])
+  settled_check(KEYS[5], KEYS[6], window, tonumber(s[3]), now)
 end
 if #mine > 0 then
+  redis.call('HDEL', KEYS[3], unpack(mine)) -- also what notices a wrong type there, nothing yet removed
   redis.call('ZREM', prepare, unpack(mine))
-  redis.call('HDEL', KEYS[3], unpack(mine))
   if failed > 0 then
     redis.call('HDEL', KEYS[4], unpack(mine))
   end

@@ -82,8 +82,10 @@ if score and not record then
 end
 local codec, collects, expiry, _, key_held = math.floor(string.byte(head, 1) / 32), false, nil, nil, nil
 if record then
-  _, expiry, key_held = envelope(record)
-  if #record < 8 or not key_held then
+  if #record >= 8 then
+    _, expiry, key_held = envelope(record)
+  end
+  if not key_held then
     fail('RECORD', records)
   end
   collects = flagged(string.byte(record, 1), COLLECTS)

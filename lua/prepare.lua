@@ -33,6 +33,7 @@ Atomic    Everything taken is read and checked before it moves; the first write 
 --- @include "lib/pick"
 --- @include "lib/soon"
 --- @include "lib/take"
+--- @include "lib/widen"
 local prepare, records, lane = KEYS[3], KEYS[4], KEYS[8]
 local now, now_us = clock(ARGV[1])
 local limit = whole(ARGV[3], 1, 1000, 'limit')
@@ -75,7 +76,11 @@ for i = 1, batch.n do
   leases[2 * i - 1] = base + (lefts and lefts[i] or 0) + number_part(first + i - 1)
   leases[2 * i] = ids[i]
 end
+local widened = widen(prepare, batch.n)
 redis.call('ZADD', prepare, unpack(leases))
+if widened then
+  redis.call('ZREM', prepare, WIDE)
+end
 remember(lane, ARGV[2], string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, batch.n))
 reply[3] = deadline
 if batch.drained then

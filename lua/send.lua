@@ -28,6 +28,7 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
 --- @include "lib/settled"
 --- @include "lib/drain"
 --- @include "lib/wake"
+--- @include "lib/widen"
 local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
 local now, now_us = clock(ARGV[1])
 local count = whole(ARGV[4], 1, 1000, 'count')
@@ -145,7 +146,11 @@ local head_due
 if earliest and awaited(s[4], now) then
   head_due = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 end
+local widened = widen(store, n)
 redis.call('ZADD', store, unpack(scores)) -- also what notices a wrong type there, nothing yet written
+if widened then
+  redis.call('ZREM', store, WIDE)
+end
 redis.call('HSET', records, unpack(pairs_))
 redis.call('HSET', slot, 'accepted', accepted, 'order', order)
 if anew then

@@ -13,6 +13,7 @@ from rmq import scripts
 from rmq.errors import DecodeError
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
+from rmq.score import DELIVERY_CYCLE
 from rmq.scripts import Script
 
 T = TypeVar("T")
@@ -244,17 +245,36 @@ def _text(reply: bytes) -> str:
     return reply.decode()
 
 
+def _runs(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
+    """Receipts as runs: how many, the first receipt, its delivery number."""
+    count, first, number = len(receipts), receipts[0], numbers[0]
+    if numbers == list(range(number, number + count)) and receipts == [
+        first + step / DELIVERY_CYCLE for step in range(count)
+    ]:
+        return [1, count, repr(first), number]
+    return [
+        count, *(part for r, n in zip(receipts, numbers, strict=True) for part in (1, repr(r), n))
+    ]  # fmt: skip
+
+
 def ack(
-    keys: SlotKeys, lane: Lane, ids: Sequence[bytes], receipts: Sequence[float]
+    keys: SlotKeys,
+    lane: Lane,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    numbers: Sequence[int] = (),
 ) -> Command[str]:
-    """Settle deliveries of one slot; a letter for each: 1 settled, 0 lost."""
+    """Settle deliveries of one slot; a letter for each: 1 settled, 0 lost.
+
+    `numbers`: the delivery numbers (fences), where they are known.
+    """
     return Command(
         scripts.load("ack"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
             _replay(keys, lane),
         ),
-        [_clock, lane.number, *ids, *map(repr, receipts)],
+        [_clock, lane.number, *_runs(receipts, numbers or [0] * len(ids)), *ids],
         _text,
     )  # fmt: skip
 

@@ -114,7 +114,7 @@ class _ConsumerBase(Generic[D]):
 
     def _leases(self, deliveries: Iterable[D]) -> tuple[list[D], Leases]:
         mine = list(deliveries)
-        slots, ids, scores = [], [], []
+        slots, ids, scores, numbers = [], [], [], []
         for one in mine:
             if not isinstance(one, DeliveryData):
                 raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
@@ -126,7 +126,8 @@ class _ConsumerBase(Generic[D]):
             slots.append(one._origin.keys.index)
             ids.append(one._id)
             scores.append(one._score)
-        return mine, Leases(slots, ids, scores)
+            numbers.append(one.fence)
+        return mine, Leases(slots, ids, scores, numbers)
 
     def _settled(self, deliveries: Sequence[D], letters: str) -> list[D]:
         """Note what became of each; those whose lease was lost."""

@@ -29,15 +29,30 @@ class Kind(Enum):
 
 
 _OURS = re.compile(r"RMQ(GONE|RECORD|ARG) ([^\s,]+)")
+# redis-py turns prefixes into classes and takes them off the text, each version its own: both
+# count.
 _NOT_YET = (
     "LOADING", "BUSY ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS",
-    "MISCONF",
-    "redis is loading", "redis is busy", "max number of clients",
+    "MISCONF", "redis is loading", "redis is busy", "max number of clients",
+)  # fmt: skip
+_NOT_YET_CLASSES = (
+    "BusyLoadingError", "ReadOnlyError", "TryAgainError", "ClusterDownError", "MasterDownError",
 )  # fmt: skip
 _ACCESS = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "Authentication")
-_ACCESS_CLASSES = ("AuthenticationError", "AuthenticationWrongNumberOfArgsError",
-"NoPermissionError",
-                   "AuthorizationError")  # fmt: skip
+_ACCESS_CLASSES = (
+    "AuthenticationError", "AuthenticationWrongNumberOfArgsError", "NoPermissionError",
+    "AuthorizationError",
+)  # fmt: skip
+
+
+def _is(error: BaseException, texts: tuple[str, ...], classes: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    named = any(cls.__name__ in classes for cls in type(error).__mro__)
+    return named or any(word.lower() in text for word in texts)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return _is(error, ("OOM command not allowed",), ("OutOfMemoryError",))
 
 
 def kind_of(error: BaseException) -> Kind:
@@ -47,7 +62,7 @@ def kind_of(error: BaseException) -> Kind:
         return Kind.RELOAD
     if any(name in classes for name in _ACCESS_CLASSES) or text.startswith(_ACCESS):
         return Kind.REFUSED
-    if any(word.lower() in text.lower() for word in _NOT_YET) or "BusyLoadingError" in classes:
+    if _is(error, _NOT_YET, _NOT_YET_CLASSES):
         return Kind.AGAIN
     if "ConnectionError" in classes or "TimeoutError" in classes or isinstance(error, OSError):
         never_connected = "connecting to" in text or "Name or service not known" in text
@@ -83,7 +98,7 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
         return ScriptFailed(
             f"{script}: the script refused its argument {ours.group(2)!r}; nothing was written"
         )
-    if "OOM" in text:
+    if _out_of_memory(error):
         return QueueFull(
             f"{script}: Redis is at maxmemory and takes no new messages; consumers still drain it. "
             "Raise maxmemory, or send again later"

@@ -32,7 +32,7 @@ class Address:
 
 def redact(url: str) -> str:
     """A URL or a text with one, its password (and a `password=` option) replaced by ***."""
-    url = re.sub(r"(//[^:/@\s]*):[^@\s]*@", r"\1:***@", url)
+    url = re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)
     return re.sub(r"(password=)[^&\s]*", r"\1***", url)
 
 
@@ -43,7 +43,9 @@ def parse(url: object) -> Address:
         ConfigurationError: the scheme is unknown, or a part is missing or malformed.
     """
     if not isinstance(url, str) or "://" not in url:
-        shown = redact(url) if isinstance(url, str) else type(url).__name__
+        shown = type(url).__name__
+        if isinstance(url, str):  # a scheme forgotten must not show a password either
+            shown = "***@" + url.rsplit("@", 1)[1] if "@" in url else url
         raise ConfigurationError(
             f"url: {shown!r}; give redis://host:6379/0, rediss://, unix:///path or embedded:///dir"
         )

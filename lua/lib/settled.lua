@@ -17,9 +17,12 @@ local function settled_known(even, odd, window, turn_seen, now, from, to)
     young, old = odd, even
   end
   -- The older set still counts in the turn after its own; the other one only in its own turn.
-  local known = redis.call('SMISMEMBER', old, unpack(ARGV, from, to))
+  local known = redis.call('SCARD', old) > 0 and redis.call('SMISMEMBER', old, unpack(ARGV, from, to))
   if turn == turn_seen then
     local more = redis.call('SMISMEMBER', young, unpack(ARGV, from, to))
+    if not known then
+      return more
+    end
     for i = 1, #known do
       if more[i] == 1 then
         known[i] = 1
@@ -27,6 +30,14 @@ local function settled_known(even, odd, window, turn_seen, now, from, to)
     end
   end
   return known
+end
+
+-- check: notices a wrong type before the first write. A set that is to be dropped may be anything.
+local function settled_check(even, odd, window, turn_seen, now)
+  local turn = settled_turn(window, now, turn_seen)
+  if turn == turn_seen then
+    redis.call('SCARD', turn % 2 == 1 and odd or even)
+  end
 end
 
 -- remember: notes ids (a list) as settled. Call it after a write that frees memory, see lib/drain.

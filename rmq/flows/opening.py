@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from rmq import commands, settings
-from rmq.errors import RMQError, TopicNotFound, TopicVanished
+from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
 from rmq.flows import Flow, Members, Pipeline
 from rmq.handle import Handle
 from rmq.settings import Settings
@@ -44,7 +46,8 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
                 "settings were deleted and its messages were not; look at what is left, then "
                 f"delete the keys {handle.prefix}:{{{handle.name}_*}}:* or use another name"
             )
-    yield Members(handle.topics_key, handle.name)
+    with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
+        yield Members(handle.topics_key, handle.name)
     return bool(opened.state)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import msgpack
@@ -39,16 +40,16 @@ class Asked(NamedTuple):
 
 
 class _Draft:
-    """A message checked and encoded, before it has an id."""
+    """A message checked and encoded, before it has an id. What a plain one lacks is told here."""
 
-    __slots__ = ("basis", "body", "envelope", "head", "id", "max_wait_ms", "merge_key", "mode")
-
-    def __init__(self) -> None:
-        self.basis: str | bytes | None = None
-        self.id: MessageId | None = None
-        self.head = self.envelope = self.body = b""
-        self.merge_key = self.mode = ""
-        self.max_wait_ms = 0
+    head: bytes
+    body: bytes
+    envelope = b""
+    basis: str | bytes | None = None
+    id: MessageId | None = None
+    merge_key = ""
+    mode = ""
+    max_wait_ms = 0
 
 
 def _headers(value: Any) -> bytes:
@@ -125,6 +126,26 @@ def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
     if not isinstance(out, Outgoing):
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     draft = _Draft()
+    if (
+        out.delay is None
+        and out.at is None
+        and out.slot_basis is None
+        and out.headers is None
+        and out.id is None
+        and out.expires is None
+        and out.merge_key is None
+        and out.time_range is None
+        and out.max_wait is None
+        and out.merge == "first"
+        and not out.extend
+        and not settings.expires_ms
+    ):  # a body and perhaps a priority: most messages
+        priority = (
+            settings.default_priority if out.priority is None else check_priority(out.priority)
+        )
+        draft.head = record.head(handle.codec.number, 0, priority)
+        draft.body = _body(handle.codec, out.body, settings.max_body)
+        return draft
     due = _merging(out, draft) or _due(out)
     priority = settings.default_priority
     if out.priority is not None:
@@ -357,8 +378,20 @@ def _settle(group: _Group, reply: Any, results: list[SendResult | None], level: 
             "server's clock; nothing of its slot was stored. Leave `at` out to send it now"
         )
     offset = reply.offset - (len(group.ids) - letters.count("d"))
+    if not letters:
+        made = zip(
+            group.ids,
+            repeat("stored"),
+            repeat(slot),
+            count(offset + 1),
+            repeat(None),
+            repeat(level),
+        )
+        for place, fields in zip(group.places, made, strict=False):
+            results[place] = SendResult._make(fields)
+        return True
     for position, place in enumerate(group.places):
-        letter = letters[position] if letters else "s"
+        letter = letters[position]
         offset += letter == "s"
         results[place] = SendResult(group.ids[position], _STATUS[letter], slot, offset, None, level)
     return True

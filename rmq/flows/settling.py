@@ -20,11 +20,12 @@ from rmq.settings import BATCH_MAX
 
 
 class Lease(NamedTuple):
-    """What a delivery is known by: its slot's index, its id, its receipt's score."""
+    """What a delivery is known by: its slot's index, its id, its receipt's score, its number."""
 
     slot: int
     id: bytes
     score: float
+    number: int = 0  # the delivery number (fence); 0 where only the receipt is known
 
 
 class Leases(NamedTuple):
@@ -33,18 +34,27 @@ class Leases(NamedTuple):
     slots: Sequence[int]
     ids: Sequence[bytes]
     scores: Sequence[float]
+    numbers: Sequence[int]
 
     @classmethod
     def of(cls, rows: Iterable[Lease]) -> Leases:
         """Rows turned into columns."""
         kept = list(rows)
-        return cls([r.slot for r in kept], [r.id for r in kept], [r.score for r in kept])
+        return cls(
+            [r.slot for r in kept],
+            [r.id for r in kept],
+            [r.score for r in kept],
+            [r.number for r in kept],
+        )
 
     def pick(self, places: Sequence[int]) -> Leases:
         """Some of the rows."""
-        slots, ids, scores = self
+        slots, ids, scores, numbers = self
         return Leases(
-            [slots[p] for p in places], [ids[p] for p in places], [scores[p] for p in places]
+            [slots[p] for p in places],
+            [ids[p] for p in places],
+            [scores[p] for p in places],
+            [numbers[p] for p in places],
         )
 
 
@@ -103,7 +113,7 @@ def ack(handle: Handle, leases: Leases) -> Flow[str]:
     """Settle for good: 1 settled, 0 lost."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
-        return commands.ack(keys, lane, some.ids, some.scores)
+        return commands.ack(keys, lane, some.ids, some.scores, some.numbers)
 
     return (yield from _letters(handle, leases, build))
 

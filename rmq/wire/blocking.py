@@ -271,4 +271,6 @@ class Executor(Base):
         try:
             return self._repeat(what, lambda: self._ask(*words))
         except TROUBLE as error:
-            raise translate(error, what, [str(word) for word in words[1:2]]) from error
+            raise translate(
+                error, what, [w.decode() if isinstance(w, bytes) else str(w) for w in words[1:2]]
+            ) from error
