@@ -1,0 +1,58 @@
+# RMQ: every target explains itself; `make` alone prints this list.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help run test fmt lint types layers bench build check clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Two stamps, so that `make run` needs no test tools. Both are quick when nothing has changed.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "RMQ needs Python 3.11 or later; found $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "python3 -m venv failed. On Debian: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[embedded]"
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) with the test tools ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@ $(VENV)/run.stamp
+
+run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
+	@$(BIN)/python examples/flights.py
+
+test: $(VENV)/dev.stamp ## run all tests on real redis-servers that the suite starts itself
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+fmt: $(VENV)/dev.stamp ## format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix --quiet .
+
+lint: $(VENV)/dev.stamp ## ruff, as CI runs it
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+types: $(VENV)/dev.stamp ## mypy --strict
+	@$(BIN)/mypy
+
+layers: $(VENV)/dev.stamp ## a file imports from lower floors only
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 10 min)
+	@$(BIN)/python -m bench
+
+build: $(VENV)/dev.stamp ## wheel and sdist into dist/
+	@$(BIN)/python -m build
+
+check: lint types layers test ## everything that CI asks for
+
+clean: ## remove what the other targets made
+	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
