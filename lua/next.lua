@@ -15,7 +15,7 @@ Atomic    Changes nothing but the time until which somebody is waiting, and that
 --- @include "lib/drain"
 --- @include "lib/soon"
 local now, now_us = clock(ARGV[1])
-local reply = {}
+local reply, asleep = {}, {}
 if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
@@ -26,8 +26,11 @@ for i = 1, #KEYS, 3 do
   end
   local wait = soon(KEYS[i + 1], KEYS[i + 2], now_us)
   if wait ~= 0 and ARGV[2] == '1' and tonumber(s[2] or 0) < now + 1500 then
-    say_waiting(KEYS[i], KEYS[i + 1], now)
+    asleep[#asleep + 1] = i
   end
   reply[#reply + 1] = wait
+end
+for a = 1, #asleep do
+  say_waiting(KEYS[asleep[a]], KEYS[asleep[a] + 1], now)
 end
 return reply

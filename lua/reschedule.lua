@@ -38,6 +38,9 @@ if due <= now - 1000 then
 end
 local head = string.byte(record, 1)
 local was, expiry = envelope(record)
+if flagged(head, TIMED) and not was then
+  fail('RECORD', records)
+end
 local at = was and 15 or 9
 local rest = string.sub(record, at)
 if expiry then

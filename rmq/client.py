@@ -30,8 +30,8 @@ class _ClientBase:
     ) -> None:
         self._address = urls.parse(url or os.environ.get("RMQ_URL") or DEFAULT_URL)
         self._prefix = check_name(prefix, "prefix")
-        self._retry_s = milliseconds(retry_for, "retry_for", zero=True) / 1000
-        self._timeout_s = milliseconds(timeout, "timeout") / 1000
+        self._retry_s = milliseconds(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
+        self._timeout_s = milliseconds(timeout, "timeout", high_ms=60_000) / 1000
         self._lanes = Lanes()
 
     @property
@@ -54,7 +54,7 @@ class Client(_ClientBase):
         url: redis://, rediss://, unix:// or embedded:///directory; default: RMQ_URL, else
             redis://localhost:6379/0. Options of redis-py may follow, as `?protocol=3`.
         prefix: the first part of every key.
-        retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
+        retry_for: how long a call goes on trying while Redis cannot be reached, at most 30 s, seconds or
             timedelta.
         timeout: how long to wait for one reply, seconds or timedelta.
 

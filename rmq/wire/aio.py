@@ -22,6 +22,7 @@ from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
 from rmq.flows import Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
+from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
 from rmq.url import Address
@@ -51,6 +52,7 @@ class AsyncExecutor(Base):
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
         self._idle: deque[Any] = deque()
+        self._loaded: set[Script] = set()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()
@@ -132,6 +134,10 @@ class AsyncExecutor(Base):
             raise reply
         return reply
 
+    async def _load(self, script: Script) -> None:
+        await self._ask("SCRIPT", "LOAD", script.text)
+        self._loaded.add(script)
+
     async def _repeat(
         self, what: str, attempt: Callable[[], Awaitable[T]], first: BaseException | None = None
     ) -> T:
@@ -167,7 +173,7 @@ class AsyncExecutor(Base):
             except redis.ResponseError as error:
                 if not needs_loading(error):
                     raise
-            await self._ask("SCRIPT", "LOAD", command.script.text)
+            await self._load(command.script)
             return await self._ask(*words)
 
         try:
@@ -197,15 +203,19 @@ class AsyncExecutor(Base):
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
         async def attempt() -> list[Any]:
+            # Loaded beforehand, since a command that is repeated alone would come after its successors.
+            for script in {command.script for command in commands} - self._loaded:
+                await self._load(script)
             replies = await self._send(commands, durability)
             again = [n for n in range(len(commands)) if needs_loading(replies[n])]
             if again:
                 for script in {commands[n].script for n in again}:
-                    await self._ask("SCRIPT", "LOAD", script.text)
+                    await self._load(script)
                 second = await self._send([commands[n] for n in again], durability)
                 for number, reply in zip(again, second, strict=False):
                     replies[number] = reply
-                replies[-1] = second[-1]
+                if durability is not None:
+                    replies[-1] = second[-1]  # what was waited for covers the repeated ones too
             return replies
 
         try:

@@ -24,6 +24,7 @@ from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
 from rmq.flows import Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
+from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
 from rmq.url import Address
@@ -53,6 +54,7 @@ class Executor(Base):
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
         self._idle: deque[Any] = deque()
+        self._loaded: set[Script] = set()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()
@@ -130,6 +132,10 @@ class Executor(Base):
             raise reply
         return reply
 
+    def _load(self, script: Script) -> None:
+        self._ask("SCRIPT", "LOAD", script.text)
+        self._loaded.add(script)
+
     def _repeat(self, what: str, attempt: Callable[[], T], first: BaseException | None = None) -> T:
         """Attempt until it succeeds, is refused (raised as it is), or patience ends."""
         attempts = Attempts(self.retry_for)
@@ -163,7 +169,7 @@ class Executor(Base):
             except redis.ResponseError as error:
                 if not needs_loading(error):
                     raise
-            self._ask("SCRIPT", "LOAD", command.script.text)
+            self._load(command.script)
             return self._ask(*words)
 
         try:
@@ -191,15 +197,19 @@ class Executor(Base):
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
         def attempt() -> list[Any]:
+            # Loaded beforehand, since a command that is repeated alone would come after its successors.
+            for script in {command.script for command in commands} - self._loaded:
+                self._load(script)
             replies = self._send(commands, durability)
             again = [n for n in range(len(commands)) if needs_loading(replies[n])]
             if again:
                 for script in {commands[n].script for n in again}:
-                    self._ask("SCRIPT", "LOAD", script.text)
+                    self._load(script)
                 second = self._send([commands[n] for n in again], durability)
                 for number, reply in zip(again, second, strict=False):
                     replies[number] = reply
-                replies[-1] = second[-1]
+                if durability is not None:
+                    replies[-1] = second[-1]  # what was waited for covers the repeated ones too
             return replies
 
         try:

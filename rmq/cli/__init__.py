@@ -1,0 +1,35 @@
+"""The command line: parse, call the public API, print. One file for each group of commands.
+
+app      the root, options that hold everywhere, errors and exit codes
+values   what options are made of: durations, moments, sizes, policies
+show     tables, JSON, and text that cannot harm a terminal
+confirm  the question before a verb that cannot be undone, and progress
+ping, topics, send, look, tail, change, dlq, stats: the commands
+"""
+
+from rmq.cli import change, dlq, look, ping, send, stats, tail, topics
+from rmq.cli.app import cli
+
+for command in (
+    ping.ping,
+    topics.topic,
+    send.send,
+    look.peek,
+    look.get,
+    tail.tail,
+    change.cancel,
+    change.reschedule,
+    change.priority,
+    dlq.dlq,
+    dlq.purge,
+    stats.stats,
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line with the arguments of this process, and exit."""
+    cli.main(prog_name="rmq")
+
+
+__all__ = ["cli", "main"]

@@ -1,0 +1,50 @@
+"""The question before a verb that cannot be undone, and the progress of one that takes long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rmq.cli.app import Refused
+from rmq.cli.show import neutral
+
+
+def confirm(topic: str, what: str, yes: bool) -> None:
+    """Go on only if a person types the topic's name, or said --yes.
+
+    Raises:
+        Refused: nobody can be asked, or another name was typed; nothing was done.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Refused(
+            f"{what} needs a person to confirm it, and stdin is no terminal; nothing was done. "
+            "Add --yes to do it, or --dry-run to look first"
+        )
+    click.echo(f"This will {neutral(what)}.", err=True)
+    click.echo("Type the name of the topic to go on: ", err=True, nl=False)
+    if sys.stdin.readline().strip() != topic:
+        raise Refused("that is not the name of the topic; nothing was done")
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where that is a terminal; yields what is called with (done, all)."""
+    if not sys.stderr.isatty():
+        yield lambda done, whole: None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, whole: bar.update(task, completed=done, total=whole)

@@ -1,0 +1,31 @@
+"""`rmq ping`: is Redis there, and which one?"""
+
+from __future__ import annotations
+
+import click
+
+import rmq
+from rmq.cli import show
+from rmq.cli.app import Leaf, scrub, session
+
+
+@click.command(cls=Leaf, examples=("rmq ping --url redis://localhost:6379/0",))
+def ping() -> None:
+    """Ask Redis for an answer, and tell how long it took."""
+    here = session()
+    with here.client() as client:
+        client.ping()  # the first one also connects; the second is the round trip
+        ms = client.ping() * 1000
+        server, version = "redis", None
+        try:
+            info = client.server_info()
+            server = "valkey" if "valkey_version" in info else "redis"
+            version = str(info.get(f"{server}_version") or "") or None
+        except rmq.RMQError:  # a user who may not ask INFO may still send
+            pass
+        url = scrub(client.url, here.address)
+    if here.json:
+        show.document({"url": url, "ms": round(ms, 3), "server": server, "version": version})
+    else:
+        name = f"{server.title()} {version}" if version else "it"
+        click.echo(f"{show.neutral(url)}: {show.neutral(name)} answered in {ms:.2f} ms")

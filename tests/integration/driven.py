@@ -1,0 +1,60 @@
+"""One suite for both clients: an async client that a test can call as if it were the sync one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import rmq
+
+_WRAPPED = (rmq.AsyncClient, rmq.AsyncTopic, rmq.AsyncConsumer, rmq.AsyncDelivery, rmq.AsyncAdmin)
+
+
+class Driven:
+    """An async object whose awaitables are awaited on a loop of its own."""
+
+    def __init__(self, target: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.__dict__["target"] = target
+        self.__dict__["loop"] = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return self._wrap(getattr(self.target, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.target, name, value)
+
+    def _wrap(self, value: Any) -> Any:
+        if isinstance(value, _WRAPPED):
+            return Driven(value, self.loop)
+        if isinstance(value, list):
+            return [self._wrap(one) for one in value]
+        if inspect.iscoroutine(value):
+            return self._wrap(self.loop.run_until_complete(value))
+        if inspect.ismethod(value):
+            return lambda *args, **named: self._wrap(
+                value(*map(_unwrap, args), **{k: _unwrap(v) for k, v in named.items()})
+            )
+        return value
+
+    def __enter__(self) -> Driven:
+        self.loop.run_until_complete(self.target.__aenter__())
+        return self
+
+    def __exit__(self, *error: Any) -> bool:
+        return bool(self.loop.run_until_complete(self.target.__aexit__(*error)))
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, Driven):
+        return value.target
+    if isinstance(value, list | tuple):
+        return [_unwrap(one) for one in value]
+    return value
+
+
+def connect(kind: str, url: str, **options: Any) -> Any:
+    """A client of either kind, called alike."""
+    if kind == "sync":
+        return rmq.Client(url, **options)
+    return Driven(rmq.AsyncClient(url, **options), asyncio.new_event_loop())
