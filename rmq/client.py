@@ -54,8 +54,8 @@ class Client(_ClientBase):
         url: redis://, rediss://, unix:// or embedded:///directory; default: RMQ_URL, else
             redis://localhost:6379/0. Options of redis-py may follow, as `?protocol=3`.
         prefix: the first part of every key.
-        retry_for: how long a call goes on trying while Redis cannot be reached, at most 30 s, seconds or
-            timedelta.
+        retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
+            timedelta; at most 30 s.
         timeout: how long to wait for one reply, seconds or timedelta.
 
     Raises:

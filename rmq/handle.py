@@ -108,6 +108,7 @@ class Handle:
         self.topics_key = topics_key(prefix)
         self.channel = wake_channel(prefix, self.name)
         self.created = b""
+        self.is_ready = False
         self._settings: Settings | None = None
         self._slots: list[SlotKeys] = []
         self._spread: Spread | None = None
@@ -134,16 +135,18 @@ class Handle:
         assert self._spread is not None, "open first"
         return self._spread
 
-    def opened(self, found: Settings, created: bytes) -> None:
-        """Take note of what is in Redis."""
+    def opened(self, found: Settings, created: bytes, ready: bool) -> None:
+        """Take note of what is in Redis; `ready`: every slot has what its scripts read."""
         self._slots = [SlotKeys(self.prefix, self.name, i) for i in range(found.slots)]
         self._spread = Spread(found.slots, int.from_bytes(os.urandom(2), "big"))
         self.created = created
+        self.is_ready = ready
         self._settings = found
 
     def forget(self) -> None:
         """Read the settings again before the next command."""
         self._settings = None
+        self.is_ready = False
 
     def own_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
         """An id that can be of this topic; only once open.

@@ -81,7 +81,7 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
     """
     text = str(error)
     ours = _OURS.search(text)
-    where = keys[0] if keys else "?"
+    where = keys[0] if keys else "the server"
     if ours and ours.group(1) == "GONE":
         return TopicVanished(
             f"{ours.group(2)} has vanished: the topic was deleted, or Redis was flushed or came "
@@ -115,4 +115,7 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
         )
     if kind_of(error) is Kind.AGAIN:
         return Unavailable(f"{script}: Redis is not ready ({text[:200]}); nothing was done")
-    return ScriptFailed(f"{script} on {where}: {text[:300]}")
+    return ScriptFailed(
+        f"{script} on {where}: Redis refused: {text[:300]}. Check the URL's database "
+        "and options, and the server's log"
+    )

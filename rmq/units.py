@@ -89,7 +89,7 @@ def epoch_ms(value: object, field: str) -> int:
                 f"{field}: {ms} looks like microseconds; give epoch ms ({ms // 1000})"
             )
     if ms > time.time() * 1000 + TEN_YEARS_MS:
-        raise InvalidValue(f"{field}: {value!r}; give a time at most 10 years ahead")
+        raise InvalidValue(f"{field}: {value}; give a time at most 10 years ahead")
     if ms < TIMED_MIN:
-        raise InvalidValue(f"{field}: {value!r} is long past; give a time to come")
+        raise InvalidValue(f"{field}: {value} is long past; give a time to come")
     return ms

@@ -30,7 +30,7 @@ def binaries() -> dict[str, str]:
     if on_path:
         text = subprocess.run([on_path, "--version"], capture_output=True, text=True).stdout
         version = text.split("v=")[1].split()[0] if "v=" in text else "?"
-        found.setdefault("7.x" if version.split(".")[0] in "7 8 9".split() else version, on_path)
+        found.setdefault("7.x" if version.split(".")[0] in ["7", "8", "9"] else version, on_path)
     return found
 
 

@@ -28,6 +28,7 @@ INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which not every platform names
 
 RETRY_FOR_S = 2.0  # a person waits for the answer
+REPLY_S = 5.0  # as long as a connection may take; what RMQ asks of a server takes ms
 
 EPILOG = """\b
 Exit codes:
@@ -103,7 +104,9 @@ class Session:
     def client(self) -> Iterator[rmq.Client]:
         """A client for the time of a command."""
         prefix = self.prefix or os.environ.get("RMQ_PREFIX") or "rmq"
-        with rmq.Client(self.address, prefix=prefix, retry_for=RETRY_FOR_S) as client:
+        with rmq.Client(
+            self.address, prefix=prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
+        ) as client:
             yield client
 
     def talk(self, text: str) -> None:

@@ -32,7 +32,9 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     found = settings.from_redis(handle.name, opened.kept)
     settings.compare(handle.name, handle.asked, found)
     created = opened.kept["created"].encode()
-    handle.opened(found, created)
+    handle.opened(found, created, ready=create)
+    if not create:
+        return False  # who only looks writes nothing
     values = found.for_slot()
     replies = yield Pipeline([commands.slot(keys, created, values) for keys in handle.slots])
     for keys, reply in zip(handle.slots, replies, strict=True):
@@ -51,7 +53,7 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     return bool(opened.state)
 
 
-def ensure(handle: Handle) -> Flow[None]:
+def ensure(handle: Handle, create: bool = True) -> Flow[None]:
     """Open the topic unless it is open."""
-    if not handle.is_open:
-        yield from open(handle)
+    if not (handle.is_ready if create else handle.is_open):
+        yield from open(handle, create)

@@ -112,7 +112,7 @@ def body_of(entry: Record) -> Any:
 
 def get(handle: Handle, id: Id) -> Flow[Message | None]:
     """Look at one message, wherever it is; None when it is settled or never was."""
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     message_id = handle.own_id(id)
     found = yield commands.get(handle.slots[message_id.slot], message_id)
     return None if found is None else read(found, handle.settings.max_retries)
@@ -120,7 +120,7 @@ def get(handle: Handle, id: Id) -> Flow[Message | None]:
 
 def cancel(handle: Handle, id: Id) -> Flow[CancelStatus]:
     """Withdraw a waiting message."""
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     message_id = handle.own_id(id)
     with handle.lanes.one() as lane:
         status: CancelStatus = yield commands.cancel(
@@ -136,11 +136,11 @@ def reschedule(
     if (at is None) == (delay is None):
         raise InvalidValue("at, delay: give one of the two")
     due = milliseconds(delay, "delay") if at is None else epoch_ms(at, "at")
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     message_id = handle.own_id(id)
     status, _ = yield commands.reschedule(handle, handle.slots[message_id.slot], message_id, due)
     if status == "past":
-        raise InvalidValue(f"at: {at!r} is past by the server's clock; nothing was changed")
+        raise InvalidValue(f"at: {at} is past by the server's clock; nothing was changed")
     result: RescheduleStatus = status
     return result
 
@@ -148,7 +148,7 @@ def reschedule(
 def set_priority(handle: Handle, id: Id, priority: int) -> Flow[PriorityStatus]:
     """Give a waiting message another priority."""
     priority = check_priority(priority)
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     message_id = handle.own_id(id)
     status: PriorityStatus = yield commands.set_priority(
         handle.slots[message_id.slot], message_id, priority
@@ -161,7 +161,7 @@ def set_priority(handle: Handle, id: Id, priority: int) -> Flow[PriorityStatus]:
 
 def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
     """What each slot holds and has done."""
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     replies = yield Pipeline([commands.stats(keys) for keys in handle.slots])
     for reply in replies:
         if isinstance(reply, RMQError):
@@ -182,7 +182,7 @@ def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[
     """
     limit = whole(limit, "limit", 1, 1_000_000)
     where = _place(place)
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     slots = handle.slots
     if slot is not None:
         slots = [slots[whole(slot, "slot", 0, len(slots) - 1)]]
@@ -351,7 +351,7 @@ def purge(
     where = _place(place)
     if where == "prepare":
         raise InvalidValue("place: 'prepare' is with consumers; purge 'store' or 'dead'")
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     done = 0
     if wanted is not None and not wanted.everything:
         if where != "dead":

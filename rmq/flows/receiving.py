@@ -193,7 +193,7 @@ def _roll_back(handle: Handle, keys: SlotKeys) -> Flow[int]:
 
 def roll_back(handle: Handle) -> Flow[int]:
     """Take back every lapsed lease of the topic; how many."""
-    yield from opening.ensure(handle)
+    yield from opening.ensure(handle, create=False)
     total = 0
     for keys in handle.slots:
         while True:

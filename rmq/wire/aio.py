@@ -203,7 +203,7 @@ class AsyncExecutor(Base):
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
         async def attempt() -> list[Any]:
-            # Loaded beforehand, since a command that is repeated alone would come after its successors.
+            # Loaded beforehand: a command repeated alone would come after its successors.
             for script in {command.script for command in commands} - self._loaded:
                 await self._load(script)
             replies = await self._send(commands, durability)

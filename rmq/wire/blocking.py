@@ -197,7 +197,7 @@ class Executor(Base):
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
         def attempt() -> list[Any]:
-            # Loaded beforehand, since a command that is repeated alone would come after its successors.
+            # Loaded beforehand: a command repeated alone would come after its successors.
             for script in {command.script for command in commands} - self._loaded:
                 self._load(script)
             replies = self._send(commands, durability)

@@ -48,8 +48,8 @@ class Driven:
 def _unwrap(value: Any) -> Any:
     if isinstance(value, Driven):
         return value.target
-    if isinstance(value, list | tuple):
-        return [_unwrap(one) for one in value]
+    if isinstance(value, list) and any(isinstance(one, Driven) for one in value):
+        return [one.target if isinstance(one, Driven) else one for one in value]
     return value
 
 

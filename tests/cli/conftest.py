@@ -1,0 +1,121 @@
+"""Run the real command line against a real server, as a process or inside this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import rmq
+from rmq.cli import cli
+from tests.servers import Server
+
+COMMAND = [sys.executable, "-m", "rmq"]
+
+
+class Shell:
+    """`rmq` as a process, pointed at the test server."""
+
+    def __init__(self, server: Server) -> None:
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("RMQ_DEBUG", "RMQ_PREFIX", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
+        } | {"RMQ_URL": server.url, "PYTHONUTF8": "1", "TERM": "xterm-256color"}
+
+    def __call__(
+        self, *args: object, stdin: str | bytes = b"", env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        done = subprocess.run(
+            [*COMMAND, *map(str, args)],
+            input=data,
+            capture_output=True,
+            env=self.env | (env or {}),
+            timeout=30,
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+
+    def start(self, *args: object, **how: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*COMMAND, *map(str, args)], env=self.env, **how)
+
+    def on_terminal(
+        self, *args: object, typed: str = "", env: dict[str, str] | None = None
+    ) -> tuple[int, str]:
+        """Run on a pseudo-terminal, type when asked; exit code and all that was shown."""
+        ours, theirs = pty.openpty()
+        running = subprocess.Popen(
+            [*COMMAND, *map(str, args)], env=self.env | (env or {}) | {"COLUMNS": "100"},
+            stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
+        )  # fmt: skip
+        os.close(theirs)
+        shown, until = b"", time.monotonic() + 30
+        while time.monotonic() < until:
+            if not select.select([ours], [], [], 0.1)[0]:
+                if running.poll() is not None:
+                    break
+                continue
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other side has closed
+                break
+            if not data:
+                break
+            shown += data
+            if typed and b"to go on: " in shown:
+                os.write(ours, typed.encode())
+                typed = ""
+        os.close(ours)
+        return running.wait(10), shown.decode()
+
+
+@pytest.fixture
+def shell(server: Server) -> Shell:
+    return Shell(server)
+
+
+@pytest.fixture
+def run(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """`rmq` inside this process: quick, for what needs no process of its own."""
+    monkeypatch.setenv("RMQ_URL", server.url)
+    for name in ("RMQ_DEBUG", "RMQ_PREFIX", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoke(*args: object, stdin: str | bytes = "", **env: str) -> Result:
+        return CliRunner().invoke(cli, [str(arg) for arg in args], input=stdin, env=env)
+
+    return invoke
+
+
+@pytest.fixture
+def topic(client: rmq.Client, name: str) -> rmq.Topic:
+    """A topic whose messages die of their first failure."""
+    made = client.topic(name, max_retries=0, retry="immediate")
+    made.open()
+    return made
+
+
+def bury(topic: rmq.Topic, *errors: str) -> list[str]:
+    """Dead letters with these errors; their ids."""
+    ids = []
+    with topic.consumer() as consumer:
+        for error in errors:
+            ids.append(str(topic.send({"of": error}).id))
+            (delivery,) = consumer.receive(1, wait=5)
+            delivery.nack(error=error)
+    return ids
+
+
+def ndjson(text: str) -> list[Any]:
+    return [json.loads(one) for one in text.splitlines()]

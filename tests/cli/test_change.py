@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+import rmq
+from tests.cli.conftest import bury, ndjson
+
+
+def statuses(done):
+    return [one["status"] for one in json.loads(done.stdout)]
+
+
+class TestWaiting:
+    def test_cancel_tells_of_each_and_the_exit_code_of_all(self, run, topic):
+        first, second = topic.send(1).id, topic.send(2).id
+        gone = topic.new_id()
+
+        assert run("cancel", topic.name, first).exit_code == 0
+        some = run("cancel", topic.name, first, second, "--json")
+        assert (some.exit_code, statuses(some)) == (4, ["gone", "cancelled"])
+        none = run("cancel", topic.name, gone)
+        assert (none.exit_code, "never was there" in none.stdout) == (3, True)
+
+    def test_ids_come_from_stdin(self, run, topic, client):
+        for n in range(3):
+            topic.send(n)
+        ids = "\n".join(one["id"] for one in ndjson(run("peek", topic.name, "--json").stdout))
+
+        assert run("cancel", topic.name, "-", stdin=ids).exit_code == 0
+
+        assert client.admin.stats(topic.name)["cancelled"] == 3
+
+    def test_reschedule_and_priority(self, run, topic):
+        id = topic.send(1).id
+
+        assert statuses(run("priority", topic.name, id, "--to", 900, "--json")) == ["changed"]
+        assert statuses(run("priority", topic.name, id, "--to", 900, "--json")) == ["unchanged"]
+        assert topic.get(id).priority == 900
+        assert run("reschedule", topic.name, id, "--delay", "1h").exit_code == 0
+        assert topic.get(id).due is not None
+        assert run("reschedule", topic.name, id, "--at", "2001-01-01T00:00Z").exit_code == 2
+
+    def test_a_message_in_flight_is_not_touched(self, run, topic):
+        id = topic.send(1).id
+        with topic.consumer() as consumer:
+            consumer.receive(1)
+
+            for words in (("cancel",), ("reschedule", "--delay", "1s"), ("priority", "--to", 20)):
+                done = run(words[0], topic.name, id, *words[1:], "--json")
+                assert (done.exit_code, statuses(done)) == (3, ["in_flight"])
+
+    def test_an_id_of_another_topic_after_good_ones_is_partly_done(self, run, topic, client):
+        other = client.topic(f"{topic.name}-other").send(1).id
+        mine = topic.send(1).id
+
+        done = run("cancel", topic.name, mine, other, "--json")
+
+        assert (done.exit_code, statuses(done)) == (4, ["cancelled"])
+        assert "stopped after 1 of 2" in json.loads(done.stderr)["error"]["message"]
+
+
+class TestConfirmation:
+    @pytest.mark.parametrize("words", [("purge",), ("dlq", "purge"), ("dlq", "redrive")])
+    def test_nobody_to_ask_is_exit_code_6_and_nothing_done(self, run, topic, client, words):
+        bury(topic, "boom")
+        topic.send(1)
+        before = client.admin.stats(topic.name)
+
+        done = run(*words, topic.name, stdin=topic.name + "\n")
+
+        assert done.exit_code == 6
+        assert "--yes" in done.stderr
+        after = client.admin.stats(topic.name)
+        assert (after["dead"], after["priority"]) == (before["dead"], before["priority"]) == (1, 1)
+
+    def test_another_name_typed_is_refused(self, shell, topic, client):
+        topic.send(1)
+
+        code, shown = shell.on_terminal("purge", topic.name, typed="other\n")
+
+        assert code == 6
+        assert "nothing was done" in shown
+        assert client.admin.stats(topic.name)["priority"] == 1
+
+    def test_the_name_typed_goes_on(self, shell, topic, client):
+        topic.send(1)
+        topic.send(2, delay=600)
+
+        code, shown = shell.on_terminal("purge", topic.name, typed=topic.name + "\n")
+
+        assert code == 0
+        assert "delete 2 waiting messages" in shown
+        counts = client.admin.stats(topic.name)
+        assert (counts["priority"], counts["later"], counts["purged"]) == (0, 0, 2)
+
+    def test_end_of_input_is_refused(self, shell, topic):
+        topic.send(1)
+
+        assert shell.on_terminal("purge", topic.name, typed="\x04")[0] == 6
+
+
+class TestPurge:
+    def test_dry_run_then_yes(self, run, topic, client):
+        for n in range(3):
+            topic.send(n)
+
+        dry = json.loads(run("purge", topic.name, "--dry-run", "--json").stdout)
+        assert dry == {"topic": topic.name, "dry_run": True, "matched": 3}
+        done = json.loads(run("purge", topic.name, "--yes", "--json").stdout)
+        assert (done["matched"], done["purged"]) == (3, 3)
+        assert run("purge", topic.name, "--yes").exit_code == 3
+        assert client.admin.stats(topic.name)["purged"] == 3
+
+
+class TestDeadLetters:
+    def test_ls_and_show(self, run, topic):
+        first, second = bury(topic, "boom one", "other two")
+
+        lines = run("dlq", "ls", topic.name).stdout.splitlines()
+        assert lines[0].split() == ["ID", "DEAD-FOR", "REASON", "TRIES", "ERROR", "BODY"]
+        assert [one.split()[0] for one in lines[1:]] == [first, second]
+        only = ndjson(run("dlq", "ls", topic.name, "--error", "^other", "--json").stdout)
+        assert [one["id"] for one in only] == [second]
+        by_id = ndjson(run("dlq", "ls", topic.name, "--id", first, "--json").stdout)
+        assert [one["id"] for one in by_id] == [first]
+        assert run("dlq", "ls", topic.name, "--older-than", "1h").exit_code == 3
+        assert run("dlq", "ls", topic.name, "--reason", "expired").exit_code == 3
+        assert len(run("dlq", "ls", topic.name, "--limit", 1).stdout.splitlines()) == 2
+        assert re.search(r"^error +boom one$", run("dlq", "show", topic.name, first).stdout, re.M)
+        assert run("dlq", "show", topic.name, topic.send(1).id).exit_code == 3
+        assert run("dlq", "ls", topic.name, "--error", "(").exit_code == 2
+
+    def test_ls_looks_further_until_it_has_enough(self, run, topic, monkeypatch):
+        ids = bury(topic, *(f"boom {n}" for n in range(10)))
+        monkeypatch.setattr("rmq.cli.dlq.FIRST_LOOK", 2)
+
+        def found(*words):
+            return [
+                one["id"] for one in ndjson(run("dlq", "ls", topic.name, *words, "--json").stdout)
+            ]
+
+        assert found("--error", "boom") == ids
+        assert found("--error", "boom [79]") == [ids[7], ids[9]]
+        assert found("--error", "boom", "--limit", 3) == ids[:3]
+
+    def test_show_prints_the_traceback(self, run, topic):
+        id = topic.send(1).id
+        with topic.consumer() as consumer:
+            (one,) = consumer.receive(1)
+            try:
+                raise ValueError("boom")
+            except ValueError as error:
+                one.nack(error=error)
+
+        shown = run("dlq", "show", topic.name, id).stdout
+
+        assert "ValueError: boom" in shown
+        assert "  Traceback (most recent call last):" in shown
+
+    def test_redrive_by_filter(self, run, topic, client):
+        bury(topic, "boom 1", "boom 2", "other")
+
+        dry = run("dlq", "redrive", topic.name, "--error", "boom", "--dry-run")
+        assert "would send back 2 dead letters (error boom)" in dry.stdout
+        done = run("dlq", "redrive", topic.name, "--error", "boom", "--yes", "--json")
+        assert json.loads(done.stdout) == {
+            "topic": topic.name, "dry_run": False, "matched": 2, "sent": 2, "unreadable": 0,
+        }  # fmt: skip
+        assert client.admin.stats(topic.name)["dead"] == 1
+        assert run("dlq", "redrive", topic.name, "--error", "boom", "--yes").exit_code == 3
+
+    def test_redrive_by_id_asks_nobody_and_tells_what_did_not_match(self, run, topic):
+        (id,) = bury(topic, "boom")
+
+        assert run("dlq", "redrive", topic.name, "--id", id).exit_code == 0
+        (other,) = bury(topic, "boom") if topic.cancel(id) else ()
+        some = run("dlq", "redrive", topic.name, "--id", other, "--id", id)
+        assert (some.exit_code, "1 of 2 ids did not match" in some.stderr) == (4, True)
+
+    def test_redrive_at_a_rate_stops_at_ctrl_c_and_goes_on_later(self, shell, run, topic, client):
+        bury(topic, *("boom" for _ in range(20)))
+        running = shell.start(
+            "dlq", "redrive", topic.name, "--yes", "--rate", 5,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        until = time.monotonic() + 10
+        while not client.admin.stats(topic.name)["redriven"] and time.monotonic() < until:
+            time.sleep(0.01)
+
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=10)
+
+        assert (running.returncode, err.strip()) == (130, b"")
+        assert 0 < client.admin.stats(topic.name)["dead"] < 20
+        assert run("dlq", "redrive", topic.name, "--yes").exit_code == 0
+        assert client.admin.stats(topic.name)["redriven"] == 20
+
+    def test_purge_by_filter(self, run, topic, client):
+        bury(topic, "boom", "other")
+
+        dry = json.loads(run("dlq", "purge", topic.name, "--dry-run", "--json").stdout)
+        assert dry["matched"] == 2
+        done = run("dlq", "purge", topic.name, "--error", "boom", "--yes")
+        assert done.stdout == f"{topic.name}: 1 dead letter deleted\n"
+        assert client.admin.stats(topic.name)["dead"] == 1
+
+    def test_no_dead_letters(self, run, topic):
+        assert run("dlq", "ls", topic.name).exit_code == 0
+        assert run("dlq", "redrive", topic.name, "--yes").exit_code == 3
+        assert run("dlq", "purge", topic.name, "--yes").exit_code == 3
+
+    def test_a_letter_that_cannot_be_read_stays_and_is_told(self, run, topic, server):
+        (id,) = bury(topic, "boom")
+        with server.raw() as raw:
+            raw.hset(f"rmq:{{{topic.name}_0}}:records", rmq.MessageId.parse(id), b"\xff")
+
+        listed = run("dlq", "ls", topic.name)
+        done = run("dlq", "redrive", topic.name, "--yes")
+
+        assert "0xff" in listed.stdout
+        assert done.exit_code == 1
+        assert "1 dead letter cannot be read and stayed" in done.stderr
+        assert run("dlq", "purge", topic.name, "--id", id, "--yes").exit_code == 0

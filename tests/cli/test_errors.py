@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from rmq.cli.app import scrub, secrets
+from tests.servers import free_port
+
+SECRET = "hunter2-very-secret"
+
+
+def only_line(text: str) -> str:
+    (found,) = text.splitlines()
+    assert found.startswith("rmq: ")
+    return found
+
+
+def test_no_redis_fails_in_two_seconds_with_exit_code_5(shell):
+    began = time.monotonic()
+
+    done = shell("ping", "--url", f"redis://127.0.0.1:{free_port()}")
+
+    assert done.returncode == 5
+    assert time.monotonic() - began < 4
+    assert "cannot be reached" in only_line(done.stderr)
+
+
+def test_an_error_with_json_is_json_on_stderr(run):
+    done = run("topic", "show", "nowhere", "--json")
+
+    assert (done.exit_code, done.stdout) == (3, "")
+    error = json.loads(done.stderr)["error"]
+    assert (error["type"], error["exit"]) == ("TopicNotFound", 3)
+    assert "rmq topic create nowhere" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("peek", "nowhere"),
+        ("send", "nowhere", "1"),
+        ("tail", "nowhere"),
+        ("tail", "nowhere", "--consume"),
+        ("get", "nowhere", "0" * 26),
+        ("cancel", "nowhere", "0" * 26),
+        ("reschedule", "nowhere", "0" * 26, "--delay", "1s"),
+        ("priority", "nowhere", "0" * 26, "--to", "20"),
+        ("dlq", "ls", "nowhere"),
+        ("dlq", "show", "nowhere", "0" * 26),
+        ("dlq", "redrive", "nowhere"),
+        ("dlq", "purge", "nowhere"),
+        ("purge", "nowhere"),
+        ("stats", "nowhere"),
+        ("topic", "show", "nowhere"),
+    ],
+    ids=" ".join,
+)
+def test_a_missing_topic_is_exit_code_3_and_is_not_created(run, client, words):
+    done = run(*words)
+
+    assert done.exit_code == 3
+    assert "rmq topic create nowhere" in only_line(done.stderr)
+    assert "nowhere" not in client.admin.topics()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("peek",), "Missing argument 'TOPIC'"),
+        (("nonsense",), "No such command 'nonsense'"),
+        (("peek", "t", "--nonsense"), "No such option"),
+        (("peek", "bad topic"), "bad topic"),
+        (("get", "t", "short"), "is not a message id"),
+        (("send", "t", "1", "--delay", "soon"), "is not a duration"),
+        (("send", "t", "1", "--at", "2030-01-01T00:00:00"), "no time zone"),
+        (("send", "t", "1", "--header", "novalue"), "give name=value"),
+        (("send", "t", "--file", "/nonexistent/x"), "No such file"),
+        (("topic", "create", "t", "--retry", "sometimes"), "is not a retry policy"),
+        (("topic", "create", "t", "--durability", "fsync:x"), "is not a durability"),
+        (("topic", "create", "t", "--slots", "0"), "slots"),
+        (("reschedule", "t", "0" * 26), "one of --at and --delay"),
+        (("stats", "--slots"), "name the TOPIC"),
+        (("ping", "--url", "http://x"), "scheme 'http' is unknown"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
+)
+def test_wrong_usage_is_exit_code_2_and_one_line(run, words, said):
+    done = run(*words)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in only_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}@127.0.0.1:1/0",
+        f"redis://user:{SECRET}@127.0.0.1:1/0",
+        f"redis://user:p@ss{SECRET}@127.0.0.1:1/0",
+        f"redis://127.0.0.1:1/0?password={SECRET}",
+        f"user:{SECRET}@127.0.0.1:1",
+        f"redis//user:{SECRET}@127.0.0.1:1",
+        f"http://user:{SECRET}@127.0.0.1",
+        f"redis://user:{SECRET}@127.0.0.1:notaport",
+        f"redis://user:{SECRET}@127.0.0.1:1/notadatabase",
+        f"redis://user:{SECRET}@127.0.0.1:1/0?retry=1",
+    ],
+)
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_a_password_is_never_shown(run, url, debug, monkeypatch):
+    monkeypatch.setattr("rmq.cli.app.RETRY_FOR_S", 0.0)
+    for words in (("ping", "--url", url), ("ping", "--json", "--url", url)):
+        done = run(*words, RMQ_DEBUG=debug)
+
+        assert done.exit_code in (2, 5)
+        assert SECRET not in done.output
+
+
+def test_a_wrong_password_is_not_shown(run, server):
+    done = run("ping", "--url", server.url.replace("//", f"//user:{SECRET}@"))
+
+    assert done.exit_code == 2
+    assert "access" in only_line(done.stderr)
+    assert SECRET not in done.output
+
+
+def test_ping_works_with_a_password_and_hides_it(run, server, client):
+    with server.raw() as raw:
+        raw.execute_command("ACL", "SETUSER", "cli", "on", f">{SECRET}", "~*", "+@all")
+        done = run("ping", "--json", "--url", server.url.replace("//", f"//cli:{SECRET}@"))
+        raw.execute_command("ACL", "DELUSER", "cli")
+
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["url"].count("***") == 1
+    assert SECRET not in done.output
+
+
+def test_secrets_are_found_however_the_url_is_written():
+    assert secrets("redis://u:a%40b@h") == ["a%40b", "a@b"]
+    assert secrets("redis://h") == secrets(None) == []
+    assert scrub("x redis://:ab@h y", "redis://:ab@h") == "x redis://:***@h y"
+
+
+def test_a_traceback_is_shown_only_on_request(run):
+    quiet, loud = run("peek", "nowhere"), run("peek", "nowhere", RMQ_DEBUG="1")
+
+    assert "Traceback" not in quiet.stderr
+    assert "Traceback" in loud.stderr
+
+
+def test_an_unexpected_error_is_one_line_too(run, monkeypatch):
+    def broken(*_: object) -> None:
+        raise KeyError("oh\x1b[31m")
+
+    monkeypatch.setattr("rmq.Admin.topics", broken)
+
+    done = run("topic", "ls")
+
+    assert done.exit_code == 1
+    assert "unexpected KeyError" in only_line(done.stderr)
+    assert "\x1b" not in done.stderr
+
+
+def test_a_prefix_keeps_topics_apart(run, name):
+    assert run("topic", "create", name, "--prefix", "mine").exit_code == 0
+
+    assert run("topic", "show", name).exit_code == 3
+    assert run("topic", "show", name, RMQ_PREFIX="mine").exit_code == 0
+    assert run("--prefix", "mine", "topic", "show", name).exit_code == 0
+    assert run("topic", "show", name, "--prefix", "mine", RMQ_PREFIX="other").exit_code == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(shell, topic):
+    shell("send", topic.name, "-", stdin="\n".join(map(str, range(5000))))
+    running = shell.start(
+        "peek", topic.name, "--limit", 5000, "--json",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+    running.stdout.readline()
+    running.stdout.close()
+
+    assert running.stderr.read() == b""
+    assert running.wait(10) == 141
+    running.stderr.close()
+
+
+def test_ctrl_c_is_quiet_and_130(shell, topic):
+    running = shell.start(
+        "tail", topic.name, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert b"Ctrl-C ends" in running.stderr.readline()
+
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=10)
+
+    assert (running.returncode, out, err.strip()) == (130, b"", b"")

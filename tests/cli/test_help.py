@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+import rmq
+from rmq.cli import cli
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+ALL = sorted(commands(cli))
+
+
+def test_importing_rmq_loads_neither_click_nor_rich():
+    code = "import rmq, sys; print([m for m in ('click', 'rich') if m in sys.modules])"
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_commands_are_these():
+    assert [" ".join(path) for path in ALL] == [
+        "cancel", "dlq ls", "dlq purge", "dlq redrive", "dlq show", "get", "peek", "ping",
+        "priority", "purge", "reschedule", "send", "stats", "tail", "topic create", "topic ls",
+        "topic show",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_has_help_with_an_example_and_the_common_options(run, path):
+    shown = run(*path, "--help")
+
+    assert shown.exit_code == 0
+    assert "Examples:" in shown.stdout
+    for option in ("--json", "--url", "--prefix"):
+        assert option in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_is_in_the_manual(path, request):
+    manual = (request.config.rootpath / "docs" / "cli.md").read_text()
+
+    assert f"rmq {' '.join(path)}" in manual
+
+
+def test_help_names_every_exit_code(run):
+    shown = run("--help").stdout
+
+    for code in ("0", "1", "2", "3", "4", "5", "6", "130", "141"):
+        assert f"\n    {code} " in shown
+
+
+def test_version(shell):
+    assert shell("--version").stdout == f"rmq {rmq.__version__}\n"
+
+
+def test_no_arguments_show_help_and_are_wrong_usage(shell):
+    done = shell()
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Commands:" in done.stderr

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+
+import pytest
+from rich.cells import cell_len
+
+from rmq.cli import show
+from tests.cli.conftest import bury, ndjson
+
+EVIL = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold] \x9b2J \u202eturned \x00\x7f\u2028 :smile: \r\n"
+HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def test_peek_shows_what_waits_in_order_and_takes_nothing(shell, topic):
+    low, high = topic.send("low"), topic.send("high", priority=900)
+    later = topic.send("later", delay=600)
+
+    done = shell("peek", topic.name)
+
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["ID", "SLOT", "PRIORITY", "DUE", "TRIES", "BODY"]
+    assert [one.split()[0] for one in lines[1:]] == [str(high.id), str(low.id), str(later.id)]
+    assert shell("peek", topic.name, "--json").stdout.count("\n") == 3
+    assert topic.get(low.id).place == "store"
+
+
+def test_peek_of_other_places(run, topic):
+    bury(topic, "boom")
+    topic.send("held")
+    consumer = topic.consumer()
+    consumer.receive(1)
+
+    held = run("peek", topic.name, "--place", "prepare")
+    dead = run("peek", topic.name, "--place", "dead", "--json")
+    consumer.close()
+
+    assert "LEASED-UNTIL" in held.stdout
+    assert '"held"' in held.stdout
+    assert ndjson(dead.stdout)[0]["failure"]["error"] == "boom"
+
+
+def test_peek_of_nothing_is_no_error(run, topic):
+    done = run("peek", topic.name)
+
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "nothing is waiting" in done.stderr
+    assert run("peek", topic.name, "--json").output == ""
+
+
+def test_peek_of_a_slot_that_is_not_there_is_wrong_usage(run, topic):
+    assert run("peek", topic.name, "--slot", "1").exit_code == 2
+    assert run("peek", topic.name, "--limit", "0").exit_code == 2
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "80", "200"])
+def test_tables_align_and_ids_are_whole_at_every_width(run, topic, columns):
+    ids = [
+        str(topic.send(body).id)
+        for body in ("short", "日本語テキスト" * 30, "😀" * 50, "x" * 500, {"a": ["é"]})
+    ]
+
+    lines = run("peek", topic.name, COLUMNS=columns).stdout.splitlines()
+
+    assert [one.split()[0] for one in lines[1:]] == ids
+    at = lines[0].index("BODY")
+    for one in lines[1:]:
+        assert one[at - 1] == " " != one[at]
+    narrowest = at + show.NARROWEST
+    assert max(map(cell_len, lines)) <= max(int(columns), narrowest)
+
+
+def test_a_table_on_a_terminal_fits_it(shell, topic):
+    topic.send("x" * 500)
+
+    _, shown = shell.on_terminal("peek", topic.name)
+
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert max(map(len, plain.splitlines())) <= 100
+    assert "…" in plain
+
+
+def test_colour_is_for_terminals_without_no_color(shell, topic):
+    topic.send(1)
+
+    assert "\x1b[" in shell.on_terminal("peek", topic.name)[1]
+    assert "\x1b[" not in shell.on_terminal("peek", topic.name, env={"NO_COLOR": "1"})[1]
+    assert "\x1b[" not in shell("peek", topic.name, env={"FORCE_COLOR": "1"}).stdout
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_nothing_in_a_message_can_steer_the_terminal(run, client, topic, raw):
+    sender = client.topic(topic.name, codec="bytes" if raw else "json")
+    body = EVIL.encode() if raw else {EVIL: EVIL}
+    for _ in range(2):
+        sender.send(body, headers={"h" + EVIL: EVIL}, slot_basis="s")
+    with topic.consumer() as consumer:
+        (one,) = consumer.receive(1, wait=5)
+        one.nack(error=ValueError(EVIL))
+    merging = topic.send(1, merge_key="k" + EVIL.strip(), time_range=60).id
+
+    id = ndjson(run("dlq", "ls", topic.name, "--json").stdout)[0]["id"]
+    for words in (
+        ("peek", topic.name), ("peek", topic.name, "--json"), ("dlq", "ls", topic.name),
+        ("dlq", "ls", topic.name, "--json"), ("dlq", "show", topic.name, id),
+        ("get", topic.name, id, "--json"), ("get", topic.name, merging),
+        ("dlq", "redrive", topic.name, "--error", EVIL.strip()),
+        ("dlq", "redrive", topic.name, "--error", "(" + EVIL),
+    ):  # fmt: skip
+        done = run(*words)
+
+        assert not HARMFUL.search(done.stdout), words
+        assert not HARMFUL.search(done.stderr), words
+    assert "[bold]b[/bold]" in run("dlq", "show", topic.name, id).stdout
+    assert ":smile:" in run("peek", topic.name, COLUMNS="400").stdout
+
+
+def test_json_keeps_every_character_of_a_body(run, topic):
+    topic.send({EVIL: [EVIL, 1.5, None, True, "\U000e0041"]})
+
+    found = json.loads(run("peek", topic.name, "--json").stdout)
+
+    assert found["body"] == {EVIL: [EVIL, 1.5, None, True, "\U000e0041"]}
+
+
+def test_json_survives_a_terminal_that_knows_ascii_only(shell, topic):
+    topic.send("日本😀")
+
+    done = shell("peek", topic.name, "--json", env={"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
+
+    assert json.loads(done.stdout)["body"] == "日本😀"
+
+
+def test_bodies_that_json_cannot_carry_are_shown(run, client, topic):
+    client.topic(topic.name, codec="msgpack").send({b"\xff": [b"\x00", float("nan"), {1: None}]})
+    client.topic(topic.name, codec="bytes").send(b"\xff\x00")
+
+    first, second = ndjson(run("peek", topic.name, "--json").stdout)
+
+    assert first["body"] == {"ff": [{"hex": "00"}, "nan", {"1": None}]}
+    assert second["body_hex"] == "ff00"
+    assert "0xff00" in run("peek", topic.name).stdout
+
+
+def test_get_of_what_is_not_there_is_exit_code_3(run, topic, client):
+    done = run("get", topic.name, topic.new_id())
+    other = client.topic(f"{topic.name}-other")
+
+    assert (done.exit_code, "settled, or never was there" in done.stderr) == (3, True)
+    assert run("get", topic.name, other.send(1).id).exit_code == 2
+
+
+def test_get_shows_a_body_in_full(run, topic):
+    id = topic.send({"text": "x" * 5000}, headers={"a": "b"}).id
+
+    shown = run("get", topic.name, id).stdout
+
+    assert "x" * 5000 in shown
+    assert re.search(r"^header a +b$", shown, re.MULTILINE)
+
+
+class TestTail:
+    def test_it_shows_new_messages_and_takes_none(self, shell, topic):
+        topic.send("old")
+        running = shell.start(
+            "tail", topic.name, "--json", "--interval", "100ms", "--limit", 3,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+        sent = feed_until_done(topic, running)
+
+        out, _ = running.communicate(timeout=10)
+        found = [one["body"] for one in ndjson(out.decode())]
+        assert running.returncode == 0
+        assert len(found) == 3
+        assert found == sent[sent.index(found[0]) :][:3]
+        assert "old" not in found
+
+    def test_with_consume_it_receives_and_acks(self, shell, topic, client):
+        for n in range(5):
+            topic.send(n)
+
+        done = shell("tail", topic.name, "--consume", "--limit", 4, "--json")
+
+        assert [one["body"] for one in ndjson(done.stdout)] == [0, 1, 2, 3]
+        counts = client.admin.stats(topic.name)
+        assert (counts["settled"], counts["priority"], counts["in_flight"]) == (4, 1, 0)
+
+    def test_lines_for_people_fit_and_are_harmless(self, run, topic):
+        topic.send(EVIL + "x" * 500)
+
+        done = run("tail", topic.name, "--consume", "--limit", 1, COLUMNS="100")
+
+        (line,) = done.stdout.splitlines()
+        assert len(line) <= 100
+        assert not HARMFUL.search(line)
+
+
+def feed_until_done(topic, running):
+    """Send a message every 50 ms until the tail has had enough."""
+    sent = []
+    watcher = threading.Thread(target=running.wait)
+    watcher.start()
+    until = time.monotonic() + 15
+    while watcher.is_alive() and time.monotonic() < until:
+        topic.send(len(sent))
+        sent.append(len(sent))
+        time.sleep(0.05)
+    return sent

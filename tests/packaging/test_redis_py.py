@@ -1,0 +1,54 @@
+"""RMQ speaks through redis-py 5 to 8, RESP2 and RESP3: the same life gives the same answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".venv" / "redis-py"
+LIFE = Path(__file__).with_name("life.py")
+VERSIONS = ["5.0.8", "5.2.1", "6.4.0", "7.4.0", "8.1.0"]
+
+
+def library(version: str) -> Path:
+    """redis-py of a version, in its own directory; without a registry a laptop skips, CI fails."""
+    home = CACHE / version
+    if not (home / "redis" / "__init__.py").is_file():
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                "--no-deps", "--target", str(home), f"redis=={version}",
+            ],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(done.stderr[-500:])
+    return home
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_message_lives_its_life_through_it(server: Server, version: str, protocol: int) -> None:
+    with server.raw() as redis:
+        redis.flushdb()
+    path = os.pathsep.join([str(library(version)), str(ROOT)])
+
+    done = subprocess.run(
+        [sys.executable, str(LIFE), f"{server.url}?protocol={protocol}"],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    used, sync, asynchronous = json.loads(done.stdout)
+    numbers = sorted(map(str, range(20)))
+    assert used == version
+    assert sync == sorted([*numbers, "merged"])
+    assert asynchronous == sorted([*numbers, "late"])

@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq import record
+from rmq.errors import DecodeError
+
+
+def test_a_plain_record_is_eight_bytes_longer_than_its_body() -> None:
+    data = record.head(1, 0, 100) + b"\0\0\0\x07" + b'"x"'
+    read = record.read(data)
+    assert len(data) == 8 + 3
+    assert (read.codec, read.priority, read.number_low, read.body) == (1, 100, 7, b'"x"')
+    assert (read.due_ms, read.expires_ms, read.merge_key, read.headers) == (0, 0, "", {})
+
+
+def test_every_field_is_read_where_it_is_flagged() -> None:
+    import msgpack
+
+    flags = record.TIMED | record.EXPIRES | record.MERGES | record.HEADERS
+    data = (
+        record.head(2, flags, 1_048_575)
+        + b"\xff\xff\xff\xff"
+        + (1_790_000_000_000).to_bytes(6, "big")
+        + (1_790_000_001_000).to_bytes(6, "big")
+        + record.sized("ключ".encode())
+        + record.sized(msgpack.packb({"a": "b"}))
+        + b"body"
+    )
+    read = record.read(data)
+    assert read == record.Record(
+        2,
+        flags,
+        1_048_575,
+        0xFFFFFFFF,
+        1_790_000_000_000,
+        1_790_000_001_000,
+        "ключ",
+        {"a": "b"},
+        b"body",
+    )
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        read = record.read(data)
+    except DecodeError:
+        return
+    assert len(read.body) <= len(data) - 8
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_collected_bodies_come_apart_again(bodies: list[bytes]) -> None:
+    joined = b"".join(len(b).to_bytes(4, "big") + b for b in bodies)
+    assert record.pieces(joined) == bodies
+    if joined:
+        with pytest.raises(DecodeError):
+            record.pieces(joined[:-1] if joined[-1:] and bodies[-1] else joined + b"\0")
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**32 - 1))
+def test_the_whole_acceptance_number_comes_back(number: int, later: int) -> None:
+    assert record.offset_of(number % 2**32, number + later) == number
