@@ -52,13 +52,26 @@ local known = window > 0 and settled_known(KEYS[4], KEYS[5], window, tonumber(s[
 
 local scores, pairs_, kinds, letters = {}, {}, {}, {}
 local n, repeated, earliest, at_once = 0, false, nil, false
-local seen = {}
+local last_id, seen = '', nil
 for i = 1, count do
   local id = ARGV[4 + i]
   if #id ~= 16 then
     fail('ARG', 'id')
   end
-  if here[i] or seen[id] or (known and known[i] == 1) then
+  local again = here[i] or (known and known[i] == 1)
+  if seen or id <= last_id then
+    -- Ids that a producer makes grow, so that none comes twice. Others are looked up.
+    if not seen then
+      seen = {}
+      for j = 1, i - 1 do
+        seen[ARGV[4 + j]] = true
+      end
+    end
+    again = again or seen[id]
+    seen[id] = true
+  end
+  last_id = id
+  if again then
     if not repeated then
       repeated = true
       for j = 1, i - 1 do
@@ -70,7 +83,6 @@ for i = 1, count do
     if repeated then
       letters[i] = 's'
     end
-    seen[id] = true
     local head, rest = ARGV[3 + count + 2 * i], ARGV[4 + count + 2 * i]
     local kind = kinds[head]
     if not kind then
@@ -119,7 +131,7 @@ if n == 0 then
   return { accepted, table.concat(letters) }
 end
 
-local dropped
+local dropped, unmerged
 if capacity > 0 and waiting_now + n > capacity then
   local excess = waiting_now + n - capacity
   if s[7] ~= 'drop_lowest' or n > capacity or excess > 1000 then
@@ -139,7 +151,16 @@ if capacity > 0 and waiting_now + n > capacity then
     dropped[#dropped + 1] = lowest[i]
   end
   redis.call('HLEN', KEYS[6])
-  redis.call('HLEN', KEYS[7])
+  unmerged = {}
+  if redis.call('HLEN', KEYS[7]) > 0 then
+    for i = 1, #dropped do
+      local _, _, key = envelope(redis.call('HGET', records, dropped[i]) or '')
+      local held = key and redis.call('HGET', KEYS[7], key)
+      if held and string.sub(held, 1, 16) == dropped[i] then
+        unmerged[#unmerged + 1] = key
+      end
+    end
+  end
 end
 
 local head_due
@@ -157,15 +178,10 @@ if anew then
   redis.call('HSET', slot, 'front', 0)
 end
 if dropped then
-  for i = 1, #dropped do
-    local record = redis.call('HGET', records, dropped[i])
-    local _, _, key = envelope(record or '')
-    local held = key and redis.call('HGET', KEYS[7], key)
-    if held and string.sub(held, 1, 16) == dropped[i] then
-      redis.call('HDEL', KEYS[7], key)
-    end
-  end
   redis.call('ZREM', store, unpack(dropped))
+  if #unmerged > 0 then
+    redis.call('HDEL', KEYS[7], unpack(unmerged))
+  end
   redis.call('HDEL', records, unpack(dropped))
   redis.call('HDEL', KEYS[6], unpack(dropped))
   redis.call('HINCRBY', slot, 'dropped', #dropped)

@@ -135,7 +135,7 @@ class Handle:
         assert self._spread is not None, "open first"
         return self._spread
 
-    def opened(self, found: Settings, created: bytes, ready: bool) -> None:
+    def opened(self, found: Settings, created: bytes, ready: bool = True) -> None:
         """Take note of what is in Redis; `ready`: every slot has what its scripts read."""
         self._slots = [SlotKeys(self.prefix, self.name, i) for i in range(found.slots)]
         self._spread = Spread(found.slots, int.from_bytes(os.urandom(2), "big"))

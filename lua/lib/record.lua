@@ -29,6 +29,9 @@ end
 -- envelope: (due or nil, expiry or nil, merge key or nil), or nothing when the record is cut short.
 local function envelope(record)
   local head, whole_size = string.byte(record, 1), #record
+  if whole_size < 8 then
+    return
+  end
   local at, due, expiry, key = 9, nil, nil, nil
   if flagged(head, TIMED) then
     if whole_size < at + 5 then

@@ -126,26 +126,6 @@ def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
     if not isinstance(out, Outgoing):
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     draft = _Draft()
-    if (
-        out.delay is None
-        and out.at is None
-        and out.slot_basis is None
-        and out.headers is None
-        and out.id is None
-        and out.expires is None
-        and out.merge_key is None
-        and out.time_range is None
-        and out.max_wait is None
-        and out.merge == "first"
-        and not out.extend
-        and not settings.expires_ms
-    ):  # a body and perhaps a priority: most messages
-        priority = (
-            settings.default_priority if out.priority is None else check_priority(out.priority)
-        )
-        draft.head = record.head(handle.codec.number, 0, priority)
-        draft.body = _body(handle.codec, out.body, settings.max_body)
-        return draft
     due = _merging(out, draft) or _due(out)
     priority = settings.default_priority
     if out.priority is not None:
@@ -184,17 +164,83 @@ def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
     return draft
 
 
+def _is_plain(out: Outgoing) -> bool:
+    """Whether a message is a body and perhaps a priority, as most are."""
+    return (
+        out.delay is None
+        and out.at is None
+        and out.slot_basis is None
+        and out.headers is None
+        and out.id is None
+        and out.expires is None
+        and out.merge_key is None
+        and out.time_range is None
+        and out.max_wait is None
+        and out.merge == "first"
+        and not out.extend
+    )
+
+
 class _Group:
     """Messages for one call to one slot."""
 
-    __slots__ = ("bytes", "ids", "parts", "places", "slot")
+    __slots__ = ("bytes", "given", "ids", "merging", "parts", "places", "slot")
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int, merging: _Draft | None) -> None:
         self.slot = slot
+        self.merging = merging  # such a message has a call to itself
         self.ids: list[MessageId] = []
-        self.parts: list[bytes] = []
+        self.given: dict[int, MessageId] = {}  # position -> the id that the caller brought
+        self.parts: list[bytes] = []  # head and rest of each record
         self.places: list[int] = []  # where its results go
         self.bytes = 0
+
+
+def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
+    """Check and encode all messages, and sort them into calls."""
+    settings, codec = handle.settings, handle.codec
+    plain_head = record.head(codec.number, 0, settings.default_priority)
+    groups: list[_Group] = []
+    filling: dict[int, _Group] = {}
+    run_slot = run_left = 0
+    for place, out in enumerate(messages):
+        given, merging = None, None
+        if not settings.expires_ms and type(out) is Outgoing and _is_plain(out):
+            head, slot = plain_head, -1
+            if out.priority is not None:
+                head = record.head(codec.number, 0, check_priority(out.priority))
+            rest = _body(codec, out.body, settings.max_body)
+        else:
+            draft = _draft(handle, settings, out)
+            head, rest, given = draft.head, draft.envelope + draft.body, draft.id
+            merging = draft if draft.merge_key else None
+            slot = -1 if draft.basis is None else slot_of(draft.basis, settings.slots)
+            slot = slot if given is None else given.slot
+        if slot < 0:  # no matter which
+            if not run_left:
+                run_slot, run_left = handle.spread.next(), RUN
+            slot, run_left = run_slot, run_left - 1
+        size = len(rest) + 64
+        group = filling.get(slot)
+        if (
+            group is None
+            or merging is not None
+            or len(group.places) >= BATCH_MAX
+            or group.bytes + size > CALL_BYTES
+        ):
+            group = _Group(slot, merging)
+            groups.append(group)
+            if merging is None:
+                filling[slot] = group
+            else:
+                filling.pop(slot, None)  # what comes after a merging message stays after it
+        if given is not None:
+            group.given[len(group.places)] = given
+        group.places.append(place)
+        group.parts.append(head)
+        group.parts.append(rest)
+        group.bytes += size
+    return groups
 
 
 def send_many(
@@ -206,46 +252,16 @@ def send_many(
     go in one call, which is all or nothing; calls share a round trip.
     """
     yield from opening.ensure(handle)
-    settings = handle.settings
-    drafts = [_draft(handle, settings, out) for out in messages]
-    if not drafts:
+    groups = _groups(handle, messages)
+    if not groups:
         return []
-    calls: list[commands.Command[Any]] = []
-    owners: list[_Group] = []
-    open_groups: dict[int, _Group] = {}
-    spread_slot, spread_left = 0, 0
-    groups: list[_Group] = []
-    for place, draft in enumerate(drafts):
-        if draft.id is not None:
-            slot = draft.id.slot
-        elif draft.basis is not None:
-            slot = slot_of(draft.basis, settings.slots)
-        else:
-            if not spread_left:
-                spread_slot, spread_left = handle.spread.next(), RUN
-            slot, spread_left = spread_slot, spread_left - 1
-        size = len(draft.body) + len(draft.envelope) + 64
-        group = open_groups.get(slot)
-        if (
-            group is None
-            or draft.merge_key
-            or len(group.places) >= BATCH_MAX
-            or group.bytes + size > CALL_BYTES
-        ):
-            group = _Group(slot)
-            groups.append(group)
-            if draft.merge_key:
-                open_groups.pop(slot, None)  # what comes after a merging message stays after it
-            else:
-                open_groups[slot] = group
-        group.places.append(place)
-        group.bytes += size
     for group in groups:
-        _fill(handle, group, drafts)
-        owners.append(group)
-        calls.append(_call(handle, settings, group, drafts))
-    results: list[SendResult | None] = [None] * len(drafts)
-    yield from _deliver(handle, calls, owners, results, asked, timeout)
+        group.ids = ids.make(group.slot, handle.check, len(group.places))
+        for position, given in group.given.items():
+            group.ids[position] = given
+    calls = [_call(handle, group) for group in groups]
+    results: list[SendResult | None] = [None] * sum(len(group.places) for group in groups)
+    yield from _deliver(handle, calls, groups, results, asked, timeout)
     return [result for result in results if result is not None]
 
 
@@ -256,34 +272,22 @@ def new_id(handle: Handle, basis: str | bytes | None) -> Flow[MessageId]:
     return ids.make(slot, handle.check)[0]
 
 
-def _fill(handle: Handle, group: _Group, drafts: list[_Draft]) -> None:
-    new = [place for place in group.places if drafts[place].id is None]
-    made = iter(ids.make(group.slot, handle.check, len(new)) if new else ())
-    for place in group.places:
-        draft = drafts[place]
-        group.ids.append(draft.id if draft.id is not None else next(made))
-        group.parts.append(draft.head)
-        group.parts.append(draft.envelope + draft.body if draft.envelope else draft.body)
-
-
-def _call(
-    handle: Handle, settings: Settings, group: _Group, drafts: list[_Draft]
-) -> commands.Command[Any]:
+def _call(handle: Handle, group: _Group) -> commands.Command[Any]:
     keys = handle.slots[group.slot]
-    first = drafts[group.places[0]]
-    if not first.merge_key:
+    draft = group.merging
+    if draft is None:
         return commands.send(handle, keys, group.ids, group.parts)
     return commands.merge(
         handle,
         keys,
         id=group.ids[0],
-        head=first.head,
-        envelope=first.envelope,
-        body=first.body,
-        merge_key=first.merge_key,
-        mode=first.mode,
-        max_wait_ms=first.max_wait_ms,
-        most_bytes=settings.max_body,
+        head=draft.head,
+        envelope=draft.envelope,
+        body=draft.body,
+        merge_key=draft.merge_key,
+        mode=draft.mode,
+        max_wait_ms=draft.max_wait_ms,
+        most_bytes=handle.settings.max_body,
     )
 
 

@@ -196,6 +196,7 @@ def test_one_bad_message_of_many_stops_them_all_before_any_is_sent(api: Any, nam
 def test_an_id_of_another_topic_is_refused(api: Any, name: str) -> None:
     here, there = api.topic(name), api.topic(name + "x")
     foreign = there.send("x").id
+    here.open()
     for verb in (here.get, here.cancel):
         with pytest.raises(rmq.InvalidValue, match="is of another topic"):
             verb(foreign)
