@@ -246,15 +246,23 @@ def _text(reply: bytes) -> str:
 
 
 def _runs(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Receipts as runs: how many, the first receipt, its delivery number."""
+    """Receipts as runs, each of deliveries that follow each other: how many, first receipt, number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
     if numbers == list(range(number, number + count)) and receipts == [
         first + step / DELIVERY_CYCLE for step in range(count)
     ]:
         return [1, count, repr(first), number]
-    return [
-        count, *(part for r, n in zip(receipts, numbers, strict=True) for part in (1, repr(r), n))
-    ]  # fmt: skip
+    starts = [
+        at
+        for at in range(count)
+        if not at
+        or numbers[at] != numbers[at - 1] + 1
+        or receipts[at] != receipts[at - 1] + 1 / DELIVERY_CYCLE
+    ]
+    runs: list[Any] = [len(starts)]
+    for at, end in zip(starts, [*starts[1:], count], strict=True):
+        runs += (end - at, repr(receipts[at]), numbers[at])
+    return runs
 
 
 def ack(
@@ -356,6 +364,11 @@ def extend(
         [_clock, lane.number, lease_ms, *ids, *map(repr, receipts)],
         parse,
     )
+
+
+def bury(keys: SlotKeys, id: bytes, record: bytes, told: bytes) -> Command[int]:
+    """Put a popped message that cannot be read into the DeadQueue: 1 buried, 0 it is queued."""
+    return Command(scripts.load("bury"), _whole_slot(keys), [_clock, id, record, told], int)
 
 
 # --- one message -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Generic, Literal, TypeVar
 
-from rmq import codec, failure, record
+from rmq import codec, commands, failure, record
 from rmq.commands import Batch
 from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Snooze
 from rmq.errors import (
@@ -72,11 +72,14 @@ class _ConsumerBase(Generic[D]):
             found: list[D] = []
             for keys, batch in batches:
                 unreadable = self._read(keys, batch, found)
-                if unreadable and not self._pops:
+                if self._pops:
+                    for lease, told, entry in unreadable:
+                        yield commands.bury(keys, lease.id, entry, told)
+                elif unreadable:
                     yield from settling.reject(
                         self._handle,
-                        Leases.of([lease for lease, _ in unreadable]),
-                        [error for _, error in unreadable],
+                        Leases.of([lease for lease, _, _ in unreadable]),
+                        [told for _, told, _ in unreadable],
                         "u",
                     )
             if found or not batches:
@@ -88,7 +91,9 @@ class _ConsumerBase(Generic[D]):
                 self._tidy_at = 2 * len(self._open) + KEPT_BATCHES
         return found
 
-    def _read(self, keys: SlotKeys, batch: Batch, found: list[D]) -> list[tuple[Lease, bytes]]:
+    def _read(
+        self, keys: SlotKeys, batch: Batch, found: list[D]
+    ) -> list[tuple[Lease, bytes, bytes]]:
         """Make deliveries of a batch; what cannot be decoded is returned with the reason."""
         unreadable = []
         retries, lefts, ids = self._handle.settings.max_retries, batch.lefts, batch.ids
@@ -107,13 +112,15 @@ class _ConsumerBase(Generic[D]):
                 body = decode(entry[8:]) if decode else operating.body_of(record.read(entry))
             except DecodeError as error:
                 lease = Lease(keys.index, ids[position], score)
-                unreadable.append((lease, failure.tell(error)))
+                unreadable.append((lease, failure.tell(error), entry))
                 continue
             keep(make(origin, ids[position], score, entry, fence, body))
         return unreadable
 
     def _leases(self, deliveries: Iterable[D]) -> tuple[list[D], Leases]:
         mine = list(deliveries)
+        if len(set(map(id, mine))) != len(mine):
+            raise InvalidValue("deliveries: one of them is given twice; give each once")
         slots, ids, scores, numbers = [], [], [], []
         for one in mine:
             if not isinstance(one, DeliveryData):

@@ -22,6 +22,7 @@ from rmq.units import milliseconds, whole
 SAFETY_S = 1.0  # what a lost signal may cost
 LOOK_S = 0.05  # how stale a busy consumer's idea of its other slots may be
 ROLLBACKS_MAX = 20  # calls of 100 leases in one visit; the next visit goes on
+ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
 
 
@@ -59,13 +60,18 @@ def receive(
     until = time.monotonic() + wait_s
     waits = wait_s > 0
     yield from _catch_up(reception, waits)
+    spent = 0
     while True:
         batches = yield from _visit(reception, limit, waits)
         if batches:
             return batches
         now = time.monotonic()
         if now >= until:
-            return []
+            # All that was picked had expired, or joined its priority: there is work, so look again.
+            spent += min(reception.ready) <= now
+            if min(reception.ready) > now or spent > ROUNDS_MAX:
+                return []
+            continue
         if reception.listener.held is None:
             yield Listen(reception.listener, 0)
             reception.ready = [0.0] * len(
@@ -109,30 +115,52 @@ def _when(now: float, wait_us: int) -> float:
 
 
 def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[SlotKeys, Batch]]]:
-    """Take from slots that have work, in turn, until the limit is reached or none is left."""
+    """Take from slots that have work, in turn, until the limit is reached or none is left.
+
+    What was taken before an error is handed over all the same; the error comes again on the next
+    visit, which begins behind the slot that failed. An interrupted visit hands everything back.
+    """
     handle, ready = reception.handle, reception.ready
     found: list[tuple[SlotKeys, Batch]] = []
-    count = len(ready)
-    start = reception.cursor
-    for step in range(count):
-        index = (start + step) % count
-        if ready[index] > time.monotonic():
-            continue
-        keys = handle.slots[index]
-        batch = yield from _take(reception, keys, limit, waits)
-        if batch.lapsed and (yield from _roll_back(handle, keys)) and not batch.ids:
-            batch = yield from _take(reception, keys, limit, waits)
-        now = time.monotonic()
-        reception.ready[index] = _when(now, batch.wait_us)
-        if count == 1:
-            reception.looked = now
-        if batch.ids:
-            found.append((keys, batch))
+    count, start = len(ready), reception.cursor
+    try:
+        for step in range(count):
+            index = (start + step) % count
+            if ready[index] > time.monotonic():
+                continue
             reception.cursor = index + 1
-            limit -= len(batch.ids)
+            limit -= yield from _visit_one(reception, handle.slots[index], limit, waits, found)
             if limit <= 0:
                 break
+    except Exception:
+        if not found:
+            raise
+    except BaseException as error:
+        yield from _hand_back(reception, found, error)
+        raise
     return found
+
+
+def _visit_one(
+    reception: Reception,
+    keys: SlotKeys,
+    limit: int,
+    waits: bool,
+    found: list[tuple[SlotKeys, Batch]],
+) -> Flow[int]:
+    """Take from one slot, and see to the leases there that have run out; how many were taken."""
+    batch = yield from _take(reception, keys, limit, waits)
+    if batch.ids:
+        found.append((keys, batch))  # before anything else can fail
+    if batch.lapsed and (yield from _roll_back(reception.handle, keys)) and not batch.ids:
+        batch = yield from _take(reception, keys, limit, waits)
+        if batch.ids:
+            found.append((keys, batch))
+    now = time.monotonic()
+    reception.ready[keys.index] = _when(now, batch.wait_us)
+    if len(reception.ready) == 1:
+        reception.looked = now
+    return len(batch.ids)
 
 
 def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
@@ -149,19 +177,29 @@ def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow
         batch = yield command
     except Exception:
         raise
-    except BaseException:
-        # Ctrl-C, or a cancelled task, while the reply was under way. The same number gives the same
-        # batch; handed back now it costs nobody a retry.
-        if not reception.pops:
+    except BaseException as error:
+        # Ctrl-C, or a cancelled task, while the reply was under way. The same number gives the
+        # same batch; handed back now it costs nobody a retry.
+        if not reception.pops and not isinstance(error, GeneratorExit):
             batch = yield command
-            leases = leases_of(keys, batch, reception.handle.settings.max_retries)
-            if leases.ids:
-                places = [place_of(entry) for entry in batch.records if entry]
-                yield from settling.release(reception.handle, leases, places, 0)
+            yield from _hand_back(reception, [(keys, batch)], error)
         raise
     finally:
         lanes.give(lane)
     return batch
+
+
+def _hand_back(
+    reception: Reception, found: list[tuple[SlotKeys, Batch]], error: BaseException
+) -> Flow[None]:
+    """Release what an interrupted call has leased. What was popped is settled, and cannot be."""
+    if reception.pops or isinstance(error, GeneratorExit):
+        return
+    for keys, batch in found:
+        leases = leases_of(keys, batch, reception.handle.settings.max_retries)
+        if leases.ids:
+            places = [place_of(entry) for entry in batch.records if entry]
+            yield from settling.release(reception.handle, leases, places, 0)
 
 
 def leases_of(keys: SlotKeys, batch: Batch, most: int) -> settling.Leases:

@@ -1,0 +1,89 @@
+"""A send is answered when as many copies as asked have it, or says that they do not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from tests.conftest import any_binary
+from tests.integration.driven import connect
+from tests.servers import Server
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Server, Server]]:
+    """A server and its replica, in step."""
+    main = Server(any_binary())
+    replica = Server(any_binary(), "--replicaof", f"127.0.0.1 {main.port}")
+    with main.raw() as redis:
+        until = time.monotonic() + 20
+        while redis.wait(1, 100) < 1:
+            assert time.monotonic() < until, "the replica never came into step"
+    yield main, replica
+    replica.stop()
+    main.stop()
+
+
+def test_a_replicated_send_names_the_level_and_is_on_the_replica(
+    kind: str, pair: tuple[Server, Server], name: str
+) -> None:
+    main, replica = pair
+    with connect(kind, main.url) as api:
+        topic = api.topic(name, durability=rmq.Replicated(1, 2.0))
+        one = topic.send("x")
+        many = topic.send_many([rmq.Outgoing(n) for n in range(5)])
+        plain = topic.send("y", durability="memory")
+
+        assert (one.durable, plain.durable) == ("replicated", "memory")
+        assert {r.durable for r in many} == {"replicated"}
+        with replica.raw() as redis:
+            assert redis.hexists(f"rmq:{{{name}_0}}:records", bytes(one.id))
+
+
+def test_a_replica_that_does_not_answer_is_not_durable_and_a_resend_adds_nothing(
+    kind: str, pair: tuple[Server, Server], name: str
+) -> None:
+    main, replica = pair
+    with connect(kind, main.url) as api:
+        topic = api.topic(name)
+        topic.open()
+        mine: Any = topic.new_id()
+        replica.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(
+                rmq.NotDurable, match="replicated:1:300 asked, 0 replicas"
+            ) as caught:
+                topic.send("x", id=mine, durability=rmq.Replicated(1, 0.3))
+            assert caught.value.results[0].id == mine
+        finally:
+            replica.signal(signal.SIGCONT)
+
+        again = topic.send("x", id=mine, durability=rmq.Replicated(1, 10))
+        assert (again.status, again.durable) == ("duplicate", "replicated")
+        assert api.admin.stats(name)["priority"] == 1
+
+
+def test_more_replicas_than_there_are_is_not_durable(
+    kind: str, pair: tuple[Server, Server], name: str
+) -> None:
+    with (
+        connect(kind, pair[0].url) as api,
+        pytest.raises(rmq.NotDurable, match="sending the same ids"),
+    ):
+        api.topic(name).send("x", durability=rmq.Replicated(2, 0.2))
+
+
+def test_fsync_is_reached_or_refused_by_what_the_server_can(kind: str, own_server: Server) -> None:
+    with connect(kind, own_server.url) as api, own_server.raw() as redis:
+        topic = api.topic("orders")
+        version = tuple(int(n) for n in redis.info("server")["redis_version"].split(".")[:2])
+        if version >= (7, 2):
+            assert topic.send("x", durability=rmq.Fsync(0, 5)).durable == "fsync"
+        else:
+            with pytest.raises(rmq.ConfigurationError, match=r"has no WAITAOF \(Redis 7.2"):
+                topic.send("x", durability=rmq.Fsync(0, 5))

@@ -1,0 +1,104 @@
+"""What the README shows is what happens: its program and its commands are run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+URL = "embedded:///tmp/rmq-readme"
+
+
+def block(language: str, containing: str) -> str:
+    """The text of the fenced block in that language that contains a text."""
+    inside: list[str] | None = None
+    for line in README.splitlines():
+        if not line.startswith("```"):
+            if inside is not None:
+                inside.append(line)
+        elif inside is None:
+            found, inside = line[3:], []
+        else:
+            text, inside = "\n".join(inside), None
+            if found == language and containing in text:
+                return text
+    raise AssertionError(f"no {language or 'shell'} block with {containing!r} in README.md")
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A fresh HOME, and the embedded directory of the README in it."""
+    here = os.environ | {"HOME": str(tmp_path), "NO_COLOR": "1"}
+    here.pop("RMQ_URL", None)
+    yield here
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def at_home(text: str, tmp_path: Path) -> str:
+    assert URL in text
+    return text.replace(URL, f"embedded://{tmp_path}/rmq")
+
+
+def test_the_program_settles_its_four_messages(env: dict[str, str], tmp_path: Path) -> None:
+    program = at_home(block("python", "rmq.Client"), tmp_path)
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "4"
+    assert lines[:2] == ["1 {'id': 8}", "1 {'id': 7}"], "the larger priority first"
+    assert sorted(lines[2:4]) == ["1 refresh", "1 {'id': 9}"]
+
+
+def test_the_commands_run_and_succeed(env: dict[str, str], tmp_path: Path) -> None:
+    lines = at_home(block("", "rmq topic create"), tmp_path).splitlines()
+    assert lines[0].startswith("export RMQ_URL=")
+    env = env | {"RMQ_URL": lines[0].split("=", 1)[1]}
+
+    ran = []
+    for line in lines[1:]:
+        words = shlex.split(line)
+        assert words[0] == "rmq"
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        ran.append((line, done.returncode, done.stderr))
+
+    assert len(ran) >= 7
+    # A redrive that matches nothing says so with 3; everything else succeeds.
+    assert [r for r in ran if r[1] not in ((0, 3) if "redrive" in r[0] else (0,))] == []
+
+
+def test_every_file_that_the_readme_names_is_there() -> None:
+    named = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(named) >= 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_make_target_that_the_readme_names_is_there() -> None:
+    targets = set(re.findall(r"`?make ([a-z]+)`?", README))
+    makefile = (ROOT / "Makefile").read_text()
+    assert {"run", "test", "bench"} <= targets
+    assert [t for t in targets if not re.search(rf"^{t}:", makefile, re.MULTILINE)] == []
