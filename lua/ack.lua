@@ -105,11 +105,11 @@ if window > 0 then
 end
 if #mine > 0 then
   redis.call('HDEL', KEYS[3], unpack(mine)) -- also what notices a wrong type there, nothing yet removed
-  redis.call('ZREM', prepare, unpack(mine))
+  local gone = redis.call('ZREM', prepare, unpack(mine))
   if failed > 0 then
     redis.call('HDEL', KEYS[4], unpack(mine))
   end
-  redis.call('HINCRBY', slot, 'settled', #mine)
+  redis.call('HINCRBY', slot, 'settled', gone)
   if window > 0 then
     settled_remember(slot, KEYS[5], KEYS[6], window, tonumber(s[3]), now, mine)
   end

@@ -246,7 +246,7 @@ def _text(reply: bytes) -> str:
 
 
 def _runs(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Receipts as runs, each of deliveries that follow each other: how many, first receipt, number."""
+    """Receipts as runs of deliveries that follow each other: how many, first receipt, number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
     if numbers == list(range(number, number + count)) and receipts == [
         first + step / DELIVERY_CYCLE for step in range(count)

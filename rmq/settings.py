@@ -111,7 +111,8 @@ class Settings:
         lease_ms: how long a consumer may work on a delivery before it is rolled back, 1 s to 12 h.
         max_retries: deliveries after the first one, 0 to 16; then the DeadQueue.
         retry: how long a failed message waits.
-        dedup_window_ms: how long a settled id is remembered; 0 is off.
+        dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
+            message was settled is stored again, and a repeated merge may be collected twice.
         max_length: the most that may wait, shared evenly by the slots; 0 is off.
         overflow: what a send does at max_length: reject, block, or drop_lowest.
         max_body: the largest encoded body, bytes.

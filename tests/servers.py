@@ -1,4 +1,4 @@
-"""Real redis-servers for tests: each on its own free port and directory, dying with the test run."""
+"""Real redis-servers for tests: each on a port and directory of its own, dying with the tests."""
 
 from __future__ import annotations
 

@@ -266,8 +266,10 @@ class AsyncExecutor(Base):
                         await asyncio.sleep(left)
                     return signals
                 hear(await listener.held.get_message(timeout=left - FINE_S), signals)
-            while (more := await listener.held.get_message(timeout=0)) is not None:
-                hear(more, signals)
+            if until - time.monotonic() > seconds - FINE_S:
+                # It was there before we listened, so others may be behind it.
+                while (more := await listener.held.get_message(timeout=0)) is not None:
+                    hear(more, signals)
         except TROUBLE:
             await self.deafen(
                 listener

@@ -260,8 +260,10 @@ class Executor(Base):
                         time.sleep(left)
                     return signals
                 hear(listener.held.get_message(timeout=left - FINE_S), signals)
-            while (more := listener.held.get_message(timeout=0)) is not None:
-                hear(more, signals)
+            if until - time.monotonic() > seconds - FINE_S:
+                # It was there before we listened, so others may be behind it.
+                while (more := listener.held.get_message(timeout=0)) is not None:
+                    hear(more, signals)
         except TROUBLE:
             self.deafen(
                 listener
