@@ -29,7 +29,7 @@ NEVER = float("inf")
 class Reception:
     """What a consumer knows of its slots: when each is worth a visit, by the monotonic clock."""
 
-    __slots__ = ("cursor", "handle", "lease_ms", "listener", "looked", "pops", "ready")
+    __slots__ = ("cursor", "handle", "lease_ms", "listener", "looked", "pops", "ready", "unsaid")
 
     def __init__(self, handle: Handle, lease_ms: int | None, pops: bool) -> None:
         self.handle = handle
@@ -39,6 +39,7 @@ class Reception:
         self.ready: list[float] = []
         self.looked = 0.0
         self.cursor = 0
+        self.unsaid = False  # some slot gave messages last, and was not told that we may sleep
 
 
 def receive(
@@ -78,6 +79,9 @@ def receive(
                 handle.slots
             )  # what came before we listened is not signalled
             continue
+        if reception.unsaid:
+            yield from _look(reception, waits)
+            continue
         pause = min(until, min(reception.ready), reception.looked + SAFETY_S) - now
         if pause > 0:
             signals = yield Listen(reception.listener, pause)
@@ -102,6 +106,7 @@ def _catch_up(reception: Reception, waits: bool) -> Flow[None]:
 def _look(reception: Reception, waits: bool) -> Flow[None]:
     """Ask all slots at once when they have work."""
     reception.looked = time.monotonic()
+    reception.unsaid = False
     if len(reception.ready) == 1:
         reception.ready[0] = 0.0
         return
@@ -152,6 +157,7 @@ def _visit_one(
     batch = yield from _take(reception, keys, limit, waits)
     if batch.ids:
         found.append((keys, batch))  # before anything else can fail
+        reception.unsaid = len(reception.ready) > 1  # a single slot is asked before every sleep
     if batch.lapsed and (yield from _roll_back(reception.handle, keys)) and not batch.ids:
         batch = yield from _take(reception, keys, limit, waits)
         if batch.ids:

@@ -1,0 +1,56 @@
+"""The command line: `python -m bench [--quick] [--only PART] [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import report
+from bench.core import depth, throughput
+from bench.figures import Figure
+from bench.latency import due, idle, latency
+from bench.machine import description, server
+from bench.memory import memory
+from tests.servers import Server
+
+PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
+    "throughput": throughput,
+    "memory": memory,
+    "depth": depth,
+    "latency": latency,
+    "due": due,
+    "idle": idle,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be repeated")
+    parser.add_argument(
+        "--quick", action="store_true", help="see that it runs; figures mean little"
+    )
+    parser.add_argument("--rounds", type=int, default=0, help="default 9, with --quick 2")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
+    asked = parser.parse_args()
+    rounds = max(1, asked.rounds or (2 if asked.quick else 9))
+    figures: list[Figure] = []
+    told = Console(stderr=True)
+    with server() as own:
+        with own.raw() as raw:
+            machine = description(raw)
+        for name in asked.only or PARTS:
+            with told.status(f"measuring {name} ..."):
+                figures += PARTS[name](own, rounds, asked.quick)
+    if asked.quick:
+        for figure in figures:
+            figure.target = None  # so few messages, so small: nothing to hold against a target
+    report.show(machine, figures)
+    if asked.json:
+        report.write(asked.json, machine, figures)
+
+
+if __name__ == "__main__":
+    main()

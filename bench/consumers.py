@@ -1,0 +1,121 @@
+"""Consumers in a process of their own: each says when it is ready, and at the end what it saw.
+
+A body begins with its round and a time in ns: when it was sent, or when it was due. A body that
+begins with "end" ends the consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import redis
+
+import rmq
+
+END = b"end".ljust(100)
+GROUP = "bench"
+Sample = tuple[int, int]  # round, ns late
+
+_process = multiprocessing.get_context("spawn")
+
+
+def body_of(number: int, when_ns: int) -> bytes:
+    return (b"%d %d " % (number, when_ns)).ljust(100)
+
+
+def _note(samples: list[Sample], bodies: list[bytes], now_ns: int) -> bool:
+    """Note how late each is; whether the end has come."""
+    for body in bodies:
+        if body[:3] == b"end":
+            return True
+        number, when = body.split()
+        samples.append((int(number), now_ns - int(when)))
+    return False
+
+
+def sync_consumer(url: str, key: str, pipe: Connection) -> None:
+    samples: list[Sample] = []
+    with rmq.Client(url) as client, client.topic(key, codec="bytes").consumer() as consumer:
+        consumer.receive(wait=0.05)
+        pipe.send("ready")
+        over = False
+        while not over:
+            taken = consumer.receive(max_messages=100, wait=5)
+            over = _note(samples, [d.body for d in taken], time.time_ns())
+            consumer.ack(taken)
+    pipe.send(samples)
+
+
+def async_consumer(url: str, key: str, pipe: Connection) -> None:
+    async def main() -> list[Sample]:
+        samples: list[Sample] = []
+        async with (
+            rmq.AsyncClient(url) as client,
+            client.topic(key, codec="bytes").consumer() as consumer,
+        ):
+            await consumer.receive(wait=0.05)
+            pipe.send("ready")
+            over = False
+            while not over:
+                taken = await consumer.receive(max_messages=100, wait=5)
+                over = _note(samples, [d.body for d in taken], time.time_ns())
+                await consumer.ack(taken)
+        return samples
+
+    pipe.send(asyncio.run(main()))
+
+
+def stream_consumer(url: str, key: str, pipe: Connection) -> None:
+    samples: list[Sample] = []
+    with redis.Redis.from_url(url) as client:
+        client.xgroup_create(key, GROUP, mkstream=True)
+        pipe.send("ready")
+        over = False
+        while not over:
+            # Shorter than redis-py's own socket timeout of 5 s.
+            reply: Any = client.xreadgroup(GROUP, "one", {key: ">"}, count=100, block=1000)
+            now_ns = time.time_ns()
+            # redis-py answers RESP2 with a list and RESP3 with a dict of lists.
+            taken = reply[0][1] if isinstance(reply, list) and reply else []
+            if isinstance(reply, dict) and reply:
+                taken = next(iter(reply.values()))[0]
+            if taken:
+                over = _note(samples, [fields[b"body"] for _, fields in taken], now_ns)
+                client.xack(key, GROUP, *[entry for entry, _ in taken])
+    pipe.send(samples)
+
+
+def idle_consumer(url: str, key: str, pipe: Connection) -> None:
+    """Waits for messages that never come, until it is ended."""
+    with rmq.Client(url) as client, client.topic(key).consumer() as consumer:
+        consumer.receive(wait=0.05)
+        pipe.send("ready")
+        consumer.receive(wait=None)
+
+
+class Running:
+    """A consumer that runs in its process and is ready."""
+
+    def __init__(self, main: Callable[[str, str, Connection], None], url: str, key: str) -> None:
+        self.pipe, theirs = _process.Pipe()
+        self.process = _process.Process(target=main, args=(url, key, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.hear(30)
+
+    def hear(self, patience_s: float) -> Any:
+        """What it says next; EOFError when it died."""
+        if not self.pipe.poll(patience_s):
+            self.stop()
+            raise TimeoutError(f"bench: {self.process.name} says nothing")
+        return self.pipe.recv()
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.join()

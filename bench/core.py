@@ -1,0 +1,173 @@
+"""Throughput beside the yardstick, and the price of a deep queue."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from time import perf_counter
+
+from bench.figures import Figure
+from bench.machine import placed, settle
+from bench.queues import Queue, Rmq, RmqJson, Stream
+from bench.yardstick import Yardstick
+from rmq import Outgoing
+from tests.servers import Server
+
+BODY = b"x" * 100
+BACKLOG = 1000
+STEPS = ("send", "receive", "ack")
+TARGETS = {1: 0.8, 100: 0.6}  # of a whole life, RMQ / yardstick
+CALLS = {1: 1000, 10: 300, 100: 60, 1000: 12}
+
+
+def _live(queue: Queue, k: int, calls: int) -> dict[str, float]:
+    """Seconds spent in each step of `calls` batches of k messages."""
+    bodies = [BODY] * k
+    spent = dict.fromkeys(STEPS, 0.0)
+    started = perf_counter()
+    for _ in range(calls):
+        queue.send(bodies)
+    spent["send"] = perf_counter() - started
+    for _ in range(calls):
+        started = perf_counter()
+        taken = queue.receive(k)
+        got = perf_counter()
+        queue.ack(taken)
+        spent["receive"] += got - started
+        spent["ack"] += perf_counter() - got
+        if len(taken) != k:
+            raise RuntimeError(f"{queue.name}: {len(taken)} of {k} messages")
+    spent["life"] = sum(spent[step] for step in STEPS)
+    return spent
+
+
+CHUNKS = 10  # of a round; queues take turns chunk by chunk, so that a slow moment hits them all
+
+
+def _compare(
+    server: Server, k: int, calls: int, rounds: int
+) -> tuple[dict[tuple[str, str], list[float]], dict[tuple[str, str], list[float]]]:
+    """By queue and step, for each round: its share of the yardstick's speed, and messages/s."""
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    chunk = max(1, calls // CHUNKS)
+    kinds: list[type[Yardstick] | type[Rmq]] = [Yardstick, Rmq, RmqJson]
+    with server.raw() as raw:
+        for number in range(rounds):
+            settle(raw)
+            queues: list[Queue] = [
+                kind(server.url, f"k{k}-{place}") for place, kind in enumerate(kinds)
+            ]
+            spent = {queue.name: dict.fromkeys((*STEPS, "life"), 0.0) for queue in queues}
+            for queue in queues:
+                queue.send([BODY] * BACKLOG)
+                _live(queue, k, 3)
+            for turn in range(CHUNKS):
+                for place in range(len(queues)):
+                    queue = queues[(place + turn + number) % len(queues)]
+                    for step, seconds in _live(queue, k, chunk).items():
+                        spent[queue.name][step] += seconds
+            for queue in queues:
+                queue.close()
+            for name, times in spent.items():
+                for step, seconds in times.items():
+                    rates[name, step].append(k * chunk * CHUNKS / seconds)
+                    ratios[name, step].append(spent[Yardstick.name][step] / seconds)
+    return ratios, rates
+
+
+def throughput(server: Server, rounds: int, quick: bool) -> list[Figure]:
+    """A whole life of messages in batches of 1, 10, 100 and 1000."""
+    part, figures = "throughput", []
+    for k, calls in CALLS.items():
+        calls = max(3, calls // 20) if quick else calls
+        with placed(server, cores=2):
+            ratios, rates = _compare(server, k, calls, rounds)
+        for step in (*STEPS, "life"):
+            target = TARGETS.get(k) if step == "life" else None
+            notes = {f"{name} messages/s": rates[name, step] for name in (Yardstick.name, Rmq.name)}
+            figures.append(
+                Figure(part, f"{step}, k = {k}", ratios[Rmq.name, step], target=target, notes=notes)
+            )
+        figures.append(Figure(part, f"life, k = {k}, JSON bodies", ratios[RmqJson.name, "life"]))
+        with placed(server, cores=1) as able:
+            if able:
+                ratios, _ = _compare(server, k, calls, rounds)
+                figures.append(
+                    Figure(part, f"life, k = {k}, client and server on one core",
+                           ratios[Rmq.name, "life"])
+                )  # fmt: skip
+        if k == 100:
+            figures.append(_without_listpacks(server, k, calls, rounds))
+    with placed(server, cores=2):
+        figures.append(_bulk(server, rounds, 1 if quick else 30))
+    return figures
+
+
+def _without_listpacks(server: Server, k: int, calls: int, rounds: int) -> Figure:
+    """The yardstick's sorted sets of up to 128 are listpacks, slow at this size; here none is."""
+    name = "zset-max-listpack-entries"
+    with server.raw() as raw, placed(server, cores=2):
+        before = raw.config_get(name)
+        raw.config_set(name, 0)
+        ratios, _ = _compare(server, k, calls, rounds)
+        for found, value in before.items():
+            raw.config_set(found, value)
+    return Figure(
+        "throughput", f"life, k = {k}, server without listpacks", ratios[Rmq.name, "life"]
+    )
+
+
+def _bulk(server: Server, rounds: int, calls: int, k: int = 100) -> Figure:
+    """send_many of 100 beside a pipeline of 100 XADD."""
+    bodies, ratios = [BODY] * k, []
+    with server.raw() as raw:
+        for number in range(rounds):
+            settle(raw)
+            queues: list[Rmq | Stream] = [Rmq(server.url, "bulk"), Stream(server.url, "bulk")]
+            spent = {queue.name: 0.0 for queue in queues}
+            for queue in queues:
+                queue.send(bodies * (BACKLOG // k))
+            for turn in range(CHUNKS):
+                for queue in queues if (turn + number) % 2 else reversed(queues):
+                    started = perf_counter()
+                    for _ in range(calls):
+                        queue.send(bodies)
+                    spent[queue.name] += perf_counter() - started
+            for queue in queues:
+                queue.close()
+            ratios.append(spent[Stream.name] / spent[Rmq.name])
+    return Figure("throughput", f"bulk send, k = {k}, to a raw stream's", ratios, target=1.0)
+
+
+def depth(server: Server, rounds: int, quick: bool, k: int = 100) -> list[Figure]:
+    """A whole life in a deep queue beside one in a queue of 1000; priorities at random."""
+    deep, calls = (20_000, 5) if quick else (1_000_000, 60)
+    dice = random.Random(1)
+
+    def batch(count: int) -> list[Outgoing]:
+        return [Outgoing(BODY, priority=dice.randint(17, 1_048_575)) for _ in range(count)]
+
+    with server.raw() as raw:
+        settle(raw)
+    queues = {"shallow": Rmq(server.url, "shallow"), "deep": Rmq(server.url, "deep")}
+    for name, waiting in (("shallow", BACKLOG), ("deep", deep)):
+        for _ in range(waiting // 1000):
+            queues[name].topic.send_many(batch(1000))
+    ratios = []
+    for number in range(rounds + 1):
+        spent = {}
+        for name in sorted(queues, reverse=bool(number % 2)):
+            queue = queues[name]
+            batches = [batch(k) for _ in range(calls)]
+            started = perf_counter()
+            for messages in batches:
+                queue.topic.send_many(messages)
+                queue.ack(queue.receive(k))
+            spent[name] = perf_counter() - started
+        if number:  # the first warms up
+            ratios.append(spent["deep"] / spent["shallow"])
+    for queue in queues.values():
+        queue.close()
+    name = f"life in a queue of {deep:,} / of {BACKLOG:,}"
+    return [Figure("depth", name, ratios, target=2.5, at_most=True)]

@@ -1,0 +1,135 @@
+"""How late a message comes: to a consumer that waits for it, and after the time it is due."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import redis
+
+import rmq
+from bench.consumers import (
+    END,
+    Running,
+    Sample,
+    async_consumer,
+    body_of,
+    idle_consumer,
+    stream_consumer,
+    sync_consumer,
+)
+from bench.figures import Figure, percentile
+from bench.machine import settle
+from tests.servers import Server
+
+DIRECT = ("evalsha", "eval", "ping", "subscribe", "ssubscribe", "smembers", "script|load")
+
+
+def _by_round(samples: list[Sample]) -> dict[int, list[float]]:
+    """Milliseconds late, by round."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for number, ns in samples:
+        found[number].append(ns / 1e6)
+    return found
+
+
+def _late(
+    part: str, name: str, samples: list[Sample], targets: tuple[float | None, float | None]
+) -> list[Figure]:
+    by_round = _by_round(samples).values()
+    return [
+        Figure(part, f"{name}, p{percent}", [percentile(ms, percent) for ms in by_round], "ms",
+               target, at_most=True)
+        for percent, target in zip((50, 99), targets, strict=True)
+    ]  # fmt: skip
+
+
+def latency(server: Server, rounds: int, quick: bool) -> list[Figure]:
+    """From send to receive at 100 messages/s, one idle consumer in another process, in turns."""
+    each_s = 0.3 if quick else 4.0
+    with server.raw() as raw, rmq.Client(server.url) as client:
+        settle(raw)
+        ways: dict[str, tuple[Running, Callable[[bytes], object]]] = {}
+        for name, main in (("sync", sync_consumer), ("async", async_consumer)):
+            topic = client.topic(name, codec="bytes")
+            topic.open()
+            ways[f"rmq, {name} consumer"] = Running(main, server.url, name), topic.send
+
+        def xadd(body: bytes) -> None:
+            raw.xadd("stream", {"body": body})
+
+        ways["raw stream"] = Running(stream_consumer, server.url, "stream"), xadd
+        for number in range(rounds):
+            for _, send in ways.values():
+                begin = time.perf_counter()
+                for tick in range(int(each_s * 100)):
+                    time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
+                    send(body_of(number, time.time_ns()))
+        figures = []
+        for name, (running, send) in ways.items():
+            send(END)
+            samples = running.hear(30)
+            running.stop()
+            targets = (0.5, 2.0) if name.startswith("rmq") else (None, None)
+            figures += _late("latency", name, samples, targets)
+    return figures
+
+
+def due(server: Server, rounds: int, quick: bool) -> list[Figure]:
+    """20 000 messages due over 10 s, one consumer in another process."""
+    count, over_s = (500, 1.0) if quick else (20_000, 10.0)
+    rounds = min(rounds, 3)
+    with server.raw() as raw, rmq.Client(server.url) as client:
+        settle(raw)
+        topic = client.topic("due", codec="bytes")
+        topic.open()
+        running = Running(sync_consumer, server.url, "due")
+        for number in range(rounds):
+            begin_ms = int(time.time() * 1000) + 2000
+            times = [begin_ms + int(i * over_s * 1000 / count) for i in range(count)]
+            for first in range(0, count, 1000):
+                topic.send_many(
+                    [rmq.Outgoing(body_of(number, at * 1_000_000), at=at)
+                     for at in times[first : first + 1000]]
+                )  # fmt: skip
+            time.sleep(max(0.0, times[-1] / 1000 + 0.5 - time.time()))
+        topic.send(END)
+        samples = running.hear(60)
+        running.stop()
+    by_round = _by_round(samples).values()
+    missing = [float(count - len(late)) for late in by_round]
+    early = [float(sum(ms < 0 for ms in late)) for late in by_round]
+    name = f"{count:,} due over {over_s:g} s"
+    return [
+        *_late("due", f"{name}, late", samples, (0.5, 3.0)),
+        Figure("due", f"{name}, early", early, "messages", 0, at_most=True),
+        Figure("due", f"{name}, missing", missing, "messages", 0, at_most=True),
+    ]
+
+
+def _calls(raw: redis.Redis) -> tuple[int, int]:
+    """Commands that clients sent, and those with what scripts called."""
+    stats = {name[8:]: one["calls"] for name, one in raw.info("commandstats").items()}
+    return sum(stats.get(name, 0) for name in DIRECT), sum(stats.values())
+
+
+def idle(server: Server, rounds: int, quick: bool) -> list[Figure]:
+    """Commands that a consumer sends while nothing comes, by the topic's slots."""
+    seconds, figures = 2.0 if quick else 10.0, []
+    with server.raw() as raw, rmq.Client(server.url) as client:
+        for slots in (1, 8):
+            settle(raw)
+            client.topic(f"idle{slots}", slots=slots).open()
+            running = Running(idle_consumer, server.url, f"idle{slots}")
+            time.sleep(1)
+            raw.config_resetstat()
+            time.sleep(seconds)
+            sent, made = _calls(raw)
+            running.stop()
+            name = f"idle consumer, {slots} slot" + "s" * (slots > 1)
+            figures.append(
+                Figure("idle", name, [sent / seconds], "commands/s", 1.0, at_most=True,
+                       notes={"commands/s with those inside scripts": made / seconds})
+            )  # fmt: skip
+    return figures

@@ -1,0 +1,77 @@
+"""The server that a run measures, and what the machine is called in the report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import redis
+
+from tests.servers import Server, binaries
+
+
+@contextlib.contextmanager
+def server() -> Iterator[Server]:
+    """A redis-server of our own on loopback TCP, without persistence; the newest there is."""
+    found = binaries()
+    if not found:
+        raise SystemExit("bench: no redis-server here; apt-get install redis-server")
+    made = Server(found[max(found)])
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def settle(raw: redis.Redis) -> None:
+    """Empty the server, so that the next round begins where this one began."""
+    raw.flushall()
+    raw.config_resetstat()
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def description(raw: redis.Redis) -> dict[str, str]:
+    """What a reader needs to compare two runs."""
+    return {
+        "cpu": f"{_cpu()}, {os.cpu_count()} cores",
+        "load before": f"{os.getloadavg()[0]:.1f}",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "redis-server": str(raw.info("server")["redis_version"]),
+        "redis-py": version("redis"),
+        "hiredis": version("hiredis"),
+        "rmq": version("rmq"),
+    }
+
+
+@contextlib.contextmanager
+def placed(server: Server, cores: int) -> Iterator[bool]:
+    """Keep client and server on two cores, or on one; yields whether this system can.
+
+    Left free, the scheduler does now this, now that, and a single request and reply is then bound
+    by how a sleeping core wakes. Two cores are as two machines; one core shows CPU time alone.
+    """
+    assert server.process is not None
+    affinity = getattr(os, "sched_setaffinity", None)
+    before = sorted(os.sched_getaffinity(0)) if affinity else []
+    if affinity is None or len(before) < cores:
+        yield False
+        return
+    affinity(0, {before[0]})
+    affinity(server.process.pid, {before[cores - 1]})
+    try:
+        yield True
+    finally:
+        affinity(0, before)
+        affinity(server.process.pid, before)

@@ -1,0 +1,97 @@
+"""RMQ behind the yardstick's three verbs, through its public face; and a raw stream's send."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import redis
+
+import rmq
+
+
+class Queue(Protocol):
+    """What the throughput and depth parts drive."""
+
+    name: str
+
+    def send(self, bodies: list[bytes]) -> None:
+        """Send them in one call."""
+
+    def receive(self, count: int) -> list[Any]:
+        """Take so many in one call."""
+
+    def ack(self, taken: list[Any]) -> None:
+        """Settle what was taken in one call."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class Rmq:
+    """A topic of one slot; bodies are bytes. An Outgoing is made for each, as a user must."""
+
+    name = "rmq"
+    codec = "bytes"
+
+    def __init__(self, url: str, key: str) -> None:
+        self.client = rmq.Client(url)
+        self.topic = self.client.topic(key, codec=self.codec, slots=1)
+        self.topic.open()
+        self.consumer = self.topic.consumer()
+
+    def body(self, body: bytes) -> Any:
+        """What a user would send."""
+        return body
+
+    def send(self, bodies: list[bytes]) -> None:
+        """As a user would: send, or send_many."""
+        if len(bodies) == 1:
+            self.topic.send(self.body(bodies[0]))
+        else:
+            self.topic.send_many([rmq.Outgoing(self.body(body)) for body in bodies])
+
+    def receive(self, count: int) -> list[Any]:
+        """Leases them."""
+        return self.consumer.receive(max_messages=count)
+
+    def ack(self, taken: list[Any]) -> None:
+        """Acks them together."""
+        self.consumer.ack(taken)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.consumer.close()
+        self.client.close()
+
+
+class RmqJson(Rmq):
+    """The same with the default codec; the body is an object of about 100 bytes as JSON."""
+
+    name = "rmq json"
+    codec = "json"
+
+    def body(self, body: bytes) -> Any:
+        """What a user would send."""
+        return {"id": 123456, "name": "a name of some length", "tags": ["a", "b"], "total": 1234.5,
+                "paid": True, "note": None}  # fmt: skip
+
+
+class Stream:
+    """A raw stream: XADD in a pipeline."""
+
+    name = "stream"
+
+    def __init__(self, url: str, key: str) -> None:
+        self.redis = redis.Redis.from_url(url)
+        self.key = f"stream:{key}"
+
+    def send(self, bodies: list[bytes]) -> None:
+        """Adds them in one pipeline."""
+        pipe = self.redis.pipeline(transaction=False)
+        for body in bodies:
+            pipe.xadd(self.key, {"body": body})
+        pipe.execute()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.redis.close()

@@ -1,0 +1,122 @@
+"""Conversations, driven by hand: no server, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from rmq.codec import JSON
+from rmq.commands import Batch, Command
+from rmq.flows import Listen, receiving
+from rmq.flows.receiving import Reception
+from rmq.handle import Handle, Lanes
+from rmq.settings import Settings
+
+RECORD = bytes([1 << 5, 0, 0, 100, 0, 0, 0, 1]) + b"1"
+EMPTY = Batch(-1, False, 0, 0, 0, b"", [], [])
+FULL = Batch(-1, False, 1_790_000_000, 1, 1, b"", [bytes(16)], [RECORD])
+
+
+def reception(slots: int, listening: bool = True) -> Reception:
+    handle = Handle("rmq", "orders", JSON, Lanes(), {})
+    handle.opened(Settings(slots=slots), b"1")
+    made = Reception(handle, 30_000, pops=False)
+    made.listener.held = object() if listening else None
+    return made
+
+
+def say(step: Any) -> str:
+    """A step in a word: the verb and the slot, or that it listens."""
+    if isinstance(step, Listen):
+        return "listen"
+    assert isinstance(step, Command)
+    if step.script.name != "prepare":
+        return step.script.name
+    return f"prepare {step.keys[0].decode().split('_')[1][0]}"
+
+
+def converse(flow: Generator[Any, Any, Any], *answers: Any) -> tuple[list[str], Any]:
+    """The steps of a flow that is given these answers, and what it returned, if it did."""
+    heard = []
+    try:
+        step = next(flow)
+        for answer in answers:
+            heard.append(say(step))
+            step = flow.send(answer)
+        heard.append(say(step))
+    except StopIteration as stop:
+        return heard, stop.value
+    flow.close()
+    return heard, None
+
+
+def test_one_slot_is_visited_without_a_look_and_slept_on() -> None:
+    heard, _ = converse(receiving.receive(reception(1), 1, 5), EMPTY, {0}, EMPTY)
+    assert heard == ["prepare 0", "listen", "prepare 0", "listen"]
+
+
+def test_a_consumer_that_does_not_listen_yet_visits_again_before_it_sleeps() -> None:
+    made = reception(2, listening=False)
+    flow = receiving.receive(made, 1, 5)
+    heard = [say(next(flow)), say(flow.send([-1, -1]))]
+    made.listener.held = object()
+    heard += [say(flow.send(set())), say(flow.send(EMPTY)), say(flow.send(EMPTY))]
+    assert heard == ["next", "listen", "prepare 0", "prepare 1", "listen"]
+
+
+def test_a_slot_that_gave_messages_is_told_before_we_sleep() -> None:
+    made = reception(2)
+    heard, batches = converse(receiving.receive(made, 1, 5), [0, 0], FULL)
+    assert (heard, len(batches)) == (["next", "prepare 0"], 1)
+
+    # Slot 1 seemed to have work, and another consumer took it. Nobody has told slot 0 that we may
+    # sleep: its next message would send no signal, and wait for the look once a second.
+    heard, _ = converse(receiving.receive(made, 1, 5), EMPTY, [-1, -1])
+
+    assert heard == ["prepare 1", "next", "listen"]
+
+
+def test_a_signal_sends_the_consumer_to_the_slot_that_it_names() -> None:
+    heard, batches = converse(receiving.receive(reception(3), 1, 5), [-1, -1, -1], {2}, FULL)
+    assert (heard, len(batches)) == (["next", "listen", "prepare 2"], 1)
+
+
+def test_a_call_that_does_not_wait_looks_once_and_never_listens() -> None:
+    heard, batches = converse(receiving.receive(reception(3), 1, 0), [-1, -1, -1])
+    assert (heard, batches) == (["next"], [])
+
+
+def test_lapsed_leases_are_rolled_back_and_looked_for_again() -> None:
+    from rmq.commands import RolledBack
+
+    lapsed = EMPTY._replace(lapsed=True, wait_us=0)
+    heard, batches = converse(
+        receiving.receive(reception(1), 1, 0), lapsed, RolledBack(1, 0, False), FULL
+    )
+    assert heard == ["prepare 0", "rollback", "prepare 0"]
+    assert len(batches) == 1
+
+
+def test_an_interrupt_while_the_reply_is_under_way_hands_the_batch_back() -> None:
+    flow = receiving.receive(reception(1), 1, 5)
+    first = next(flow)
+
+    again = flow.throw(KeyboardInterrupt())
+    assert again is first  # the same number, so the same batch
+    release = flow.send(FULL)
+    assert say(release) == "release"
+    with pytest.raises(KeyboardInterrupt):
+        flow.send("1")
+
+
+def test_what_one_slot_gave_survives_the_error_of_the_next() -> None:
+    made = reception(2)
+    flow = receiving.receive(made, 10, 5)
+    next(flow)
+    flow.send([0, 0])
+    flow.send(FULL)
+    with pytest.raises(StopIteration) as stop:
+        flow.throw(RuntimeError("slot 1 is broken"))
+    assert [keys.index for keys, _ in stop.value.value] == [0]
