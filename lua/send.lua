@@ -50,6 +50,7 @@ end
 local here = redis.call('HMGET', records, unpack(ARGV, 5, 4 + count))
 local known = window > 0 and settled_known(KEYS[4], KEYS[5], window, tonumber(s[9]), now, 5, 4 + count)
 
+local scored = capacity > 0 and ordered_score or ordered_text -- scores are compared where room is made
 local scores, pairs_, kinds, letters = {}, {}, {}, {}
 local n, repeated, earliest, at_once = 0, false, nil, false
 local last_id, seen = '', nil
@@ -118,7 +119,7 @@ for i = 1, count do
     else
       at_once = true
       order = order + 1
-      score = ordered_score(kind[1], order)
+      score = scored(kind[1], order)
       if kind[3] then
         rest = write48(now + read48(rest, 1)) .. string.sub(rest, 7)
       end

@@ -79,7 +79,8 @@ class Server:
                 return
             if self.process.poll() is not None or time.monotonic() > until:
                 log = Path(self.dir, "redis.log")
-                raise RuntimeError(log.read_text() if log.exists() else "redis-server did not start")
+                text = log.read_text() if log.exists() else "redis-server did not start"
+                raise RuntimeError(text)
             time.sleep(0.01)
 
     def raw(self, **options: object) -> redis.Redis:
