@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from rmq import codec, commands, failure, record
@@ -16,6 +17,7 @@ from rmq.errors import DecodeError, InvalidType, InvalidValue, RMQError
 from rmq.flows import Flow, Pipeline, Sleep, opening
 from rmq.handle import Handle
 from rmq.ids import MessageId
+from rmq.keys import SlotKeys
 from rmq.message import Message, Place, moment
 from rmq.record import Record
 from rmq.score import TIMED_MIN, receipt_deadline_ms
@@ -177,8 +179,7 @@ def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
 def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
     """Look at messages without taking them; waiting ones in the order in which they would go.
 
-    With several slots, each gives an equal share of the limit, since order holds inside a slot
-    only.
+    Several slots give equal shares, or more where others have less: order holds inside a slot only.
     """
     limit = whole(limit, "limit", 1, 1_000_000)
     where = _place(place)
@@ -186,21 +187,33 @@ def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[
     slots = handle.slots
     if slot is not None:
         slots = [slots[whole(slot, "slot", 0, len(slots) - 1)]]
-    found: list[Message] = []
-    for position, keys in enumerate(slots):
-        share = -(-(limit - len(found)) // (len(slots) - position))
-        ranges: list[tuple[str, str, bool]] = [("-inf", "+inf", False)]
-        if where == "store":
-            now_to_later = (str(TIMED_MIN), "+inf", False)
-            ranges = [now_to_later, ("17", f"({TIMED_MIN}", True), ("-inf", "(17", True)]
-        got: list[Found] = []
-        for low, high, down in ranges:
-            got += yield from _pages(keys, where, low, high, down, share)
-        if where == "store":
-            counts = yield commands.stats(keys)
-            got = _in_take_order(got, counts["due"])
-        found += [read(one, handle.settings.max_retries) for one in got[:share]]
-    return found
+    found: list[list[Found]] = [[] for _ in slots]
+    share, more = -(-limit // len(slots)), list(range(len(slots)))
+    while more and sum(map(len, found)) < limit:
+        for position in more:
+            found[position] = yield from _first(slots[position], where, share)
+        more = [position for position in more if len(found[position]) == share]
+        share = min(limit, share * 4) if share < limit else limit + 1
+    kept = [one for got in found for one in got][:limit]
+    if sum(map(len, found)) > limit:  # the fuller slots gave more than their share: take in turn
+        kept = [one for row in zip_longest(*found) for one in row if one is not None][:limit]
+        kept.sort(key=lambda one: MessageId(one.id).slot)
+    return [read(one, handle.settings.max_retries) for one in kept]
+
+
+def _first(keys: SlotKeys, place: str, most: int) -> Flow[list[Found]]:
+    """The first messages of a queue of one slot, in its order."""
+    if place != "store":
+        return (yield from _pages(keys, place, "-inf", "+inf", False, most))
+    got: list[Found] = []
+    for low, high, down in (
+        (str(TIMED_MIN), "+inf", False),
+        ("17", f"({TIMED_MIN}", True),
+        ("-inf", "(17", True),
+    ):
+        got += yield from _pages(keys, place, low, high, down, most)
+    counts = yield commands.stats(keys)
+    return _in_take_order(got, counts["due"])[:most]
 
 
 def _in_take_order(got: list[Found], due: int) -> list[Found]:
@@ -210,7 +223,9 @@ def _in_take_order(got: list[Found], due: int) -> list[Found]:
     return timed[:due] + rest + timed[due:]
 
 
-def _pages(keys: Any, place: str, low: str, high: str, down: bool, most: int) -> Flow[list[Found]]:
+def _pages(
+    keys: SlotKeys, place: str, low: str, high: str, down: bool, most: int
+) -> Flow[list[Found]]:
     found: list[Found] = []
     while len(found) < most:
         page = yield commands.peek(

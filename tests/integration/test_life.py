@@ -343,6 +343,17 @@ def test_peek_shows_the_order_of_taking(api: Any, name: str, clock: Clock) -> No
         assert [d.body for d in consumer.receive(10)] == order[:-1]
 
 
+def test_peek_fills_its_limit_from_the_slots_that_have_messages(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=4)
+    topic.send_many([rmq.Outgoing(n, slot_basis="all in one slot") for n in range(20)])
+    topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(4)])
+
+    assert len(api.admin.peek(name, 10)) == 10
+    assert len(api.admin.peek(name, 24)) == 24
+    assert len(api.admin.peek(name, 1000)) == 24
+    assert len(api.admin.peek(name, 1)) == 1
+
+
 def test_a_topic_is_opened_with_its_settings_or_refused(api: Any, name: str) -> None:
     assert api.topic(name, slots=3, lease=60).open() is True
     assert api.topic(name).open() is False
