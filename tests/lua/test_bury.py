@@ -8,65 +8,85 @@ from rmq import commands
 from tests.lua.box import failure
 
 
-def popped(box) -> tuple[bytes, bytes]:
-    """A message that was popped: its id and its record."""
-    box.one()
-    batch = box.run(commands.pop(box.keys, box.lane(), 1, waits=False))
+def popped(box):
+    """A message that was popped: its id and record."""
+    box.one(body=b"\xff unreadable")
+    batch = box.run(commands.pop(box.keys, box.lane(), 1, False))
     return batch.ids[0], batch.records[0]
 
 
-def test_bury_makes_a_popped_message_a_dead_letter_with_its_record(box):
+def command(box, id, record, told=b"why"):
+    return commands.bury(box.keys, id, record, told)
+
+
+def test_popped_message_becomes_a_dead_letter_whole(box):
     id, record = popped(box)
     before = box.state()
 
-    assert box.run(commands.bury(box.keys, id, record, b"not JSON")) == 1
+    assert box.run(command(box, id, record)) == 1
 
-    assert box.changed(before) == {
+    assert box.changed(before, replay=True) == {
         ("slot", "buried"): "1",
-        ("dead", id): box.clock.now_ms,
         ("records", id): record,
-        ("failures", id): failure(0, 1, "u", b"not JSON"),
+        ("dead", id): box.clock.now_ms,
+        ("failures", id): failure(0, 1, "u", b"why"),
     }
 
 
-def test_bury_sent_again_finds_it_dead_and_changes_nothing(box):
+def test_run_again_it_finds_the_message_dead_and_changes_nothing(box):
     id, record = popped(box)
-    box.run(commands.bury(box.keys, id, record, b"first"))
+    box.run(command(box, id, record))
     before = box.state()
 
-    box.clock.advance(1)
-    assert box.run(commands.bury(box.keys, id, record, b"second")) == 0
-
+    assert box.twice(lambda: command(box, id, record, b"another error")) == 0
     assert box.state() == before
 
 
-@pytest.mark.parametrize("place", ["store", "prepare"])
-def test_bury_leaves_a_queued_message_alone(box, place):
-    id = box.one()
-    if place == "prepare":
-        box.take_one()
+def test_message_that_is_in_a_queue_is_not_touched(box):
+    waiting, later = box.one(priority=17), box.one(due=5000)
+    box.send(2)
+    flying, dead = box.take(2)
+    box.reject(dead)
     before = box.state()
 
-    assert box.run(commands.bury(box.keys, id, bytes(8), b"")) == 0
-
+    for id in (waiting, later, flying.id, dead.id):
+        assert box.run(command(box, id, b"a forged record")) == 0
     assert box.state() == before
 
 
-@pytest.mark.parametrize(("id", "record"), [(b"short", bytes(8)), (bytes(16), b"short")])
-def test_bury_refuses_what_is_no_message(box, id, record):
-    box.one()
+def test_buried_message_can_be_sent_back(box):
+    id, record = popped(box)
+    box.run(command(box, id, record))
+
+    assert box.run(commands.redrive(box.handle, box.keys, [id])) == "1"
+    lease = box.take_one()
+    assert (lease.id, lease.record, lease.left) == (id, record, 16)
+
+
+def test_error_is_kept_to_64_kib(box):
+    id, record = popped(box)
+    box.run(command(box, id, record, b"e" * 100_000))
+
+    assert box.state()["failures"][id] == failure(0, 1, "u", b"e" * 65_536)
+
+
+def test_dead_retention_drops_old_dead_letters_whole(make_box):
+    box = make_box(dead_retention_ms=10_000)
+    for _ in range(2):
+        id, record = popped(box)
+        box.run(command(box, id, record))
+        box.clock.advance(10)
+
+    state = box.state()
+    assert set(state["dead"]) == set(state["records"]) == set(state["failures"]) == {id}
+    assert box.counter("dead_dropped") == 1
+
+
+@pytest.mark.parametrize(("id", "record"), [(b"short", b"r" * 20), (b"i" * 16, b"1234567")])
+def test_id_or_record_of_a_wrong_size_is_refused(box, id, record):
     before = box.state()
 
     with pytest.raises(Exception, match="RMQARG record"):
-        box.run(commands.bury(box.keys, id, record, b""))
+        box.run(command(box, id, record))
 
     assert box.state() == before
-
-
-def test_a_buried_message_can_be_redriven(box):
-    id, record = popped(box)
-    box.run(commands.bury(box.keys, id, record, b""))
-
-    assert box.run(commands.redrive(box.handle, box.keys, [id])) == "1"
-
-    assert box.take_one().id == id

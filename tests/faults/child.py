@@ -1,0 +1,85 @@
+"""A process that is going to be killed: `python -m tests.faults.child <what> <url> <topic> <log>`.
+
+It tells what it does in lines appended to a file, one write each, so that a kill loses none and no
+pipe stays open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import rmq
+from tests.servers import _die_with_parent
+
+
+@contextlib.contextmanager
+def running(what: str, url: str, topic: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The child, from the parent's side."""
+    with open(log.with_suffix(".err"), "wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.child", what, url, topic, str(log)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            preexec_fn=_die_with_parent,
+            cwd=Path(__file__).parents[2],
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def told(log: Path, word: str, count: int = 1, within: float = 20.0) -> list[list[str]]:
+    """Wait until the child has told a word so often; its lines, split."""
+    until = time.monotonic() + within
+    while True:
+        text = log.read_text() if log.exists() else ""
+        lines = [line.split() for line in text.splitlines() if line.split()[0] == word]
+        if len(lines) >= count:
+            return lines
+        if time.monotonic() > until:
+            errors = log.with_suffix(".err").read_text()
+            raise AssertionError(f"the child told {text!r}, not {count} times {word!r}: {errors}")
+        time.sleep(0.005)
+
+
+def main(what: str, url: str, name: str, log: str) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def tell(*words: object) -> None:
+        os.write(out, (" ".join(map(str, words)) + "\n").encode())
+
+    topic = rmq.Client(url).topic(name)
+    if what == "produce":
+        for number in range(1_000_000):
+            id = topic.new_id()
+            tell("attempt", number, id)
+            topic.send({"n": number}, id=id)
+            tell("answer", number, id)
+    mode = "at_most_once" if what == "pop" else "at_least_once"
+    consumer = topic.consumer(lease=1, mode=mode)  # type: ignore[arg-type]
+    for one in consumer.receive(10, wait=10):
+        tell("deliver", one.body["n"], one.attempt)
+    tell("working")
+    if what == "stall":  # stopped here for longer than the lease, then goes on
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        try:
+            one.ack()
+            tell("settled")
+        except rmq.LeaseLost:
+            tell("lost")
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""A TCP proxy in a thread, between a client and its Redis, that does what networks do.
+
+cut     the server has executed the n-th matching call, and the connection ends before the reply
+hold    a matching request arrives late, even though its sender has gone meanwhile
+delay   every byte is late
+hole    nothing gets through and nobody is told (no RST)
+reset   every connection ends at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from rmq import scripts
+
+
+class _Plan:
+    """A fault that waits for its call."""
+
+    def __init__(self, verb: str, skip: int, times: int, hold_s: float) -> None:
+        self.mark = scripts.load(verb).sha.encode()
+        self.skip = skip
+        self.times = times
+        self.hold_s = hold_s
+
+    def matches(self, data: bytes) -> bool:
+        if self.times == 0 or self.mark not in data:
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.times -= 1
+        return True
+
+
+class Proxy:
+    """Listens on a port of its own; `fired` counts the faults that really happened."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.delay_s = 0.0
+        self.hole = False
+        self.fired = 0
+        self.port = 0
+        self._plan: _Plan | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._up.wait(5)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def cut(self, verb: str, *, skip: int = 0, times: int = 1) -> None:
+        """Lose the reply of the next calls of a script, after `skip` that pass."""
+        self._plan = _Plan(verb, skip, times, 0)
+
+    def hold(self, verb: str, seconds: float) -> None:
+        """Deliver the next call of a script late."""
+        self._plan = _Plan(verb, 0, 1, seconds)
+
+    def reset(self) -> None:
+        """End every connection with an RST."""
+        self.fired += 1
+        self._loop.call_soon_threadsafe(self._abort)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._abort)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _abort(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        self._up.set()
+        self._loop.run_forever()
+        server.close()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            there, server = await asyncio.open_connection("127.0.0.1", self.target_port)
+            self._writers |= {writer, server}
+            cutting = asyncio.Event()
+            back = asyncio.create_task(self._replies(there, writer, cutting))
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await self._requests(reader, server, cutting)
+            with contextlib.suppress(OSError):
+                server.close()
+            await asyncio.wait([back])
+            self._writers -= {writer, server}
+        writer.close()
+
+    async def _pass(self) -> None:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        while self.hole:  # noqa: ASYNC110 - another thread fills it in
+            await asyncio.sleep(0.01)
+
+    async def _requests(
+        self, reader: asyncio.StreamReader, server: asyncio.StreamWriter, cutting: asyncio.Event
+    ) -> None:
+        while data := await reader.read(1 << 20):
+            await self._pass()
+            plan = self._plan
+            if plan is not None and plan.matches(data):
+                if plan.hold_s:
+                    await asyncio.sleep(plan.hold_s)
+                    self.fired += 1
+                else:
+                    cutting.set()
+            server.write(data)
+            await server.drain()
+
+    async def _replies(
+        self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, cutting: asyncio.Event
+    ) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            while data := await there.read(1 << 20):
+                if cutting.is_set():
+                    self.fired += 1
+                    writer.transport.abort()
+                    return
+                await self._pass()
+                writer.write(data)
+                await writer.drain()
+        with contextlib.suppress(OSError):
+            writer.close()
+
+
+@contextlib.contextmanager
+def between(target_port: int) -> Iterator[Proxy]:
+    proxy = Proxy(target_port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,177 @@
+"""kill -9: of a consumer in its handler, of a producer between sends, of Redis itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rmq
+from tests.conftest import any_binary
+from tests.faults.checker import History
+from tests.faults.child import running, told
+from tests.faults.load import Load
+from tests.servers import Server
+
+LEASE_S = 1.0
+
+
+def drained(topic: rmq.Topic, history: History, wait: float = 0) -> None:
+    with topic.consumer() as consumer:
+        while got := consumer.receive(100, wait=wait):
+            for one in got:
+                history.deliver(one.body["n"])
+                one.ack()
+                history.settle(one.body["n"])
+
+
+def killed_in_the_handler(
+    what: str, server: Server, client: rmq.Client, name: str, log: Path, patience: float
+) -> tuple[History, list[int], float]:
+    """Three messages, a consumer that dies with them, another that goes on."""
+    history, attempts = History(), []
+    topic = client.topic(name, retry="immediate")
+    for number in range(3):
+        history.attempt(number)
+        topic.send({"n": number})
+        history.answer(number)
+    with running(what, server.url, name, log) as child:
+        told(log, "working")
+        taken = time.monotonic()
+        child.kill()
+        child.wait()
+    for _, number, _attempt in told(log, "deliver", 3):
+        history.deliver(int(number))
+        history.explain(int(number))
+    recovered = 0.0
+    with topic.consumer() as consumer:
+        while time.monotonic() < taken + LEASE_S + patience and len(attempts) < 3:
+            for one in consumer.receive(10, wait=0.5):
+                recovered = time.monotonic() - taken
+                history.deliver(one.body["n"])
+                attempts.append(one.attempt)
+                one.ack()
+                history.settle(one.body["n"])
+    return history, attempts, recovered
+
+
+def test_messages_of_a_killed_consumer_come_back_after_their_lease(
+    server: Server, client: rmq.Client, name: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    history, attempts, recovered = killed_in_the_handler(
+        "hang", server, client, name, tmp_path / "log", 5
+    )
+
+    verdict = history.verdict(fired=1)
+    with capsys.disabled():
+        print(f"\nFIG kill -9 consumer: {verdict}; recovery {recovered:.2f} s, lease {LEASE_S} s")
+    assert verdict.state == "valid", verdict
+    assert attempts == [2, 2, 2]
+    assert verdict.duplicates == 3
+    assert LEASE_S - 0.1 <= recovered < LEASE_S + 1.5
+
+
+def test_at_most_once_loses_what_a_killed_consumer_had(
+    server: Server, client: rmq.Client, name: str, tmp_path: Path
+) -> None:
+    """Negative control: without leases, the same kill must be seen as a loss."""
+    history, attempts, _ = killed_in_the_handler("pop", server, client, name, tmp_path / "log", 1.2)
+
+    verdict = history.verdict(fired=1)
+    assert attempts == []
+    assert verdict.state == "invalid"
+    assert verdict.stuck == [0, 1, 2]
+
+
+def test_a_killed_producer_leaves_what_was_answered_and_no_copies(
+    server: Server, client: rmq.Client, name: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    topic = client.topic(name)
+    topic.open()
+    log = tmp_path / "log"
+
+    with running("produce", server.url, name, log) as child:
+        told(log, "answer", 200)
+        child.kill()
+        child.wait()
+    attempted = {int(n): id for _, n, id in told(log, "attempt", 200)}
+    answered = {int(n) for _, n, _ in told(log, "answer", 200)}
+    history = History()
+    for number, id in attempted.items():
+        history.attempt(number)
+        again = topic.send({"n": number}, id=id)
+        assert number not in answered or again.status == "duplicate"
+        history.answer(number)
+    drained(topic, history)
+
+    verdict = history.verdict(fired=1)
+    with capsys.disabled():
+        print(f"\nFIG kill -9 producer: {verdict}; {len(attempted) - len(answered)} unanswered")
+    assert len(attempted) - len(answered) <= 1
+    assert verdict.state == "valid", verdict
+    assert verdict.duplicates == 0
+
+
+@pytest.fixture(params=["always", "everysec"])
+def durable(request: pytest.FixtureRequest) -> Iterator[Server]:
+    made = Server(any_binary(), "--appendfsync", request.param, aof=True)
+    yield made
+    made.stop()
+
+
+def test_a_killed_redis_loses_nothing_that_was_answered(
+    durable: Server, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Load(durable.url, name) as load:
+        time.sleep(0.6)
+        durable.kill()
+        killed = time.monotonic()
+        time.sleep(0.2)
+        durable.start()
+        while load.last_progress < killed + 0.3 and time.monotonic() < killed + 10:
+            time.sleep(0.01)
+        recovered = time.monotonic() - killed
+        time.sleep(0.4)
+        load.drain()
+
+    verdict = load.history.verdict(fired=1)
+    with capsys.disabled():
+        print(f"\nFIG kill -9 redis, {durable.options[1]}: {verdict}; recovery {recovered:.2f} s")
+    assert verdict.state == "valid", verdict
+
+
+def test_a_redis_without_aof_is_seen_to_lose(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Negative control: the same kill without persistence, and the loss is seen."""
+    server = Server(any_binary())
+    try:
+        history = History()
+        with rmq.Client(server.url, retry_for=2) as client:
+            topic = client.topic(name)
+            for number in range(20):
+                history.attempt(number)
+                topic.send({"n": number})
+                history.answer(number)
+            server.kill()
+            server.start()
+            with pytest.raises(rmq.TopicVanished):
+                topic.consumer().receive(1)
+            drained(client.topic(name), history)
+        assert history.verdict(fired=1).state == "invalid"
+        assert len(history.verdict(fired=1).lost) == 20
+    finally:
+        server.stop()
+
+
+def test_a_run_without_a_fault_is_no_proof() -> None:
+    history = History()
+    history.attempt(1)
+    history.answer(1)
+    history.deliver(1)
+    history.settle(1)
+
+    assert history.verdict(fired=0).state == "unknown"
+    assert history.verdict(fired=1).state == "valid"

@@ -1,0 +1,230 @@
+"""The server did the work, and the connection ends before the answer: nothing is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import rmq
+from rmq import scripts
+from tests.faults.proxy import Proxy, between
+from tests.property.driver import Driver
+from tests.property.mutants import MUTANTS, loader
+from tests.servers import Server
+
+
+class Case:
+    """A client behind a proxy, sync or async, and one beside it."""
+
+    def __init__(self, driver: Driver, proxy: Proxy, beside: rmq.Client, name: str) -> None:
+        self.driver, self.proxy, self.beside, self.name = driver, proxy, beside, name
+        self.do = driver.do
+        self.topic: Any = driver.client.topic(name, retry="immediate")
+        self.do(self.topic.open())
+
+    def receive(self, count: int, **options: Any) -> tuple[Any, list[Any]]:
+        consumer = self.topic.consumer(**options)
+        return consumer, self.do(consumer.receive(count))
+
+    def load(self, script: scripts.Script) -> None:
+        with redis.Redis(port=self.proxy.target_port) as raw:
+            raw.script_load(script.text)
+
+    def stats(self) -> dict[str, int]:
+        return self.beside.admin.stats(self.name)
+
+    def drained(self) -> list[Any]:
+        """What a consumer beside the fault still gets."""
+        consumer = self.beside.topic(self.name).consumer()
+        got = consumer.receive(1000)
+        assert consumer.ack(got) == []
+        return [one.body for one in got]
+
+
+@pytest.fixture(params=["sync", "async"])
+def case(request: pytest.FixtureRequest, server: Server, name: str) -> Iterator[Case]:
+    with server.raw() as raw:
+        for verb in scripts.names():
+            raw.script_load(scripts.load(verb).text)
+    with between(server.port) as proxy, rmq.Client(server.url) as beside:
+        driver = Driver(proxy.url, request.param == "async")
+        yield Case(driver, proxy, beside, name)
+        driver.close()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_send_whose_reply_is_lost_is_stored_once(case: Case, times: int) -> None:
+    case.proxy.cut("send", times=times)
+
+    result = case.do(case.topic.send({"n": 1}))
+
+    assert case.proxy.fired == times
+    assert result.status in ("stored", "duplicate")
+    assert case.stats()["accepted"] == 1
+    assert case.drained() == [{"n": 1}]
+
+
+def test_a_batch_whose_reply_is_lost_is_stored_once(case: Case) -> None:
+    case.proxy.cut("send")
+
+    results = case.do(case.topic.send_many([rmq.Outgoing({"n": n}) for n in range(50)]))
+
+    assert case.proxy.fired == 1
+    assert len(results) == 50
+    assert case.drained() == [{"n": n} for n in range(50)]
+
+
+def test_a_merge_whose_reply_is_lost_is_collected_once(case: Case) -> None:
+    how = {"merge_key": "k", "time_range": 60, "merge": "collect"}
+    first = case.do(case.topic.send("a", **how))
+    case.proxy.cut("merge")
+
+    case.do(case.topic.send("b", **how))
+
+    assert case.proxy.fired == 1
+    assert case.do(case.topic.get(first.id)).body == ["a", "b"]
+    assert case.stats()["merged"] == 1
+
+
+def test_a_prepare_whose_reply_is_lost_hands_over_the_same_batch(case: Case) -> None:
+    case.do(case.topic.send_many([rmq.Outgoing({"n": n}) for n in range(5)]))
+    case.proxy.cut("prepare")
+
+    consumer, got = case.receive(3)
+
+    assert case.proxy.fired == 1
+    assert [one.body["n"] for one in got] == [0, 1, 2]
+    assert [one.attempt for one in got] == [1, 1, 1]
+    assert (case.stats()["in_flight"], case.stats()["delivered"]) == (3, 3)
+    assert case.do(consumer.ack(got)) == []
+    assert case.drained() == [{"n": 3}, {"n": 4}]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_an_ack_whose_reply_is_lost_succeeds(case: Case, count: int) -> None:
+    case.do(case.topic.send_many([rmq.Outgoing(n) for n in range(count)]))
+    consumer, got = case.receive(count)
+    case.proxy.cut("ack")
+
+    lost = case.do(consumer.ack(got))
+
+    assert case.proxy.fired == 1
+    assert lost == []
+    assert case.stats()["settled"] == count
+    assert case.drained() == []
+
+
+def test_a_nack_whose_reply_is_lost_costs_one_retry(case: Case) -> None:
+    case.do(case.topic.send("x"))
+    _, (delivery,) = case.receive(1)
+    case.proxy.cut("nack")
+
+    case.do(delivery.nack(delay=0, error="no"))
+
+    assert case.proxy.fired == 1
+    _, (again,) = case.receive(1)
+    assert (again.attempt, again.retries_left) == (2, 15)
+    assert case.stats()["returned"] == 1
+
+
+def test_a_release_whose_reply_is_lost_costs_nothing(case: Case) -> None:
+    case.do(case.topic.send("x"))
+    _, (delivery,) = case.receive(1)
+    case.proxy.cut("release")
+
+    case.do(delivery.release())
+
+    assert case.proxy.fired == 1
+    _, (again,) = case.receive(1)
+    assert again.attempt == 1
+
+
+def test_a_reject_whose_reply_is_lost_buries_once(case: Case) -> None:
+    case.do(case.topic.send("x"))
+    _, (delivery,) = case.receive(1)
+    case.proxy.cut("reject")
+
+    case.do(delivery.reject("bad"))
+
+    assert case.proxy.fired == 1
+    assert (case.stats()["dead"], case.stats()["buried"]) == (1, 1)
+
+
+def test_an_extend_whose_reply_is_lost_leaves_a_receipt_that_is_ours(case: Case) -> None:
+    case.do(case.topic.send("x"))
+    _, (delivery,) = case.receive(1, lease=5)
+    before = delivery.deadline
+    case.proxy.cut("extend")
+
+    case.do(delivery.extend(60))
+
+    assert case.proxy.fired == 1
+    assert delivery.deadline > before
+    case.do(delivery.ack())
+    assert case.stats()["settled"] == 1
+
+
+def test_a_cancel_whose_reply_is_lost_is_told_as_done(case: Case) -> None:
+    sent = case.do(case.topic.send("x"))
+    case.proxy.cut("cancel")
+
+    status = case.do(case.topic.cancel(sent.id))
+
+    assert case.proxy.fired == 1
+    assert status == "cancelled"
+    assert case.stats()["cancelled"] == 1
+    assert case.drained() == []
+
+
+def test_a_pop_whose_reply_is_lost_loses_nothing(case: Case) -> None:
+    case.do(case.topic.send_many([rmq.Outgoing(n) for n in range(5)]))
+    case.proxy.cut("pop")
+
+    _, got = case.receive(3, mode="at_most_once")
+
+    assert case.proxy.fired == 1
+    assert [one.body for one in got] == [0, 1, 2]
+    assert case.drained() == [3, 4]
+
+
+def test_a_late_copy_of_a_prepare_takes_nothing(case: Case) -> None:
+    """The first copy is stuck in the network; its sender has gone on by the time it arrives."""
+    case.do(case.topic.send_many([rmq.Outgoing(n) for n in range(4)]))
+    impatient = Driver(case.proxy.url, case.driver.loop is not None, timeout=0.3)
+    topic = impatient.client.topic(case.name)
+    impatient.do(topic.open())
+    consumer = topic.consumer()
+    case.proxy.hold("prepare", 1.0)
+    first = impatient.do(consumer.receive(1))
+    second = impatient.do(consumer.receive(1))
+
+    impatient.do(impatient.pause(1.2))
+
+    assert case.proxy.fired == 1
+    assert [one.body for one in [*first, *second]] == [0, 1]
+    assert case.stats()["in_flight"] == 2, "the late copy leased what nobody holds"
+    impatient.close()
+
+
+def test_a_second_copy_is_seen_where_nothing_guards_against_it(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: without dedup, a lost reply and a quick consumer make a duplicate."""
+    case.do(case.topic.send("warm"))
+    assert case.drained() == ["warm"]
+    monkeypatch.setattr(scripts, "load", loader(MUTANTS["no dedup in send"]))
+    case.load(scripts.load("send"))
+    case.proxy.cut("send")
+    id = case.do(case.topic.new_id())
+
+    got = []
+    case.do(case.topic.send("x", id=id))
+    got += case.drained()
+    case.do(case.topic.send("x", id=id))
+    got += case.drained()
+
+    assert case.proxy.fired == 1
+    assert got == ["x", "x"], "the control has not shown what dedup is for"

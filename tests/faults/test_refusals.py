@@ -1,0 +1,216 @@
+"""Redis away, full, flushed or spoilt: a typed error that says so, and nothing removed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.keys import SlotKeys
+from tests.conftest import any_binary
+from tests.property.driver import Driver
+from tests.servers import Server, free_port
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["sync", "async"])
+def driver(request: pytest.FixtureRequest, ours: Server) -> Iterator[Driver]:
+    made = Driver(ours.url, request.param == "async")
+    yield made
+    made.close()
+
+
+def refusal(driver: Driver, call: Callable[[], Any]) -> rmq.ScriptFailed | None:
+    try:
+        driver.do(call())
+    except rmq.ScriptFailed as error:
+        return error
+    return None
+
+
+def test_a_redis_that_is_not_there_is_unavailable_within_retry_for() -> None:
+    with rmq.Client(f"redis://127.0.0.1:{free_port()}/0", retry_for=0.5) as client:
+        started = time.monotonic()
+        with pytest.raises(rmq.Unavailable, match="nothing was done"):
+            client.topic("t").send(1)
+        assert time.monotonic() - started < 1.0
+
+
+def test_a_redis_that_comes_back_is_used_again(name: str) -> None:
+    server = Server(any_binary(), aof=True)
+    try:
+        with rmq.Client(server.url, retry_for=0.3) as client, client.topic(name).consumer() as one:
+            topic = client.topic(name)
+            topic.send(1)
+            server.kill()
+            with pytest.raises((rmq.Unavailable, rmq.OutcomeUnknown)):
+                topic.send(2)
+            with pytest.raises((rmq.Unavailable, rmq.OutcomeUnknown)):
+                one.receive(1)
+            server.start()
+            assert topic.send(3).status == "stored"
+            assert sorted(d.body for d in one.receive(10)) in ([1, 3], [1, 2, 3])
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "spoilt", ["slot", "store", "prepare", "records", "dead", "failures", "merge", "settled0"]
+)
+def test_a_wrong_type_at_our_key_is_named_and_removes_nothing(
+    driver: Driver, ours: Server, name: str, spoilt: str
+) -> None:
+    do, topic = driver.do, driver.client.topic(name, retry="immediate")
+    keys = SlotKeys("rmq", name, 0)
+    kept = {id: do(topic.send(n)).id for n, id in enumerate("abcd")}
+    consumer = topic.consumer()
+    held = do(consumer.receive(2))
+    with ours.raw() as raw:
+        everything = [getattr(keys, part) for part in ("store", "prepare", "records", "dead")]
+        key = getattr(keys, spoilt)
+        if raw.exists(key):
+            raw.rename(key, "aside")
+        raw.set(key, "not ours")
+        before = {one: raw.dump(one) for one in everything}
+        refused = 0
+        calls: list[Any] = [
+            lambda: topic.send(9),
+            lambda: topic.send(9, merge_key="k", time_range=1),
+            lambda: topic.consumer().receive(1),
+            lambda: topic.consumer(mode="at_most_once").receive(1),
+            lambda: topic.cancel(kept["d"]),
+            lambda: held[0].nack(delay=0),
+            lambda: held[0].release(),
+            lambda: held[0].reject("x"),
+            lambda: held[0].extend(5),
+            lambda: held[0].ack(),
+        ]
+        for number, call in enumerate(calls):
+            error = refusal(driver, call)
+            if error is not None:
+                refused += 1
+                assert key.decode() in str(error), f"call {number} does not name {key!r}"
+                assert {one: raw.dump(one) for one in everything} == before, f"call {number}"
+            before = {one: raw.dump(one) for one in everything}
+            if held[0].is_settled:
+                break
+        assert refused, "nothing was refused"
+        raw.delete(key)
+        if raw.exists("aside"):
+            raw.rename("aside", key)
+
+
+def test_flushall_in_the_middle_is_told_as_a_vanished_topic(
+    driver: Driver, ours: Server, name: str
+) -> None:
+    topic = driver.client.topic(name, slots=2)
+    driver.do(topic.send_many([rmq.Outgoing(n) for n in range(300)]))
+    consumer = topic.consumer()
+    got = driver.do(consumer.receive(5))
+
+    with ours.raw() as raw:
+        raw.flushall()
+
+        for call in (
+            lambda: topic.send(1),
+            lambda: topic.consumer().receive(1),
+            lambda: consumer.ack(got),
+            lambda: topic.cancel(got[0].id),
+        ):
+            with pytest.raises(rmq.TopicVanished, match=name):
+                driver.do(call())
+        assert [key for key in raw.keys("*") if name.encode() in key] == []
+
+
+def test_an_idle_consumer_is_told_of_a_flushall(ours: Server, name: str) -> None:
+    told: list[BaseException] = []
+    with rmq.Client(ours.url) as client:
+        consumer = client.topic(name).consumer()
+
+        def wait() -> None:
+            try:
+                consumer.receive(1, wait=5)
+            except rmq.RMQError as error:
+                told.append(error)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        time.sleep(0.3)
+        with ours.raw() as raw:
+            raw.flushall()
+        thread.join(3)
+
+    assert [type(error) for error in told] == [rmq.TopicVanished]
+
+
+def test_a_full_redis_refuses_sends_and_drains_to_the_last(
+    driver: Driver, ours: Server, name: str
+) -> None:
+    do, topic = driver.do, driver.client.topic(name, retry="immediate", max_retries=0)
+    do(topic.send_many([rmq.Outgoing(n) for n in range(20)]))
+    with ours.raw() as raw:
+        raw.config_set("maxmemory", 1)
+        try:
+            for refused in (
+                lambda: topic.send("x"),
+                lambda: topic.send("x", merge_key="k", time_range=1),
+                lambda: topic.send("x", delay=1),
+                lambda: topic.send_many([rmq.Outgoing("x", priority=p) for p in (17, 18)]),
+            ):
+                with pytest.raises(rmq.QueueFull, match="maxmemory"):
+                    do(refused())
+            late = Driver(ours.url, driver.loop is not None)  # started while it is full
+            consumer = late.client.topic(name).consumer()
+            first, second, third, fourth = late.do(consumer.receive(4))
+            late.do(first.extend(60))
+            late.do(second.release())
+            late.do(third.nack(delay=0, error="no"))
+            late.do(fourth.reject("bad"))
+            late.do(first.ack())
+            left = []
+            while got := late.do(consumer.receive(7, wait=0.05)):
+                left += [one.body for one in got]
+                assert late.do(consumer.ack(got)) == []
+            assert sorted(left) == [1, *range(4, 20)]
+            assert late.do(late.client.admin.stats(name))["dead"] == 2
+            late.close()
+        finally:
+            raw.config_set("maxmemory", 0)
+
+
+def test_a_full_redis_gives_lapsed_leases_back(ours: Server, name: str) -> None:
+    with rmq.Client(ours.url) as client, ours.raw() as raw:
+        topic = client.topic(name, retry="immediate")
+        topic.send(1)
+        topic.consumer(lease=1).receive(1)
+        raw.config_set("maxmemory", 1)
+        try:
+            (again,) = topic.consumer().receive(1, wait=5)
+            again.ack()
+        finally:
+            raw.config_set("maxmemory", 0)
+
+    assert again.attempt == 2
+
+
+def test_merge_modes_mixed_on_one_key_leave_every_body_readable(driver: Driver, name: str) -> None:
+    do, topic = driver.do, driver.client.topic(name)
+    for key, modes in (("a", ("first", "collect")), ("b", ("collect", "last", "first"))):
+        for number, mode in enumerate(modes):
+            do(topic.send(f"{key}{number}", merge_key=key, time_range=0.05, merge=mode))
+
+    do(driver.pause(0.1))
+    got = do(topic.consumer().receive(10, wait=1))
+
+    assert do(driver.client.admin.stats(name))["dead"] == 0
+    assert all(one.body for one in got)

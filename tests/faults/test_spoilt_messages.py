@@ -1,0 +1,63 @@
+"""Messages that cannot be handed over: kept where a person finds them, and in nobody's way."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import rmq
+from tests.servers import Server
+
+
+def spoil(server: Server, topic: str, id: rmq.MessageId, record: bytes | None) -> None:
+    """Overwrite a record, or cut its body off and put something else there (None)."""
+    key = f"rmq:{{{topic}_0}}:records"
+    with server.raw() as raw:
+        whole: Any = raw.hget(key, bytes(id))
+        raw.hset(key, bytes(id), whole[:8] + b"\xff{" if record is None else record)
+
+
+@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+def test_an_undecodable_body_is_kept_as_a_dead_letter(
+    server: Server, client: rmq.Client, name: str, mode: Any
+) -> None:
+    topic = client.topic(name)
+    bad, good = topic.send("x"), topic.send("y")
+    spoil(server, name, bad.id, None)
+    consumer = topic.consumer(mode=mode)
+
+    got = [*consumer.receive(1), *consumer.receive(1)]
+
+    assert [one.id for one in got] == [good.id]
+    (kept,) = client.admin.peek(name, place="dead")
+    assert (kept.id, kept.failure.reason if kept.failure else "") == (bad.id, "undecodable")
+
+
+def test_a_record_that_is_cut_short_moves_nothing_and_can_be_cancelled(
+    server: Server, client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name)
+    bad, good = topic.send("x"), topic.send("y")
+    spoil(server, name, bad.id, b"abc")
+
+    with pytest.raises(rmq.ScriptFailed, match="records"):
+        topic.consumer().receive(10)
+    assert client.admin.stats(name)["priority"] == 2
+    assert topic.cancel(bad.id) == "cancelled"
+
+    assert [one.id for one in topic.consumer().receive(10)] == [good.id]
+
+
+def test_expired_messages_in_front_do_not_hide_a_live_one(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name)
+    for _ in range(3):
+        topic.send("old", priority=200, expires=0.02)
+    topic.send("live")
+    time.sleep(0.05)  # until they have expired
+
+    got = topic.consumer().receive(1)
+
+    assert [one.body for one in got] == ["live"]
+    assert client.admin.stats(name)["dead"] == 3

@@ -1,0 +1,132 @@
+"""Faults that keep coming while messages flow: nothing is lost, doubled, or told to the user."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import any_binary
+from tests.faults.load import Load
+from tests.faults.proxy import between
+from tests.servers import Server
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
+def every(seconds: float, for_s: float, fault: Callable[[], object]) -> int:
+    """Let a fault happen again and again; how often it did."""
+    fired = 0
+    until = time.monotonic() + for_s
+    while time.monotonic() < until:
+        fault()
+        fired += 1
+        time.sleep(seconds)
+    return fired
+
+
+def mode(is_async: bool) -> str:
+    return "async" if is_async else "sync"
+
+
+def judge(load: Load, fired: int, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = load.history.verdict(fired=fired)
+    with capsys.disabled():
+        print(f"\nFIG {what}: {verdict}; {fired} faults, longest gap {load.longest_gap:.2f} s")
+    assert verdict.state == "valid", verdict
+    assert verdict.duplicates == 0
+
+
+def test_script_flush_every_20_ms_is_not_noticed(
+    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ours.raw() as raw, Load(ours.url, name, slots=2, is_async=is_async) as load:
+        fired = every(0.02, 1.0, raw.script_flush)
+        load.drain()
+
+    judge(load, fired, f"SCRIPT FLUSH every 20 ms, {mode(is_async)}", capsys)
+
+
+def test_killed_connections_every_50_ms_are_not_noticed(
+    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ours.raw() as raw, Load(ours.url, name, slots=2, is_async=is_async) as load:
+        words = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        fired = every(0.05, 1.0, lambda: raw.execute_command(*words))
+        load.drain()
+
+    judge(load, fired, f"CLIENT KILL every 50 ms, {mode(is_async)}", capsys)
+
+
+@pytest.mark.parametrize("timeout", [10.0, 0.5])
+def test_a_redis_that_stands_still_for_two_seconds_is_waited_for(
+    ours: Server, name: str, timeout: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Load(ours.url, name, timeout=timeout) as load:
+        time.sleep(0.3)
+        ours.signal(signal.SIGSTOP)
+        try:
+            time.sleep(2.0)
+        finally:
+            ours.signal(signal.SIGCONT)
+        resumed = time.monotonic()
+        while load.last_progress < resumed and time.monotonic() < resumed + 5:
+            time.sleep(0.01)
+        recovered = time.monotonic() - resumed
+        time.sleep(0.3)
+        load.drain()
+
+    assert load.longest_gap > 1.5
+    assert recovered < 1.5
+    judge(load, 1, f"SIGSTOP redis 2 s, timeout {timeout:g} s", capsys)
+
+
+def test_reset_connections_on_a_slow_line_are_not_noticed(
+    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with between(ours.port) as proxy:
+        proxy.delay_s = 0.01
+        with Load(proxy.url, name, is_async=is_async) as load:
+            every(0.3, 1.6, proxy.reset)
+            load.drain()
+
+        judge(load, proxy.fired, f"RST every 300 ms, 10 ms delay, {mode(is_async)}", capsys)
+
+
+def test_replies_lost_at_random_double_nothing(
+    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with between(ours.port) as proxy, Load(proxy.url, name, is_async=is_async) as load:
+        verbs = iter(["send", "prepare", "ack"] * 20)
+        every(0.03, 1.0, lambda: proxy.cut(next(verbs)))
+        time.sleep(0.1)
+        load.drain()
+
+        judge(load, proxy.fired, f"replies lost, in turn, {mode(is_async)}", capsys)
+
+
+def test_a_black_hole_ends_when_the_line_is_back(
+    ours: Server, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with between(ours.port) as proxy, Load(proxy.url, name, timeout=0.4) as load:
+        time.sleep(0.3)
+        proxy.hole = True
+        proxy.fired += 1
+        time.sleep(1.2)
+        proxy.hole = False
+        time.sleep(0.8)
+        load.drain()
+
+        judge(load, proxy.fired, "black hole 1.2 s", capsys)

@@ -1,0 +1,149 @@
+"""Consumers that sleep: they cost next to nothing, and wake in time even when nobody tells them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import rmq
+from tests.conftest import any_binary
+from tests.servers import Server
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[Server]:
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
+class Waiting:
+    """A consumer that waits for one message in a thread, and when it got it."""
+
+    def __init__(self, client: rmq.Client, topic: str, wait: float = 10.0) -> None:
+        self.got = 0.0
+        self.errors: list[BaseException] = []
+        self.consumer = client.topic(topic).consumer()
+        self.thread = threading.Thread(target=self._run, args=(wait,), daemon=True)
+        self.thread.start()
+
+    def _run(self, wait: float) -> None:
+        try:
+            for one in self.consumer.receive(1, wait=wait):
+                self.got = time.monotonic()
+                one.ack()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def after(self, sent: float) -> float:
+        self.thread.join(12)
+        assert not self.errors, self.errors
+        assert self.got, "it never came"
+        return self.got - sent
+
+
+def calls(server: Server) -> int:
+    """Commands that RMQ's clients made the server do, scripts counted as one."""
+    with server.raw() as raw:
+        stats = raw.info("commandstats")
+    return sum(
+        int(one["calls"])
+        for name, one in stats.items()
+        if name.split("_", 1)[1].split("|")[0] in ("evalsha", "eval", "subscribe", "ping", "script")
+    )
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_an_idle_consumer_costs_about_a_command_a_second(
+    quiet: Server, name: str, slots: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with rmq.Client(quiet.url) as client:
+        client.topic(name, slots=slots).open()
+        waiting = Waiting(client, name, wait=6.5)
+        time.sleep(0.7)  # until it has looked, subscribed and gone to sleep
+        before = calls(quiet)
+        time.sleep(5.0)
+        rate = (calls(quiet) - before) / 5.0
+        waiting.thread.join()
+
+    with capsys.disabled():
+        print(f"\nFIG idle consumer, {slots} slots: {rate:.1f} commands/s")
+    assert not waiting.errors
+    assert 0 < rate <= 1.4
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_a_message_wakes_an_idle_consumer_at_once(
+    quiet: Server, name: str, slots: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with rmq.Client(quiet.url) as client, rmq.Client(quiet.url) as producer:
+        client.topic(name, slots=slots).open()
+        delays = []
+        for _ in range(3):
+            waiting = Waiting(client, name)
+            time.sleep(0.45)
+            sent = time.monotonic()
+            producer.topic(name).send(1)
+            delays.append(waiting.after(sent))
+
+    with capsys.disabled():
+        print(f"\nFIG wake, {slots} slots: {max(delays) * 1000:.0f} ms at most")
+    assert max(delays) < 0.5
+
+
+def test_a_due_time_wakes_an_idle_consumer_on_time(quiet: Server, name: str) -> None:
+    with rmq.Client(quiet.url) as client:
+        topic = client.topic(name)
+        topic.send(1, delay=1.4)
+        sent = time.monotonic()
+        late = Waiting(client, name).after(sent) - 1.4
+
+    assert -0.01 <= late < 0.5
+
+
+def test_a_lost_wake_signal_costs_about_a_second(
+    quiet: Server, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with rmq.Client(quiet.url) as client, rmq.Client(quiet.url) as producer, quiet.raw() as raw:
+        delays = []
+        for _ in range(2):
+            waiting = Waiting(client, name)
+            time.sleep(0.5)
+            killed = raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            assert killed >= 1, "there was no subscription to kill"
+            sent = time.monotonic()
+            producer.topic(name).send(1)
+            delays.append(waiting.after(sent))
+
+    with capsys.disabled():
+        print(f"\nFIG lost wake signal: {max(delays):.2f} s at most")
+    assert max(delays) < 2.5
+
+
+def test_a_signal_that_is_never_sent_costs_about_a_second(quiet: Server, name: str) -> None:
+    """The slot does not know that anybody waits: only the slow look finds the message."""
+    with rmq.Client(quiet.url) as client, rmq.Client(quiet.url) as producer, quiet.raw() as raw:
+        waiting = Waiting(client, name)
+        time.sleep(0.5)
+        raw.hset(f"rmq:{{{name}_0}}:slot", "waiting", 0)
+        sent = time.monotonic()
+        producer.topic(name).send(1)
+        delay = waiting.after(sent)
+
+    assert delay < 1.5
+
+
+def test_an_idle_consumer_outlives_a_restart_of_redis(own_server: Server, name: str) -> None:
+    with rmq.Client(own_server.url) as client, rmq.Client(own_server.url) as producer:
+        waiting = Waiting(client, name)
+        time.sleep(0.4)  # until it sleeps
+        own_server.kill()
+        time.sleep(0.3)
+        own_server.start()
+        sent = time.monotonic()
+        producer.topic(name).send(1)
+
+        assert waiting.after(sent) < 2.5

@@ -1,0 +1,356 @@
+"""One slot under test: run a command on it, look at every key of it, say what changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from rmq import commands, ids, record, score, scripts, settings
+from rmq.codec import JSON
+from rmq.commands import Command
+from rmq.handle import Handle, Lane, Lanes
+from rmq.keys import SlotKeys
+from rmq.retry import Immediate
+from rmq.settings import Settings
+
+GONE = None  # what `changes` says of something that was there before
+
+State = dict[str, Any]
+
+
+class Lease(NamedTuple):
+    """A delivery as prepare handed it over."""
+
+    id: bytes
+    receipt: float
+    record: bytes
+    left: int
+    delivery: int
+
+
+def ordered(integer: int, order: int) -> float:
+    """The score of arrival `order` in a family, spelled apart from lua/lib/score.lua."""
+    return integer + 0.5 - order * 2.0 ** (math.frexp(integer)[1] - 53)
+
+
+def timed(due_ms: int, left: int, ask: bool) -> float:
+    """The score of a timed message."""
+    return due_ms + (left * 2 + ask) / 64
+
+
+def stored(
+    number: int,
+    body: bytes = b"body",
+    *,
+    priority: int = 0,
+    due: int | None = None,
+    expires: int | None = None,
+    key: bytes | None = None,
+    collects: bool = False,
+    codec: int = 0,
+) -> bytes:
+    """The record that stands in Redis."""
+    flags = (
+        record.TIMED * (due is not None)
+        | record.EXPIRES * (expires is not None)
+        | record.MERGES * (key is not None)
+        | record.COLLECTS * collects
+    )
+    made = bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big") + number.to_bytes(4, "big")
+    if due is not None:
+        made += due.to_bytes(6, "big")
+    if expires is not None:
+        made += expires.to_bytes(6, "big")
+    if key is not None:
+        made += record.sized(key)
+    return made + body
+
+
+def failure(left: int, made: int, reason: str, told: bytes = b"") -> bytes:
+    """What stands in the failures hash."""
+    return bytes((left, made)) + reason.encode() + told
+
+
+def flat(state: State) -> dict[tuple[Any, ...], Any]:
+    """A dump with one entry for each field, member or string."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found |= {(name, part): inside for part, inside in value.items()}
+        elif isinstance(value, set):
+            found |= {(name, part): True for part in value}
+        else:
+            found[(name,)] = value
+    return found
+
+
+def changes(before: State, after: State) -> dict[tuple[Any, ...], Any]:
+    """Every field, member and string that differs: its new value, or GONE."""
+    old, new = flat(before), flat(after)
+    return {
+        place: new.get(place, GONE)
+        for place in old.keys() | new.keys()
+        if old.get(place) != new.get(place)
+    }
+
+
+class Box:
+    """One slot of one topic of one server."""
+
+    def __init__(
+        self, client: redis.Redis, name: str, clock: Any, index: int = 0, **given: Any
+    ) -> None:
+        self.redis = client
+        self.clock = clock
+        self.settings = Settings(**{"retry": Immediate(), **given})
+        self.handle = Handle("rmq", name, JSON, Lanes(), {})
+        opened = self.run(commands.topic(self.handle, self.settings.to_redis()))
+        self.created = opened.kept["created"].encode()
+        self.handle.opened(self.settings, self.created, ready=True)
+        for keys in self.handle.slots:
+            self.run(commands.slot(keys, self.created, self.settings.for_slot()))
+        self.index = index
+        self.keys: SlotKeys = self.handle.slots[index]
+        self._lanes = 0
+
+    # --- commands ----------------------------------------------------------------------------
+
+    def raw(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
+        """Run a script with these very keys and arguments."""
+        made = scripts.load(script)
+        try:
+            return self.redis.evalsha(made.sha, len(keys), *keys, *args)
+        except redis.exceptions.NoScriptError:
+            return self.redis.eval(made.text, len(keys), *keys, *args)
+
+    def run(self, command: Command[Any]) -> Any:
+        """Run a command and read its reply."""
+        return command.parse(self.raw(command.script.name, command.keys, command.args))
+
+    def twice(self, build: Callable[[], Command[Any]]) -> Any:
+        """Run what `build` makes, and again a moment later: the same reply, and nothing changes."""
+        reply = self.run(build())
+        after = self.state()
+        self.clock.advance(0.25)
+        assert self.run(build()) == reply
+        assert self.state() == after
+        return reply
+
+    def lane(self) -> Lane:
+        """A lane of its own, at its first number."""
+        self._lanes += 1
+        lane = Lane(b"lane%d" % self._lanes)
+        lane.number = 1
+        return lane
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def state(self, index: int | None = None) -> State:
+        """Every key of the slot as plain data: hash and zset dicts, sets, bytes."""
+        keys = self.keys if index is None else self.handle.slots[index]
+        stem = keys.slot.removesuffix(b"slot")
+        names = sorted(self.redis.keys(stem + b"*"))
+        found: State = {}
+        for name in names:
+            kind = self.redis.type(name)
+            short = name.removeprefix(stem).decode()
+            if kind == b"hash":
+                value: Any = self.redis.hgetall(name)
+                if short == "slot":
+                    value = {part.decode(): inside.decode() for part, inside in value.items()}
+            elif kind == b"zset":
+                value = dict(self.redis.zrange(name, 0, -1, withscores=True))
+            elif kind == b"set":
+                value = set(self.redis.smembers(name))
+            elif kind == b"list":
+                value = list(self.redis.lrange(name, 0, -1))
+            else:
+                value = self.redis.get(name)
+            found[short] = value
+        return found
+
+    def changed(self, before: State, *, replay: bool = False) -> dict[tuple[Any, ...], Any]:
+        """What differs from `before`; the answers kept in lanes only if asked for."""
+        found = changes(before, self.state())
+        if not replay:
+            found = {place: v for place, v in found.items() if not place[0].startswith("replay:")}
+        return found
+
+    def order(self, place: str = "store") -> list[bytes]:
+        """The members of a queue by score, smallest first."""
+        return self.redis.zrange(getattr(self.keys, place), 0, -1)
+
+    def score(self, id: bytes, place: str = "store") -> float | None:
+        """The score of a member."""
+        found = self.redis.zscore(getattr(self.keys, place), id)
+        return None if found is None else float(found)
+
+    def counter(self, name: str) -> int:
+        """A counter of the slot."""
+        return int(self.redis.hget(self.keys.slot, name) or 0)
+
+    # --- making ------------------------------------------------------------------------------
+
+    def ids(self, count: int = 1) -> list[bytes]:
+        """New message ids of this slot, growing."""
+        return list(ids.make(self.index, self.handle.check, count))
+
+    def part(
+        self,
+        body: bytes = b"body",
+        priority: int = 0,
+        due: int | None = None,
+        expires: int | None = None,
+        codec: int = 0,
+    ) -> tuple[bytes, bytes]:
+        """Head and rest of a record, as send takes them. Without a due time: priority 100."""
+        if due is None and priority == 0:
+            priority = 100
+        whole = stored(0, body, priority=priority, due=due, expires=expires, codec=codec)
+        return whole[:4], whole[8:]
+
+    def send_command(self, given: Sequence[bytes], **options: Any) -> Command[Any]:
+        """A send of these ids, all alike."""
+        return commands.send(self.handle, self.keys, given, self.part(**options) * len(given))
+
+    def send(self, count: int = 1, **options: Any) -> list[bytes]:
+        """Send so many messages that are alike; their ids."""
+        given = self.ids(count)
+        reply = self.run(self.send_command(given, **options))
+        assert reply.letters == "", reply
+        return given
+
+    def one(self, **options: Any) -> bytes:
+        """Send one message; its id."""
+        return self.send(1, **options)[0]
+
+    def merge_command(
+        self,
+        id: bytes,
+        body: bytes = b"body",
+        key: bytes = b"key",
+        mode: str = "first",
+        range_ms: int = 5000,
+        max_wait: int = 0,
+        priority: int = 0,
+        expires: int | None = None,
+        codec: int = 0,
+        most: int = 256 * 1024,
+    ) -> Command[Any]:
+        """A merge."""
+        collects = mode == "collect"
+        whole = stored(
+            0, priority=priority, due=range_ms, expires=expires, key=key, collects=collects,
+            codec=codec, body=b"",
+        )  # fmt: skip
+        return commands.merge(
+            self.handle, self.keys, id=id, head=whole[:4], envelope=whole[8:], body=body,
+            merge_key=key, mode=mode, max_wait_ms=max_wait, most_bytes=most,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    def merge(self, **options: Any) -> Any:
+        """Merge a new message: (its id, the reply)."""
+        id = self.ids()[0]
+        return id, self.run(self.merge_command(id, **options))
+
+    def prepare(self, limit: int = 1, lease_ms: int = 30_000, lane: Lane | None = None) -> Any:
+        """Run prepare; the batch."""
+        return self.run(
+            commands.prepare(self.keys, lane or self.lane(), limit, lease_ms, waits=False)
+        )
+
+    def leases(self, batch: commands.Batch) -> list[Lease]:
+        """The deliveries of a batch, their receipts reckoned as a consumer reckons them."""
+        found = []
+        for i, id in enumerate(batch.ids):
+            left = batch.lefts[i] if batch.lefts else self.settings.max_retries
+            delivery = batch.first_delivery + i
+            receipt = score.receipt_score(batch.deadline_s, left, delivery)
+            found.append(Lease(id, receipt, batch.records[i], left, delivery))
+        return found
+
+    def take(self, limit: int = 1, lease_ms: int = 30_000) -> list[Lease]:
+        """Lease messages."""
+        return self.leases(self.prepare(limit, lease_ms))
+
+    def take_one(self, lease_ms: int = 30_000) -> Lease:
+        """Lease the next message, which must be there."""
+        (lease,) = self.take(1, lease_ms)
+        return lease
+
+    def drained(self) -> list[bytes]:
+        """The ids in the order in which prepare hands them over, one by one, until none comes."""
+        found: list[bytes] = []
+        waiting = -1
+        while waiting != (waiting := self.redis.zcard(self.keys.store)):
+            found += self.prepare().ids
+        return found
+
+    # --- settling ----------------------------------------------------------------------------
+
+    def ack_command(self, leases: Sequence[Lease], lane: Lane, known: bool = True) -> Command[str]:
+        """An ack; not `known`: by one who has only the receipts, not the delivery numbers."""
+        return commands.ack(
+            self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            [x.delivery if known else 0 for x in leases],
+        )  # fmt: skip
+
+    def nack_command(
+        self, leases: Sequence[Lease], lane: Lane, wait_ms: int | None = None, told: bytes = b"why"
+    ) -> Command[str]:
+        return commands.nack(
+            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            [told] * len(leases), wait_ms,
+        )  # fmt: skip
+
+    def reject_command(
+        self, leases: Sequence[Lease], lane: Lane, reason: str = "r", told: bytes = b"why"
+    ) -> Command[str]:
+        return commands.reject(
+            self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            [told] * len(leases), reason,
+        )  # fmt: skip
+
+    def release_command(
+        self, leases: Sequence[Lease], lane: Lane, wait_ms: int = 0, places: Any = None
+    ) -> Command[str]:
+        if places is None:
+            places = []
+            for lease in leases:
+                found = record.read(lease.record)
+                places.append(found.priority or found.due_ms)
+        return commands.release(
+            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            places, wait_ms,
+        )  # fmt: skip
+
+    def extend_command(
+        self, leases: Sequence[Lease], lane: Lane, lease_ms: int = 60_000
+    ) -> Command[Any]:
+        return commands.extend(
+            self.keys, lane, [x.id for x in leases], [x.receipt for x in leases], lease_ms
+        )
+
+    def ack(self, *leases: Lease, known: bool = True) -> str:
+        return self.run(self.ack_command(leases, self.lane(), known))
+
+    def nack(self, *leases: Lease, wait_ms: int | None = None, told: bytes = b"why") -> str:
+        return self.run(self.nack_command(leases, self.lane(), wait_ms, told))
+
+    def reject(self, *leases: Lease, reason: str = "r") -> str:
+        return self.run(self.reject_command(leases, self.lane(), reason))
+
+    def release(self, *leases: Lease, wait_ms: int = 0) -> str:
+        return self.run(self.release_command(leases, self.lane(), wait_ms))
+
+    def rollback(self, limit: int = 100) -> commands.RolledBack:
+        return self.run(commands.rollback(self.handle, self.keys, limit))
+
+    def stats(self) -> dict[str, int]:
+        return self.run(commands.stats(self.keys))
+
+
+LEASE_MAX_MS = settings.LEASE_MAX_MS

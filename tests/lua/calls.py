@@ -1,0 +1,161 @@
+"""A slot with something of everything in it, and one good call of every script on it.
+
+Tests that hold for all scripts (wrong types, bad numbers, a vanished slot, a full Redis) go over
+these calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rmq import commands
+from rmq.commands import Command
+from tests.lua.box import Box, Lease
+
+
+class Furnished(NamedTuple):
+    """What stands in the slot."""
+
+    box: Box
+    waiting: bytes  # of priority 100
+    due: bytes  # due
+    expired: bytes  # due, merging, expired
+    later: bytes  # timed
+    window: bytes  # a merge window, key b"open"
+    retry: bytes
+    leased: Lease
+    failed: Lease  # leased again after a failure
+    lapsed: Lease
+    dead: bytes
+    settled: bytes
+
+
+def furnish(box: Box) -> Furnished:
+    """Fill a slot. Both settled sets are there, and every other key."""
+    settled = b""
+    for _ in range(2):
+        settled = box.one()
+        assert box.ack(box.take_one()) == "1"
+        box.clock.advance(60)
+    box.one()
+    assert box.ack(box.take_one()) == "1"  # the newest turn is this one
+    retry, failed, leased, lapsed, dead = box.send(5)
+    taken = {lease.id: lease for lease in box.take(5)}
+    assert box.nack(taken[retry], taken[failed]) == "rr"
+    again = {lease.id: lease for lease in box.take(2)}
+    assert box.release(again[retry]) == "1"
+    assert box.reject(taken[dead]) == "d"
+    box.release(taken[lapsed])
+    lapsing = box.take_one(lease_ms=1000)
+    assert lapsing.id == lapsed
+    expired, _ = box.merge(key=b"gone", range_ms=500, expires=500)
+    due = box.one(due=600)
+    box.clock.advance(2)
+    later = box.one(due=60_000)
+    window, _ = box.merge(key=b"open", range_ms=30_000)
+    waiting = box.one()
+    for name in [name for name in box.state() if name.startswith("replay:")]:
+        box.redis.delete(box.keys.replay_stem + name.removeprefix("replay:").encode())
+    return Furnished(
+        box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
+        dead, settled,
+    )  # fmt: skip
+
+
+Call = Callable[[Furnished], Command[Any]]
+
+
+def _call(build: Callable[[Furnished, Box], Command[Any]]) -> Call:
+    return lambda f: build(f, f.box)
+
+
+CALLS: dict[str, Call] = {
+    "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.lane())),
+    "bury": _call(lambda f, b: commands.bury(b.keys, f.settled, f.leased.record, b"why")),
+    "cancel": _call(lambda f, b: commands.cancel(b.keys, b.lane(), f.window)),
+    "extend": _call(lambda f, b: b.extend_command([f.leased], b.lane())),
+    "get": _call(lambda f, b: commands.get(b.keys, f.retry)),
+    "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
+    "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.lane())),
+    "next": _call(lambda f, b: commands.next([b.keys], True)),
+    "peek": _call(lambda f, b: commands.peek(b.keys, "store")),
+    "pop": _call(lambda f, b: commands.pop(b.keys, b.lane(), 10, True)),
+    "prepare": _call(lambda f, b: commands.prepare(b.keys, b.lane(), 10, 30_000, True)),
+    "purge": _call(lambda f, b: commands.purge(b.keys, "store")),
+    "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, [f.dead])),
+    "reject": _call(lambda f, b: b.reject_command([f.leased], b.lane())),
+    "release": _call(lambda f, b: b.release_command([f.leased], b.lane())),
+    "reschedule": _call(lambda f, b: commands.reschedule(b.handle, b.keys, f.retry, 5000)),
+    "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
+    "send": _call(lambda f, b: b.send_command(b.ids(2))),
+    "set_priority": _call(lambda f, b: commands.set_priority(b.keys, f.retry, 30)),
+    "slot": _call(lambda f, b: commands.slot(b.keys, b.created, b.settings.for_slot())),
+    "stats": _call(lambda f, b: commands.stats(b.keys)),
+    "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
+}
+
+# A key that the call above need not look at, and a call that must.
+REACHING: dict[tuple[str, str], Call] = {
+    (script, place): _call(
+        lambda f, b, script=script: {  # type: ignore[misc]
+            "cancel": lambda: commands.cancel(b.keys, b.lane(), b.ids()[0]),
+            "get": lambda: commands.get(b.keys, b.ids()[0]),
+            "reschedule": lambda: commands.reschedule(b.handle, b.keys, b.ids()[0], 5000),
+            "set_priority": lambda: commands.set_priority(b.keys, b.ids()[0], 30),
+        }[script]()
+    )
+    for script in ("cancel", "get", "reschedule", "set_priority")
+    for place in ("prepare", "dead")
+}
+
+
+def _dropping(f: Furnished) -> Command[Any]:
+    """A send for which another message must go."""
+    box = f.box
+    full = box.redis.zcard(box.keys.store)
+    box.redis.hset(box.keys.slot, mapping={"capacity": full, "overflow": "drop_lowest"})
+    return box.send_command(box.ids(), priority=900)
+
+
+def _next_turn(f: Furnished) -> Command[Any]:
+    """An ack in a turn in which the other set of settled ids is filled."""
+    f.box.clock.advance(60)
+    f.box.ack(*f.box.take(10))
+    return CALLS["ack"](f)
+
+
+REACHING |= {
+    ("send", "failures"): _dropping,
+    ("send", "merge"): _dropping,
+    ("ack", "settled0"): _next_turn,
+}
+
+NUMBERS: dict[str, dict[int, str]] = {
+    # script: position in ARGV (negative: from the end) -> the name that the error tells
+    "ack": {0: "now_us", 2: "runs", 3: "run"},
+    "bury": {0: "now_us"},
+    "cancel": {0: "now_us"},
+    "extend": {0: "now_us", 2: "lease_ms"},
+    "merge": {0: "now_us", 9: "max_wait_ms", 10: "most bytes"},
+    "nack": {0: "now_us", 4: "wait_ms"},
+    "next": {0: "now_us"},
+    "peek": {3: "offset", 4: "limit"},
+    "pop": {0: "now_us", 2: "limit"},
+    "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},
+    "purge": {1: "limit"},
+    "redrive": {0: "now_us"},
+    "reject": {0: "now_us"},
+    "release": {0: "now_us", 4: "wait_ms", -1: "place"},
+    "reschedule": {0: "now_us", 4: "due"},
+    "rollback": {0: "now_us", 3: "limit"},
+    "send": {0: "now_us", 3: "count"},
+    "set_priority": {1: "priority"},
+    "stats": {0: "now_us"},
+    "topic": {0: "now_us"},
+}
+
+
+def place_of(key: bytes) -> str:
+    """The short name of a key: slot, store, ..., replay."""
+    return key.rsplit(b"}:", 1)[1].split(b":")[0].decode()

@@ -1,0 +1,102 @@
+"""cancel.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import commands
+from tests.lua.box import GONE
+
+
+def settled(box) -> str:
+    return f"settled{box.clock.now_ms // box.settings.dedup_window_ms % 2}"
+
+
+def cancel(box, id):
+    return box.run(commands.cancel(box.keys, box.lane(), id))
+
+
+def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
+    id, other = box.send(2)
+    before = box.state()
+    lane = box.lane()
+
+    assert box.run(commands.cancel(box.keys, lane, id)) == "cancelled"
+
+    assert box.changed(before, replay=True) == {
+        ("slot", "cancelled"): "1",
+        ("slot", "settled_turn"): str(box.clock.now_ms // 60_000),
+        ("store", id): GONE,
+        ("records", id): GONE,
+        (settled(box), id): True,
+        (f"replay:{lane.name.decode()}",): b"1:cancelled",
+    }
+    assert box.order() == [other]
+    assert box.run(box.send_command([id])).letters == "d"
+
+
+def test_cancel_sent_again_gives_the_first_answer_and_changes_nothing(box):
+    id = box.one(due=5000)
+    lane = box.lane()
+
+    assert box.twice(lambda: commands.cancel(box.keys, lane, id)) == "cancelled"
+    before = box.state()
+    assert cancel(box, id) == "gone"
+    assert box.state() == before
+
+
+def test_cancel_of_a_retry_clears_its_failure(box):
+    id = box.one()
+    box.nack(box.take_one())
+
+    assert cancel(box, id) == "cancelled"
+    assert {k for k in box.state() if not k.startswith("replay")} == {"slot", settled(box)}
+
+
+def test_cancel_of_a_merge_window_clears_the_index(box):
+    id, _ = box.merge()
+    other, _ = box.merge(key=b"other")
+
+    assert cancel(box, id) == "cancelled"
+    assert set(box.state()["merge"]) == {b"other"}
+    assert box.state()["merge"][b"other"][:16] == other
+
+
+def test_cancel_of_an_older_window_leaves_the_index_to_the_newer(box):
+    older, _ = box.merge(body=b"x" * 90, mode="collect", most=150)
+    newer, _ = box.merge(body=b"x" * 90, mode="collect", most=150)
+
+    assert cancel(box, older) == "cancelled"
+    assert box.state()["merge"][b"key"][:16] == newer
+
+
+def test_message_elsewhere_is_named_and_not_touched(box):
+    box.send(2)
+    flying, dead = box.take(2)
+    box.reject(dead)
+    before = box.state()
+
+    assert cancel(box, flying.id) == "in_flight"
+    assert cancel(box, dead.id) == "dead"
+    assert cancel(box, box.ids()[0]) == "gone"
+    assert box.state() == before
+
+
+@pytest.mark.parametrize("kept", [None, b"", b"\x06short", b"\x07" + bytes(7), b"\x04" + bytes(8)])
+def test_message_whose_record_is_missing_or_cut_short_can_be_cancelled(box, kept):
+    id = box.one()
+    if kept is None:
+        box.redis.hdel(box.keys.records, id)
+    else:
+        box.redis.hset(box.keys.records, id, kept)
+
+    assert cancel(box, id) == "cancelled"
+    assert box.order() == []
+    assert "records" not in box.state()
+
+
+def test_without_a_dedup_window_the_id_is_not_remembered(make_box):
+    box = make_box(dedup_window_ms=0)
+    cancel(box, box.one())
+
+    assert {k for k in box.state() if not k.startswith("replay")} == {"slot"}

@@ -1,0 +1,214 @@
+"""Every script's header says what its builder does, and every script keeps the house rules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from rmq import commands, keys, scripts
+from tests.lua.box import Box
+from tests.lua.calls import CALLS, furnish, place_of
+
+NAMES = scripts.names()
+LIBRARY = sorted(path.stem for path in (scripts.directory() / "lib").glob("*.lua"))
+SECTIONS = ("KEYS", "ARGV", "Returns", "Cost", "Atomic")
+SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
+
+
+def header(name: str) -> str:
+    found = re.match(r"\A--\[\[\n(.*?)\n\]\]\n", scripts.source(name), re.DOTALL)
+    assert found, f"{name}.lua does not open with its contract"
+    return found.group(1)
+
+
+def code(text: str) -> str:
+    """Lua without comments and without what stands in quotes."""
+    text = re.sub(r"--\[\[.*?\]\]", "", text, flags=re.DOTALL)
+    text = re.sub(r"(?m)(^|\s)--.*", "", text)  # first: an apostrophe in a comment opens no string
+    return re.sub(r"'(?:\\.|[^'\\\n])*'", "''", text)
+
+
+def documented_keys(name: str) -> list[tuple[int, str]]:
+    """The number and type of each key in the header."""
+    found = re.findall(
+        r"^KEYS\[(\d+)\]\s+(?:\S+ )*?\S+\s+(hash|zset|set|str|only)\b", header(name), re.MULTILINE
+    )
+    return [(int(number), kind) for number, kind in found]
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_header_opens_with_the_verb_and_has_every_section_in_order(verb):
+    text = header(verb)
+
+    assert text.startswith(f"{verb}: ")
+    places = [re.search(rf"^{section}\b", text, re.MULTILINE) for section in SECTIONS]
+    assert all(places), f"{verb}: a section is missing"
+    assert [p.start() for p in places] == sorted(p.start() for p in places)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in NAMES if verb != "next"])
+def test_documented_keys_are_those_that_the_builder_passes(box, verb):
+    passed = CALLS[verb](furnish(box)).keys
+    documented = documented_keys(verb)
+
+    assert [number for number, _ in documented] == list(range(1, len(passed) + 1))
+    for (_, kind), key in zip(documented, passed, strict=True):
+        expected = keys.TYPES[place_of(key)]
+        assert kind in (expected, expected[:3], "only"), key
+
+
+def test_next_documents_three_keys_for_each_slot_and_is_passed_them(make_box):
+    box = make_box(slots=3)
+
+    passed = commands.next(box.handle.slots, False).keys
+
+    assert [place_of(key) for key in passed] == ["slot", "store", "prepare"] * 3
+    assert re.search(
+        r"^KEYS\s+three for each slot: slot \(hash\), StoreQueue \(zset\), PrepareQueue \(zset\)",
+        header("next"),
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_no_key_and_argument_beyond_the_documented_is_read(verb):
+    text = scripts.source(verb)
+    body = code(text)
+    known = {number for number, _ in documented_keys(verb)}
+
+    if verb != "next":
+        assert {int(n) for n in re.findall(r"\bKEYS\[(\d+)\]", body)} <= known
+    documented = {int(n) for n in re.findall(r"^ARGV\[(\d+)(?:\.\.)?\]", header(verb), re.M)}
+    assert documented == set(range(1, max(documented) + 1))
+    if not re.search(r"^ARGV\[\d+\.\.\]", header(verb), re.M):
+        assert {int(n) for n in re.findall(r"\bARGV\[(\d+)\]", body)} <= documented
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_every_script_has_a_builder_of_its_name_and_a_call_here(verb):
+    assert callable(getattr(commands, verb))
+    assert verb in CALLS
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_every_script_has_a_test_file(verb):
+    assert (Path(__file__).parent / f"test_{verb}.py").is_file()
+
+
+@pytest.mark.parametrize("verb", [*NAMES, *(f"lib/{part}" for part in LIBRARY)])
+def test_script_keeps_the_rules_of_the_house(verb):
+    text = scripts.source(verb)
+
+    assert not text.startswith("#!")
+    assert "cjson" not in text
+    called = {word.upper() for word in re.findall(r"redis\.p?call\(\s*['\"](\w+)", text)}
+    assert called.isdisjoint(SCANS)
+    assert not re.search(r"redis\.p?call\(\s*[^'\"\s]", text), "a command's verb is spelled out"
+    assert "pcall" not in code(text)
+    assert "loadstring" not in text
+    assert "while true" not in text
+    assert all(len(line) <= 132 for line in text.splitlines())
+    assert text.endswith("\n")
+    assert "\t" not in text
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_every_include_is_there_and_none_is_left_unexpanded(verb):
+    for part in re.findall(r"@include \"([^\"]+)\"", scripts.source(verb)):
+        assert (scripts.directory() / f"{part}.lua").is_file()
+
+    assert "@include" not in scripts.load(verb).text
+    assert "--[[" not in scripts.load(verb).text
+
+
+def test_every_library_piece_is_used():
+    used = {
+        part for verb in NAMES for part in re.findall(r'@include "lib/(\w+)"', scripts.source(verb))
+    }
+
+    assert used == set(LIBRARY)
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_library_pieces_that_a_script_calls_are_included(verb):
+    text = code(scripts.load(verb).text)
+    defined = set(re.findall(r"\bfunction (\w+)", text)) | set(re.findall(r"\blocal (\w+)", text))
+    own = {
+        function
+        for part in LIBRARY
+        for function in re.findall(r"^local function (\w+)", scripts.source(f"lib/{part}"), re.M)
+    }
+
+    called = {word for word in re.findall(r"(?<![.\w:])(\w+)\(", text) if word in own}
+    assert called <= defined
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_everything_that_is_assigned_is_local(verb):
+    text = code(scripts.load(verb).text)
+    local = set()
+    for names in re.findall(r"\blocal (?!function)([\w, ]+)", text):
+        local |= set(re.findall(r"\w+", names))
+    for names in re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", text):
+        local |= set(re.findall(r"\w+", names))
+    for names in re.findall(r"\bfunction \w*\(([\w, ]*)\)", text):
+        local |= set(re.findall(r"\w+", names))
+
+    text = re.sub(r"\{[^{}]*\}", "{}", text)  # fields of a table are no variables
+    for line in text.splitlines():
+        assigned = re.match(r"\s*(?!local\b|for\b)([\w.\[\]'\s,+*#-]+?)\s=\s", line)
+        if not assigned:
+            continue
+        for target in assigned.group(1).split(","):
+            root = re.match(r"\s*(\w+)\s*$", target)
+            if root:
+                assert root.group(1) in local, line
+    assert not re.search(r"^function ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_script_loads_and_is_known_by_its_sha(raw, verb):
+    script = scripts.load(verb)
+
+    assert raw.script_load(script.text) == script.sha
+    assert raw.script_exists(script.sha) == [True]
+
+
+@pytest.mark.parametrize("verb", sorted(CALLS))
+def test_script_touches_no_key_but_those_it_is_passed(each_server, box, verb):
+    command = CALLS[verb](furnish(box))
+    user = f"only-{verb}"
+    box.redis.acl_setuser(
+        user, enabled=True, nopass=True, reset=True, commands=["+@all"],
+        keys=[key.decode() for key in command.keys], reset_channels=False,
+    )  # fmt: skip
+    box.redis.execute_command("ACL", "SETUSER", user, "allchannels")
+
+    client = each_server.raw(username=user, password="any", protocol=2)
+    narrow = Box.__new__(Box)
+    narrow.redis = client
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        client.get("another key")
+    assert narrow.run(command) is not None
+
+    client.close()
+    box.redis.acl_deluser(user)
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_every_key_of_a_call_shares_one_hash_tag(box, verb):
+    tags = {
+        re.search(rb"\{(.*?)\}", key).group(1)  # type: ignore[union-attr]
+        for key in CALLS[verb](furnish(box)).keys
+    }
+
+    assert len(tags) == 1
+
+
+def test_readme_names_every_script_where_there_is_one():
+    readme = scripts.directory() / "README.md"
+
+    assert not readme.is_file() or all(f"{n}" in readme.read_text("utf-8") for n in NAMES)

@@ -1,0 +1,71 @@
+"""get.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import commands
+from rmq.commands import Found
+from tests.lua.box import failure, ordered, stored, timed
+
+
+def get(box, id):
+    """What get says, run twice; it never changes anything."""
+    before = box.state()
+    found = box.twice(lambda: commands.get(box.keys, id))
+    assert box.state() == before
+    return found
+
+
+def test_waiting_message_is_found_with_its_whole_score(box):
+    plain, later = box.one(priority=1_048_575, body=bytes(range(256))), box.one(due=5000)
+    due = box.clock.now_ms + 5000
+
+    assert get(box, plain) == Found(
+        "store", plain, ordered(1_048_575, 1),
+        stored(1, bytes(range(256)), priority=1_048_575), b"", 2,
+    )  # fmt: skip
+    assert get(box, later) == Found(
+        "store", later, timed(due, 17, False), stored(2, due=due), b"", 2
+    )
+
+
+def test_message_in_flight_is_found_with_its_receipt(box):
+    id = box.one()
+    lease = box.take_one()
+
+    assert get(box, id) == Found("prepare", id, lease.receipt, lease.record, b"", 1)
+
+
+def test_dead_letter_is_found_with_what_it_died_of(box):
+    id = box.one()
+    box.reject(box.take_one())
+    died = box.clock.now_ms
+
+    assert get(box, id) == Found(
+        "dead", id, died, stored(1, priority=100), failure(0, 1, "r", b"why"), 1
+    )
+
+
+def test_retry_is_found_with_what_it_failed_of(box):
+    id = box.one()
+    box.nack(box.take_one(), told=b"\0boom")
+
+    assert get(box, id).failure == failure(16, 1, "f", b"\0boom")
+
+
+def test_settled_and_unknown_messages_are_not_found(box):
+    id = box.one()
+    box.ack(box.take_one())
+
+    assert get(box, id) is None
+    assert get(box, box.ids()[0]) is None
+    assert get(box, b"") is None
+
+
+def test_missing_record_is_named(box):
+    id = box.one()
+    box.redis.hdel(box.keys.records, id)
+
+    with pytest.raises(Exception, match=r"RMQRECORD .*records"):
+        get(box, id)

@@ -1,0 +1,156 @@
+"""A full Redis: sends are refused with nothing written, everything that drains a slot works."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from rmq import commands
+from tests.lua.calls import CALLS, Furnished, furnish
+
+
+@pytest.fixture
+def full(tight):
+    """A furnished slot on a server that has no byte left. Scripts are loaded already."""
+    furnished = furnish(tight)
+    tight.redis.config_set("maxmemory-policy", "noeviction")
+    tight.redis.config_set("maxmemory", 1)
+    with pytest.raises(redis.ResponseError, match=r"OOM|maxmemory"):
+        tight.redis.set("one", "more")
+    yield furnished
+    tight.redis.config_set("maxmemory", 0)
+
+
+def refused(furnished: Furnished, command: commands.Command) -> None:
+    before = furnished.box.state()
+    with pytest.raises(redis.ResponseError, match=r"OOM|maxmemory"):
+        furnished.box.run(command)
+    assert furnished.box.state() == before
+
+
+def test_whatever_adds_is_refused_and_no_key_changes(full):
+    box = full.box
+    refused(full, box.send_command(box.ids(3)))
+    refused(full, box.send_command(box.ids(300)))
+    refused(full, box.send_command(box.ids(1), due=5000))
+    for mode in ("first", "last", "collect"):
+        refused(full, box.merge_command(box.ids()[0], key=b"open", mode=mode, max_wait=60_000))
+        refused(full, box.merge_command(box.ids()[0], key=b"new", mode=mode))
+    refused(full, commands.redrive(box.handle, box.keys, [full.dead]))
+
+
+def test_duplicate_is_still_answered(full):
+    box = full.box
+    before = box.state()
+
+    assert box.run(box.send_command([full.waiting, full.settled])).letters == "dd"
+    assert box.run(box.merge_command(full.window)).letter == "d"
+    assert box.state() == before
+
+
+@pytest.mark.parametrize(
+    "script", ["ack", "nack", "reject", "release", "extend", "rollback", "cancel", "purge", "bury"]
+)
+def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script):
+    box = full.box
+
+    command = CALLS[script](full)
+    reply = box.run(command)
+
+    letters = {"ack": "11", "nack": "rr", "reject": "d", "release": "1", "cancel": "cancelled"}
+    if script in letters:
+        assert reply == letters[script]
+    elif script == "extend":
+        assert reply.letters == "1"
+        assert box.score(full.leased.id, "prepare") // 1000 == reply.deadline_s
+    elif script == "rollback":
+        assert reply == commands.RolledBack(1, 0, False)
+        assert full.lapsed.id in box.order()
+    else:
+        assert reply > 0
+    if script in ("ack", "cancel"):
+        id = full.leased.id if script == "ack" else full.window
+        state = box.state()
+        assert id not in state["records"]
+        assert id in state["settled0"] | state["settled1"]
+
+
+def test_lane_still_remembers_its_answer(full):
+    for script in ("ack", "prepare", "cancel"):
+        command = CALLS[script](full)
+        first = full.box.run(command)
+        before = full.box.state()
+        second = full.box.run(command)
+        if script == "prepare":
+            first, second = first.ids, second.ids
+        assert first == second
+        assert full.box.state() == before
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_prepare_drains_every_family_and_then_waits(full, waits):
+    box = full.box
+    box.rollback()
+    taken = []
+    for _ in range(10):
+        batch = box.run(commands.prepare(box.keys, box.lane(), 1, 30_000, waits))
+        taken += batch.ids
+
+    assert set(taken) == {full.waiting, full.due, full.retry, full.lapsed.id}
+    assert full.expired in box.order("dead")
+    assert batch.wait_us > 0
+    assert (box.counter("waiting") > box.clock.now_ms) is waits
+    assert box.run(commands.next([box.keys], waits)) == [batch.wait_us]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_pop_drains_every_family_and_then_waits(full, waits):
+    box = full.box
+    box.rollback()
+    taken = []
+    for _ in range(10):
+        taken += box.run(commands.pop(box.keys, box.lane(), 1, waits)).ids
+
+    assert set(taken) == {full.waiting, full.due, full.retry, full.lapsed.id}
+    assert set(box.state()["records"]).isdisjoint(taken)
+    assert (box.counter("waiting") > box.clock.now_ms) is waits
+
+
+def test_asking_an_idle_slot_works_and_notes_who_waits(full):
+    box = full.box
+    for lease in box.take(100):
+        assert box.ack(lease) == "1"
+
+    wait = box.run(commands.next([box.keys], True))
+
+    assert wait[0] == 0  # a lease has run out
+    box.rollback()
+    while lease := box.take():
+        box.ack(*lease)
+    assert box.run(commands.next([box.keys], True))[0] > 0
+    assert box.counter("waiting") > box.clock.now_ms
+
+
+def test_looking_works(full):
+    box = full.box
+    before = box.state()
+    for script in ("get", "peek", "stats", "topic", "slot"):
+        assert box.run(CALLS[script](full)) is not None
+    assert box.state() == before
+
+
+def test_full_slot_drains_to_the_end_and_takes_again(tight):
+    for _ in range(5):
+        tight.send(200, body=b"b" * 2000)
+    tight.redis.config_set("maxmemory", 1)
+
+    drained = 0
+    while leases := tight.take(100):
+        assert tight.ack(*leases) == "1" * len(leases)
+        drained += len(leases)
+
+    assert drained == 1000
+    assert "store" not in tight.state()
+    assert "records" not in tight.state()
+    tight.redis.config_set("maxmemory", 0)
+    tight.one()

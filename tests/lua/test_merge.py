@@ -1,0 +1,352 @@
+"""merge.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import commands, record
+from tests.lua.box import GONE, stored, timed
+
+
+def piece(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def settled(box) -> str:
+    """The set that is filled in this turn of the dedup window."""
+    return f"settled{box.clock.now_ms // box.settings.dedup_window_ms % 2}"
+
+
+def turn(box) -> str:
+    return str(box.clock.now_ms // box.settings.dedup_window_ms)
+
+
+def test_first_arrival_opens_a_window_and_waits_for_its_time_range(box):
+    before = box.state()
+    (id,) = box.ids()
+
+    reply = box.run(box.merge_command(id, b"one", range_ms=5000))
+
+    due = box.clock.now_ms + 5000
+    assert reply == commands.Merged(1, "s", b"")
+    assert box.changed(before, replay=True) == {
+        ("slot", "accepted"): "1",
+        ("store", id): timed(due, 17, False),
+        ("records", id): stored(1, b"one", due=due, key=b"key"),
+        ("merge", b"key"): id + b"%d" % box.clock.now_ms,
+    }
+
+
+def test_second_arrival_merges_keeps_the_time_and_names_the_waiting_id(box):
+    waiting, _ = box.merge(body=b"one")
+    box.clock.advance(2)
+    before = box.state()
+    (id,) = box.ids()
+
+    reply = box.run(box.merge_command(id, b"two"))
+
+    assert reply == commands.Merged(1, "m", waiting)
+    assert box.changed(before) == {
+        ("slot", "merged"): "1",
+        ("slot", "settled_turn"): turn(box),
+        (settled(box), id): True,
+    }
+
+
+@pytest.mark.parametrize("mode", ["first", "last", "collect"])
+def test_stored_and_merged_sent_again_add_nothing(box, mode):
+    first, second = box.ids(2)
+    for id, letter in ((first, "s"), (second, "m")):
+        assert box.run(box.merge_command(id, b"b", mode=mode)).letter == letter
+        before = box.state()
+        box.clock.advance(0.25)
+        assert box.run(box.merge_command(id, b"b", mode=mode)) == commands.Merged(1, "d", b"")
+        assert box.state() == before
+
+
+def test_last_replaces_the_body_and_nothing_else(box):
+    waiting, _ = box.merge(body=b"a longer first body", mode="last", expires=100)
+    due = box.clock.now_ms + 5000
+    box.clock.advance(1)
+    before = box.state()
+
+    id, _ = box.merge(body=b"new", mode="last", expires=999, priority=40)
+
+    assert box.changed(before) == {
+        ("slot", "merged"): "1",
+        ("slot", "settled_turn"): turn(box),
+        (settled(box), id): True,
+        ("records", waiting): stored(1, b"new", due=due, expires=due + 100, key=b"key"),
+    }
+
+
+def test_last_of_another_codec_brings_its_codec_along(box):
+    waiting, _ = box.merge(body=b"json", mode="last", codec=1)
+    due = box.clock.now_ms + 5000
+
+    box.merge(body=b"pack", mode="last", codec=2)
+
+    assert box.state()["records"][waiting] == stored(1, b"pack", due=due, key=b"key", codec=2)
+
+
+def test_collect_keeps_every_body_in_order(box):
+    waiting, _ = box.merge(body=b"one", mode="collect")
+    box.merge(body=b"", mode="collect")
+    box.merge(body=bytes(range(256)), mode="collect")
+
+    found = record.read(box.state()["records"][waiting])
+
+    assert record.pieces(found.body) == [b"one", b"", bytes(range(256))]
+
+
+def test_full_collection_is_closed_and_the_newcomer_opens_the_next(box):
+    full, _ = box.merge(body=b"x" * 100, mode="collect", most=200)
+    before = box.state()
+
+    second, reply = box.merge(body=b"y" * 100, mode="collect", most=200)
+
+    assert reply == commands.Merged(2, "s", b"")
+    now = box.clock.now_ms
+    assert box.changed(before) == {
+        ("slot", "accepted"): "2",
+        ("store", second): timed(now + 5000, 17, False),
+        ("records", second): stored(
+            2, piece(b"y" * 100), due=now + 5000, key=b"key", collects=True
+        ),
+        ("merge", b"key"): second + b"%d" % now,
+    }
+    assert box.merge(body=b"z", mode="collect", most=200)[1].into == second
+    box.clock.advance(5)
+    assert box.drained() == [full, second]
+    assert box.state().get("merge") is None
+
+
+def test_collection_never_grows_over_its_bound(box):
+    for i in range(200):
+        box.merge(body=b"b" * (i % 37), mode="collect", most=500)
+
+    kept = box.state()["records"].values()
+    assert all(len(one) <= 500 for one in kept)
+    assert sum(len(record.pieces(record.read(one).body)) for one in kept) == 200
+
+
+@pytest.mark.parametrize(
+    ("modes", "bodies"),
+    [
+        (("first", "collect"), [b"0", b"1"]),
+        (("last", "collect"), [b"0", b"1"]),
+        (("collect", "first"), [b"0"]),
+        (("collect", "last"), [b"1"]),
+        (("first", "collect", "last"), [b"2"]),
+        (("first", "collect", "collect", "first"), [b"0", b"1", b"2"]),
+    ],
+)
+def test_producers_of_different_modes_leave_a_body_that_can_be_read(box, modes, bodies):
+    waiting = None
+    for i, mode in enumerate(modes):
+        id, reply = box.merge(body=b"%d" % i, mode=mode)
+        waiting = waiting or id
+        assert reply.letter == ("m" if i else "s")
+
+    found = record.read(box.state()["records"][waiting])
+    assert found.flags & record.COLLECTS
+    assert record.pieces(found.body) == bodies
+    assert found.merge_key == "key"
+
+
+def test_collecting_with_another_codec_opens_a_new_window(box):
+    waiting, _ = box.merge(body=b"json", mode="collect", codec=1)
+
+    other, reply = box.merge(body=b"pack", mode="collect", codec=2)
+
+    assert reply.letter == "s"
+    records = box.state()["records"]
+    assert record.pieces(record.read(records[waiting]).body) == [b"json"]
+    assert record.pieces(record.read(records[other]).body) == [b"pack"]
+
+
+def test_extend_restarts_the_clock_at_every_merge_up_to_max_wait(box):
+    opened = box.clock.now_ms
+    waiting, _ = box.merge(range_ms=5000, max_wait=12_000)
+    assert box.score(waiting) == timed(opened + 5000, 17, False)
+
+    for seconds, due in ((4, 9000), (4, 12_000), (3, 12_000)):
+        box.clock.advance(seconds)
+        _, reply = box.merge(range_ms=5000, max_wait=12_000)
+        assert reply.into == waiting
+        assert box.score(waiting) == timed(opened + due, 17, False)
+        assert record.read(box.state()["records"][waiting]).due_ms == opened + due
+
+
+def test_extend_never_makes_a_message_due_sooner(box):
+    waiting, _ = box.merge(range_ms=60_000)
+    score = box.score(waiting)
+
+    box.merge(range_ms=1000, max_wait=30_000)
+
+    assert box.score(waiting) == score
+
+
+def test_extend_carries_the_expiry_along(box):
+    waiting, _ = box.merge(range_ms=5000, max_wait=60_000, expires=1000)
+    box.clock.advance(4)
+    box.merge(body=b"last", mode="last", range_ms=5000, max_wait=60_000)
+
+    due = box.clock.now_ms + 5000
+    assert box.state()["records"][waiting] == stored(
+        1, b"last", due=due, expires=due + 1000, key=b"key"
+    )
+    box.clock.advance(5.5)
+    assert box.take_one().id == waiting
+
+
+def test_once_taken_the_next_arrival_opens_a_new_window(box):
+    first, _ = box.merge()
+    box.clock.advance(5)
+    lease = box.take_one()
+    assert lease.id == first
+    assert "merge" not in box.state()
+
+    second, reply = box.merge()
+
+    assert reply.letter == "s"
+    assert box.state()["merge"] == {b"key": second + b"%d" % box.clock.now_ms}
+
+
+def test_failed_message_that_waits_again_swallows_no_newcomer(box):
+    box.merge()
+    box.clock.advance(5)
+    assert box.nack(box.take_one(), wait_ms=60_000) == "r"
+
+    second, reply = box.merge()
+
+    assert reply.letter == "s"
+    assert second in box.order()
+
+
+def test_taking_the_older_of_two_windows_leaves_the_index_to_the_newer(box):
+    older, _ = box.merge(body=b"x" * 90, mode="collect", most=150)
+    box.clock.advance(1)
+    newer, _ = box.merge(body=b"x" * 90, mode="collect", most=150)
+    box.clock.advance(4)
+
+    assert box.take_one().id == older
+
+    assert box.state()["merge"][b"key"][:16] == newer
+
+
+def test_due_message_that_nobody_took_yet_still_merges(box):
+    waiting, _ = box.merge()
+    box.clock.advance(60)
+
+    assert box.merge()[1].into == waiting
+
+
+def test_due_message_that_joined_its_priority_still_merges(box):
+    waiting, _ = box.merge(priority=50, mode="last")
+    high = box.one(priority=60)
+    box.clock.advance(5)
+    assert box.take_one().id == high
+    assert 50 < box.score(waiting) < 51
+
+    _, reply = box.merge(body=b"new", mode="last", max_wait=60_000)
+
+    assert reply.into == waiting
+    assert 50 < box.score(waiting) < 51
+    assert box.take_one().record.endswith(b"new")
+
+
+def test_nothing_merges_into_an_expired_message(box):
+    expired, _ = box.merge(range_ms=1000, expires=1000)
+    box.clock.advance(3)
+
+    fresh, reply = box.merge(range_ms=1000, expires=1000)
+
+    assert reply.letter == "s"
+    box.clock.advance(1)
+    assert box.drained() == [fresh]
+    assert box.order("dead") == [expired]
+
+
+def test_keys_of_any_bytes_are_kept_apart(box):
+    keys = [b"", b"\0", b"\0\0", bytes(range(256)), b"\xff" * 200, "ключ".encode(), b"a:b{c}"]
+    ids = {key: box.merge(key=key)[0] for key in keys}
+
+    assert {key: box.merge(key=key)[1].into for key in keys} == ids
+    assert set(box.state()["merge"]) == set(keys)
+    box.clock.advance(5)
+    assert len(box.take(100)) == len(keys)
+    assert "merge" not in box.state()
+
+
+def test_full_slot_refuses_a_new_window_and_still_merges(make_box):
+    box = make_box(max_length=1)
+    waiting, _ = box.merge()
+    before = box.state()
+
+    assert box.merge(key=b"other")[1] == commands.Merged(0, "F", b"")
+    assert box.state() == before
+    assert box.merge()[1].into == waiting
+
+
+def test_merged_id_is_a_duplicate_for_send_as_well(box):
+    box.merge()
+    id, _ = box.merge()
+
+    assert box.run(box.send_command([id])).letters == "d"
+
+
+def test_merge_wakes_who_waits_for_something_sooner(box):
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.merge(range_ms=5000)
+    assert box.counter("waiting") == 0
+
+    waits = box.clock.now_ms + 3000
+    box.redis.hset(box.keys.slot, "waiting", waits)
+    box.merge(range_ms=6000, key=b"later")
+    assert box.counter("waiting") == waits
+    box.merge(range_ms=4000, key=b"sooner")
+    assert box.counter("waiting") == 0
+
+
+def test_waiting_record_that_is_missing_or_cut_short_is_named_and_nothing_changes(box):
+    waiting, _ = box.merge()
+    for broken in (None, b"", b"1234567", box.state()["records"][waiting][:16]):
+        if broken is None:
+            box.redis.hdel(box.keys.records, waiting)
+        else:
+            box.redis.hset(box.keys.records, waiting, broken)
+        before = box.state()
+        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
+            box.merge(mode="last")
+        assert box.state() == before
+
+
+@pytest.mark.parametrize("range_ms", [0, 10**12])
+def test_time_range_outside_its_limits_is_refused(box, range_ms):
+    before = box.state()
+
+    with pytest.raises(Exception, match="RMQARG time_range"):
+        box.merge(range_ms=range_ms)
+
+    assert box.state() == before
+
+
+@pytest.mark.parametrize("priority", [1, 16, 1_048_576])
+def test_priority_outside_its_family_is_refused(box, priority):
+    before = box.state()
+
+    with pytest.raises(Exception, match="RMQARG priority"):
+        box.merge(priority=priority)
+
+    assert box.state() == before
+
+
+def test_cancelled_window_is_gone_from_the_index(box):
+    id, _ = box.merge()
+    before = box.state()
+
+    assert box.run(commands.cancel(box.keys, box.lane(), id)) == "cancelled"
+
+    assert box.changed(before)[("merge", b"key")] is GONE
+    assert box.merge()[1].letter == "s"

@@ -1,0 +1,105 @@
+"""peek.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from rmq import commands
+from tests.lua.box import failure, ordered, stored
+
+
+def peek(box, place="store", **options):
+    """What peek says, run twice; it never changes anything."""
+    before = box.state()
+    found = box.twice(lambda: commands.peek(box.keys, place, **options))
+    assert box.state() == before
+    return found
+
+
+def test_page_of_the_store_shows_everything_about_a_message(box):
+    a, b = box.send(2, priority=50, body=b"hi")
+
+    assert peek(box, down=True) == [
+        commands.Found("store", a, ordered(50, 1), stored(1, b"hi", priority=50), b"", 2),
+        commands.Found("store", b, ordered(50, 2), stored(2, b"hi", priority=50), b"", 2),
+    ]
+    assert [found.id for found in peek(box)] == [b, a]
+
+
+def test_pages_follow_each_other_to_the_end(box):
+    given = box.send(7, due=5000)
+    pages = [peek(box, offset=offset, limit=3) for offset in (0, 3, 6, 9)]
+
+    assert [len(page) for page in pages] == [3, 3, 1, 0]
+    assert [found.id for page in pages for found in page] == sorted(given)
+
+
+def test_range_of_scores_is_honoured(box):
+    low, middle, high = (box.one(priority=p) for p in (20, 30, 40))
+
+    assert [found.id for found in peek(box, low="30", high="(40")] == [middle]
+    assert [found.id for found in peek(box, low="(31", down=True)] == [high]
+    assert [found.id for found in peek(box, high="29")] == [low]
+
+
+def test_leases_and_dead_letters_are_shown(box):
+    box.send(2)
+    flying, dead = box.take(2)
+    box.reject(dead)
+    died = box.clock.now_ms
+
+    assert peek(box, "prepare") == [
+        commands.Found("prepare", flying.id, flying.receipt, flying.record, b"", 2)
+    ]
+    assert peek(box, "dead") == [
+        commands.Found("dead", dead.id, died, dead.record, failure(0, 1, "r", b"why"), 2)
+    ]
+
+
+def test_empty_queue_is_an_empty_page(box):
+    assert peek(box) == peek(box, "prepare") == peek(box, "dead") == []
+
+
+def test_message_without_a_record_is_shown_without_one(box):
+    id = box.one()
+    box.redis.hdel(box.keys.records, id)
+
+    assert [(found.id, found.record) for found in peek(box)] == [(id, b"")]
+
+
+def test_page_is_bounded_by_bytes(make_box):
+    box = make_box(max_body=6 * 1024 * 1024)
+    for _ in range(4):
+        box.one(body=b"b" * (6 * 1024 * 1024))
+
+    assert len(peek(box, limit=1000)) == 2
+    assert len(peek(box, limit=1000, offset=2)) == 2
+    assert peek(box, limit=1000, offset=4) == []
+
+
+def test_page_of_a_thousand(make_box):
+    box = make_box(max_body=1024)
+    given = box.send(1000)
+
+    assert [found.id for found in peek(box, limit=1000, down=True)] == given
+
+
+def test_short_pages_still_follow_each_other_to_the_end(box):
+    given = box.send(1000)
+    found: list[bytes] = []
+    while page := peek(box, limit=1000, down=True, offset=len(found)):
+        found += [one.id for one in page]
+
+    assert found == given
+
+
+@pytest.mark.parametrize("bound", ["nan", "x", "(x", "0x10z"])
+def test_bound_that_is_no_number_is_refused(box, bound):
+    box.one()
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError):
+        peek(box, low=bound)
+
+    assert box.state() == before

@@ -1,0 +1,506 @@
+"""prepare.lua on a real server."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rmq import commands, score
+from tests.lua.box import GONE, LEASE_MAX_MS, failure, ordered, stored, timed
+
+
+def command(box, lane, limit=1, lease_ms=30_000, waits=False):
+    return commands.prepare(box.keys, lane, limit, lease_ms, waits)
+
+
+def test_prepare_moves_one_message_and_nothing_else(box):
+    id = box.one(body=b"hello")
+    before = box.state()
+    lane = box.lane()
+
+    batch = box.run(command(box, lane))
+
+    deadline = box.clock.now_ms // 1000 + 30
+    assert batch == commands.Batch(
+        0, False, deadline, 1, 1, b"", [id], [stored(1, b"hello", priority=100)],
+    )  # fmt: skip
+    assert box.changed(before, replay=True) == {
+        ("slot", "delivered"): "1",
+        ("slot", "takes"): "1",
+        ("store", id): GONE,
+        ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
+        ("replay:lane1",): b"1:%d:1:" % deadline + id,
+    }
+
+
+def test_prepare_sent_again_hands_over_the_same_batch_and_burns_no_retry(box):
+    given = box.send(3)
+    lane = box.lane()
+    first = box.run(command(box, lane, 2))
+    before = box.state()
+
+    box.clock.advance(1)
+    second = box.run(command(box, lane, 2))
+
+    assert box.state() == before
+    assert second.ids == first.ids == given[:2]
+    assert second.records == first.records
+    assert (second.deadline_s, second.first_delivery) == (first.deadline_s, first.first_delivery)
+    assert [lease[:2] for lease in box.leases(second)] == [lease[:2] for lease in box.leases(first)]
+    assert box.ack(*box.leases(second)) == "11"
+
+
+def test_next_number_of_a_lane_takes_the_next_messages(box):
+    given = box.send(2)
+    lane = box.lane()
+
+    assert box.run(command(box, lane)).ids == given[:1]
+    lane.number += 1
+    assert box.run(command(box, lane)).ids == given[1:]
+
+
+def test_numbers_that_begin_alike_are_different_calls(box):
+    given = box.send(4)
+    lane = box.lane()
+    taken = []
+    for lane.number in (1, 10, 101, 1010):
+        taken += box.run(command(box, lane)).ids
+
+    assert taken == given
+
+
+def test_replayed_batch_leaves_out_what_is_no_longer_the_callers(box):
+    kept, _, released = box.send(3)
+    lane = box.lane()
+    leases = box.leases(box.run(command(box, lane, 3)))
+    box.ack(leases[1])
+    box.release(leases[2])
+    assert box.take_one().id == released
+    before = box.state()
+
+    batch = box.run(command(box, lane, 3))
+
+    assert batch.ids == [kept, b"", b""]
+    assert batch.records[1:] == [b"", b""]
+    assert box.state() == before
+
+
+def test_replay_after_a_rollback_gives_nothing_away(box):
+    box.one()
+    lane = box.lane()
+    box.run(command(box, lane, 1, 1000))
+    box.clock.advance(2)
+    box.rollback()
+    successor = box.take_one()
+    before = box.state()
+
+    assert box.run(command(box, lane, 1, 1000)).ids == [b""]
+    assert box.state() == before
+    assert box.ack(successor) == "1"
+
+
+def test_prepare_with_nothing_to_take_changes_nothing(box):
+    box.one(due=5000)
+    before = box.state()
+
+    for wait_us in (5_000_000, 4_000_000):
+        batch = box.run(command(box, box.lane()))
+        assert batch == commands.Batch(wait_us, False, 0, 1, 1, b"", [], [])
+        assert box.state() == before
+        box.clock.advance(1)
+
+
+@pytest.mark.parametrize("later_us", [0, 1, 500, 999])
+@pytest.mark.parametrize("lease_ms", [1000, 1001, 1500, 30_000, LEASE_MAX_MS])
+def test_deadline_is_whole_seconds_and_never_sooner_than_asked(box, later_us, lease_ms):
+    box.clock.now_us += later_us * 1000 + 7
+    box.clock.advance(0)
+    box.one()
+
+    batch = box.prepare(lease_ms=lease_ms)
+
+    assert batch.deadline_s == math.ceil((box.clock.now_ms + lease_ms) / 1000)
+    assert 0 <= batch.deadline_s * 1000 - box.clock.now_ms - lease_ms < 1000
+
+
+def test_receipt_is_deadline_and_retries_with_the_delivery_number_in_the_fraction(box):
+    box.redis.hset(box.keys.slot, "delivered", 4094)
+    given = box.send(3)
+
+    leases = box.take(3)
+
+    now_s = box.clock.now_ms // 1000
+    assert box.state()["prepare"] == {
+        given[0]: (now_s + 30) * 1000 + 16 + 2047 / 2048,
+        given[1]: (now_s + 30) * 1000 + 16,
+        given[2]: (now_s + 30) * 1000 + 16 + 1 / 2048,
+    }
+    assert [lease.delivery for lease in leases] == [4095, 4096, 4097]
+    assert [lease.receipt for lease in leases] == [box.score(id, "prepare") for id in given]
+
+
+def test_scores_are_exact_for_every_number_of_retries_and_delivery(box):
+    deadline = box.clock.now_ms // 1000
+    for left in range(17):
+        for number in (0, 1, 1023, 2047):
+            made = score.receipt_score(deadline, left, number)
+            box.redis.zadd(box.keys.prepare, {b"m": made})
+            assert box.score(b"m", "prepare") == made
+            assert score.receipt_retries_left(made) == left
+            assert made % 1 == number / 2048
+
+
+@pytest.mark.parametrize("early_ms", [1, 10, 4999])
+def test_message_is_never_handed_over_before_its_time(box, early_ms):
+    id = box.one(due=5000)
+    box.clock.advance((5000 - early_ms) / 1000)
+
+    batch = box.prepare()
+
+    assert batch.ids == []
+    assert batch.wait_us == early_ms * 1000
+    box.clock.advance(early_ms / 1000)
+    assert box.take_one().id == id
+
+
+def test_due_messages_go_earliest_first_then_priority_then_retries(box):
+    retry = box.one(priority=1000)
+    box.nack(box.take_one())
+    low, high = box.one(priority=17), box.one(priority=1_048_575)
+    later, sooner = box.one(due=200), box.one(due=100)
+    box.clock.advance(1)
+
+    assert [lease.id for lease in box.take(10)] == [sooner, later, high, low, retry]
+
+
+def test_retries_go_by_how_many_they_have_left(box):
+    ids = [box.one() for _ in range(3)]
+    leases = {lease.id: lease for lease in box.take(3)}
+    for _ in range(2):
+        box.nack(leases[ids[1]])
+        leases |= {lease.id: lease for lease in box.take(3)}
+    box.nack(leases[ids[0]], leases[ids[1]], leases[ids[2]])
+
+    assert [box.score(id) // 1 for id in ids] == [16, 14, 16]
+    assert [lease.id for lease in box.take(3)] == [ids[0], ids[2], ids[1]]
+
+
+def test_one_take_in_five_looks_at_retries_first(box):
+    retried = box.send(4)
+    assert box.nack(*box.take(4)) == "rrrr"
+    fresh = set(box.send(20))
+    box.redis.hset(box.keys.slot, "takes", 0)
+
+    taken = [box.take_one().id for _ in range(15)]
+
+    assert [i for i, id in enumerate(taken, 1) if id in retried] == [5, 10, 15]
+    assert [id for id in taken if id in retried] == retried[:3]
+    assert sum(id in fresh for id in taken) == 12
+
+
+def test_retries_first_also_goes_before_due_messages(box):
+    retried = box.one()
+    box.nack(box.take_one())
+    box.send(2, due=100)
+    box.redis.hset(box.keys.slot, "takes", 4)
+    box.clock.advance(1)
+
+    assert box.take_one().id == retried
+
+
+def test_due_message_with_a_priority_joins_its_priority_as_the_newest(box):
+    early = box.one(due=100, priority=50)
+    late = box.one(due=200, priority=60)
+    first, second = box.send(2, priority=50)
+    box.clock.advance(1)
+    before = box.state()
+
+    lease = box.take_one()
+
+    assert lease.id == late
+    assert box.changed(before) == {
+        ("slot", "order"): "4",
+        ("slot", "delivered"): "1",
+        ("slot", "takes"): "1",
+        ("store", late): GONE,
+        ("store", early): ordered(50, 3),
+        ("prepare", late): lease.receipt,
+    }
+    assert box.drained() == [first, second, early]
+
+
+def test_what_comes_after_a_message_that_joined_stands_behind_it(box):
+    joined = box.one(due=100, priority=50)
+    blocker = box.one(priority=60)
+    box.clock.advance(1)
+    assert box.take_one().id == blocker
+    later = box.one(priority=50)
+
+    assert box.drained() == [joined, later]
+
+
+def test_delayed_retry_keeps_its_priority_and_its_retries(box):
+    id = box.one(priority=50)
+    box.nack(box.take_one(), wait_ms=1000)
+    low, high = box.one(priority=40), box.one(priority=60)
+    box.clock.advance(1)
+
+    leases = box.take(3)
+
+    assert [lease.id for lease in leases] == [high, id, low]
+    assert [lease.left for lease in leases] == [16, 15, 16]
+
+
+def test_delayed_retry_without_a_priority_counts_down(box):
+    id = box.one(due=100)
+    box.clock.advance(1)
+    for left in (16, 15, 14):
+        lease = box.take_one()
+        assert (lease.id, lease.left) == (id, left)
+        assert box.score(id, "prepare") == lease.receipt
+        box.nack(lease, wait_ms=1000)
+        box.clock.advance(1)
+
+
+def test_message_without_retries_counts_down_from_its_topics_setting(make_box):
+    box = make_box(max_retries=2)
+    box.one()
+    box.one(due=10)
+    box.clock.advance(1)
+
+    assert [lease.left for lease in box.take(2)] == [2, 2]
+
+
+def test_expired_message_is_buried_with_its_reason_and_not_handed_over(box):
+    id = box.one(expires=1000)
+    fresh = box.one()
+    box.clock.advance(1)
+    before = box.state()
+
+    lease = box.take(2)
+
+    assert [x.id for x in lease] == [fresh]
+    assert box.changed(before) == {
+        ("slot", "delivered"): "1",
+        ("slot", "takes"): "1",
+        ("slot", "buried"): "1",
+        ("store", id): GONE,
+        ("store", fresh): GONE,
+        ("prepare", fresh): lease[0].receipt,
+        ("dead", id): box.clock.now_ms,
+        ("failures", id): failure(0, 0, "x"),
+    }
+
+
+def test_message_may_be_taken_until_the_last_moment_before_it_expires(box):
+    id = box.one(expires=1000)
+    box.clock.advance(0.999)
+
+    assert box.take_one().id == id
+
+
+def test_expired_message_is_dropped_whole_where_the_topic_says_so(make_box):
+    box = make_box(on_expire="drop")
+    failed = box.one(due=100, expires=5000)
+    box.clock.advance(1)
+    box.nack(box.take_one(), wait_ms=1000)
+    box.one(expires=1000)
+    before = box.state()
+    assert before["failures"].keys() == {failed}
+    box.clock.advance(10)
+
+    assert box.take(5) == []
+
+    after = box.state()
+    assert {k for k in after if not k.startswith("replay")} == {"slot"}
+    assert int(after["slot"]["expired"]) == 2
+    assert box.prepare().wait_us == -1
+
+
+def test_expired_retry_tells_how_often_it_was_delivered(box):
+    id = box.one(expires=5000)
+    for _ in range(3):
+        box.nack(box.take_one())
+    box.clock.advance(6)
+    box.take()
+
+    assert box.state()["failures"][id][:3] == failure(0, 3, "x")
+
+
+def test_batch_of_expired_messages_alone_says_that_there_may_be_more(box):
+    box.send(3, expires=1000)
+    fresh = box.one()
+    box.clock.advance(2)
+
+    first = box.prepare(2)
+
+    assert (first.ids, first.wait_us) == ([], 0)
+    assert box.drained() == [fresh]
+
+
+def test_expired_merge_window_leaves_the_index(box):
+    box.merge(range_ms=1000, expires=1000)
+    box.clock.advance(3)
+    box.prepare()
+
+    assert "merge" not in box.state()
+
+
+def test_lapsed_leases_are_told_of(box):
+    box.one()
+    box.take_one(lease_ms=1000)
+    assert not box.prepare().lapsed
+    box.clock.advance(1)
+
+    assert box.prepare().lapsed
+
+
+def test_wait_is_until_the_next_due_time_or_the_next_lapse(box):
+    assert box.prepare().wait_us == -1
+    box.one()
+    box.take_one(lease_ms=10_000)
+    assert box.prepare().wait_us == 10_000_000
+    box.one(due=4000)
+    assert box.prepare().wait_us == 4_000_000
+    box.one()
+    box.one()
+    assert box.prepare().wait_us == 0
+
+
+def test_waiting_is_noted_only_when_asked_and_at_most_every_one_and_a_half_seconds(box):
+    box.run(command(box, box.lane(), waits=False))
+    assert box.counter("waiting") == 0
+
+    until = box.clock.now_ms + 3000
+    box.run(command(box, box.lane(), waits=True))
+    assert box.counter("waiting") == until
+    box.clock.advance(1.4)
+    box.run(command(box, box.lane(), waits=True))
+    assert box.counter("waiting") == until
+    box.clock.advance(0.2)
+    box.run(command(box, box.lane(), waits=True))
+    assert box.counter("waiting") == box.clock.now_ms + 3000
+
+
+def test_missing_record_is_named_and_nothing_moves(box):
+    _, broken = box.send(2)
+    box.redis.hdel(box.keys.records, broken)
+    before = box.state()
+
+    with pytest.raises(Exception, match=r"RMQRECORD .*records"):
+        box.take(2)
+
+    assert box.state() == before
+
+
+def test_missing_record_of_a_due_message_moves_nothing_that_would_join(box):
+    box.one(due=10, priority=50)
+    broken = box.one(due=20, priority=50)
+    box.redis.hdel(box.keys.records, broken)
+    box.clock.advance(1)
+    before = box.state()
+
+    with pytest.raises(Exception, match=r"RMQRECORD .*records"):
+        box.take(2)
+
+    assert box.state() == before
+
+
+def test_missing_record_takes_nothing_and_joining_is_a_whole_step_of_its_own(box):
+    joins = box.one(due=10, priority=50)
+    broken = box.one(priority=60)
+    box.redis.hdel(box.keys.records, broken)
+    box.clock.advance(1)
+    before = box.state()
+
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
+            box.take(2)
+        assert box.changed(before) == {
+            ("slot", "order"): "2",
+            ("store", joins): ordered(50, 2),
+        }
+
+
+def test_record_cut_short_is_handed_over_for_the_reader_to_refuse(box):
+    id = box.one(due=10, expires=5000)
+    short = box.state()["records"][id][:12]
+    box.redis.hset(box.keys.records, id, short)
+    box.clock.advance(1)
+
+    lease = box.take_one()
+
+    assert (lease.id, lease.record) == (id, short)
+    assert box.reject(lease, reason="u") == "d"
+
+
+def test_due_score_without_a_fraction_loses_no_message(box):
+    id = box.one(due=10)
+    box.redis.zadd(box.keys.store, {id: box.clock.now_ms + 10})
+    box.clock.advance(1)
+
+    lease = box.take_one()
+
+    assert (lease.id, lease.left) == (id, 0)
+    assert box.state()["prepare"] == {id: lease.receipt}
+
+
+def test_limit_takes_no_more_than_asked(box):
+    box.send(5)
+
+    assert len(box.take(3)) == 3
+    assert len(box.order()) == 2
+    assert box.counter("delivered") == 3
+    assert box.counter("takes") == 1
+
+
+def test_reply_is_bounded_by_bytes_and_the_rest_stays(make_box):
+    box = make_box(max_body=4 * 1024 * 1024)
+    body = b"b" * (4 * 1024 * 1024)
+    given = [box.one(body=body) for _ in range(6)]
+
+    first = box.take(100)
+    assert 4 <= len(first) <= 5
+    assert [lease.id for lease in first + box.take(100)] == given
+
+
+def test_thousand_expired_messages_in_one_take(box):
+    given = box.send(1000, expires=1000)
+    box.clock.advance(2)
+
+    assert box.prepare(1000).ids == []
+    assert set(box.order("dead")) == set(given)
+    assert box.order() == []
+
+
+def test_twenty_thousand_due_messages_drain(box):
+    given = set()
+    for _ in range(20):
+        given |= set(box.send(1000, due=1000))
+    box.clock.advance(2)
+
+    taken = [lease.id for _ in range(20) for lease in box.take(1000)]
+
+    assert len(taken) == 20_000
+    assert set(taken) == given
+    assert box.order() == []
+
+
+def test_twenty_thousand_due_messages_that_join_their_priority_drain_in_order(box):
+    pages = [box.send(1000, due=1000 + i, priority=900) for i in range(20)]
+    box.clock.advance(2)
+
+    taken = []
+    while (batch := box.prepare(1000)).ids or batch.wait_us == 0:
+        taken += batch.ids
+
+    assert taken == [id for page in pages for id in page]
+
+
+def test_mixed_families_keep_their_scores_until_taken(box):
+    due = box.clock.now_ms + 5000
+    timed_id, plain = box.one(due=5000), box.one(priority=300)
+    box.take_one()
+    assert box.state()["store"] == {timed_id: timed(due, 17, False)}
+    assert box.order("prepare") == [plain]

@@ -1,0 +1,168 @@
+"""redrive.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import commands
+from tests.lua.box import GONE, ordered, stored, timed
+
+
+def redrive(box, *ids):
+    return box.run(commands.redrive(box.handle, box.keys, ids))
+
+
+def bury(box, count=1, **options):
+    given = box.send(count, **options)
+    box.clock.advance(1)
+    box.reject(*box.take(count))
+    return given
+
+
+def test_dead_letter_goes_to_the_end_of_its_priority_with_all_retries(box):
+    (id,) = bury(box, priority=50)
+    waiting = box.one(priority=50)
+    before = box.state()
+
+    assert redrive(box, id) == "1"
+
+    assert box.changed(before, replay=True) == {
+        ("slot", "order"): "3",
+        ("slot", "redriven"): "1",
+        ("dead", id): GONE,
+        ("failures", id): GONE,
+        ("store", id): ordered(50, 3),
+    }
+    assert [(lease.id, lease.left) for lease in box.take(2)] == [(waiting, 16), (id, 16)]
+
+
+def test_redrive_run_again_finds_nothing_to_move(box):
+    ids = bury(box, 3)
+    assert redrive(box, *ids) == "111"
+    before = box.state()
+
+    assert box.twice(lambda: commands.redrive(box.handle, box.keys, ids)) == "000"
+    assert box.state() == before
+
+
+def test_dead_letter_without_a_priority_is_due_now(box):
+    (id,) = bury(box, due=10)
+
+    redrive(box, id)
+
+    assert box.score(id) == timed(box.clock.now_ms, 17, False)
+    assert box.take_one().id == id
+
+
+def test_dead_letter_dies_again_only_after_all_its_deliveries(box):
+    (id,) = bury(box)
+    redrive(box, id)
+    count = 0
+    while lease := box.take():
+        count += 1
+        box.nack(lease[0])
+
+    assert count == 17
+    assert box.order("dead") == [id]
+
+
+def test_expiry_that_has_passed_is_taken_off(box):
+    plain, late = box.one(expires=100, priority=50), box.one(due=10, expires=100)
+    box.clock.advance(1)
+    box.take(2)
+    assert set(box.order("dead")) == {plain, late}
+    records = box.state()["records"]
+    due = int.from_bytes(records[late][8:14], "big")
+
+    assert redrive(box, plain, late) == "11"
+
+    assert box.state()["records"] == {
+        plain: stored(1, priority=50),
+        late: stored(2, due=due),
+    }
+    assert set(box.drained()) == {plain, late}
+
+
+def test_expiry_that_has_not_passed_stays(box):
+    (id,) = bury(box, expires=10**8)
+    before = box.state()["records"]
+
+    redrive(box, id)
+
+    assert box.state()["records"] == before
+
+
+def test_only_dead_letters_move_and_each_once(box):
+    (dead,) = bury(box)
+    waiting = box.one()
+    box.one()
+    flying = box.take_one()
+    before = box.state()
+
+    asked = (waiting, flying.id, dead, dead, box.ids()[0])
+    assert redrive(box, *asked) == "00100"
+
+    assert {place[:1] for place in box.changed(before)} == {
+        ("slot",), ("dead",), ("failures",), ("store",),
+    }  # fmt: skip
+    assert {place[1] for place in box.changed(before) if place[0] != "slot"} == {dead}
+
+
+@pytest.mark.parametrize("kept", [None, b"", b"1234567"])
+def test_unreadable_dead_letter_stays_where_it_is(box, kept):
+    fine, broken = bury(box, 2)
+    if kept is None:
+        box.redis.hdel(box.keys.records, broken)
+    else:
+        box.redis.hset(box.keys.records, broken, kept)
+
+    assert redrive(box, broken, fine) == "x1"
+    assert box.order("dead") == [broken]
+
+
+def test_record_cut_short_behind_its_head_does_not_stop_the_others(box):
+    fine, broken = bury(box, 2, due=10, expires=5000)
+    box.redis.hset(box.keys.records, broken, box.state()["records"][broken][:11])
+
+    letters = redrive(box, broken, fine)
+
+    assert letters[1] == "1"
+    assert fine in box.order()
+
+
+def test_answer_is_shorter_where_records_exceed_16_mib(make_box):
+    box = make_box(max_body=6 * 1024 * 1024)
+    ids = []
+    for _ in range(4):
+        ids += bury(box, body=b"b" * (6 * 1024 * 1024))
+
+    assert redrive(box, *ids) == "11"
+    assert redrive(box, *ids[2:]) == "11"
+
+
+def test_redrive_wakes_who_waits(box):
+    (id,) = bury(box)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+
+    redrive(box, id)
+
+    assert box.counter("waiting") == 0
+
+
+def test_a_thousand_in_one_call(box):
+    ids = bury(box, 1000, expires=500_000)
+    box.clock.advance(1000)
+
+    assert redrive(box, *ids) == "1" * 1000
+    assert [lease.id for lease in box.take(1000)] == ids
+
+
+@pytest.mark.parametrize("count", [0, 1001])
+def test_count_outside_its_limits_is_refused(box, count):
+    bury(box)
+    before = box.state()
+
+    with pytest.raises(Exception, match="RMQARG count"):
+        redrive(box, *[b"x" * 16] * count)
+
+    assert box.state() == before

@@ -1,0 +1,219 @@
+"""What every script refuses: wrong types, bad numbers, a vanished slot. Nothing changes."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from rmq import commands, keys
+from tests.lua.calls import CALLS, NUMBERS, REACHING, furnish, place_of
+
+PLACES = {
+    "ack": "slot prepare records failures settled0 settled1 replay",
+    "bury": "slot store prepare records dead failures",
+    "cancel": "slot store prepare records dead failures merge settled0 settled1 replay",
+    "extend": "slot prepare replay",
+    "get": "slot store prepare records dead failures",
+    "merge": "slot store records merge settled0 settled1",
+    "nack": "slot store prepare records dead failures replay",
+    "next": "slot store prepare",  # its prepare is looked at where the store is empty: test_next
+    "peek": "slot store records failures",
+    "pop": "slot store prepare records dead failures merge settled0 settled1 replay",
+    "prepare": "slot store prepare records dead failures merge replay",
+    "purge": "slot store records failures merge",
+    "redrive": "slot store records dead failures",
+    "reject": "slot prepare records dead failures replay",
+    "release": "slot store prepare failures replay",
+    "reschedule": "slot store prepare records dead failures",
+    "rollback": "slot store prepare records dead failures",
+    "send": "slot store records settled0 settled1 failures merge",
+    "set_priority": "slot store prepare records dead failures",
+    "slot": "slot",
+    "stats": "slot store prepare records dead merge settled0 settled1",
+    "topic": "topic",
+}
+BAD_NUMBERS = (
+    "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
+    "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
+)  # fmt: skip
+AT_ONCE = [
+    (script, place)
+    for script, places in sorted(PLACES.items())
+    for place in places.split()
+    if (script, place) != ("next", "prepare")
+]
+
+
+def test_every_script_and_every_key_of_it_is_looked_at_here(box):
+    furnished = furnish(box)
+
+    found = {
+        script: [place_of(key) for key in build(furnished).keys] for script, build in CALLS.items()
+    }
+
+    assert found == {script: places.split() for script, places in PLACES.items()}
+
+
+def test_the_furnished_slot_has_every_key(box):
+    furnish(box)
+
+    assert set(box.state()) | {"replay", "topic", "topics"} == set(keys.TYPES)
+
+
+@pytest.mark.parametrize(("script", "place"), AT_ONCE)
+def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(box, script, place):
+    furnished = furnish(box)
+    command = REACHING.get((script, place), CALLS[script])(furnished)
+    (key,) = [key for key in command.keys if place_of(key) == place]
+    wrong = redis.Redis.rpush if keys.TYPES[place] == "string" else redis.Redis.set
+    box.redis.delete(key)
+    wrong(box.redis, key, b"another's")
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        box.run(command)
+
+    assert box.state() == before
+    if place != "topic":
+        assert box.state()[key.split(b"}:")[1].decode()] in (b"another's", [b"another's"])
+
+
+@pytest.mark.parametrize("script", sorted(set(CALLS) - {"topic", "slot"}))
+def test_vanished_slot_is_named_and_no_key_changes(box, script):
+    command = CALLS[script](furnish(box))
+    box.redis.delete(box.keys.slot)
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError) as caught:
+        box.run(command)
+
+    assert f"RMQGONE {box.keys.slot.decode()}" in str(caught.value)
+    assert box.state() == before
+
+
+@pytest.mark.parametrize("script", sorted(set(CALLS) - {"topic", "slot"}))
+def test_nothing_is_created_where_there_is_no_slot_at_all(box, script):
+    command = CALLS[script](furnish(box))
+    box.redis.delete(*command.keys, *(getattr(box.keys, p) for p in PLACES["cancel"].split()[:-1]))
+
+    with pytest.raises(redis.ResponseError, match="RMQGONE"):
+        box.run(command)
+
+    assert box.state() == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "position", "field"),
+    [
+        (script, position, field)
+        for script, known in sorted(NUMBERS.items())
+        for position, field in known.items()
+    ],
+)
+def test_number_that_is_none_is_refused_by_name_and_no_key_changes(box, script, position, field):
+    command = CALLS[script](furnish(box))
+    given = list(command.args)
+    before = box.state()
+
+    for bad in BAD_NUMBERS:
+        command.args[position] = bad.encode("latin-1")
+        with pytest.raises(redis.ResponseError, match=f"RMQARG {field}"):
+            box.run(command)
+        assert box.state() == before
+
+    command.args[position] = given[position]
+    box.run(command)
+
+
+@pytest.mark.parametrize(
+    ("script", "position"),
+    [("ack", 2), ("extend", 2), ("merge", 9), ("peek", 4), ("pop", 2), ("prepare", 2),
+     ("prepare", 3), ("purge", 1), ("release", 4), ("rollback", 3), ("send", 3),
+     ("set_priority", 1), ("reschedule", 4)],
+)  # fmt: skip
+@pytest.mark.parametrize("bad", ["", "1000000000000000000"])
+def test_number_that_is_missing_or_too_large_is_refused(box, script, position, bad):
+    command = CALLS[script](furnish(box))
+    command.args[position] = bad
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="RMQARG"):
+        box.run(command)
+
+    assert box.state() == before
+
+
+@pytest.mark.parametrize("script", sorted(set(CALLS) - {"slot"}))
+def test_too_few_arguments_are_an_error_and_no_key_changes(box, script):
+    command = CALLS[script](furnish(box))
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError):
+        box.raw(script, command.keys, [])
+
+    assert box.state() == before
+
+
+@pytest.mark.parametrize("place", ["prepare", "pop"])
+@pytest.mark.parametrize("broken", ["waiting", "retry", "later"])
+def test_missing_record_in_any_family_is_named_and_nothing_moves(box, place, broken):
+    furnished = furnish(box)
+    box.drained()
+    for lease in box.take(100):
+        box.ack(lease)
+    box.clock.advance(100)
+    box.rollback(1000)
+    if broken == "later":
+        id = box.one(due=10)
+        box.clock.advance(1)
+    elif broken == "retry":
+        id = box.order()[0]
+        assert box.score(id) < 17
+    else:
+        id = box.one(priority=50)
+    box.redis.hdel(box.keys.records, id)
+    before = box.state()
+    command = CALLS[place](furnished)
+
+    with pytest.raises(redis.ResponseError, match=f"RMQRECORD {box.keys.records.decode()}"):
+        box.run(command)
+
+    assert box.state() == before
+
+
+@pytest.mark.parametrize("script", ["ack", "nack", "reject", "release", "extend"])
+def test_receipt_of_another_slot_changes_nothing_here(make_box, script):
+    box = make_box(slots=2)
+    furnished = furnish(box)
+    foreign = furnished.leased._replace(id=b"\0" * 8 + bytes([0, 0x40, 0]) + b"other")
+    command = CALLS[script](furnished._replace(leased=foreign, failed=foreign))
+    before = box.state(0), box.state(1)
+
+    reply = box.run(command)
+
+    letters = getattr(reply, "letters", reply)
+    assert set(letters) == {"0"}
+    assert (box.state(0), box.state(1)) == before
+
+
+@pytest.mark.parametrize("script", sorted(set(CALLS) - {"next", "peek", "get", "stats", "slot"}))
+def test_answer_of_an_error_never_repeats_what_the_caller_sent(box, script):
+    command = CALLS[script](furnish(box))
+    secret = b"4111-secret"
+    command.args[0] = secret
+    if script in ("set_priority", "purge"):
+        command.args[1] = secret
+
+    with pytest.raises(redis.ResponseError) as caught:
+        box.run(command)
+
+    assert "secret" not in str(caught.value)
+
+
+def test_clock_of_the_server_is_used_where_no_test_gives_one(box):
+    commands.set_clock(None)
+    before = box.redis.time()[0]
+    id = box.one(due=60_000)
+    after = box.redis.time()[0]
+
+    assert before + 60 <= box.score(id) / 1000 <= after + 61

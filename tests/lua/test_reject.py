@@ -1,0 +1,121 @@
+"""reject.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lua.box import GONE, failure
+
+
+@pytest.mark.parametrize("reason", ["r", "u"])
+def test_reject_buries_at_once_with_its_reason(box, reason):
+    id = box.one()
+    lease = box.take_one()
+    before = box.state()
+    lane = box.lane()
+
+    assert box.run(box.reject_command([lease], lane, reason, b"no")) == "d"
+
+    assert box.changed(before, replay=True) == {
+        ("slot", "buried"): "1",
+        ("prepare", id): GONE,
+        ("dead", id): box.clock.now_ms,
+        ("failures", id): failure(0, 1, reason, b"no"),
+        (f"replay:{lane.name.decode()}",): b"1:d",
+    }
+
+
+def test_reject_sent_again_gives_the_first_answer_and_changes_nothing(box):
+    box.send(2)
+    leases = box.take(2)
+    lane = box.lane()
+
+    assert box.twice(lambda: box.reject_command(leases, lane)) == "dd"
+
+
+def test_reject_in_another_lane_finds_nothing_to_do(box):
+    box.one()
+    lease = box.take_one()
+    box.reject(lease)
+    before = box.state()
+
+    assert box.twice(lambda: box.reject_command([lease], box.lane())) == "0"
+    assert box.state() == before
+
+
+def test_reject_tells_how_often_it_was_delivered(box):
+    id = box.one()
+    for _ in range(4):
+        box.nack(box.take_one())
+    box.reject(box.take_one())
+
+    assert box.state()["failures"][id] == failure(0, 5, "r", b"why")
+
+
+@pytest.mark.parametrize("reason", ["", "x", "rr", "l", "\0"])
+def test_other_reason_is_refused(box, reason):
+    box.one()
+    lease = box.take_one()
+    before = box.state()
+
+    with pytest.raises(Exception, match="RMQARG reason"):
+        box.reject(lease, reason=reason)
+
+    assert box.state() == before
+
+
+def test_reject_after_rollback_changes_nothing(box):
+    box.one()
+    lease = box.take_one(lease_ms=1000)
+    box.clock.advance(1)
+    box.rollback()
+    before = box.state()
+
+    assert box.reject(lease) == "0"
+    assert box.state() == before
+
+
+def test_only_the_held_ones_of_a_batch_are_buried(box):
+    box.send(3)
+    a, b, c = box.take(3)
+    box.ack(b)
+    before = box.state()
+
+    forged = c._replace(receipt=a.receipt)
+    assert box.reject(a, b, forged, a) == "d000"
+
+    assert box.changed(before) == {
+        ("slot", "buried"): "1",
+        ("prepare", a.id): GONE,
+        ("dead", a.id): box.clock.now_ms,
+        ("failures", a.id): failure(0, 1, "r", b"why"),
+    }
+
+
+def test_error_is_kept_to_64_kib(box):
+    id = box.one()
+    box.run(box.reject_command([box.take_one()], box.lane(), "r", b"e" * 100_000))
+
+    assert box.state()["failures"][id] == failure(0, 1, "r", b"e" * 65_536)
+
+
+def test_dead_retention_drops_old_dead_letters_whole(make_box):
+    box = make_box(dead_retention_ms=10_000)
+    old = box.one()
+    box.reject(box.take_one())
+    box.clock.advance(10)
+    new = box.one()
+    box.reject(box.take_one())
+
+    state = box.state()
+    assert set(state["dead"]) == set(state["records"]) == set(state["failures"]) == {new}
+    assert old not in state["records"]
+    assert box.counter("dead_dropped") == 1
+
+
+def test_a_thousand_in_one_call(box):
+    given = box.send(1000)
+
+    assert box.reject(*box.take(1000)) == "d" * 1000
+    assert set(box.order("dead")) == set(given)
+    assert "prepare" not in box.state()

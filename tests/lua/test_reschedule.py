@@ -1,0 +1,141 @@
+"""reschedule.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import commands
+from tests.lua.box import stored, timed
+
+
+def command(box, id, due):
+    return commands.reschedule(box.handle, box.keys, id, due)
+
+
+def reschedule(box, id, due):
+    return box.run(command(box, id, due))
+
+
+def test_timed_message_gets_another_time_in_score_and_record(box):
+    id = box.one(due=5000, priority=40)
+    due = box.clock.now_ms + 60_000
+    before = box.state()
+
+    assert box.twice(lambda: command(box, id, due)) == ("rescheduled", due)
+
+    assert box.changed(before, replay=True) == {
+        ("store", id): timed(due, 17, True),
+        ("records", id): stored(1, due=due, priority=40),
+    }
+
+
+def test_priority_message_becomes_timed_and_keeps_priority_and_body(box):
+    id = box.one(priority=40, body=b"hello", expires=1000)
+    due = box.clock.now_ms + 60_000
+
+    reschedule(box, id, 60_000)
+
+    assert box.state()["store"] == {id: timed(due, 17, True)}
+    assert box.state()["records"] == {
+        id: stored(1, b"hello", priority=40, due=due, expires=due + 1000)
+    }
+    box.clock.advance(60.5)
+    assert box.take_one().id == id
+
+
+def test_expiry_moves_along_with_the_time(box):
+    id = box.one(due=5000, expires=1000)
+
+    reschedule(box, id, 60_000)
+    later = box.clock.now_ms + 60_000
+    assert box.state()["records"] == {id: stored(1, due=later, expires=later + 1000)}
+
+    reschedule(box, id, 2000)
+    sooner = box.clock.now_ms + 2000
+    assert box.state()["records"] == {id: stored(1, due=sooner, expires=sooner + 1000)}
+
+
+def test_timed_message_without_priority_still_goes_first_when_due(box):
+    id = box.one(due=5000)
+    reschedule(box, id, 1000)
+    box.one(priority=1_048_575)
+    box.clock.advance(1)
+
+    assert box.take_one().id == id
+
+
+def test_retry_keeps_what_it_has_left(box):
+    id = box.one(priority=40)
+    for _ in range(3):
+        box.nack(box.take_one())
+
+    reschedule(box, id, 5000)
+
+    assert box.score(id) == timed(box.clock.now_ms + 5000, 14, True)
+    box.clock.advance(5)
+    assert box.take_one().left == 13
+
+
+def test_merge_window_moves_and_still_merges(box):
+    id, _ = box.merge(range_ms=5000)
+
+    reschedule(box, id, 60_000)
+
+    assert box.merge()[1].into == id
+    due = box.clock.now_ms + 60_000
+    assert box.state()["records"][id] == stored(1, due=due, key=b"key")
+
+
+def test_time_in_the_past_changes_nothing(box):
+    id = box.one(due=5000)
+    before = box.state()
+
+    assert reschedule(box, id, box.clock.now_ms - 1000) == ("past", 0)
+    assert box.state() == before
+    assert reschedule(box, id, box.clock.now_ms - 999)[0] == "rescheduled"
+    assert box.take_one().id == id
+
+
+def test_message_elsewhere_is_named_and_not_touched(box):
+    box.send(2)
+    flying, dead = box.take(2)
+    box.reject(dead)
+    before = box.state()
+
+    assert reschedule(box, flying.id, 1000) == ("in_flight", 0)
+    assert reschedule(box, dead.id, 1000) == ("dead", 0)
+    assert reschedule(box, box.ids()[0], 1000) == ("gone", 0)
+    assert box.state() == before
+
+
+def test_missing_record_is_named_and_nothing_changes(box):
+    id = box.one()
+    for broken in (None, b"short", b"\x01" + bytes(7), b"\x03" + bytes(16)):
+        if broken is None:
+            box.redis.hdel(box.keys.records, id)
+        else:
+            box.redis.hset(box.keys.records, id, broken)
+        before = box.state()
+        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
+            reschedule(box, id, 1000)
+        assert box.state() == before
+
+
+@pytest.mark.parametrize("due", [0, 10**16])
+def test_time_outside_its_limits_is_refused(box, due):
+    id = box.one()
+    before = box.state()
+
+    with pytest.raises(Exception, match="RMQARG due"):
+        reschedule(box, id, due)
+
+    assert box.state() == before
+
+
+def test_reschedule_wakes_who_waits(box):
+    id = box.one(due=5000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+
+    reschedule(box, id, 1000)
+
+    assert box.counter("waiting") == 0

@@ -1,0 +1,199 @@
+"""rollback.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import commands
+from rmq.retry import Exponential
+from tests.lua.box import GONE, failure, ordered, timed
+
+
+def test_rollback_takes_back_what_has_lapsed_and_counts_it(box):
+    lapses = box.one()
+    box.take_one(lease_ms=1000)
+    box.one()
+    box.take_one(lease_ms=10_000)
+    box.clock.advance(1)
+    before = box.state()
+
+    assert box.rollback() == commands.RolledBack(1, 0, False)
+
+    assert box.changed(before, replay=True) == {
+        ("slot", "returned"): "1",
+        ("slot", "rolled_back"): "1",
+        ("prepare", lapses): GONE,
+        ("store", lapses): ordered(16, 1),
+        ("failures", lapses): failure(16, 1, "l"),
+    }
+
+
+def test_rollback_run_again_finds_nothing(box):
+    box.send(3)
+    box.take(3, lease_ms=1000)
+    box.clock.advance(1)
+    box.rollback()
+    before = box.state()
+
+    assert box.twice(
+        lambda: commands.rollback(box.handle, box.keys)
+    ) == commands.RolledBack(0, 0, False)  # fmt: skip
+    assert box.state() == before
+
+
+@pytest.mark.parametrize("later_ms", [0, 1, 500, 999])
+def test_lease_is_never_taken_back_early(box, later_ms):
+    box.clock.advance(later_ms / 1000)
+    box.one()
+    lease = box.take_one(lease_ms=1000)
+    deadline_ms = int(lease.receipt // 1000) * 1000
+    assert deadline_ms >= box.clock.now_ms + 1000
+
+    box.clock.advance((deadline_ms - 1 - box.clock.now_ms) / 1000)
+    before = box.state()
+    assert box.rollback() == commands.RolledBack(0, 0, False)
+    assert box.state() == before
+
+    box.clock.advance(0.001)
+    assert box.rollback() == commands.RolledBack(1, 0, False)
+
+
+@pytest.mark.parametrize("left", [0, 1, 16])
+@pytest.mark.parametrize("number", [0, 2047])
+def test_no_receipt_of_a_later_second_is_touched(box, left, number):
+    deadline = box.clock.now_ms // 1000
+    box.redis.zadd(
+        box.keys.prepare,
+        {b"a" * 16: deadline * 1000 + left + number / 2048, b"b" * 16: (deadline + 1) * 1000},
+    )
+
+    box.rollback()
+
+    assert box.order("prepare") == [b"b" * 16]
+
+
+def test_seventeen_leases_that_run_out_are_the_end(box):
+    id = box.one()
+    lefts = []
+    while lease := box.take(lease_ms=1000):
+        lefts.append(lease[0].left)
+        box.clock.advance(2)
+        before = box.state()
+        done = box.rollback()
+
+    assert lefts == list(range(16, -1, -1))
+    assert done == commands.RolledBack(0, 1, False)
+    assert box.changed(before) == {
+        ("slot", "buried"): "1",
+        ("slot", "rolled_back"): "17",
+        ("prepare", id): GONE,
+        ("dead", id): box.clock.now_ms,
+        ("failures", id): failure(0, 17, "l"),
+    }
+
+
+def test_failures_and_lapses_count_together(box):
+    id = box.one()
+    count = 0
+    while lease := box.take(lease_ms=1000):
+        count += 1
+        if count % 2:
+            box.nack(lease[0])
+        else:
+            box.clock.advance(1)
+            box.rollback()
+
+    assert count == 17
+    assert box.order("dead") == [id]
+
+
+def test_last_error_is_kept_through_a_rollback(box):
+    id = box.one()
+    box.nack(box.take_one(), told=b"the real trouble")
+    box.take_one(lease_ms=1000)
+    box.clock.advance(1)
+    box.rollback()
+
+    assert box.state()["failures"][id] == failure(15, 2, "l", b"the real trouble")
+
+
+def test_rollback_waits_by_the_topics_policy(make_box):
+    box = make_box(retry=Exponential(base=4, cap=100, jitter=0))
+    id = box.one()
+    for attempt, wait in enumerate((4000, 8000, 16_000), 1):
+        box.take_one(lease_ms=1000)
+        box.clock.advance(1)
+        box.rollback()
+        assert box.score(id) == timed(box.clock.now_ms + wait, 17 - attempt, True)
+        box.clock.advance(wait / 1000)
+
+
+def test_rollback_is_bounded_and_says_that_more_are_waiting(box):
+    box.send(5)
+    box.take(5, lease_ms=1000)
+    box.clock.advance(1)
+
+    assert box.rollback(2) == commands.RolledBack(2, 0, True)
+    assert len(box.order("prepare")) == 3
+    assert box.rollback(2) == commands.RolledBack(2, 0, True)
+    assert box.rollback(2) == commands.RolledBack(1, 0, False)
+
+
+def test_earliest_deadlines_go_first(box):
+    late, early = box.send(2)
+    a = box.take_one(lease_ms=5000)
+    b = box.take_one(lease_ms=1000)
+    assert (a.id, b.id) == (late, early)
+    box.clock.advance(10)
+
+    box.rollback(1)
+
+    assert box.order("prepare") == [late]
+
+
+def test_rollback_wakes_who_waits_only_when_it_took_something_back(box):
+    box.one()
+    box.take_one(lease_ms=1000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+
+    box.rollback()
+    assert box.counter("waiting") != 0
+    box.clock.advance(1)
+    box.rollback()
+    assert box.counter("waiting") == 0
+
+
+def test_message_without_a_record_is_still_taken_back(box):
+    id = box.one()
+    box.take_one(lease_ms=1000)
+    box.redis.hdel(box.keys.records, id)
+    box.clock.advance(1)
+
+    assert box.rollback() == commands.RolledBack(1, 0, False)
+    assert box.order() == [id]
+
+
+def test_twenty_thousand_lapsed_leases_drain(box):
+    given = set()
+    for _ in range(20):
+        given |= set(box.send(1000))
+        box.take(1000, lease_ms=1000)
+    box.clock.advance(1)
+
+    done = [box.rollback(1000) for _ in range(20)]
+
+    assert done[:19] == [commands.RolledBack(1000, 0, True)] * 19
+    assert sum(one.retried for one in done) == 20_000
+    assert box.rollback(1000) == commands.RolledBack(0, 0, False)
+    assert set(box.order()) == given
+    assert box.order("prepare") == []
+
+
+def test_a_thousand_die_in_one_rollback(make_box):
+    box = make_box(max_retries=0, dead_retention_ms=1000)
+    box.send(1000)
+    box.take(1000, lease_ms=1000)
+    box.clock.advance(1)
+
+    assert box.rollback(1000) == commands.RolledBack(0, 1000, True)
+    assert len(box.order("dead")) == 1000

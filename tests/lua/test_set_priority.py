@@ -1,0 +1,109 @@
+"""set_priority.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import commands
+from tests.lua.box import ordered, stored, timed
+
+
+def command(box, id, priority):
+    return commands.set_priority(box.keys, id, priority)
+
+
+def set_priority(box, id, priority):
+    return box.run(command(box, id, priority))
+
+
+@pytest.mark.parametrize("priority", [17, 255, 256, 65_535, 65_536, 1_048_575])
+def test_message_joins_its_new_priority_as_the_newest(box, priority):
+    id = box.one(priority=900, body=b"hello")
+    other = box.one(priority=priority)
+    before = box.state()
+
+    assert set_priority(box, id, priority) == "changed"
+
+    assert box.changed(before, replay=True) == {
+        ("slot", "order"): "3",
+        ("store", id): ordered(priority, 3),
+        ("records", id): stored(1, b"hello", priority=priority),
+    }
+    assert box.drained() == [other, id]
+
+
+def test_run_again_it_finds_the_priority_there(box):
+    id = box.one(priority=900)
+    set_priority(box, id, 30)
+    before = box.state()
+
+    assert box.twice(lambda: command(box, id, 30)) == "unchanged"
+    assert box.state() == before
+
+
+def test_timed_message_keeps_its_time_and_competes_when_due(box):
+    id = box.one(due=5000)
+    due = box.clock.now_ms + 5000
+
+    assert set_priority(box, id, 30) == "changed"
+
+    assert box.state()["store"] == {id: timed(due, 17, True)}
+    assert box.state()["records"] == {id: stored(1, due=due, priority=30)}
+    high, low = box.one(priority=31), box.one(priority=29)
+    box.clock.advance(5)
+    assert box.drained() == [high, id, low]
+
+
+def test_delayed_retry_keeps_its_time_and_what_it_has_left(box):
+    id = box.one()
+    box.nack(box.take_one(), wait_ms=5000)
+
+    set_priority(box, id, 30)
+
+    assert box.score(id) == timed(box.clock.now_ms + 5000, 16, True)
+
+
+def test_retry_keeps_its_place_among_the_retries(box):
+    id = box.one()
+    box.nack(box.take_one())
+    before = box.state()
+
+    assert set_priority(box, id, 30) == "changed"
+
+    assert box.changed(before) == {("records", id): stored(1, priority=30)}
+
+
+@pytest.mark.parametrize("priority", [0, 16, 1_048_576])
+def test_priority_outside_its_family_is_refused(box, priority):
+    id = box.one()
+    before = box.state()
+
+    with pytest.raises(Exception, match="RMQARG priority"):
+        set_priority(box, id, priority)
+
+    assert box.state() == before
+
+
+def test_message_elsewhere_is_named_and_not_touched(box):
+    box.send(2)
+    flying, dead = box.take(2)
+    box.reject(dead)
+    before = box.state()
+
+    assert set_priority(box, flying.id, 30) == "in_flight"
+    assert set_priority(box, dead.id, 30) == "dead"
+    assert set_priority(box, box.ids()[0], 30) == "gone"
+    assert box.state() == before
+
+
+def test_missing_record_is_named_and_nothing_changes(box):
+    id = box.one()
+    for broken in (None, b"short"):
+        if broken is None:
+            box.redis.hdel(box.keys.records, id)
+        else:
+            box.redis.hset(box.keys.records, id, broken)
+        before = box.state()
+        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
+            set_priority(box, id, 30)
+        assert box.state() == before

@@ -1,0 +1,94 @@
+"""Broken variants of the scripts: what a checker that is worth anything must notice.
+
+Each is a few words of a script replaced, as text. A replacement that no longer applies fails its
+test: a mutant that is not one proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rmq import scripts
+from rmq.scripts import Script
+from rmq.wire import Executor
+from tests.property.driver import Driver
+
+Change = tuple[str, str, str]  # script, what stands there, what a careless hand would have written
+
+MUTANTS: dict[str, list[Change]] = {
+    "unfenced ack": [("ack", "tonumber(scores[i]) == receipt + step * STEP", "true")],
+    "unfenced nack": [
+        ("nack", "(score == receipt or tonumber(score) == tonumber(receipt))", "true")
+    ],
+    "pop, then add": [("prepare", "redis.call('ZADD', prepare, unpack(leases))", "")],
+    "no dedup in send": [
+        ("send", "local again = here[i] or (known and known[i] == 1)", "local again = false")
+    ],
+    "smallest priority first": [
+        (
+            "prepare",
+            "'ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, PRIORITY_MIN,",
+            "'ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. PRIORITY_END,",
+        )
+    ],
+    "delivered early": [("prepare", "'(' .. string.format('%.0f', now + 1)", "'+inf'")],
+    "a nack costs nothing": [("nack", "mine[m], now, left, made", "mine[m], now, left + 1, made")],
+    "a merge is swallowed in flight": [
+        ("prepare", "redis.call('HDEL', keys.merge, unpack(merge_keys))", ""),
+        (
+            "merge",
+            "redis.call('ZSCORE', store, target)",
+            "(redis.call('ZSCORE', store, target)"
+            " or (redis.call('HEXISTS', records, target) == 1 and '1'))",
+        ),
+    ],
+    "a re-sent prepare takes a second batch": [("prepare", "if kept then", "if false then")],
+    "a re-sent ack is stale": [("ack", "if kept then", "if false then")],
+    "the lease is rounded down": [
+        ("prepare", "math.ceil((now + lease)", "math.floor((now + lease)")
+    ],
+    "an ack forgets the record": [("ack", "redis.call('HDEL', KEYS[3], unpack(mine))", "")],
+    "a cancel takes what is in flight": [
+        ("cancel", "if redis.call('ZSCORE', KEYS[3], id) then", "if false then")
+    ],
+    "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, now, id)", "")],
+    "a rollback before its time": [
+        ("rollback", "math.floor(now / 1000) + 1", "math.floor(now / 1000) + 3")
+    ],
+}
+
+
+def loader(changes: list[Change]) -> Callable[[str], Script]:
+    """A `scripts.load` that hands out the broken variants."""
+    whole = scripts.load
+    made: dict[str, Script] = {}
+    for name, before, after in changes:
+        text = (made.get(name) or whole(name)).text
+        if before not in text:
+            raise LookupError(f"{name}.lua no longer says {before!r}: mend the mutant")
+        made[name] = Script(name, text.replace(before, after))
+    return lambda name: made.get(name) or whole(name)
+
+
+# As the script does it, at maxmemory too: what is wrong is only that it is a step of its own.
+_ADD = "redis.call('ZREM', KEYS[1], '') return redis.call('ZADD', KEYS[1], ARGV[1], ARGV[2])"
+
+
+class TwoStepDriver(Driver):
+    """Leases in a step of its own, after the pop: what a crash between the two loses."""
+
+    most = 2  # retries of a fresh message
+
+    def answered(self, command: Any, value: Any) -> Any:
+        if getattr(getattr(command, "script", None), "name", "") == "prepare":
+            ids = [id for id in value.ids if id]
+            if ids and not self.crashing:
+                executor = self.client._executor
+                assert isinstance(executor, Executor)
+                for place, id in enumerate(ids):
+                    left = value.lefts[place] if value.lefts else self.most
+                    number = value.first_delivery + place
+                    score = value.deadline_s * 1000 + left + number % 2048 / 2048
+                    executor.ask("add", "EVAL", _ADD, 1, command.keys[2], repr(score), id)
+        return value

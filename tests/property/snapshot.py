@@ -1,0 +1,104 @@
+"""Every key of a topic, read at one moment behind RMQ's back, and what must hold of it alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import redis
+
+from rmq.keys import TYPES, SlotKeys, topic_key, topics_key
+
+PLACES = ("store", "prepare", "dead")
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+def claim(holds: bool, text: str) -> None:
+    if not holds:
+        raise Violation(text)
+
+
+class Look:
+    """One slot as it stands."""
+
+    def __init__(self, replies: list[list[bytes]]) -> None:
+        pairs = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies[:7]]
+        self.store, self.prepare, self.dead = (
+            {id: float(score) for id, score in part.items()} for part in pairs[:3]
+        )
+        self.records, self.failures, self.merge, self.slot = pairs[3:]
+        self.settled = set(replies[7]) | set(replies[8])
+        self.slot.pop(b"waiting", None)
+
+    def state(self) -> tuple[Any, ...]:
+        """All of it but the answers kept for replay, for "this changed nothing"."""
+        return (
+            self.store, self.prepare, self.dead, self.records, self.failures, self.merge, self.slot,
+            self.settled,
+        )  # fmt: skip
+
+
+# One script, so that it is one moment; and unlike MULTI it is served at maxmemory.
+_LOOK = """
+local seen = {}
+for i = 1, #KEYS, 9 do
+  for j = 0, 2 do
+    seen[#seen + 1] = redis.call('ZRANGE', KEYS[i + j], 0, -1, 'WITHSCORES')
+  end
+  for j = 3, 6 do
+    seen[#seen + 1] = redis.call('HGETALL', KEYS[i + j])
+  end
+  for j = 7, 8 do
+    seen[#seen + 1] = redis.call('SMEMBERS', KEYS[i + j])
+  end
+end
+return seen
+"""
+_READ = (*PLACES, "records", "failures", "merge", "slot", "settled0", "settled1")
+
+
+def look(raw: redis.Redis, keys: list[SlotKeys]) -> list[Look]:
+    """All slots at one moment."""
+    names = [getattr(one, name) for one in keys for name in _READ]
+    flat: Any = raw.eval(_LOOK, len(names), *names)
+    return [Look(flat[at : at + 9]) for at in range(0, len(flat), 9)]
+
+
+def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
+    """What holds of a slot whatever was done to it."""
+    homes = [set(getattr(seen, place)) for place in PLACES]
+    claim(sum(map(len, homes)) == len(set().union(*homes)), f"slot {slot}: a message in two queues")
+    live = set().union(*homes)
+    records = set(seen.records)
+    claim(records >= live, f"slot {slot}: {len(live - records)} queued without a record")
+    claim(records <= live, f"slot {slot}: {len(records - live)} records of nobody")
+    claim(set(seen.failures) <= live, f"slot {slot}: a failure of nobody")
+    for score in seen.store.values():
+        claim(math.isfinite(score), f"store score {score}")
+        whole = math.floor(score)
+        in_family = 1 <= whole <= 16 or 17 <= whole < 1_048_576 or whole >= 1_000_000_000_000
+        claim(in_family, f"store score {score!r} is in no family")
+        if whole <= 16:
+            claim(whole <= most_deliveries - 1, f"{whole} deliveries left of {most_deliveries}")
+    for score in seen.prepare.values():
+        claim(math.isfinite(score), f"receipt {score}")
+        claim(0 <= score % 1000 < most_deliveries, f"receipt {score!r}: too many retries remain")
+    for score in seen.dead.values():
+        claim(math.isfinite(score) and score % 1 == 0, f"death {score}")
+    for entry in seen.failures.values():
+        claim(entry[1] <= most_deliveries <= 17, f"{entry[1]} deliveries of {most_deliveries}")
+    for held in seen.merge.values():
+        claim(held[:16] in seen.store, f"slot {slot}: the merge index names one that does not wait")
+
+
+def check_keys(raw: redis.Redis, topic: str, slots: list[SlotKeys], prefix: str = "rmq") -> None:
+    """No key under the prefix but those that rmq/keys.py spells."""
+    ours = {topic_key(prefix, topic), topics_key(prefix)}
+    for one in slots:
+        ours |= {getattr(one, name) for name in TYPES if name not in ("replay", "topic", "topics")}
+    for key in raw.scan_iter(match=prefix + ":*", count=1000):
+        known = key in ours or any(key.startswith(one.replay_stem) for one in slots)
+        claim(known, f"a stray key: {key!r}")

@@ -1,0 +1,67 @@
+"""Negative controls: the machine must notice every broken script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from rmq import scripts
+from tests.conftest import any_binary
+from tests.property.driver import Driver
+from tests.property.machine import Machine
+from tests.property.mutants import MUTANTS, TwoStepDriver, loader
+from tests.property.snapshot import Violation
+from tests.servers import Server
+
+HUNT = settings(
+    max_examples=40,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+ROUNDS = 6  # of other seeds, until it is caught
+
+
+@pytest.fixture(scope="module")
+def private() -> Iterator[Server]:
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
+def test_the_machine_catches_every_mutant(
+    private: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caught: dict[str, str] = {}
+    for name, changes in MUTANTS.items():
+
+        class Run(Machine):
+            server = private
+            reached: ClassVar[Counter[str]] = Counter()
+            driver_class = TwoStepDriver if name == "pop, then add" else Driver
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scripts, "load", loader(changes))
+            for number in range(ROUNDS):
+                seed(number)(Run)
+                try:
+                    run_state_machine_as_test(Run, settings=HUNT)
+                except Violation as found:
+                    caught[name] = f"{found} (after {Run.steps} steps)"
+                    break
+
+    with capsys.disabled():
+        print(f"\nmutants caught {len(caught)}/{len(MUTANTS)}")
+        for name, found in caught.items():
+            print(f"  {name}: {found}")
+    assert set(caught) == set(MUTANTS), f"not caught: {set(MUTANTS) - set(caught)}"
