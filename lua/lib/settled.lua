@@ -32,11 +32,12 @@ local function settled_known(even, odd, window, turn_seen, now, from, to)
   return known
 end
 
--- check: notices a wrong type before the first write. A set that is to be dropped may be anything.
+-- check: notices a wrong type before the first write.
 local function settled_check(even, odd, window, turn_seen, now)
   local turn = settled_turn(window, now, turn_seen)
-  if turn == turn_seen then
-    redis.call('SCARD', turn % 2 == 1 and odd or even)
+  redis.call('SCARD', turn % 2 == 1 and odd or even)
+  if turn ~= turn_seen then
+    redis.call('SCARD', turn % 2 == 1 and even or odd)
   end
 end
 
