@@ -43,37 +43,28 @@ if count > 1000 or #ARGV ~= to then
   fail('ARG', 'count')
 end
 
--- whole_run: whether all ids of a run are held, told without asking for a score, which costs four times
--- as much. An id of ours that was leased again has a later delivery number; while fewer than 2048
--- deliveries have followed the run's first, none of those looks like one of the run. So when the range of
--- its receipts holds exactly its ids in order, each has exactly its receipt.
-local function whole_run(size, receipt, number, first)
-  local low = tonumber(receipt) or 0
-  if size < 2 or number == 0 or tonumber(s[4] or 0) - number >= 2048
-    or low % 1 ~= (number % 2048) * STEP or low % 1 + (size - 1) * STEP >= 1 then
-    return false
-  end
-  local high = string.format('%.17g', low + (size - 1) * STEP)
-  local there = redis.call('ZRANGEBYSCORE', prepare, receipt, high, 'LIMIT', 0, size + 1)
-  if #there ~= size then
-    return false
-  end
-  for i = 1, size do
-    if there[i] ~= ARGV[first + i - 1] then
-      return false
-    end
-  end
-  return true
-end
-
-local whole_runs, at = runs <= 4, from
+-- Whether all ids of a run are held can be told without asking for a score, which costs four times as much.
+-- An id of ours that was leased again has a later delivery number; while fewer than 2048 deliveries have
+-- followed the run's first, none of those looks like one of the run. So when the range of its receipts
+-- holds exactly its ids in order, each has exactly its receipt.
+local whole_runs, at = runs <= 4 and count > 1, from
 for r = 1, whole_runs and runs or 0 do
-  local size = tonumber(ARGV[1 + 3 * r])
-  if not whole_run(size, ARGV[2 + 3 * r], whole(ARGV[3 + 3 * r], 0, 9e15, 'delivery'), at) then
-    whole_runs = false
+  local size, receipt = tonumber(ARGV[1 + 3 * r]), ARGV[2 + 3 * r]
+  local number, low = whole(ARGV[3 + 3 * r], 0, 9e15, 'delivery'), tonumber(receipt) or 0
+  whole_runs = size > 1 and number > 0 and tonumber(s[4] or 0) - number < 2048
+    and low % 1 == number % 2048 * STEP and low % 1 + (size - 1) * STEP < 1
+  if whole_runs then
+    local high = string.format('%.17g', low + (size - 1) * STEP)
+    local there = redis.call('ZRANGEBYSCORE', prepare, receipt, high, 'LIMIT', 0, size + 1)
+    whole_runs = #there == size
+    for i = 1, size do
+      whole_runs = whole_runs and there[i] == ARGV[at + i - 1]
+    end
+    at = at + size
+  end
+  if not whole_runs then
     break
   end
-  at = at + size
 end
 
 local mine, letters

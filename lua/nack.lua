@@ -22,6 +22,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
+--- @include "lib/timed"
 --- @include "lib/replay"
 --- @include "lib/wake"
 --- @include "lib/failure"

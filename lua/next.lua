@@ -11,9 +11,10 @@ Atomic    Changes nothing but the time until which somebody is waiting, and that
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
+--- @include "lib/families"
 --- @include "lib/drain"
 --- @include "lib/soon"
+--- @include "lib/waiting"
 local now, now_us = clock(ARGV[1])
 local reply, asleep = {}, {}
 if #KEYS % 3 ~= 0 or #KEYS > 3072 then

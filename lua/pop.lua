@@ -22,40 +22,31 @@ Atomic    As prepare. The batch is kept in the lane for a minute: a call re-sent
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
---- @include "lib/record"
---- @include "lib/drain"
+--- @include "lib/families"
 --- @include "lib/replay"
---- @include "lib/failure"
 --- @include "lib/settled"
---- @include "lib/pick"
---- @include "lib/soon"
---- @include "lib/take"
-local slot, lane = KEYS[1], KEYS[10]
+local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, merge, lane = KEYS[6], KEYS[7], KEYS[10]
 local now, now_us = clock(ARGV[1])
-local limit = whole(ARGV[3], 1, 1000, 'limit')
+local limit, waits = whole(ARGV[3], 1, 1000, 'limit'), ARGV[4]
 local before = replayed(lane, ARGV[2])
 if before then
   return cmsgpack.unpack(before)
 end
 redis.call('SCARD', KEYS[8])
 redis.call('SCARD', KEYS[9])
-local keys = { slot = slot, store = KEYS[2], prepare = KEYS[3], records = KEYS[4], dead = KEYS[5],
-  failures = KEYS[6], merge = KEYS[7] }
-local batch, reply = take(keys, now, now_us, limit, ARGV[4])
-if not batch then
-  return reply
-end
-local gone = batch.ids
-redis.call('HDEL', KEYS[4], unpack(gone))
-redis.call('HDEL', KEYS[6], unpack(gone))
-redis.call('HINCRBY', slot, 'settled', batch.n)
+
+--- @include "lib/take"
+redis.call('HDEL', records, unpack(ids))
+redis.call('HDEL', failures, unpack(ids))
+redis.call('HINCRBY', slot, 'settled', n)
 local window = redis.call('HMGET', slot, 'dedup_ms', 'settled_turn')
 if tonumber(window[1]) > 0 then
-  settled_remember(slot, KEYS[8], KEYS[9], tonumber(window[1]), tonumber(window[2]), now, gone)
+  settled_remember(slot, KEYS[8], KEYS[9], tonumber(window[1]), tonumber(window[2]), now, ids)
 end
-if batch.drained then
-  reply[1] = soon(KEYS[2], KEYS[3], now_us)
+if drained then
+  --- @include "lib/soon"
+  reply[1] = soon(store, prepare, now_us)
 end
 remember(lane, ARGV[2], cmsgpack.pack(reply))
 return reply

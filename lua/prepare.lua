@@ -25,35 +25,25 @@ Atomic    Everything taken is read and checked before it moves; the first write 
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
---- @include "lib/record"
---- @include "lib/drain"
+--- @include "lib/families"
 --- @include "lib/replay"
---- @include "lib/failure"
---- @include "lib/pick"
---- @include "lib/soon"
---- @include "lib/take"
---- @include "lib/widen"
-local prepare, records, lane = KEYS[3], KEYS[4], KEYS[8]
+local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, merge, lane = KEYS[6], KEYS[7], KEYS[8]
 local now, now_us = clock(ARGV[1])
-local limit = whole(ARGV[3], 1, 1000, 'limit')
+local limit, waits = whole(ARGV[3], 1, 1000, 'limit'), ARGV[5]
 local lease = whole(ARGV[4], 1000, 43200000, 'lease_ms')
-
-local function number_part(delivery)
-  return (delivery % 2048) / 2048
-end
 
 local before = replayed(lane, ARGV[2])
 if before then
-  local deadline, first, ids = string.match(before, '^(%d+):(%d+):(.*)$')
+  local deadline, first, kept = string.match(before, '^(%d+):(%d+):(.*)$')
   deadline, first = tonumber(deadline), tonumber(first)
-  local reply, lefts = { 0, 0, deadline, first, tonumber(redis.call('HGET', KEYS[1], 'accepted') or 0), '', {}, {} }, {}
-  for i = 1, #ids / 16 do
-    local id = string.sub(ids, i * 16 - 15, i * 16)
+  local reply, lefts = { 0, 0, deadline, first, tonumber(redis.call('HGET', slot, 'accepted') or 0), '', {}, {} }, {}
+  for i = 1, #kept / 16 do
+    local id = string.sub(kept, i * 16 - 15, i * 16)
     local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
     local record = score >= 0 and redis.call('HGET', records, id)
     local left = math.floor(score % 1000)
-    if not record or score ~= deadline * 1000 + left + number_part(first + i - 1) then
+    if not record or score ~= deadline * 1000 + left + (first + i - 1) % 2048 / 2048 then
       id, record, left = '', '', 0
     end
     lefts[i] = string.char(left)
@@ -63,27 +53,27 @@ if before then
   return reply
 end
 
-local keys = { slot = KEYS[1], store = KEYS[2], prepare = prepare, records = records, dead = KEYS[5],
-  failures = KEYS[6], merge = KEYS[7] }
-local batch, reply = take(keys, now, now_us, limit, ARGV[5])
-if not batch then
-  return reply
-end
-local deadline, first = math.ceil((now + lease) / 1000), reply[4]
-local ids, lefts, leases = batch.ids, batch.lefts, {}
-local base = deadline * 1000 + (lefts and 0 or batch.most)
-for i = 1, batch.n do
-  leases[2 * i - 1] = base + (lefts and lefts[i] or 0) + number_part(first + i - 1)
+--- @include "lib/take"
+local deadline, first, leases = math.ceil((now + lease) / 1000), reply[4], {}
+local base = deadline * 1000 + (lefts and 0 or max_retries)
+for i = 1, n do
+  leases[2 * i - 1] = base + (lefts and lefts[i] or 0) + (first + i - 1) % 2048 / 2048
   leases[2 * i] = ids[i]
 end
-local widened = widen(prepare, batch.n)
-redis.call('ZADD', prepare, unpack(leases))
-if widened then
-  redis.call('ZREM', prepare, WIDE)
+if n < 8 then
+  redis.call('ZADD', prepare, unpack(leases))
+else
+  --- @include "lib/widen"
+  local widened = widen(prepare)
+  redis.call('ZADD', prepare, unpack(leases))
+  if widened then
+    redis.call('ZREM', prepare, WIDE)
+  end
 end
-remember(lane, ARGV[2], string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, batch.n))
+remember(lane, ARGV[2], string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n))
 reply[3] = deadline
-if batch.drained then
-  reply[1] = soon(KEYS[2], prepare, now_us)
+if drained then
+  --- @include "lib/soon"
+  reply[1] = soon(store, prepare, now_us)
 end
 return reply

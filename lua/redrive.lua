@@ -18,6 +18,7 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
+--- @include "lib/timed"
 --- @include "lib/record"
 --- @include "lib/wake"
 local slot, store, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

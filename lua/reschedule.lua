@@ -20,6 +20,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
+--- @include "lib/timed"
 --- @include "lib/record"
 --- @include "lib/wake"
 --- @include "lib/whereis"

@@ -19,6 +19,7 @@ Atomic    A lease goes back once, whoever finds it first. The first write frees 
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
+--- @include "lib/timed"
 --- @include "lib/wake"
 --- @include "lib/failure"
 --- @include "lib/retry"

@@ -24,11 +24,7 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
---- @include "lib/record"
---- @include "lib/settled"
---- @include "lib/drain"
---- @include "lib/wake"
---- @include "lib/widen"
+--- @include "lib/head"
 local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
 local now, now_us = clock(ARGV[1])
 local count = whole(ARGV[4], 1, 1000, 'count')
@@ -48,7 +44,13 @@ if waiting_now == 0 and order > 1073741824 then
   order, anew = 0, true -- nobody is left to be ordered against
 end
 local here = redis.call('HMGET', records, unpack(ARGV, 5, 4 + count))
-local known = window > 0 and settled_known(KEYS[4], KEYS[5], window, tonumber(s[9]), now, 5, 4 + count)
+local known
+if window > 0 then
+  --- @include "lib/known"
+  known = settled_known(KEYS[4], KEYS[5], window, tonumber(s[9]), now, 5, 4 + count)
+end
+local sleeping = s[4] and tonumber(s[4]) > now
+local read_time, write_time, score_of_time -- only a batch with times in it needs them
 
 local scored = capacity > 0 and ordered_score or ordered_text -- scores are compared where room is made
 local scores, pairs_, kinds, letters = {}, {}, {}, {}
@@ -95,13 +97,18 @@ for i = 1, count do
       if (kind[1] > 0 or not kind[2]) and (kind[1] < PRIORITY_MIN or kind[1] >= PRIORITY_END) then
         fail('ARG', 'priority')
       end
+      if (kind[2] or kind[3]) and not read_time then
+        --- @include "lib/record"
+        --- @include "lib/timed"
+        read_time, write_time, score_of_time = read48, write48, timed_score
+      end
       kinds[head] = kind
     end
     n = n + 1
     accepted = accepted + 1
     local score
     if kind[2] then
-      local due = read48(rest, 1)
+      local due = read_time(rest, 1)
       if due < TIMED_MIN then
         due = now + due
       elseif due <= now - 1000 then
@@ -110,18 +117,18 @@ for i = 1, count do
       if not earliest or due < earliest then
         earliest = due
       end
-      score = timed_score(due, fresh_left, kind[1] > 0 and 1 or 0)
+      score = score_of_time(due, fresh_left, kind[1] > 0 and 1 or 0)
       if kind[3] then
-        rest = write48(due) .. write48(due + read48(rest, 7)) .. string.sub(rest, 13)
+        rest = write_time(due) .. write_time(due + read_time(rest, 7)) .. string.sub(rest, 13)
       else
-        rest = write48(due) .. string.sub(rest, 7)
+        rest = write_time(due) .. string.sub(rest, 7)
       end
     else
       at_once = true
       order = order + 1
       score = scored(kind[1], order)
       if kind[3] then
-        rest = write48(now + read48(rest, 1)) .. string.sub(rest, 7)
+        rest = write_time(now + read_time(rest, 1)) .. string.sub(rest, 7)
       end
     end
     scores[2 * n - 1], scores[2 * n] = score, id
@@ -147,6 +154,7 @@ if capacity > 0 and waiting_now + n > capacity then
   if #lowest < 2 * excess or tonumber(lowest[2 * excess]) >= least then
     return { 0, 'F' }
   end
+  --- @include "lib/record"
   dropped = {}
   for i = 1, 2 * excess, 2 do
     dropped[#dropped + 1] = lowest[i]
@@ -165,13 +173,19 @@ if capacity > 0 and waiting_now + n > capacity then
 end
 
 local head_due
-if earliest and awaited(s[4], now) then
+if earliest and sleeping then
   head_due = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 end
-local widened = widen(store, n)
-redis.call('ZADD', store, unpack(scores)) -- also what notices a wrong type there, nothing yet written
-if widened then
-  redis.call('ZREM', store, WIDE)
+-- The sorted set first: a wrong type there shows before anything is written.
+if n < 8 then
+  redis.call('ZADD', store, unpack(scores))
+else
+  --- @include "lib/widen"
+  local widened = widen(store)
+  redis.call('ZADD', store, unpack(scores))
+  if widened then
+    redis.call('ZREM', store, WIDE)
+  end
 end
 redis.call('HSET', records, unpack(pairs_))
 redis.call('HSET', slot, 'accepted', accepted, 'order', order)
@@ -187,7 +201,8 @@ if dropped then
   redis.call('HDEL', KEYS[6], unpack(dropped))
   redis.call('HINCRBY', slot, 'dropped', #dropped)
 end
-if awaited(s[4], now) and (at_once or not head_due or earliest < tonumber(head_due)) then
+if sleeping and (at_once or not head_due or earliest < tonumber(head_due)) then
+  --- @include "lib/wake"
   wake(slot, ARGV[2], ARGV[3])
 end
 return { accepted, repeated and table.concat(letters) or '' }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rmq.errors import ConfigurationError
 
-_INCLUDE = re.compile(r'^--- @include "([a-z0-9_/]+)"\n', re.MULTILINE)
+_INCLUDE = re.compile(r'^( *)--- @include "([a-z0-9_/]+)"\n', re.MULTILINE)
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
 
 
@@ -56,19 +56,29 @@ def source(name: str) -> str:
     return (directory() / f"{name}.lua").read_text(encoding="utf-8")
 
 
+def expanded(text: str, known: set[str] | None = None) -> str:
+    """A script with its includes in place.
+
+    At the left margin a piece is put in once, for all that follows. Indented, it belongs to its
+    block and is made only when the block runs; what the script has by then is not made again.
+    """
+    here = set() if known is None else known
+
+    def expand(match: re.Match[str]) -> str:
+        indent, part = match.groups()
+        if part in here:
+            return ""
+        inside = set(here) if indent else here
+        inside.add(part)
+        return expanded(source(part), inside)
+
+    return _INCLUDE.sub(expand, text)
+
+
 @functools.cache
 def load(name: str) -> Script:
     """A script by its verb, includes expanded, the header left out of what Redis keeps."""
-    included: set[str] = set()
-
-    def expand(match: re.Match[str]) -> str:
-        part = match.group(1)
-        if part in included:
-            return ""
-        included.add(part)
-        return _INCLUDE.sub(expand, source(part))
-
-    return Script(name, f"-- rmq {name}\n" + _INCLUDE.sub(expand, _HEADER.sub("", source(name))))
+    return Script(name, f"-- rmq {name}\n" + expanded(_HEADER.sub("", source(name))))
 
 
 def names() -> list[str]:

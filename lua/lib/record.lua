@@ -11,11 +11,7 @@ local function flagged(head, flag)
   return math.floor(head % (flag * 2) / flag) == 1
 end
 
-local function priority_of(record)
-  local _, a, b, c = string.byte(record, 1, 4)
-  return a * 65536 + b * 256 + c
-end
-
+--- @include "lib/head"
 local function read48(text, at)
   local a, b, c, d, e, f = string.byte(text, at, at + 5)
   return ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f

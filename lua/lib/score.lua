@@ -7,7 +7,7 @@
 -- Inside one integer the fraction runs from .5 downwards with every arrival, so that the larger score
 -- is the older message; what is handed back unworked goes in front, above .5. One step is the smallest
 -- that a double can tell apart at that size: 2^-33 for the largest priorities, 2^-46 for priority 100.
-local PRIORITY_MIN, PRIORITY_END, TIMED_MIN = 17, 1048576, 1000000000000
+--- @include "lib/families"
 
 local steps = {}
 
@@ -33,15 +33,4 @@ end
 local function ordered_text(integer, order)
   local fraction = ordered_score(integer, order) - integer
   return string.format('%d.%016d', integer, math.floor(fraction * 1e16 + 0.5))
-end
-
--- The fraction of a timed score: deliveries left (5 bits), and whether the record is to be asked for a
--- priority when the time has come (1 bit).
-local function timed_score(due, left, ask)
-  return due + (left * 2 + ask) / 64
-end
-
-local function timed_fraction(score)
-  local bits = (score % 1) * 64
-  return math.floor(bits / 2), bits % 2
 end

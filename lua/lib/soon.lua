@@ -21,9 +21,3 @@ local function soon(store, prepare, now_us)
   end
   return math.max(0, due * 1000 - now_us)
 end
-
--- say_waiting: notes that somebody may be asleep for the next seconds, also while Redis is full.
-local function say_waiting(slot, store, now)
-  drain(store)
-  redis.call('HSET', slot, 'waiting', now + 3000)
-end

@@ -1,72 +1,113 @@
--- take: what prepare and pop share. Picks, reads and checks; then takes the picked messages out of the
--- StoreQueue, and sees to those that have expired. Returns the live ones, or nil when there are none;
--- and always the reply's first fields.
-local function take(keys, now, now_us, limit, waits)
-  local slot, store, prepare = keys.slot, keys.store, keys.prepare
-  local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes',
-    'accepted', 'waiting', 'on_expire', 'dead_retention_ms')
-  if not s[1] then
-    fail('GONE', slot)
-  end
-  local max_retries, takes = tonumber(s[2]), tonumber(s[6] or 0) + 1
-  local second = math.floor(now / 1000) * 1000 -- a deadline is a whole second, a receipt just above it
-  local lapsed = redis.call('ZCOUNT', prepare, '-inf', '(' .. string.format('%.0f', second + 1000)) > 0 and 1 or 0
-  local settings = { max_retries = max_retries, chunk = tonumber(s[3]), order = tonumber(s[4] or 0) }
-  local ids, lefts, joined = pick(keys, settings, now, limit, takes % 5 == 0)
-  local picked = #ids
-  local found, closer = fetch(keys.records, ids, settings.chunk)
-  local merge_keys, expired
-  if closer then
-    merge_keys, expired = leaving(closer, found, ids, keys.merge, now)
-    redis.call('ZCARD', keys.dead)
-  end
-  local fields = { 0, lapsed, 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
-  if #found == 0 then
-    fields[1] = joined > 0 and 0 or soon(store, prepare, now_us)
-    if waits == '1' and fields[1] ~= 0 and tonumber(s[8] or 0) < now + 1500 then
-      say_waiting(slot, store, now)
-    end
-    return nil, fields
-  end
+-- take: what prepare and pop share. It stands in place, not in a function, and what is seldom needed stands
+-- in its branch with what it needs: every function of a script is made anew at each run, which is dear for
+-- a script that takes one message.
+--
+-- Expects slot, store, prepare, records, dead, failures, merge (keys), now, now_us, limit, waits.
+-- Leaves ids and reply (its fields but the deadline), max_retries, lefts (false, or what remains to those
+-- that have failed before, by place), drained (nothing more to take just now). Ends the script when there
+-- is nothing to take.
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted')
+if not s[1] then
+  fail('GONE', slot)
+end
+local max_retries, chunk, takes = tonumber(s[2]), tonumber(s[3]), tonumber(s[6] or 0) + 1
+-- A deadline is a whole second, a receipt just above it.
+local lapsed = redis.call('ZCOUNT', prepare, '-inf', '(' .. string.format('%.0f', math.floor(now / 1000) * 1000 + 1000))
+local any_failed = redis.call('HLEN', failures) > 0
+local TAKE_MOST, TAKE_BYTES = 1000, 16777216
+local ids, lefts, joined = {}, false, 0
 
-  redis.call('ZREM', store, unpack(ids, 1, #found))
-  if merge_keys and #merge_keys > 0 then
-    redis.call('HDEL', keys.merge, unpack(merge_keys))
+-- Due timed messages go first, earliest first; then priorities, larger first; then retries, larger first.
+-- One take in five begins with the retries, so that a flood of others cannot starve them.
+for turn = 1, 3 do
+  local family = takes % 5 == 0 and (turn + 1) % 3 + 1 or turn
+  local n = #ids
+  if n >= limit then
+    break
   end
-  local all = #found
-  local n = all
-  if expired then
-    n = 0
-    for i = 1, all do
-      if not expired[i] then
-        n = n + 1
-        ids[n], lefts[n], found[n] = ids[i], lefts[i], found[i]
-      elseif s[9] == 'drop' then
-        redis.call('HDEL', keys.records, ids[i])
-        redis.call('HDEL', keys.failures, ids[i])
-        redis.call('HINCRBY', slot, 'expired', 1)
-      else
-        bury(slot, keys.dead, keys.records, keys.failures, ids[i], now,
-          max_retries - (lefts[i] or max_retries), 'x', '', tonumber(s[10]))
+  if family == 1 then
+    local past = '(' .. string.format('%.0f', now + 1)
+    local page = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, past, 'WITHSCORES', 'LIMIT', 0, math.min(limit - n, chunk))
+    if #page > 0 then
+      --- @include "lib/due"
+    end
+  elseif family == 2 then
+    local batch = redis.call('ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN, 'LIMIT', 0, limit - n)
+    if any_failed and #batch > 0 then
+      lefts = lefts or {}
+      local told = redis.call('HMGET', failures, unpack(batch))
+      for i = 1, #batch do
+        lefts[n + i] = told[i] and math.max(0, string.byte(told[i], 1) - 1) or nil
+      end
+    end
+    if n == 0 then
+      ids = batch
+    else
+      for i = 1, #batch do
+        ids[n + i] = batch[i]
+      end
+    end
+  else
+    local batch = redis.call('ZREVRANGEBYSCORE', store, '(17', 0, 'WITHSCORES', 'LIMIT', 0, limit - n)
+    if #batch > 0 then
+      lefts = lefts or {}
+      for i = 1, #batch / 2 do
+        ids[n + i] = batch[2 * i - 1]
+        lefts[n + i] = math.max(0, math.floor(tonumber(batch[2 * i])) - 1)
       end
     end
   end
-  if n == 0 then
-    return nil, fields
-  end
-  redis.call('HSET', slot, 'delivered', fields[4] + n - 1, 'takes', takes)
-  if next(lefts) then
-    local marks = {}
-    for i = 1, n do
-      lefts[i] = lefts[i] or max_retries
-      marks[i] = string.char(lefts[i])
-    end
-    fields[6] = table.concat(marks)
-  end
-  if #found > n or #ids > n then
-    ids, found = { unpack(ids, 1, n) }, { unpack(found, 1, n) }
-  end
-  fields[7], fields[8] = ids, found
-  return { n = n, ids = ids, lefts = fields[6] ~= '' and lefts, most = max_retries,
-    drained = all < limit and all == picked and joined == 0 }, fields
 end
+
+-- The records, as many as 16 MiB hold. An id without a record stops the script: nothing has been taken.
+-- `closer`: the places of those to be looked at before they leave, since they may have expired or stand in
+-- the merge index (flags 2 and 4).
+local picked, found, closer, bytes, from = #ids, {}, nil, 0, 1
+while from <= picked and bytes < TAKE_BYTES do
+  local to = math.min(picked, from + chunk - 1)
+  local batch = redis.call('HMGET', records, unpack(ids, from, to))
+  for i = 1, #batch do
+    local record = batch[i]
+    if not record or #record < 8 then
+      fail('RECORD', records)
+    end
+    bytes = bytes + #record
+    if string.byte(record, 1) % 8 >= 2 then
+      closer = closer or {}
+      closer[#closer + 1] = from + i - 1
+    end
+    if from > 1 then
+      found[from + i - 1] = record
+    end
+  end
+  if from == 1 then
+    found = batch
+  end
+  from = to + 1
+end
+
+local all = #found
+local n = all
+local reply = { 0, lapsed > 0 and 1 or 0, 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
+if all == 0 then
+  --- @include "lib/nothing"
+end
+if closer then
+  --- @include "lib/leave"
+else
+  redis.call('ZREM', store, unpack(ids, 1, all))
+end
+redis.call('HSET', slot, 'delivered', reply[4] + n - 1, 'takes', takes)
+if lefts then
+  local marks = {}
+  for i = 1, n do
+    lefts[i] = lefts[i] or max_retries
+    marks[i] = string.char(lefts[i])
+  end
+  reply[6] = table.concat(marks)
+end
+if picked > n then
+  ids, found = { unpack(ids, 1, n) }, { unpack(found, 1, n) }
+end
+reply[7], reply[8] = ids, found
+local drained = all < limit and all == picked and joined == 0

@@ -4,8 +4,8 @@
 -- change the form at once, for as long as the key lives.
 local WIDE = string.rep('-', 65)
 
-local function widen(zset, coming)
-  if coming >= 8 and redis.call('ZCARD', zset) <= 128 then
+local function widen(zset)
+  if redis.call('ZCARD', zset) <= 128 then
     redis.call('ZADD', zset, 0, WIDE)
     return true
   end

@@ -12,7 +12,7 @@ from tests.lua.box import ordered, timed
 
 
 def library(name: str) -> str:
-    return scripts.source(f"lib/{name}")
+    return scripts.expanded(scripts.source(f"lib/{name}"))
 
 
 def ordered_score(raw: redis.Redis, integer: int, order: int) -> float:
@@ -62,7 +62,7 @@ def test_largest_priority_tells_at_least_four_thousand_million_arrivals_apart(ra
 @pytest.mark.parametrize("left", range(18))
 @pytest.mark.parametrize("ask", [0, 1])
 def test_timed_score_gives_back_what_was_put_in(raw, due, left, ask):
-    text = library("score") + (
+    text = library("timed") + (
         "local s = timed_score(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))"
         "redis.call('ZADD', KEYS[1], s, 'm')"
         "local back = tonumber(redis.call('ZSCORE', KEYS[1], 'm'))"

@@ -28,14 +28,14 @@ MUTANTS: dict[str, list[Change]] = {
     "smallest priority first": [
         (
             "prepare",
-            "'ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, PRIORITY_MIN,",
-            "'ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. PRIORITY_END,",
+            "'ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN,",
+            "'ZRANGEBYSCORE', store, PRIORITY_MIN, '(1048576',",
         )
     ],
     "delivered early": [("prepare", "'(' .. string.format('%.0f', now + 1)", "'+inf'")],
     "a nack costs nothing": [("nack", "mine[m], now, left, made", "mine[m], now, left + 1, made")],
     "a merge is swallowed in flight": [
-        ("prepare", "redis.call('HDEL', keys.merge, unpack(merge_keys))", ""),
+        ("prepare", "redis.call('HDEL', merge, unpack(merge_keys))", ""),
         (
             "merge",
             "redis.call('ZSCORE', store, target)",
