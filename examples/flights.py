@@ -21,6 +21,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import sys
 import threading
 import time
@@ -365,11 +366,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not asked.clean:
             print(
                 "Next: look at the dead letter, then send it back\n"
-                f"  rmq --url {url} dlq ls {day.departures.name}\n"
-                f"  rmq --url {url} dlq redrive {day.departures.name}\n"
+                f"  {command()} --url {url} dlq ls {day.departures.name}\n"
+                f"  {command()} --url {url} dlq redrive {day.departures.name}\n"
                 "README.md tells the rest; this program is examples/flights.py"
             )
     return 1 if report["lost"] else 0
+
+
+def command() -> str:
+    """How the reader can call rmq from here: by name, or beside the Python that runs this."""
+    if shutil.which("rmq"):
+        return "rmq"
+    return os.path.relpath(Path(sys.executable).with_name("rmq"))
 
 
 if __name__ == "__main__":

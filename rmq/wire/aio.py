@@ -104,6 +104,11 @@ class AsyncExecutor(Base):
         assert isinstance(step, Members)
         return await self._members(step)
 
+    def _line(self, **changes: Any) -> Any:
+        """A new connection, as redis-py would make it, not yet connected."""
+        pool = self.redis.connection_pool
+        return pool.connection_class(**{**pool.connection_kwargs, **changes})
+
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send commands on one connection; their replies, errors of the server among them."""
         if self.forked():
@@ -111,8 +116,7 @@ class AsyncExecutor(Base):
         try:
             line = self._idle.pop()
         except IndexError:
-            pool = self.redis.connection_pool
-            line = pool.connection_class(**pool.connection_kwargs)
+            line = self._line()
             await line.connect()
         replies: list[Any] = []
         try:
@@ -247,17 +251,29 @@ class AsyncExecutor(Base):
         reply = await self.ask("topics", *words)
         return [] if step.add is not None else sorted(name.decode() for name in reply)
 
+    async def _subscribed(self, channel: bytes) -> Any:
+        """A connection that hears the channel. RESP2, in which a signal is an ordinary reply."""
+        ear = self._line(protocol=2)
+        await ear.connect()
+        try:
+            await ear.send_command("SUBSCRIBE", channel)
+            await ear.read_response()
+        except BaseException:
+            await ear.disconnect(nowait=True)
+            raise
+        return ear
+
     async def _listen(self, listener: Listener, seconds: float) -> set[int]:
+        signals: set[int] = set()
         if listener.held is None:
-            ear = self.redis.pubsub(ignore_subscribe_messages=True)
             try:
-                await self._repeat("listen", lambda: ear.subscribe(listener.channel))
+                listener.held = await self._repeat(
+                    "listen", lambda: self._subscribed(listener.channel)
+                )
             except TROUBLE as error:
                 raise translate(error, "listen", [listener.channel.decode()]) from error
-            listener.held = ear
-            return set()
-        until = time.monotonic() + seconds
-        signals: set[int] = set()
+            return signals
+        ear, until = listener.held, time.monotonic() + seconds
         try:
             while not signals:
                 left = until - time.monotonic()
@@ -265,15 +281,15 @@ class AsyncExecutor(Base):
                     if left > 0:
                         await asyncio.sleep(left)
                     return signals
-                hear(await listener.held.get_message(timeout=left - FINE_S), signals)
+                word = await ear.read_response(timeout=max(left - FINE_S, 0.0001))
+                if word is not None:
+                    hear(word, signals)
             if until - time.monotonic() > seconds - FINE_S:
                 # It was there before we listened, so others may be behind it.
-                while (more := await listener.held.get_message(timeout=0)) is not None:
-                    hear(more, signals)
+                while (word := await ear.read_response(timeout=0.0001)) is not None:
+                    hear(word, signals)
         except TROUBLE:
-            await self.deafen(
-                listener
-            )  # the next Listen subscribes again, and the caller looks meanwhile
+            await self.deafen(listener)  # the next Listen subscribes again, and the caller looks
             await asyncio.sleep(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
         return signals
 
@@ -282,7 +298,7 @@ class AsyncExecutor(Base):
         ear, listener.held = listener.held, None
         if ear is not None:
             with contextlib.suppress(*TROUBLE):
-                await ear.aclose()
+                await ear.disconnect(nowait=True)
 
     async def ask(self, what: str, *words: Any) -> Any:
         """A plain command that reads, or is safe to run twice."""

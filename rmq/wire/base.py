@@ -156,8 +156,8 @@ class Base:
             raise ConfigurationError(f"url: {self.address.shown}: {error}") from error
 
 
-def hear(message: Any, signals: set[int]) -> None:
+def hear(reply: Any, signals: set[int]) -> None:
     """Note the slot that a wake signal names."""
-    if message and message.get("type") == "message":
+    if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":
         with contextlib.suppress(ValueError):
-            signals.add(int(message["data"]))
+            signals.add(int(reply[2]))

@@ -102,6 +102,11 @@ class Executor(Base):
         assert isinstance(step, Members)
         return self._members(step)
 
+    def _line(self, **changes: Any) -> Any:
+        """A new connection, as redis-py would make it, not yet connected."""
+        pool = self.redis.connection_pool
+        return pool.connection_class(**{**pool.connection_kwargs, **changes})
+
     def _exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send commands on one connection; their replies, errors of the server among them."""
         if self.forked():
@@ -109,8 +114,7 @@ class Executor(Base):
         try:
             line = self._idle.pop()
         except IndexError:
-            pool = self.redis.connection_pool
-            line = pool.connection_class(**pool.connection_kwargs)
+            line = self._line()
             line.connect()
         replies: list[Any] = []
         try:
@@ -241,17 +245,27 @@ class Executor(Base):
         reply = self.ask("topics", *words)
         return [] if step.add is not None else sorted(name.decode() for name in reply)
 
+    def _subscribed(self, channel: bytes) -> Any:
+        """A connection that hears the channel. RESP2, in which a signal is an ordinary reply."""
+        ear = self._line(protocol=2)
+        ear.connect()
+        try:
+            ear.send_command("SUBSCRIBE", channel)
+            ear.read_response()
+        except BaseException:
+            ear.disconnect()
+            raise
+        return ear
+
     def _listen(self, listener: Listener, seconds: float) -> set[int]:
+        signals: set[int] = set()
         if listener.held is None:
-            ear = self.redis.pubsub(ignore_subscribe_messages=True)
             try:
-                self._repeat("listen", lambda: ear.subscribe(listener.channel))
+                listener.held = self._repeat("listen", lambda: self._subscribed(listener.channel))
             except TROUBLE as error:
                 raise translate(error, "listen", [listener.channel.decode()]) from error
-            listener.held = ear
-            return set()
-        until = time.monotonic() + seconds
-        signals: set[int] = set()
+            return signals
+        ear, until = listener.held, time.monotonic() + seconds
         try:
             while not signals:
                 left = until - time.monotonic()
@@ -259,15 +273,14 @@ class Executor(Base):
                     if left > 0:
                         time.sleep(left)
                     return signals
-                hear(listener.held.get_message(timeout=left - FINE_S), signals)
+                if ear.can_read(timeout=left - FINE_S):
+                    hear(ear.read_response(), signals)
             if until - time.monotonic() > seconds - FINE_S:
                 # It was there before we listened, so others may be behind it.
-                while (more := listener.held.get_message(timeout=0)) is not None:
-                    hear(more, signals)
+                while ear.can_read(timeout=0):
+                    hear(ear.read_response(), signals)
         except TROUBLE:
-            self.deafen(
-                listener
-            )  # the next Listen subscribes again, and the caller looks meanwhile
+            self.deafen(listener)  # the next Listen subscribes again, and the caller looks
             time.sleep(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
         return signals
 
@@ -276,7 +289,7 @@ class Executor(Base):
         ear, listener.held = listener.held, None
         if ear is not None:
             with contextlib.suppress(*TROUBLE):
-                ear.close()
+                ear.disconnect()
 
     def ask(self, what: str, *words: Any) -> Any:
         """A plain command that reads, or is safe to run twice."""
