@@ -63,12 +63,8 @@ end
 if n < 8 then
   redis.call('ZADD', prepare, unpack(leases))
 else
-  --- @include "lib/widen"
-  local widened = widen(prepare)
-  redis.call('ZADD', prepare, unpack(leases))
-  if widened then
-    redis.call('ZREM', prepare, WIDE)
-  end
+  --- @include "lib/add_wide"
+  add_wide(prepare, leases)
 end
 remember(lane, ARGV[2], string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n))
 reply[3] = deadline

@@ -180,12 +180,8 @@ end
 if n < 8 then
   redis.call('ZADD', store, unpack(scores))
 else
-  --- @include "lib/widen"
-  local widened = widen(store)
-  redis.call('ZADD', store, unpack(scores))
-  if widened then
-    redis.call('ZREM', store, WIDE)
-  end
+  --- @include "lib/add_wide"
+  add_wide(store, scores)
 end
 redis.call('HSET', records, unpack(pairs_))
 redis.call('HSET', slot, 'accepted', accepted, 'order', order)

@@ -1,0 +1,36 @@
+"""The awaiting executor is the blocking one with `await` in it: both are mended together."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+WIRE = Path(__file__).parents[2] / "rmq" / "wire"
+NAMES = {
+    "AsyncExecutor": "Executor", "aredis": "redis", "AsyncRetry": "Retry", "aclose": "close",
+    "Awaitable[T]": "T", "asyncio.sleep": "time.sleep", "asyncio.to_thread(": "(",
+}  # fmt: skip
+# Where redis-py's two connections differ in more than a word.
+OWN_WAYS = {"_listen", "_revive", "close", "_exchange", "_subscribed", "deafen", "_load"}
+
+
+def methods(path: Path) -> dict[str, str]:
+    text = path.read_text()
+    for theirs, ours in NAMES.items():
+        text = text.replace(theirs, ours)
+    text = re.sub(r"\b(await|async) ", "", text)
+    (cls,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return {node.name: ast.unparse(node) for node in cls.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_twins_have_the_same_methods() -> None:
+    assert methods(WIRE / "aio.py").keys() == methods(WIRE / "blocking.py").keys()
+
+
+@pytest.mark.parametrize("name", sorted(methods(WIRE / "blocking.py").keys() - OWN_WAYS))
+def test_a_method_differs_from_its_twin_in_await_alone(name: str) -> None:
+    ours, theirs = (methods(WIRE / f"{twin}.py")[name] for twin in ("blocking", "aio"))
+    assert theirs == ours
