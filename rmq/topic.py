@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rmq.consumer import AsyncConsumer, Consumer, Mode
+from rmq.consumer import AsyncConsumer, Consumer
 from rmq.flows import opening, operating, sending
+from rmq.flows.consuming import Mode
 from rmq.flows.operating import CancelStatus, Id, PriorityStatus, RescheduleStatus
 from rmq.flows.sending import Asked
 from rmq.handle import Handle

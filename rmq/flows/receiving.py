@@ -75,9 +75,8 @@ def receive(
             continue
         if reception.listener.held is None:
             yield Listen(reception.listener, 0)
-            reception.ready = [0.0] * len(
-                handle.slots
-            )  # what came before we listened is not signalled
+            # What came before we listened sent us no signal: visit every slot once more.
+            reception.ready = [0.0] * len(handle.slots)
             continue
         if reception.unsaid:
             yield from _look(reception, waits)

@@ -396,6 +396,19 @@ def test_receipts_travel_as_text_and_settle_elsewhere(api: Any, name: str) -> No
         assert [str(r) for r in there.ack_receipts(texts)] == texts
 
 
+def test_a_second_receive_at_the_same_time_is_refused(server: Server, name: str) -> None:
+    import threading
+
+    with rmq.Client(server.url) as client, client.topic(name).consumer() as consumer:
+        waiter = threading.Thread(target=consumer.receive, kwargs={"wait": 1.0})
+        waiter.start()
+        time.sleep(0.3)  # until the other thread is waiting
+        with pytest.raises(rmq.InvalidValue, match="give each its own"):
+            consumer.receive()
+        waiter.join()
+        assert consumer.receive() == []
+
+
 def test_an_idle_consumer_wakes_for_a_message(
     api: Any, kind: str, server: Server, name: str
 ) -> None:
