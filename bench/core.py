@@ -16,7 +16,7 @@ from tests.servers import Server
 BODY = b"x" * 100
 BACKLOG = 1000
 STEPS = ("send", "receive", "ack")
-TARGETS = {1: 0.8, 100: 0.6}  # of a whole life, RMQ / yardstick
+TARGETS = {1: 0.8, 100: 0.6}  # of each step and of the whole life, RMQ / yardstick
 CALLS = {1: 1000, 10: 300, 100: 60, 1000: 12}
 
 
@@ -84,7 +84,7 @@ def throughput(server: Server, rounds: int, quick: bool) -> list[Figure]:
         with placed(server, cores=2):
             ratios, rates = _compare(server, k, calls, rounds)
         for step in (*STEPS, "life"):
-            target = TARGETS.get(k) if step == "life" else None
+            target = TARGETS.get(k)
             notes = {f"{name} messages/s": rates[name, step] for name in (Yardstick.name, Rmq.name)}
             figures.append(
                 Figure(part, f"{step}, k = {k}", ratios[Rmq.name, step], target=target, notes=notes)
