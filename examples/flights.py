@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import fcntl
 import json
 import math
 import os
@@ -27,7 +28,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -331,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     url = asked.url or os.environ.get("RMQ_URL") or f"embedded://{HOME.absolute()}"
     screen = Console()
     flights = read_day()
-    with rmq.Client(url) as client, contextlib.ExitStack() as stack:
+    with alone(), rmq.Client(url) as client, contextlib.ExitStack() as stack:
         day = Day(client, flights, asked.seconds)
 
         def show() -> None:
@@ -371,6 +372,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "README.md tells the rest; this program is examples/flights.py"
             )
     return 1 if report["lost"] else 0
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One run at a time: two would take each other's flights, and each would count them lost."""
+    HOME.parent.mkdir(parents=True, exist_ok=True)
+    with HOME.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit("flights: another run is under way here; wait for its table, then run again")
+        yield
 
 
 def command() -> str:

@@ -80,3 +80,15 @@ def test_a_day_of_impossible_length_is_refused(tmp_path: Path, seconds: str) -> 
 
     assert done.returncode == 2
     assert "--seconds" in done.stderr
+
+
+def test_a_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / ".rmq").mkdir()
+    with (tmp_path / ".rmq" / "flights.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = run(tmp_path, str(EXAMPLES / "flights.py"), "--seconds", "4")
+    assert done.returncode == 1
+    assert "another run is under way here" in done.stderr
+    assert "lost" not in done.stdout
