@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from rmq.delivery import OPEN, DeliveryData, Reject, Snooze
-from rmq.errors import LeaseLost
+from rmq.errors import LeaseLost, StorageError
 from rmq.flows.consuming import ConsumerFlows, Mode
 from rmq.handle import Handle
 from rmq.message import Receipt
@@ -156,8 +156,12 @@ class Consumer(ConsumerFlows[Delivery]):
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except StorageError:
+            if error is None:
+                raise  # else the first error is the one to tell; the leases end by themselves
 
 
 class AsyncDelivery(DeliveryData):
@@ -268,5 +272,9 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.close()
+        except StorageError:
+            if error is None:
+                raise

@@ -6,6 +6,7 @@ that a command sent twice is done once (`lua/lib/replay.lua`).
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -62,7 +63,7 @@ class Lanes:
     def _start(self) -> None:
         self._generation = _generation
         self._stem = os.urandom(9).hex().encode()
-        self._made = 0
+        self._made = itertools.count(1)  # next() is one step, so no two threads get one name
         self._free = deque()
 
     @contextmanager
@@ -81,8 +82,7 @@ class Lanes:
         try:
             lane = self._free.pop()
         except IndexError:
-            self._made += 1
-            lane = Lane(b"%s-%d" % (self._stem, self._made))
+            lane = Lane(b"%s-%d" % (self._stem, next(self._made)))
         lane.number += 1
         return lane
 

@@ -387,6 +387,23 @@ def test_a_redis_that_is_away_is_told_in_time_and_comes_back(kind: str, own_serv
         assert d.body == "x"
 
 
+def test_leaving_a_consumer_while_redis_is_away_tells_the_first_error(
+    kind: str, own_server: Server
+) -> None:
+    with connect(kind, own_server.url, retry_for=0.2) as api:
+        topic = api.topic("orders")
+        topic.send("x")
+        with pytest.raises(ZeroDivisionError), topic.consumer() as consumer:
+            assert len(consumer.receive()) == 1
+            own_server.kill()
+            1 / 0  # noqa: B018
+        own_server.start()
+        with pytest.raises(rmq.StorageError), topic.consumer() as consumer:
+            topic.send("y")
+            assert len(consumer.receive()) == 1
+            own_server.kill()
+
+
 def test_a_server_that_never_answers_is_given_up(kind: str) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
