@@ -75,8 +75,14 @@ class Delivery(DeliveryData):
     ) -> bool:
         if self._state == OPEN:
             verdict = self._origin.consumer._verdict(error)
-            lost = self._origin.consumer._executor.run(verdict([self]))
-            if error is None or isinstance(error, Snooze | Reject):
+            told = error is None or isinstance(error, Snooze | Reject)
+            try:
+                lost = self._origin.consumer._executor.run(verdict([self]))
+            except StorageError:
+                if told:
+                    raise
+                return False  # the handler's own error is the one to tell; the lease ends by itself
+            if told:
                 _lost(lost, "settle")
         return isinstance(error, Snooze | Reject)
 
@@ -202,8 +208,14 @@ class AsyncDelivery(DeliveryData):
     ) -> bool:
         if self._state == OPEN:
             verdict = self._origin.consumer._verdict(error)
-            lost = await self._origin.consumer._executor.run(verdict([self]))
-            if error is None or isinstance(error, Snooze | Reject):
+            told = error is None or isinstance(error, Snooze | Reject)
+            try:
+                lost = await self._origin.consumer._executor.run(verdict([self]))
+            except StorageError:
+                if told:
+                    raise
+                return False  # the handler's own error is the one to tell; the lease ends by itself
+            if told:
                 _lost(lost, "settle")
         return isinstance(error, Snooze | Reject)
 
