@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test fmt lint types layers bench build check clean
+.PHONY: help run test older fmt lint types layers bench build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a priv
 test: $(VENV)/dev.stamp ## run all tests on real redis-servers that the suite starts itself
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
+older: $(VENV)/dev.stamp ## what `make test` runs on the newest Redis alone, on the embedded 6.2
+	@RMQ_TEST_REDIS=6.2 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/property tests/faults
+
 fmt: $(VENV)/dev.stamp ## format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix --quiet .
@@ -52,7 +55,7 @@ bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one 
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
-check: lint types layers test ## everything that CI asks for
+check: lint types layers test older ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

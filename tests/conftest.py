@@ -29,7 +29,10 @@ def need(version: str) -> str:
 
 
 def any_binary() -> str:
-    """The newest server there is."""
+    """The server that RMQ_TEST_REDIS names (6.2 or 7.x), else the newest there is."""
+    asked = os.environ.get("RMQ_TEST_REDIS")
+    if asked:
+        return need(asked)
     return next((_BINARIES[v] for v in reversed(VERSIONS) if v in _BINARIES), "") or need("6.2")
 
 

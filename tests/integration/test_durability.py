@@ -19,7 +19,7 @@ from tests.servers import Server
 def pair() -> Iterator[tuple[Server, Server]]:
     """A server and its replica, in step."""
     main = Server(any_binary())
-    replica = Server(any_binary(), "--replicaof", f"127.0.0.1 {main.port}")
+    replica = Server(any_binary(), "--replicaof", "127.0.0.1", str(main.port))
     with main.raw() as redis:
         until = time.monotonic() + 20
         while redis.wait(1, 100) < 1:
