@@ -49,7 +49,7 @@ types: $(VENV)/dev.stamp ## mypy --strict
 layers: $(VENV)/dev.stamp ## a file imports from lower floors only
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 10 min)
+bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 5 min)
 	@$(BIN)/python -m bench
 
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
