@@ -24,8 +24,6 @@ import msgpack
 from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
-CODECS_MAX = 7
-HEAD_SIZE = 4
 _NUMBER_BITS = 32
 
 _heads: dict[tuple[int, int, int], bytes] = {}

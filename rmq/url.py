@@ -10,7 +10,6 @@ from rmq.errors import ConfigurationError
 
 SCHEMES = ("redis", "rediss", "unix", "embedded")
 LATER = ("redis+sentinel", "redis+cluster")
-_OPTION = re.compile(r"[a-z_]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
