@@ -206,6 +206,8 @@ class AsyncExecutor(Base):
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
+        self.patient(durability)
+
         async def attempt() -> list[Any]:
             # Loaded beforehand: a command repeated alone would come after its successors.
             for script in {command.script for command in commands} - self._loaded:

@@ -139,6 +139,17 @@ class Base:
         before, self._generation = self._generation, handle.generation()
         return before != self._generation
 
+    def patient(self, durability: Replicated | Fsync | None) -> None:
+        """Refuse to wait for copies longer than for a reply: the send would be repeated."""
+        if durability is None:
+            return
+        wait_s = milliseconds(durability.timeout, "timeout") / 1000
+        if wait_s >= self.timeout_s:
+            raise ConfigurationError(
+                f"durability: its timeout of {wait_s:g} s is not below the client's timeout of "
+                f"{self.timeout_s:g} s for a reply; give Client(timeout=...) more"
+            )
+
     def url(self) -> str:
         """What redis-py connects to now."""
         if self.embedded is None:

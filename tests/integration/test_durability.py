@@ -63,7 +63,7 @@ def test_a_replica_that_does_not_answer_is_not_durable_and_a_resend_adds_nothing
         finally:
             replica.signal(signal.SIGCONT)
 
-        again = topic.send("x", id=mine, durability=rmq.Replicated(1, 10))
+        again = topic.send("x", id=mine, durability=rmq.Replicated(1, 5))
         assert (again.status, again.durable) == ("duplicate", "replicated")
         assert api.admin.stats(name)["priority"] == 1
 
@@ -76,6 +76,15 @@ def test_more_replicas_than_there_are_is_not_durable(
         pytest.raises(rmq.NotDurable, match="sending the same ids"),
     ):
         api.topic(name).send("x", durability=rmq.Replicated(2, 0.2))
+
+
+def test_a_wait_longer_than_for_any_reply_is_refused(
+    kind: str, pair: tuple[Server, Server], name: str
+) -> None:
+    with connect(kind, pair[0].url, timeout=1) as api:
+        with pytest.raises(rmq.ConfigurationError, match="not below the client's timeout of 1 s"):
+            api.topic(name).send("x", durability=rmq.Replicated(1, 1))
+        assert api.admin.stats(name)["accepted"] == 0
 
 
 def test_fsync_is_reached_or_refused_by_what_the_server_can(kind: str, own_server: Server) -> None:
