@@ -24,6 +24,7 @@ from rmq.flows import Durably, Flow, Pipeline, Sleep, opening
 from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.message import Outgoing, SendResult, SendStatus
+from rmq.score import TIMED_MIN
 from rmq.settings import BATCH_MAX, CALL_BYTES, Durability, Fsync, Settings
 from rmq.slots import RUN, slot_of
 from rmq.units import epoch_ms, milliseconds
@@ -31,6 +32,7 @@ from rmq.units import priority as check_priority
 
 HEADERS_MAX, HEADERS_BYTES = 32, 4096
 MERGE_KEY_BYTES = 1024
+GRACE_MS = 1000  # a time that has just passed is now; lua/send.lua says the same
 
 
 class Asked(NamedTuple):
@@ -50,6 +52,7 @@ class _Draft:
     merge_key = ""
     mode = ""
     max_wait_ms = 0
+    at_ms = 0  # when it is due, where the caller named a time
 
 
 def _headers(value: Any) -> bytes:
@@ -127,6 +130,7 @@ def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     draft = _Draft()
     due = _merging(out, draft) or _due(out)
+    draft.at_ms = due if due >= TIMED_MIN else 0
     priority = settings.default_priority
     if out.priority is not None:
         priority = check_priority(out.priority)
@@ -184,7 +188,7 @@ def _is_plain(out: Outgoing) -> bool:
 class _Group:
     """Messages for one call to one slot."""
 
-    __slots__ = ("bytes", "given", "ids", "merging", "parts", "places", "slot")
+    __slots__ = ("bytes", "given", "ids", "merging", "parts", "places", "slot", "timed")
 
     def __init__(self, slot: int, merging: _Draft | None) -> None:
         self.slot = slot
@@ -193,6 +197,7 @@ class _Group:
         self.given: dict[int, MessageId] = {}  # position -> the id that the caller brought
         self.parts: list[bytes] = []  # head and rest of each record
         self.places: list[int] = []  # where its results go
+        self.timed: list[tuple[int, int]] = []  # (due, place) of those with a time of their own
         self.bytes = 0
 
 
@@ -204,7 +209,7 @@ def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
     filling: dict[int, _Group] = {}
     run_slot = run_left = 0
     for place, out in enumerate(messages):
-        given, merging = None, None
+        given, merging, at_ms = None, None, 0
         if not settings.expires_ms and type(out) is Outgoing and _is_plain(out):
             head, slot = plain_head, -1
             if out.priority is not None:
@@ -213,6 +218,9 @@ def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
         else:
             draft = _draft(handle, settings, out)
             head, rest, given = draft.head, draft.envelope + draft.body, draft.id
+            at_ms = (
+                draft.at_ms if given is None else 0
+            )  # a resend may be late: it is known by its id
             merging = draft if draft.merge_key else None
             slot = -1 if draft.basis is None else slot_of(draft.basis, settings.slots)
             slot = slot if given is None else given.slot
@@ -236,6 +244,8 @@ def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
                 filling.pop(slot, None)  # what comes after a merging message stays after it
         if given is not None:
             group.given[len(group.places)] = given
+        if at_ms:
+            group.timed.append((at_ms, place))
         group.places.append(place)
         group.parts.append(head)
         group.parts.append(rest)
@@ -259,6 +269,13 @@ def send_many(
         group.ids = ids.make(group.slot, handle.check, len(group.places))
         for position, given in group.given.items():
             group.ids[position] = given
+    timed = [one for group in groups for one in group.timed]
+    if timed and len(groups) > 1:
+        # A slot refuses what is past by itself; several are asked first, so that all of them do.
+        first, place = min(timed)
+        now = yield commands.stats(handle.slots[0])
+        if first <= now["now_ms"] - GRACE_MS:
+            raise _past(place)
     calls = [_call(handle, group) for group in groups]
     results: list[SendResult | None] = [None] * sum(len(group.places) for group in groups)
     yield from _deliver(handle, calls, groups, results, asked, timeout)
@@ -358,6 +375,13 @@ def _told(wanted: Any) -> str:
     return str(wanted.spell())
 
 
+def _past(place: int) -> InvalidValue:
+    return InvalidValue(
+        f"at: message {place + 1} is due in the past by the server's clock; nothing was stored. "
+        "Leave `at` out to send it now"
+    )
+
+
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
@@ -377,10 +401,7 @@ def _settle(group: _Group, reply: Any, results: list[SendResult | None], level: 
     if letters == "F":
         return False
     if letters == "P":
-        raise InvalidValue(
-            f"at: message {group.places[reply.position - 1] + 1} is due in the past by the "
-            "server's clock; nothing of its slot was stored. Leave `at` out to send it now"
-        )
+        raise _past(group.places[reply.position - 1])
     offset = reply.offset - (len(group.ids) - letters.count("d"))
     if not letters:
         made = zip(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
+from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.servers import Server
 
@@ -191,6 +192,31 @@ def test_one_bad_message_of_many_stops_them_all_before_any_is_sent(api: Any, nam
     with pytest.raises(rmq.InvalidType, match=r"give rmq.Outgoing"):
         topic.send_many([rmq.Outgoing(1), {"body": 2}])
     assert api.admin.stats(name)["accepted"] == 0
+
+
+def test_one_message_that_is_past_stops_those_of_other_slots_too(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=4)
+    messages = [rmq.Outgoing(n, slot_basis=str(n)) for n in range(20)]
+    messages[13] = rmq.Outgoing(13, at=PAST, slot_basis="13")
+
+    with pytest.raises(rmq.InvalidValue, match="message 14 is due in the past"):
+        topic.send_many(messages)
+
+    assert api.admin.stats(name)["accepted"] == 0
+
+
+def test_a_resend_whose_time_has_passed_is_a_duplicate_and_no_error(
+    api: Any, name: str, clock: Clock
+) -> None:
+    topic = api.topic(name, slots=2)
+    at = clock.now_ms + 1000
+    ids = [topic.new_id("a"), topic.new_id("b")]
+    messages = [rmq.Outgoing(n, at=at, id=id) for n, id in enumerate(ids)]
+    assert [r.status for r in topic.send_many(messages)] == ["stored", "stored"]
+
+    clock.advance(60)
+
+    assert [r.status for r in topic.send_many(messages)] == ["duplicate", "duplicate"]
 
 
 def test_an_id_of_another_topic_is_refused(api: Any, name: str) -> None:
