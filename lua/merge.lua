@@ -28,12 +28,11 @@ Atomic    The look and the add are one step. A merged id is remembered as settle
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
+--- @include "lib/families"
 --- @include "lib/timed"
 --- @include "lib/record"
 --- @include "lib/known"
 --- @include "lib/settled"
---- @include "lib/drain"
 --- @include "lib/wake"
 local slot, store, records, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = clock(ARGV[1])

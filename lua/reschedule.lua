@@ -19,7 +19,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
+--- @include "lib/families"
 --- @include "lib/timed"
 --- @include "lib/record"
 --- @include "lib/wake"

@@ -17,7 +17,7 @@ Atomic    Score and record change together. Run twice, the second run changes no
 --- @include "lib/check"
 --- @include "lib/score"
 --- @include "lib/timed"
---- @include "lib/record"
+--- @include "lib/head"
 --- @include "lib/whereis"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[1]
 local priority = whole(ARGV[2], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
