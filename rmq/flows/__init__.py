@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 from rmq.commands import Command
+from rmq.errors import RMQError
 from rmq.settings import Fsync, Replicated
 
 T = TypeVar("T")
@@ -81,3 +82,12 @@ class Listen:
 
 Step = Command[Any] | Pipeline | Durably | Members | Sleep | Listen
 Flow = Generator[Step, Any, T]
+
+
+def together(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
+    """Make calls in one round trip; the first error is raised after all have been made."""
+    replies: list[Any] = yield Pipeline(commands)
+    for reply in replies:
+        if isinstance(reply, RMQError):
+            raise reply
+    return replies

@@ -102,7 +102,7 @@ class ConsumerFlows(Generic[D]):
                 continue  # a replayed delivery that is no longer ours
             if lefts:
                 left = lefts[position]
-            score = base + left + (fence & 2047) / 2048
+            score = base + left + (fence & 2047) / 2048  # score.receipt_score, in the hot loop
             decode = _PLAIN.get(entry[0])
             try:
                 body = decode(entry[8:]) if decode else operating.body_of(record.read(entry))

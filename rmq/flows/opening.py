@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from rmq import commands, settings
 from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
-from rmq.flows import Flow, Members, Pipeline
+from rmq.flows import Flow, Members, together
 from rmq.handle import Handle
 from rmq.settings import Settings
 
@@ -36,11 +36,14 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     if not create:
         return False  # who only looks writes nothing
     values = found.for_slot()
-    replies = yield Pipeline([commands.slot(keys, created, values) for keys in handle.slots])
+    try:
+        replies = yield from together(
+            [commands.slot(keys, created, values) for keys in handle.slots]
+        )
+    except RMQError:
+        handle.forget()
+        raise
     for keys, reply in zip(handle.slots, replies, strict=True):
-        if isinstance(reply, RMQError):
-            handle.forget()
-            raise reply
         if reply == -1:
             handle.forget()
             raise TopicVanished(

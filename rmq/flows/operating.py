@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from rmq import codec, commands, failure, record
 from rmq.commands import STATS, Found
-from rmq.errors import DecodeError, InvalidType, InvalidValue, RMQError
-from rmq.flows import Flow, Pipeline, Sleep, opening
+from rmq.errors import DecodeError, InvalidType, InvalidValue
+from rmq.flows import Flow, Sleep, opening, together
 from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.keys import SlotKeys
@@ -164,11 +164,7 @@ def set_priority(handle: Handle, id: Id, priority: int) -> Flow[PriorityStatus]:
 def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
     """What each slot holds and has done."""
     yield from opening.ensure(handle, create=False)
-    replies = yield Pipeline([commands.stats(keys) for keys in handle.slots])
-    for reply in replies:
-        if isinstance(reply, RMQError):
-            raise reply
-    return list(replies)
+    return (yield from together([commands.stats(keys) for keys in handle.slots]))
 
 
 def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:

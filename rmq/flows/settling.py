@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from rmq import commands
 from rmq.commands import Command
-from rmq.errors import RMQError
-from rmq.flows import Flow, Pipeline
+from rmq.flows import Flow, together
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
 from rmq.settings import BATCH_MAX
@@ -86,13 +85,10 @@ def _call(handle: Handle, leases: Leases, build: _Build) -> Flow[list[Any]]:
             build(handle.slots[slot], lane, some, places)
             for (slot, some, places), lane in zip(parts, lanes, strict=True)
         ]
-        replies: list[Any] = [(yield calls[0])] if len(calls) == 1 else (yield Pipeline(calls))
+        replies = [(yield calls[0])] if len(calls) == 1 else (yield from together(calls))
     finally:
         for lane in lanes:
             handle.lanes.give(lane)
-    for reply in replies:
-        if isinstance(reply, RMQError):
-            raise reply
     return [(places, reply) for (_, _, places), reply in zip(parts, replies, strict=True)]
 
 

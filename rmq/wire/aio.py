@@ -184,10 +184,8 @@ class AsyncExecutor(Base):
             try:
                 reply = await self._ask(*words)
             except TROUBLE as error:
-                if needs_loading(error):
-                    reply = await self._repeat(command.script.name, attempt)
-                else:
-                    reply = await self._repeat(command.script.name, attempt, error)
+                first = None if needs_loading(error) else error
+                reply = await self._repeat(command.script.name, attempt, first)
         except TROUBLE as error:
             raise await self._explain(command, error) from error
         return command.parse(reply)

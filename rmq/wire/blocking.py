@@ -180,10 +180,8 @@ class Executor(Base):
             try:
                 reply = self._ask(*words)
             except TROUBLE as error:
-                if needs_loading(error):
-                    reply = self._repeat(command.script.name, attempt)
-                else:
-                    reply = self._repeat(command.script.name, attempt, error)
+                first = None if needs_loading(error) else error
+                reply = self._repeat(command.script.name, attempt, first)
         except TROUBLE as error:
             raise self._explain(command, error) from error
         return command.parse(reply)
