@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 from rmq.codec import JSON
-from rmq.flows import Members, opening, operating, receiving
+from rmq.flows import Flow, Members, opening, operating, receiving
 from rmq.flows.operating import Filter, Id, Progress, Redriven
 from rmq.handle import Handle, Lanes
 from rmq.keys import topics_key
@@ -16,26 +15,18 @@ from rmq.settings import Settings
 from rmq.wire import AsyncExecutor, Executor
 
 
-def _listing(prefix: str) -> Any:
-    names = yield Members(topics_key(prefix))
+def _listing(prefix: str) -> Flow[list[str]]:
+    names: list[str] = yield Members(topics_key(prefix))
     return names
 
 
-def _show(handle: Handle) -> Any:
+def _show(handle: Handle) -> Flow[Settings]:
     yield from opening.open(handle, create=False)
     return handle.settings
 
 
-def _found(flow: Any, handle: Handle) -> Any:
-    """A conversation about a topic that must be there: looking never creates one."""
-    yield from opening.open(handle, create=False)
-    result = yield from flow
-    return result
-
-
-def _totals(handle: Handle) -> Any:
-    slots = yield from operating.stats(handle)
-    return operating.total(slots)
+def _totals(handle: Handle) -> Flow[dict[str, int]]:
+    return operating.total((yield from operating.stats(handle)))
 
 
 class _AdminBase:
@@ -54,36 +45,28 @@ class Admin(_AdminBase):
         super().__init__(prefix, lanes)
         self._executor = executor
 
-    def _on(self, handle: Handle, flow: Any) -> Any:
-        return self._executor.run(_found(flow, handle))
-
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        names: list[str] = self._executor.run(_listing(self._prefix))
-        return names
+        return self._executor.run(_listing(self._prefix))
 
     def settings(self, topic: str) -> Settings:
         """What a topic is set to. Raises TopicNotFound."""
-        found: Settings = self._executor.run(_show(self._handle(topic)))
-        return found
+        return self._executor.run(_show(self._handle(topic)))
 
     def stats(self, topic: str) -> dict[str, int]:
         """What a topic holds and has done, over all slots; `lua/stats.lua` tells the names."""
         handle = self._handle(topic)
-        found: dict[str, int] = self._on(handle, _totals(handle))
-        return found
+        return self._executor.run(_totals(handle))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """The same for each slot."""
         handle = self._handle(topic)
-        found: list[dict[str, int]] = self._on(handle, operating.stats(handle))
-        return found
+        return self._executor.run(operating.stats(handle))
 
     def get(self, topic: str, id: Id) -> Message | None:
         """Look at one message, wherever it is."""
         handle = self._handle(topic)
-        found: Message | None = self._on(handle, operating.get(handle, id))
-        return found
+        return self._executor.run(operating.get(handle, id))
 
     def peek(
         self, topic: str, limit: int = 10, place: Place = "store", slot: int | None = None
@@ -98,8 +81,7 @@ class Admin(_AdminBase):
             slot: only this one.
         """
         handle = self._handle(topic)
-        found: list[Message] = self._on(handle, operating.peek(handle, limit, place, slot))
-        return found
+        return self._executor.run(operating.peek(handle, limit, place, slot))
 
     def redrive(
         self,
@@ -131,10 +113,7 @@ class Admin(_AdminBase):
         """
         wanted = Filter(ids, reason, error, older_than)
         handle = self._handle(topic)
-        done: Redriven = self._on(
-            handle, operating.redrive(handle, wanted, dry_run, rate, progress)
-        )
-        return done
+        return self._executor.run(operating.redrive(handle, wanted, dry_run, rate, progress))
 
     def purge(
         self,
@@ -155,14 +134,12 @@ class Admin(_AdminBase):
         """
         wanted = Filter(ids, reason, error, older_than)
         handle = self._handle(topic)
-        done: int = self._on(handle, operating.purge(handle, place, wanted, dry_run, progress))
-        return done
+        return self._executor.run(operating.purge(handle, place, wanted, dry_run, progress))
 
     def rollback(self, topic: str) -> int:
         """Take back every lease that has run out; how many. Consumers do it as they take."""
         handle = self._handle(topic)
-        done: int = self._on(handle, receiving.roll_back(handle))
-        return done
+        return self._executor.run(receiving.roll_back(handle))
 
 
 class AsyncAdmin(_AdminBase):
@@ -172,44 +149,35 @@ class AsyncAdmin(_AdminBase):
         super().__init__(prefix, lanes)
         self._executor = executor
 
-    async def _on(self, handle: Handle, flow: Any) -> Any:
-        return await self._executor.run(_found(flow, handle))
-
     async def topics(self) -> list[str]:
         """As `Admin.topics`."""
-        names: list[str] = await self._executor.run(_listing(self._prefix))
-        return names
+        return await self._executor.run(_listing(self._prefix))
 
     async def settings(self, topic: str) -> Settings:
         """As `Admin.settings`."""
-        found: Settings = await self._executor.run(_show(self._handle(topic)))
-        return found
+        return await self._executor.run(_show(self._handle(topic)))
 
     async def stats(self, topic: str) -> dict[str, int]:
         """As `Admin.stats`."""
         handle = self._handle(topic)
-        found: dict[str, int] = await self._on(handle, _totals(handle))
-        return found
+        return await self._executor.run(_totals(handle))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """As `Admin.stats_by_slot`."""
         handle = self._handle(topic)
-        found: list[dict[str, int]] = await self._on(handle, operating.stats(handle))
-        return found
+        return await self._executor.run(operating.stats(handle))
 
     async def get(self, topic: str, id: Id) -> Message | None:
         """As `Admin.get`."""
         handle = self._handle(topic)
-        found: Message | None = await self._on(handle, operating.get(handle, id))
-        return found
+        return await self._executor.run(operating.get(handle, id))
 
     async def peek(
         self, topic: str, limit: int = 10, place: Place = "store", slot: int | None = None
     ) -> list[Message]:
         """As `Admin.peek`."""
         handle = self._handle(topic)
-        found: list[Message] = await self._on(handle, operating.peek(handle, limit, place, slot))
-        return found
+        return await self._executor.run(operating.peek(handle, limit, place, slot))
 
     async def redrive(
         self,
@@ -226,10 +194,7 @@ class AsyncAdmin(_AdminBase):
         """As `Admin.redrive`."""
         wanted = Filter(ids, reason, error, older_than)
         handle = self._handle(topic)
-        done: Redriven = await self._on(
-            handle, operating.redrive(handle, wanted, dry_run, rate, progress)
-        )
-        return done
+        return await self._executor.run(operating.redrive(handle, wanted, dry_run, rate, progress))
 
     async def purge(
         self,
@@ -246,13 +211,9 @@ class AsyncAdmin(_AdminBase):
         """As `Admin.purge`."""
         wanted = Filter(ids, reason, error, older_than)
         handle = self._handle(topic)
-        done: int = await self._on(
-            handle, operating.purge(handle, place, wanted, dry_run, progress)
-        )
-        return done
+        return await self._executor.run(operating.purge(handle, place, wanted, dry_run, progress))
 
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""
         handle = self._handle(topic)
-        done: int = await self._on(handle, receiving.roll_back(handle))
-        return done
+        return await self._executor.run(receiving.roll_back(handle))
