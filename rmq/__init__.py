@@ -17,7 +17,7 @@ What is named here is the public face; what is not may change without notice.
 from rmq.admin import Admin, AsyncAdmin
 from rmq.client import AsyncClient, Client
 from rmq.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
-from rmq.delivery import Reject, Snooze
+from rmq.delivery import Reject, Retry, Snooze
 from rmq.errors import (
     AlreadySettled,
     ConfigurationError,
@@ -44,10 +44,12 @@ from rmq.errors import (
 )
 from rmq.flows.operating import Redriven
 from rmq.ids import MessageId
+from rmq.interceptor import Interceptor, Outcome
 from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
 from rmq.retry import Exponential, Immediate, Levels
 from rmq.settings import Fsync, Replicated, Settings
 from rmq.topic import AsyncTopic, Topic
+from rmq.worker import Health, Worker
 
 __version__ = "0.1.0"
 
@@ -71,7 +73,9 @@ __all__ = [
     "Exponential",
     "Failure",
     "Fsync",
+    "Health",
     "Immediate",
+    "Interceptor",
     "InvalidReceipt",
     "InvalidType",
     "InvalidValue",
@@ -80,6 +84,7 @@ __all__ = [
     "Message",
     "MessageId",
     "NotDurable",
+    "Outcome",
     "OutcomeUnknown",
     "Outgoing",
     "PayloadTooLarge",
@@ -89,6 +94,7 @@ __all__ = [
     "Redriven",
     "Reject",
     "Replicated",
+    "Retry",
     "ScriptFailed",
     "SendError",
     "SendResult",
@@ -100,4 +106,5 @@ __all__ = [
     "TopicNotFound",
     "TopicVanished",
     "Unavailable",
+    "Worker",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rmq import codec as codecs
@@ -11,6 +12,8 @@ from rmq import url as urls
 from rmq.admin import Admin, AsyncAdmin
 from rmq.codec import Codec
 from rmq.handle import Handle, Lanes
+from rmq.handler import Handlers
+from rmq.interceptor import Hooks, Interceptor
 from rmq.keys import check_name
 from rmq.topic import AsyncTopic, Topic
 from rmq.units import Duration, milliseconds
@@ -26,13 +29,20 @@ def _facts(info: bytes) -> dict[str, str]:
 
 class _ClientBase:
     def __init__(
-        self, url: str | None, prefix: str, retry_for: Duration, timeout: Duration
+        self,
+        url: str | None,
+        prefix: str,
+        retry_for: Duration,
+        timeout: Duration,
+        interceptors: Sequence[Interceptor],
     ) -> None:
         self._address = urls.parse(url or os.environ.get("RMQ_URL") or DEFAULT_URL)
         self._prefix = check_name(prefix, "prefix")
         self._retry_s = milliseconds(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
         self._timeout_s = milliseconds(timeout, "timeout", high_ms=60_000) / 1000
         self._lanes = Lanes()
+        self._hooks = Hooks(interceptors)
+        self._handlers = Handlers()
 
     @property
     def url(self) -> str:
@@ -41,7 +51,7 @@ class _ClientBase:
 
     def _handle(self, name: str, codec: str | Codec, settings: dict[str, Any]) -> Handle:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codec
-        return Handle(self._prefix, name, chosen, self._lanes, settings)
+        return Handle(self._prefix, name, chosen, self._lanes, settings, self._hooks)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -57,6 +67,7 @@ class Client(_ClientBase):
         retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
             timedelta; at most 30 s.
         timeout: how long to wait for one reply, seconds or timedelta.
+        interceptors: what happens around its sends, and around the handlers of its workers.
 
     Raises:
         ConfigurationError: the URL cannot work. EmbeddedError: the embedded server does not start.
@@ -69,8 +80,10 @@ class Client(_ClientBase):
         prefix: str = "rmq",
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
+        interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__(url, prefix, retry_for, timeout)
+        super().__init__(url, prefix, retry_for, timeout, interceptors)
+        self._hooks.refuse_async("rmq.Client", ("before_send", "after_send"))
         self._executor = Executor(self._address, self._retry_s, self._timeout_s)
         self.admin = Admin(self._executor, self._prefix, self._lanes)
 
@@ -87,7 +100,7 @@ class Client(_ClientBase):
         Raises:
             InvalidValue, InvalidType: the name or a setting cannot work.
         """
-        return Topic(self._executor, self._handle(name, codec, settings))
+        return Topic(self._executor, self._handle(name, codec, settings), self._handlers)
 
     def ping(self) -> float:
         """Round trip to the server, seconds."""
@@ -120,14 +133,15 @@ class AsyncClient(_ClientBase):
         prefix: str = "rmq",
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
+        interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__(url, prefix, retry_for, timeout)
+        super().__init__(url, prefix, retry_for, timeout, interceptors)
         self._executor = AsyncExecutor(self._address, self._retry_s, self._timeout_s)
         self.admin = AsyncAdmin(self._executor, self._prefix, self._lanes)
 
     def topic(self, name: str, *, codec: str | Codec = "json", **settings: Any) -> AsyncTopic:
         """As `Client.topic`."""
-        return AsyncTopic(self._executor, self._handle(name, codec, settings))
+        return AsyncTopic(self._executor, self._handle(name, codec, settings), self._handlers)
 
     async def ping(self) -> float:
         """As `Client.ping`."""

@@ -6,6 +6,8 @@ read raise DecodeError here; the consumer sends such a message to the DeadQueue 
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 from typing import Any, Protocol
 
@@ -25,6 +27,17 @@ class Codec(Protocol):
 
     def decode(self, data: bytes) -> Any:
         """The body of bytes; raises DecodeError."""
+
+
+def plain(value: Any) -> Any:
+    """A pydantic model, a msgspec struct or a dataclass as what JSON and msgpack know."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "__struct_fields__"):
+        return importlib.import_module("msgspec").to_builtins(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON type, model, struct or dataclass")
 
 
 class BytesCodec:
@@ -59,7 +72,7 @@ class JsonCodec:
     def __init__(self) -> None:
         # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
         self._write = json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":")
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain
         ).encode
         self._read = json.JSONDecoder(parse_constant=_no_constant).decode
 
@@ -89,7 +102,7 @@ class MsgpackCodec:
     def encode(self, body: Any) -> bytes:
         """Write msgpack."""
         try:
-            packed: bytes = msgpack.packb(body, use_bin_type=True)
+            packed: bytes = msgpack.packb(body, use_bin_type=True, default=plain)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodeError(
                 f"body: {type(body).__name__} cannot be written as msgpack: {error}"

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
-from rmq.delivery import OPEN, DeliveryData, Reject, Snooze
+from rmq.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
 from rmq.errors import LeaseLost, StorageError
 from rmq.flows.consuming import ConsumerFlows, Mode
 from rmq.handle import Handle
 from rmq.message import Receipt
 from rmq.units import Duration
 from rmq.wire import AsyncExecutor, Executor
+
+TOLD = (Snooze, Retry, Reject)  # what a handler raises to say what becomes of the message
 
 
 def _lost(lost: Sequence[DeliveryData], verb: str) -> None:
@@ -31,8 +33,8 @@ def _lost(lost: Sequence[DeliveryData], verb: str) -> None:
 class Delivery(DeliveryData):
     """One attempt to hand a message to a consumer.
 
-    `with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze` and `Reject`
-    are carried out and end there; Ctrl-C releases.
+    `with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`, `Retry`
+    and `Reject` are carried out and end there; Ctrl-C releases.
     """
 
     __slots__ = ()
@@ -75,7 +77,7 @@ class Delivery(DeliveryData):
     ) -> bool:
         if self._state == OPEN:
             verdict = self._origin.consumer._verdict(error)
-            told = error is None or isinstance(error, Snooze | Reject)
+            told = error is None or isinstance(error, TOLD)
             try:
                 lost = self._origin.consumer._executor.run(verdict([self]))
             except StorageError:
@@ -84,7 +86,7 @@ class Delivery(DeliveryData):
                 return False  # the handler's own error is the one to tell; the lease ends by itself
             if told:
                 _lost(lost, "settle")
-        return isinstance(error, Snooze | Reject)
+        return isinstance(error, TOLD)
 
 
 class Consumer(ConsumerFlows[Delivery]):
@@ -208,7 +210,7 @@ class AsyncDelivery(DeliveryData):
     ) -> bool:
         if self._state == OPEN:
             verdict = self._origin.consumer._verdict(error)
-            told = error is None or isinstance(error, Snooze | Reject)
+            told = error is None or isinstance(error, TOLD)
             try:
                 lost = await self._origin.consumer._executor.run(verdict([self]))
             except StorageError:
@@ -217,7 +219,7 @@ class AsyncDelivery(DeliveryData):
                 return False  # the handler's own error is the one to tell; the lease ends by itself
             if told:
                 _lost(lost, "settle")
-        return isinstance(error, Snooze | Reject)
+        return isinstance(error, TOLD)
 
 
 class AsyncConsumer(ConsumerFlows[AsyncDelivery]):

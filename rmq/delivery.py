@@ -15,35 +15,48 @@ from rmq.keys import SlotKeys
 from rmq.message import Receipt, moment
 from rmq.record import Record
 from rmq.score import receipt_deadline_ms, receipt_retries_left
+from rmq.units import Duration
 
 OPEN, SETTLED, LOST = 0, 1, 2
 
 
 class Snooze(Exception):
-    """Raised in `with delivery`: hand the message back for `delay` seconds; costs no retry."""
+    """Raised in a handler or `with delivery`: hand the message back for `delay`; costs no retry."""
 
-    def __init__(self, delay: float) -> None:
+    def __init__(self, delay: Duration) -> None:
         super().__init__(delay)
         self.delay = delay
 
 
 class Reject(Exception):
-    """Raised in `with delivery`: send the message to the DeadQueue now, with this reason."""
+    """Raised in a handler or `with delivery`: to the DeadQueue with the message, and why."""
+
+
+class Retry(Exception):
+    """Raised in a handler or `with delivery`: give the message back as failed, for `delay`.
+
+    It costs a retry. None: the policy's delay.
+    """
+
+    def __init__(self, delay: Duration | None = None) -> None:
+        super().__init__() if delay is None else super().__init__(delay)
+        self.delay = delay
 
 
 class Origin(NamedTuple):
     """What the deliveries of one batch share."""
 
-    consumer: Any
+    consumer: Any  # what settles: a Consumer, an AsyncConsumer, or a worker's desk
     keys: SlotKeys
     newest: int  # acceptance number of the slot's newest message
     retries: int  # of a fresh message
+    until: float  # the end of their leases at the earliest, by the monotonic clock, unless renewed
 
 
 class DeliveryData:
     """What a delivery carries. All but the body is read from the record when it is asked for."""
 
-    __slots__ = ("_entry", "_id", "_origin", "_score", "_state", "body", "fence")
+    __slots__ = ("_entry", "_id", "_origin", "_row", "_score", "_state", "body", "fence")
 
     def __init__(
         self, origin: Origin, id: bytes, score: float, entry: bytes, fence: int, body: Any
@@ -53,6 +66,7 @@ class DeliveryData:
         self._score = score
         self._entry = entry
         self._state = OPEN
+        self._row = -1  # on the board of a worker, which renews its lease
         self.fence = fence
         self.body = body
 
@@ -106,7 +120,14 @@ class DeliveryData:
     @property
     def headers(self) -> Mapping[str, str]:
         """Its headers."""
-        return self._read().headers
+        return record.shown(self._read().headers)
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """What RMQ itself noted on it: headers whose names begin with `rmq-`."""
+        if not self._entry[0] & record.HEADERS:
+            return {}
+        return record.marks(self._read().headers)
 
     @property
     def merge_key(self) -> str | None:
@@ -122,6 +143,15 @@ class DeliveryData:
     def is_settled(self) -> bool:
         """Whether this delivery is done with: acked, given back, or lost."""
         return self._state != OPEN
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease is gone: another consumer may have the message; stop working on it.
+
+        In a worker, which renews leases, this is known all the time; elsewhere, once a verb
+        found out.
+        """
+        return self._state == LOST or (self._row >= 0 and self._origin.consumer.board.lost(self))
 
     def _place(self) -> int:
         """Where it stood in the StoreQueue: its priority, or when it was due."""

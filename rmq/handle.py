@@ -17,6 +17,7 @@ from rmq import ids, settings
 from rmq.codec import Codec
 from rmq.errors import InvalidValue
 from rmq.ids import MessageId
+from rmq.interceptor import Hooks
 from rmq.keys import SlotKeys, check_name, topic_key, topics_key, wake_channel
 from rmq.settings import Settings
 from rmq.slots import Spread
@@ -96,12 +97,19 @@ class Handle:
     """A topic as one client sees it. Nothing is read from Redis until it is opened."""
 
     def __init__(
-        self, prefix: str, name: object, codec: Codec, lanes: Lanes, asked: Mapping[str, object]
+        self,
+        prefix: str,
+        name: object,
+        codec: Codec,
+        lanes: Lanes,
+        asked: Mapping[str, object],
+        hooks: Hooks | None = None,
     ) -> None:
         self.name = check_name(name, "topic")
         self.prefix = prefix
         self.codec = codec
         self.lanes = lanes
+        self.hooks = hooks or Hooks()
         self.asked: dict[str, Any] = settings.checked(asked)
         self.check = ids.topic_check(prefix, self.name)
         self.key = topic_key(prefix, self.name)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from rmq.errors import InvalidReceipt
 from rmq.ids import TEXT_SIZE, MessageId
+from rmq.retry import Retry
 from rmq.score import (
     TIMED_MIN,
     receipt_deadline_ms,
@@ -42,6 +43,9 @@ class Outgoing:
         headers: at most 32 names and values, str, 4 KiB in all.
         expires: how long after it is due it may still be taken; None: the topic's setting.
         id: of an earlier attempt at this very send; None: a new one.
+        retry: how long this message waits after a handler failed, before all other policies.
+        max_runtime: how long one run of a handler may take for this message.
+        marks: what interceptors of RMQ note on it; names begin with `rmq-`.
     """
 
     body: Any
@@ -57,6 +61,9 @@ class Outgoing:
     headers: Mapping[str, str] | None = None
     expires: Duration | None = None
     id: MessageId | str | bytes | None = None
+    retry: Retry | None = None
+    max_runtime: Duration | None = None
+    marks: dict[str, str] | None = None
 
 
 class SendResult(NamedTuple):

@@ -24,6 +24,7 @@ import msgpack
 from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
+RESERVED = "rmq-"  # how the names of headers begin that RMQ itself adds
 _NUMBER_BITS = 32
 
 _heads: dict[tuple[int, int, int], bytes] = {}
@@ -121,3 +122,13 @@ def offset_of(number_low: int, newest: int) -> int:
     Exact for a message that at most 2^32 others of its slot have followed.
     """
     return newest - (newest - number_low) % (1 << _NUMBER_BITS)
+
+
+def shown(headers: dict[str, str]) -> dict[str, str]:
+    """The headers that the sender gave."""
+    return {name: text for name, text in headers.items() if not name.startswith(RESERVED)}
+
+
+def marks(headers: dict[str, str]) -> dict[str, str]:
+    """The headers that RMQ itself added."""
+    return {name: text for name, text in headers.items() if name.startswith(RESERVED)}

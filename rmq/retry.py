@@ -9,6 +9,7 @@ those of RocketMQ, 10 s to 2 h.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,6 +102,12 @@ class Immediate:
     def spell(self) -> str:
         """The text that stands in Redis."""
         return "immediate"
+
+
+def wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
+    """How long to wait after this attempt (1 is the first delivery), as the scripts would."""
+    longest = policy.ladder(max(attempt, 1))[-1]
+    return round(longest * (1 - policy.jitter * random.random()))
 
 
 Policy = Exponential | Levels | Immediate

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from rmq.consumer import AsyncConsumer, Consumer
-from rmq.flows import opening, operating, sending
+from rmq.flows import hooked, opening, operating, sending
 from rmq.flows.consuming import Mode
 from rmq.flows.operating import CancelStatus, Id, PriorityStatus, RescheduleStatus
 from rmq.flows.sending import Asked
 from rmq.handle import Handle
+from rmq.handler import Handler, Handlers, RetryOption, Rule, locals_of_caller
 from rmq.ids import MessageId
 from rmq.message import Merge, Message, Outgoing, SendResult
+from rmq.retry import Retry
 from rmq.settings import Durability, Settings, durability
 from rmq.units import Duration, Moment, milliseconds
 from rmq.wire import AsyncExecutor, Executor
 
+F = TypeVar("F", bound=Callable[..., Any])
 BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
 
 
@@ -32,8 +35,9 @@ def _asked(value: object) -> Asked | None:
 class _TopicBase:
     """What both topics know."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, handlers: Handlers) -> None:
         self._handle = handle
+        self._handlers = handlers
 
     @property
     def name(self) -> str:
@@ -45,6 +49,55 @@ class _TopicBase:
         """What the topic is set to in Redis; read after `open()` or the first call."""
         return self._handle.settings
 
+    def handler(
+        self,
+        *,
+        concurrency: int | None = None,
+        prefetch: int | None = None,
+        batch: int | None = None,
+        linger: Duration = 0,
+        ordered: bool = False,
+        lease: Duration | None = None,
+        max_runtime: Duration | None = None,
+        retry: RetryOption | None = None,
+        on_error: Mapping[type[Exception], Rule] | None = None,
+        body: Any = None,
+    ) -> Callable[[F], F]:
+        """Register a function that a worker runs for every message; it stays a function.
+
+        Args:
+            concurrency: how many run at a time: threads (default 8), or tasks (default 100) of an
+                async def.
+            prefetch: how many deliveries one worker holds, those that run among them; default
+                twice the concurrency.
+            batch: the function gets a list of up to so many deliveries, 1 to 1000.
+            linger: how long a batch that is not full waits for more, up to 60 s.
+            ordered: strictly in order inside a slot, across all workers.
+            lease: how long a silent worker keeps a message; None: the topic's setting.
+            max_runtime: how long one run may take before it counts as failed; None: for ever.
+            retry: "immediate", rmq.Exponential, rmq.Levels, or a function of (delivery, error) that
+                returns seconds; None: the topic's setting.
+            on_error: by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
+            body: the type of the body, where an annotation cannot say it.
+
+        Raises:
+            InvalidType, InvalidValue: the signature or an option cannot work, or the topic has a
+                handler already.
+        """
+
+        def register(function: F) -> F:
+            self._handlers.add(
+                Handler(
+                    self._handle, function, concurrency=concurrency, prefetch=prefetch,
+                    batch=batch, linger=linger, ordered=ordered, lease=lease,
+                    max_runtime=max_runtime, retry=retry, on_error=on_error, body=body,
+                    names=locals_of_caller(2),
+                )
+            )  # fmt: skip
+            return function
+
+        return register
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
@@ -52,8 +105,8 @@ class _TopicBase:
 class Topic(_TopicBase):
     """A topic. Made by `Client.topic`; it reads Redis at its first call, or at `open`."""
 
-    def __init__(self, executor: Executor, handle: Handle) -> None:
-        super().__init__(handle)
+    def __init__(self, executor: Executor, handle: Handle, handlers: Handlers) -> None:
+        super().__init__(handle, handlers)
         self._executor = executor
         self._run = executor.run
 
@@ -88,6 +141,8 @@ class Topic(_TopicBase):
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
         id: Id | None = None,
+        retry: Retry | None = None,
+        max_runtime: Duration | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> SendResult:
@@ -115,9 +170,9 @@ class Topic(_TopicBase):
         """
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
-            headers, expires, id,
+            headers, expires, id, retry, max_runtime,
         )  # fmt: skip
-        return self._run(sending.send(self._handle, out, _asked(durability), _wait(timeout)))
+        return self._run(hooked.send(self._handle, out, _asked(durability), _wait(timeout)))
 
     def send_many(
         self,
@@ -135,7 +190,7 @@ class Topic(_TopicBase):
             What `send` raises. QueueFull.results tells which messages were stored.
         """
         return self._run(
-            sending.send_many(self._handle, messages, _asked(durability), _wait(timeout))
+            hooked.send_many(self._handle, messages, _asked(durability), _wait(timeout))
         )
 
     def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
@@ -179,8 +234,8 @@ class Topic(_TopicBase):
 class AsyncTopic(_TopicBase):
     """A topic, for asyncio. The methods are those of `Topic`."""
 
-    def __init__(self, executor: AsyncExecutor, handle: Handle) -> None:
-        super().__init__(handle)
+    def __init__(self, executor: AsyncExecutor, handle: Handle, handlers: Handlers) -> None:
+        super().__init__(handle, handlers)
         self._executor = executor
         self._run = executor.run
 
@@ -204,15 +259,17 @@ class AsyncTopic(_TopicBase):
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
         id: Id | None = None,
+        retry: Retry | None = None,
+        max_runtime: Duration | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> SendResult:
         """As `Topic.send`."""
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
-            headers, expires, id,
+            headers, expires, id, retry, max_runtime,
         )  # fmt: skip
-        return await self._run(sending.send(self._handle, out, _asked(durability), _wait(timeout)))
+        return await self._run(hooked.send(self._handle, out, _asked(durability), _wait(timeout)))
 
     async def send_many(
         self,
@@ -223,7 +280,7 @@ class AsyncTopic(_TopicBase):
     ) -> list[SendResult]:
         """As `Topic.send_many`."""
         return await self._run(
-            sending.send_many(self._handle, messages, _asked(durability), _wait(timeout))
+            hooked.send_many(self._handle, messages, _asked(durability), _wait(timeout))
         )
 
     async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:

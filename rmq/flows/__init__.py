@@ -6,7 +6,7 @@ run the same conversation, and a test can run it without a server.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from typing import Any, TypeVar
 
 from rmq.commands import Command
@@ -57,6 +57,15 @@ class Sleep:
         self.seconds = seconds
 
 
+class Await:
+    """Wait for an async interceptor; only an async executor can."""
+
+    __slots__ = ("awaitable",)
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self.awaitable = awaitable
+
+
 class Listener:
     """A consumer's ear on the wake channel; the executor keeps its connection in `held`."""
 
@@ -80,7 +89,7 @@ class Listen:
         self.seconds = seconds
 
 
-Step = Command[Any] | Pipeline | Durably | Members | Sleep | Listen
+Step = Command[Any] | Pipeline | Durably | Members | Sleep | Await | Listen
 Flow = Generator[Step, Any, T]
 
 

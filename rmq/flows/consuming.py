@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeVar
 
 from rmq import codec, commands, failure, record
 from rmq.commands import Batch
-from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Snooze
+from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Retry, Snooze
 from rmq.errors import AlreadySettled, DecodeError, InvalidReceipt, InvalidType, InvalidValue
 from rmq.flows import Flow, opening, operating, receiving, settling
 from rmq.flows.receiving import Reception
@@ -87,6 +87,10 @@ class ConsumerFlows(Generic[D]):
             told_all = [told for _, told, _ in unreadable]
             yield from settling.reject(self._handle, leases, told_all, "u")
 
+    def _face(self) -> object:
+        """What the verbs of a delivery are called on."""
+        return self
+
     def _read(
         self, keys: SlotKeys, batch: Batch, found: list[D]
     ) -> list[tuple[Lease, bytes, bytes]]:
@@ -94,7 +98,8 @@ class ConsumerFlows(Generic[D]):
         unreadable = []
         retries, lefts, ids = self._handle.settings.max_retries, batch.lefts, batch.ids
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
-        origin = Origin(self, keys, batch.newest, retries)
+        until = self._reception.visited + (self._reception.lease_ms or 0) / 1000
+        origin = Origin(self._face(), keys, batch.newest, retries, until)
         make, keep = self._delivery, found.append
         for position, entry in enumerate(batch.records):
             fence += 1
@@ -163,11 +168,13 @@ class ConsumerFlows(Generic[D]):
         )
         return self._settled(mine, letters)
 
-    def _reject(self, deliveries: Iterable[D], reason: BaseException | str) -> Flow[list[D]]:
+    def _reject(
+        self, deliveries: Iterable[D], reason: BaseException | str, kind: str = "r"
+    ) -> Flow[list[D]]:
         mine, leases = self._leases(deliveries)
         self._needs_leases()
         letters = yield from settling.reject(
-            self._handle, leases, [failure.tell(reason)] * len(mine), "r"
+            self._handle, leases, [failure.tell(reason)] * len(mine), kind
         )
         return self._settled(mine, letters)
 
@@ -230,6 +237,9 @@ class ConsumerFlows(Generic[D]):
         if isinstance(error, Snooze):
             delay = error.delay
             return lambda mine: self._release(mine, delay)
+        if isinstance(error, Retry):
+            wait = error.delay
+            return lambda mine: self._nack(mine, wait, error.__cause__ or "asked for a retry")
         if isinstance(error, Reject):
             reason = str(error) or "rejected"
             return lambda mine: self._reject(mine, reason)

@@ -29,7 +29,17 @@ NEVER = float("inf")
 class Reception:
     """What a consumer knows of its slots: when each is worth a visit, by the monotonic clock."""
 
-    __slots__ = ("cursor", "handle", "lease_ms", "listener", "looked", "pops", "ready", "unsaid")
+    __slots__ = (
+        "cursor",
+        "handle",
+        "lease_ms",
+        "listener",
+        "looked",
+        "pops",
+        "ready",
+        "unsaid",
+        "visited",
+    )
 
     def __init__(self, handle: Handle, lease_ms: int | None, pops: bool) -> None:
         self.handle = handle
@@ -39,6 +49,7 @@ class Reception:
         self.ready: list[float] = []
         self.looked = 0.0
         self.cursor = 0
+        self.visited = 0.0  # when the slots were asked last; leases are no older
         self.unsaid = False  # some slot gave messages last, and was not told that we may sleep
 
 
@@ -125,6 +136,7 @@ def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[Slo
     visit, which begins behind the slot that failed. An interrupted visit hands everything back.
     """
     handle, ready = reception.handle, reception.ready
+    reception.visited = time.monotonic()
     found: list[tuple[SlotKeys, Batch]] = []
     count, start = len(ready), reception.cursor
     try:

@@ -24,6 +24,7 @@ from rmq.flows import Durably, Flow, Pipeline, Sleep, opening
 from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.message import Outgoing, SendResult, SendStatus
+from rmq.retry import policy
 from rmq.score import TIMED_MIN
 from rmq.settings import BATCH_MAX, CALL_BYTES, Durability, Fsync, Settings
 from rmq.slots import RUN, slot_of
@@ -32,6 +33,7 @@ from rmq.units import priority as check_priority
 
 HEADERS_MAX, HEADERS_BYTES = 32, 4096
 MERGE_KEY_BYTES = 1024
+RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # a policy's text; ms
 GRACE_MS = 1000  # a time that has just passed is now; lua/send.lua says the same
 
 
@@ -55,7 +57,9 @@ class _Draft:
     at_ms = 0  # when it is due, where the caller named a time
 
 
-def _headers(value: Any) -> bytes:
+def _headers(out: Outgoing) -> bytes:
+    """The sender's headers, and what RMQ itself notes beside them."""
+    value: Any = {} if out.headers is None else out.headers
     if not hasattr(value, "items"):
         raise InvalidType(f"headers: {type(value).__name__}; give a mapping of str to str")
     if len(value) > HEADERS_MAX:
@@ -63,15 +67,24 @@ def _headers(value: Any) -> bytes:
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise InvalidType(f"headers: {name!r}: {text!r}; names and values are str")
-        if not name or name.startswith("rmq-"):
+        if not name or name.startswith(record.RESERVED):
             raise InvalidValue(f"headers: {name!r}; names are not empty and do not begin with rmq-")
     try:
-        packed: bytes = msgpack.packb(dict(value))
+        packed: bytes = msgpack.packb(dict(value) | _marks(out))
     except UnicodeEncodeError as error:
         raise InvalidValue(f"headers: {error}; give text that UTF-8 can carry") from error
     if len(packed) > HEADERS_BYTES:
         raise InvalidValue(f"headers: {len(packed)} bytes; give at most {HEADERS_BYTES}")
     return packed
+
+
+def _marks(out: Outgoing) -> dict[str, str]:
+    found = dict(out.marks or {})
+    if out.retry is not None:
+        found[RETRY_MARK] = policy(out.retry).spell()
+    if out.max_runtime is not None:
+        found[RUNTIME_MARK] = str(milliseconds(out.max_runtime, "max_runtime"))
+    return found
 
 
 def _body(codec: Codec, body: Any, most: int) -> bytes:
@@ -148,9 +161,9 @@ def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
     if draft.merge_key:
         flags |= record.MERGES | (record.COLLECTS if draft.mode == "collect" else 0)
         envelope += record.sized(draft.merge_key.encode())
-    if out.headers:
+    if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
         flags |= record.HEADERS
-        envelope += record.sized(_headers(out.headers))
+        envelope += record.sized(_headers(out))
     draft.body = _body(handle.codec, out.body, settings.max_body)
     draft.head = record.head(handle.codec.number, flags, priority)
     draft.envelope = envelope
@@ -175,6 +188,9 @@ def _is_plain(out: Outgoing) -> bool:
         and out.at is None
         and out.slot_basis is None
         and out.headers is None
+        and out.marks is None
+        and out.retry is None
+        and out.max_runtime is None
         and out.id is None
         and out.expires is None
         and out.merge_key is None

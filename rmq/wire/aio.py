@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
-from rmq.flows import Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
+from rmq.flows import Await, Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
 from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
@@ -101,8 +101,13 @@ class AsyncExecutor(Base):
             return await self._listen(step.listener, step.seconds)
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
+        if isinstance(step, Await):
+            return await self._awaited(step)
         assert isinstance(step, Members)
         return await self._members(step)
+
+    async def _awaited(self, step: Await) -> Any:
+        return await step.awaitable
 
     def _line(self, **changes: Any) -> Any:
         """A new connection, as redis-py would make it, not yet connected."""

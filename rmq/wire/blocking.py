@@ -23,7 +23,7 @@ from redis.retry import Retry
 from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
-from rmq.flows import Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
+from rmq.flows import Await, Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
 from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
@@ -99,8 +99,13 @@ class Executor(Base):
             return self._listen(step.listener, step.seconds)
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
+        if isinstance(step, Await):
+            return self._awaited(step)
         assert isinstance(step, Members)
         return self._members(step)
+
+    def _awaited(self, step: Await) -> Any:
+        raise AssertionError(f"a blocking client has no loop to wait in for {step.awaitable!r}")
 
     def _line(self, **changes: Any) -> Any:
         """A new connection, as redis-py would make it, not yet connected."""

@@ -14,7 +14,16 @@ NAMES = {
     "Awaitable[T]": "T", "asyncio.sleep": "time.sleep", "asyncio.to_thread(": "(",
 }  # fmt: skip
 # Where redis-py's two connections differ in more than a word.
-OWN_WAYS = {"_listen", "_revive", "close", "_exchange", "_subscribed", "deafen", "_load"}
+OWN_WAYS = {
+    "_listen",
+    "_revive",
+    "close",
+    "_exchange",
+    "_subscribed",
+    "deafen",
+    "_load",
+    "_awaited",
+}
 
 
 def methods(path: Path) -> dict[str, str]:

@@ -1,0 +1,198 @@
+"""The board: what a worker holds, in memory that its keeper reads.
+
+One row for each delivery in hand. Worker and keeper may be two processes, so nothing here is
+locked. Each field has one writer: the worker says what it holds, the keeper what it renewed. A row
+is known by a serial number that is never used twice, so what the keeper writes about a delivery
+that is gone by then concerns nobody.
+
+    worker   serial, topic, lease, id, receipt, when held, until when to renew
+    keeper   serial, receipt, safe until when, serial of the renewal under way, serial that is lost
+
+Times are of the monotonic clock, which the processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rmq.delivery import LOST, DeliveryData
+
+_HELD = struct.Struct("<QII16sddd")  # serial, topic, lease ms, id, receipt, held at, until
+_KEPT = struct.Struct("<QdQdQ")  # serial, receipt, serial under way, safe until, serial lost
+_SERIAL = struct.Struct("<Q")
+_FLOAT = struct.Struct("<d")
+_ROW = _HELD.size + _KEPT.size
+_HEADER = 64
+_KEPT_SERIAL, _SCORE, _BUSY, _SAFE, _GONE = (_HELD.size + 8 * n for n in range(5))
+FOREVER = float("inf")
+
+
+class Row(NamedTuple):
+    """One delivery in hand, as the keeper sees it."""
+
+    number: int
+    serial: int
+    topic: int
+    lease_ms: int
+    id: bytes
+    score: float
+    until: float
+    safe: float  # when the lease ends at the earliest, as far as is known
+
+
+class Board:
+    """Rows in shared memory. The worker's side and the keeper's side use different methods."""
+
+    def __init__(self, rows: int, fd: int = -1) -> None:
+        self.rows = rows
+        size = _HEADER + rows * _ROW
+        self.fd = _shared(size) if fd < 0 else fd
+        self._memory = mmap.mmap(self.fd, size)
+        self._free = list(range(rows - 1, -1, -1))
+        self._serials = itertools.count(1)
+        self._serial = [0] * rows  # of the worker's side: what stands in each row
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+        os.close(self.fd)
+
+    # --- the worker's side -----------------------------------------------------------------------
+
+    def enter(
+        self, deliveries: Iterable[DeliveryData], topic: int, lease_ms: int, held: float
+    ) -> None:
+        """Note deliveries that were just leased. `held`: a time before they were."""
+        memory, free, pack, size = self._memory, self._free, _HELD.pack_into, _ROW
+        for one in deliveries:
+            try:
+                row = free.pop()
+            except IndexError:
+                return  # not renewed: it has its lease and no more
+            serial = next(self._serials)
+            one._row = row
+            self._serial[row] = serial
+            pack(
+                memory, _HEADER + row * size, serial, topic, lease_ms, one._id, one._score, held,
+                FOREVER,
+            )  # fmt: skip
+
+    def leave(self, deliveries: Iterable[DeliveryData]) -> None:
+        """Forget deliveries that are done with."""
+        memory, free, serials = self._memory, self._free, self._serial
+        for one in deliveries:
+            row = one._row
+            if row >= 0:
+                one._row = -1
+                serials[row] = 0
+                _SERIAL.pack_into(memory, _HEADER + row * _ROW, 0)
+                free.append(row)
+
+    def limit(self, one: DeliveryData, until: float) -> None:
+        """Renew this one no longer than `until`."""
+        if one._row >= 0:
+            _FLOAT.pack_into(self._memory, _HEADER + one._row * _ROW + _HELD.size - 8, until)
+
+    def _kept(self, row: int) -> tuple[int, float, int, float, int]:
+        found: tuple[int, float, int, float, int] = _KEPT.unpack_from(
+            self._memory, _HEADER + row * _ROW + _HELD.size
+        )
+        return found
+
+    def refresh(self, one: DeliveryData) -> bool:
+        """Take over the receipt that the keeper has renewed; True where it was another one."""
+        if one._row < 0:
+            return False
+        serial, score, *_ = self._kept(one._row)
+        if serial != self._serial[one._row] or score == one._score:
+            return False
+        one._score = score
+        return True
+
+    def is_renewing(self, one: DeliveryData) -> bool:
+        """Whether its receipt may be changing at this moment."""
+        return one._row >= 0 and self._kept(one._row)[2] == self._serial[one._row]
+
+    def safe_until(self, one: DeliveryData) -> float:
+        """Until when nobody else can have it, as far as is known; for ever where it is not held."""
+        if one._row < 0:
+            return FOREVER
+        at = _HEADER + one._row * _ROW
+        serial, _, _, safe, gone = self._kept(one._row)
+        if gone == self._serial[one._row]:
+            return 0.0
+        if serial == self._serial[one._row]:
+            return safe
+        _, _, lease_ms, _, _, held, _ = _HELD.unpack_from(self._memory, at)
+        return float(held + lease_ms / 1000)
+
+    def lost(self, one: DeliveryData) -> bool:
+        """Whether its lease is gone, or may be: its time has passed and nothing was renewed."""
+        return one._state == LOST or time.monotonic() >= self.safe_until(one)
+
+    def beat(self) -> float:
+        """When the keeper last came round; 0: never."""
+        found: float = _FLOAT.unpack_from(self._memory, 0)[0]
+        return found
+
+    # --- the keeper's side -----------------------------------------------------------------------
+
+    def held(self) -> Iterator[Row]:
+        """What the worker holds and has not lost."""
+        data = memoryview(bytes(self._memory[_HEADER:]))
+        for number in range(self.rows):
+            at = number * _ROW
+            serial, topic, lease_ms, id, score, since, until = _HELD.unpack_from(data, at)
+            if not serial:
+                continue
+            kept, renewed, _, safe, gone = _KEPT.unpack_from(data, at + _HELD.size)
+            if gone == serial:
+                continue
+            if kept == serial:
+                score = renewed
+            else:
+                safe = since + lease_ms / 1000
+            yield Row(number, serial, topic, lease_ms, id, score, until, safe)
+
+    def came_round(self) -> None:
+        """Say that the keeper is at work."""
+        _FLOAT.pack_into(self._memory, 0, time.monotonic())
+
+    def begin(self, rows: Iterable[Row]) -> None:
+        """A renewal of these is under way."""
+        for row in rows:
+            _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _BUSY, row.serial)
+
+    def renewed(self, row: Row, score: float, safe: float) -> None:
+        """It has this receipt now, until then. The serial comes last: it makes the rest count."""
+        at = _HEADER + row.number * _ROW
+        _FLOAT.pack_into(self._memory, at + _SCORE, score)
+        _FLOAT.pack_into(self._memory, at + _SAFE, safe)
+        _SERIAL.pack_into(self._memory, at + _KEPT_SERIAL, row.serial)
+
+    def gone(self, row: Row) -> None:
+        """Its lease is lost."""
+        _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _GONE, row.serial)
+
+    def end(self, rows: Iterable[Row]) -> None:
+        """The renewal is over."""
+        for row in rows:
+            _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _BUSY, 0)
+
+
+def _shared(size: int) -> int:
+    """A file without a name, of this size, that a child process can be given."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("rmq-board")
+    else:
+        fd, path = tempfile.mkstemp(prefix="rmq-board-")
+        os.unlink(path)
+    os.ftruncate(fd, size)
+    return fd

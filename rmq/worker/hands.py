@@ -1,0 +1,201 @@
+"""Hands: the threads, or the tasks of an event loop, in which handlers run.
+
+A piece of work is one delivery, a batch, or the deliveries of a slot in order. Hands come into
+being with the first work, up to the handler's concurrency. What a handler sets in a context
+variable does not reach the next message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+Work = Any
+Spoilt = Callable[[Work, BaseException], None]
+AIR = 100  # pieces of work in a row after which a task lets others have the loop
+
+
+class Hands(Protocol):
+    """What a crew asks of its hands."""
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Hand over work."""
+
+    def take_back(self) -> list[Work]:
+        """The work that nobody has begun."""
+
+    def close(self) -> None:
+        """No more work. Returns at once."""
+
+    def join(self, wait_s: float) -> bool:
+        """Wait; whether all that was begun has ended."""
+
+    def cancel(self, wait_s: float) -> None:
+        """End what still runs, where that can be done."""
+
+
+class Threads:
+    """Hands that are threads, for plain functions."""
+
+    def __init__(self, name: str, count: int, run: Callable[[Work], None], spoilt: Spoilt) -> None:
+        self._name = name
+        self._count = count
+        self._run = run
+        self._spoilt = spoilt
+        self._queue: SimpleQueue[Work] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._context = contextvars.copy_context()
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Hand over work."""
+        for one in works:
+            self._queue.put(one)
+        for _ in range(min(len(works), self._count - len(self._threads))):
+            name = f"{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._hand, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _hand(self) -> None:
+        get, run, copy = self._queue.get, self._run, self._context.copy
+        while (work := get()) is not None:
+            try:
+                copy().run(run, work)
+            except BaseException as error:
+                self._spoilt(work, error)
+
+    def take_back(self) -> list[Work]:
+        """The work that nobody has begun."""
+        found: list[Work] = []
+        while True:
+            try:
+                work = self._queue.get_nowait()
+            except Empty:
+                return found
+            if work is not None:
+                found.append(work)
+
+    def close(self) -> None:
+        """No more work."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for those that run."""
+        until = time.monotonic() + wait_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def cancel(self, wait_s: float) -> None:
+        """A thread cannot be ended. It is a daemon, and ends with the process."""
+
+
+class Tasks:
+    """Hands that are tasks of one event loop, for async functions. The loop runs in any thread."""
+
+    def __init__(
+        self,
+        count: int,
+        run: Callable[[Work], Coroutine[Any, Any, None]],
+        spoilt: Spoilt,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._count = count
+        self._run = run
+        self._spoilt = spoilt
+        self._loop = loop
+        self._ready: deque[Work] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._context = contextvars.copy_context()
+        self._closing = False
+        self._empty = threading.Event()
+        self._empty.set()
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Hand over work, from another thread."""
+        self._ready.extend(works)
+        self._loop.call_soon_threadsafe(self._wake, len(works))
+
+    def _wake(self, count: int) -> None:
+        for _ in range(min(count, len(self._idle))):
+            waiter = self._idle.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+            count -= 1
+        for _ in range(min(count, self._count - len(self._tasks))):
+            self._start()
+
+    def _start(self) -> None:
+        self._empty.clear()
+        # A fresh copy: a task keeps what its handlers set, and it is replaced when they did.
+        task = self._loop.create_task(self._hand(), context=self._context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._empty.set()
+
+    async def _hand(self) -> None:
+        before, ready, done = contextvars.copy_context(), self._ready, 0
+        while True:
+            if ready:
+                work = ready.popleft()
+                try:
+                    await self._run(work)
+                except BaseException as error:
+                    self._spoilt(work, error)
+                    raise
+                done += 1
+                if contextvars.copy_context() != before:
+                    self._loop.call_soon(self._start)
+                    return
+                if done % AIR == 0:
+                    await asyncio.sleep(0)
+            elif self._closing:
+                return
+            else:
+                waiter = self._loop.create_future()
+                self._idle.append(waiter)
+                await waiter
+
+    def take_back(self) -> list[Work]:
+        """The work that nobody has begun."""
+        found = []
+        while True:
+            try:
+                found.append(self._ready.popleft())
+            except IndexError:
+                return found
+
+    def _close(self) -> None:
+        self._closing = True
+        self._wake(len(self._idle))
+
+    def close(self) -> None:
+        """No more work."""
+        self._loop.call_soon_threadsafe(self._close)
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for those that run."""
+        # The event is set while a fresh task is on its way too, so the tasks are counted as well.
+        until = time.monotonic() + wait_s
+        while time.monotonic() < until:
+            if self._empty.wait(max(0.0, until - time.monotonic())) and not self._ready:
+                return True
+            time.sleep(0.005)
+        return self._empty.is_set()
+
+    def cancel(self, wait_s: float) -> None:
+        """Cancel what still runs."""
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
+        self.join(wait_s)

@@ -1,0 +1,232 @@
+"""The keeper renews the leases of what a worker holds, all of a topic in one call.
+
+It runs as a process of its own, so that nothing a handler does can starve it: a blocked event loop,
+a C function that keeps the GIL for a minute. It stops renewing when the worker is stopped (SIGSTOP,
+a debugger) or dead, and ends with it. Where no process can be started it runs in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rmq import url as urls
+from rmq.codec import JSON
+from rmq.errors import RMQError
+from rmq.flows import Flow, opening, settling
+from rmq.flows.settling import Lease, Leases
+from rmq.handle import Handle, Lanes
+from rmq.ids import MessageId
+from rmq.score import moved_deadline
+from rmq.wire import Executor
+from rmq.worker.board import Board, Row
+
+log = logging.getLogger("rmq")
+
+Where = Literal["process", "thread"]
+SHARE = 3  # a lease is renewed when a third of it has passed
+LOOKS = 6  # how often the board is looked at during a lease
+LOOK_MOST_S = 1.0
+READY_S = 15.0
+
+
+class Keeper:
+    """Renews what stands on a board."""
+
+    def __init__(self, board: Board, executor: Executor, handles: list[Handle]) -> None:
+        self.board = board
+        self.executor = executor
+        self.handles = handles
+        self.renewals = 0
+
+    def round(self) -> float:
+        """Renew what is due; how long to wait until the next round, seconds."""
+        self.board.came_round()
+        groups: dict[tuple[int, int], list[Row]] = {}
+        now, shortest = time.monotonic(), 60_000
+        for row in self.board.held():
+            shortest = min(shortest, row.lease_ms)
+            if row.until > now:
+                groups.setdefault((row.topic, row.lease_ms), []).append(row)
+        for (topic, lease_ms), rows in groups.items():
+            lease_s = lease_ms / 1000
+            left = min(row.safe for row in rows) - now
+            if left <= lease_s * (SHARE - 1) / SHARE:
+                # What was leased or renewed just now can wait for the next call.
+                early = now + lease_s * (LOOKS - 1) / LOOKS
+                self._renew(self.handles[topic], lease_ms, [r for r in rows if r.safe <= early])
+        return min(LOOK_MOST_S, shortest / 1000 / LOOKS)
+
+    def _renew(self, handle: Handle, lease_ms: int, rows: list[Row]) -> None:
+        started = time.monotonic()
+        self.board.begin(rows)
+        try:
+            deadlines = self.executor.run(self._extend(handle, lease_ms, rows))
+            for row, deadline in zip(rows, deadlines, strict=True):
+                if deadline is None:
+                    self.board.gone(row)
+                else:
+                    self.board.renewed(
+                        row, moved_deadline(row.score, deadline), started + lease_ms / 1000
+                    )
+            self.renewals += len(rows)
+        except RMQError as error:
+            log.warning("leases of %s are not renewed just now: %s", handle.name, error)
+        finally:
+            self.board.end(rows)
+
+    def _extend(self, handle: Handle, lease_ms: int, rows: list[Row]) -> Flow[list[int | None]]:
+        yield from opening.ensure(handle, create=False)
+        leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
+        return (yield from settling.extend(handle, Leases.of(leases), lease_ms))
+
+
+# --- beside the worker ---------------------------------------------------------------------------
+
+
+class KeeperThread:
+    """The keeper as a thread of the worker."""
+
+    def __init__(self, board: Board, executor: Executor, handles: list[Handle]) -> None:
+        self._keeper = Keeper(board, executor, handles)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-keeper", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._keeper.round()):
+            pass
+
+    def check(self) -> None:
+        """Nothing can have happened to it."""
+
+    def stop(self) -> None:
+        """End it."""
+        self._stop.set()
+        self._thread.join(5)
+
+
+class KeeperProcess:
+    """The keeper as a process. `check` starts another one where it has died."""
+
+    def __init__(self, board: Board, executor: Executor, handles: list[Handle]) -> None:
+        self._board = board
+        self._task = {
+            "url": executor.address.url,
+            "timeout": executor.timeout_s,
+            "retry_for": executor.retry_for,
+            "rows": board.rows,
+            "topics": [[one.prefix, one.name] for one in handles],
+            "parent": os.getpid(),
+        }
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        home = str(Path(__file__).parents[2])  # where this very rmq is, whatever the directory
+        code = f"import sys; sys.path.insert(0, {home!r}); import rmq.worker.keeper as k; k.main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(self._board.fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(self._board.fd,),
+            start_new_session=True,  # a Ctrl-C at the terminal is for the worker, not for it
+        )
+        assert process.stdin is not None
+        # Not on the command line, where others could read the password.
+        with contextlib.suppress(OSError):
+            process.stdin.write(json.dumps(self._task).encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+    def check(self) -> None:
+        """Start it again where it has died."""
+        if self.process.poll() is not None:
+            log.error("the keeper of leases died (%s); starting another", self.process.returncode)
+            self.process = self._start()
+
+    def stop(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start(
+    where: Where, board: Board, executor: Executor, handles: list[Handle]
+) -> KeeperThread | KeeperProcess:
+    """Start a keeper, and wait until it is at work: nothing may be taken that nobody renews."""
+    if where == "thread" or os.name != "posix" or not sys.executable:
+        return KeeperThread(board, executor, handles)
+    made = KeeperProcess(board, executor, handles)
+    until = time.monotonic() + READY_S
+    while not board.beat():
+        if made.process.poll() is not None or time.monotonic() > until:
+            made.stop()
+            log.error("the keeper of leases does not start; leases are renewed from a thread")
+            return KeeperThread(board, executor, handles)
+        time.sleep(0.005)
+    return made
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process is stopped, traced or a zombie: then it does not work on what it holds."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return True
+        found = subprocess.run(
+            ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True
+        ).stdout.strip()
+        return not found or found[0] in "TZ"
+    return stat.rpartition(")")[2].split()[0] in "TtZX"
+
+
+def _alone(parent: int, ear: IO[bytes], seconds: float) -> bool:
+    """Wait; whether the worker has gone meanwhile."""
+    heard, _, _ = select.select([ear], [], [], seconds)
+    return bool(heard) or os.getppid() != parent
+
+
+def main() -> None:
+    """Keep the leases of the process that started this one."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its worker, not before
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    task: Any = json.loads(sys.stdin.buffer.readline() or b"null")
+    if task is None:
+        return
+    parent = int(task["parent"])
+    board = Board(int(task["rows"]), int(sys.argv[1]))
+    executor = Executor(urls.parse(task["url"]), min(2.0, task["retry_for"]), task["timeout"])
+    lanes = Lanes()
+    handles = [Handle(prefix, name, JSON, lanes, {}) for prefix, name in task["topics"]]
+    keeper = Keeper(board, executor, handles)
+    pause = 0.0
+    while not _alone(parent, sys.stdin.buffer, pause):
+        pause = 0.1 if stopped(parent) else keeper.round()
+    executor.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Run a handler for one delivery or a batch, and rule what becomes of it.
+
+Nothing here talks to Redis: a ruling is handed to the crew, which carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Literal, NamedTuple
+
+from rmq.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
+from rmq.errors import DecodeError, RMQError
+from rmq.handler import Handler
+from rmq.interceptor import Hooks, Outcome, awaited, contained
+from rmq.retry import Policy, wait_ms
+from rmq.units import TEN_YEARS_MS, milliseconds
+
+log = logging.getLogger("rmq")
+
+SUSPECT = 3  # from this delivery on, a message may be one that kills its process
+
+
+class Ruling(NamedTuple):
+    """What the worker does about a delivery."""
+
+    verb: Literal["ack", "nack", "reject", "release"]
+    wait_s: float | None = None  # until it comes back; None: the topic's policy
+    error: BaseException | str | None = None
+    kind: str = "r"  # of a rejection: r by the handler, u because the body does not fit
+
+
+ACK = Ruling("ack")
+BACK = Ruling("release", 0.0)
+
+
+class RuntimeExceeded(RMQError):
+    """A handler ran for longer than its max_runtime."""
+
+
+def exceeded(seconds: float) -> RuntimeExceeded:
+    """The error that stands in the DeadQueue for a handler that ran too long."""
+    return RuntimeExceeded(
+        f"the handler was still running after max_runtime, {seconds:g} s; it counts as failed"
+    )
+
+
+def rule(handler: Handler, one: DeliveryData, error: BaseException) -> Ruling:
+    """What becomes of a delivery whose handler raised."""
+    try:
+        found = handler.ruling(error, one)
+        if isinstance(found, Snooze):
+            return Ruling("release", _seconds(found.delay))
+        if isinstance(found, Reject):
+            return Ruling("reject", None, _reason(found, error))
+        if isinstance(found, Retry):
+            told = error if found is not error else (error.__cause__ or "asked for a retry")
+            return Ruling("nack", None if found.delay is None else _seconds(found.delay), told)
+        if isinstance(found, Policy):
+            return Ruling("nack", wait_ms(found, one.attempt) / 1000, error)
+    except Exception:
+        log.exception("%s: its retry rule failed for %s; the topic's policy rules", handler, one.id)
+    return Ruling("nack", None, error)
+
+
+def _reason(found: Reject, error: BaseException) -> BaseException | str:
+    """What stands in the DeadQueue: the words of the handler, or of a rule and of what."""
+    if found is error:
+        return str(found) or "rejected"
+    if not str(found):
+        return error
+    told = Reject(str(found))  # a rule is one object for many errors
+    told.__cause__ = error
+    return told
+
+
+def _seconds(delay: Any) -> float:
+    return milliseconds(delay, "delay", high_ms=TEN_YEARS_MS, zero=True) / 1000
+
+
+class Runner:
+    """Runs one handler, with the hooks around it."""
+
+    def __init__(self, handler: Handler, hooks: Hooks) -> None:
+        self.handler = handler
+        self.hooks = hooks
+
+    # --- in a thread -----------------------------------------------------------------------------
+
+    def run(self, one: DeliveryData) -> Ruling:
+        """Run a plain function."""
+        for hook in self.hooks.before_handle:
+            contained(hook, one)
+        started = time.monotonic()
+        try:
+            arguments = self.handler.arguments(one)
+        except DecodeError as error:
+            ruling = Ruling("reject", None, str(error), "u")
+        else:
+            try:
+                self.handler.function(*arguments)
+                ruling = ACK
+            except BaseException as error:  # sys.exit() in a handler is a failure of the handler
+                ruling = rule(self.handler, one, error)
+        if self.hooks.after_handle:
+            outcome = outcome_of(one, ruling, time.monotonic() - started)
+            for hook in self.hooks.after_handle:
+                contained(hook, one, outcome)
+        return ruling
+
+    def run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
+        """Run a plain function for a list."""
+        for one in batch:
+            for hook in self.hooks.before_handle:
+                contained(hook, one)
+        started, error = time.monotonic(), None
+        ready, rulings = self._fit(batch)
+        try:
+            if ready:
+                self.handler.function(ready)
+        except BaseException as raised:
+            error = raised
+        rulings += [(one, self._of_batch(one, error)) for one in ready]
+        for one, ruling in rulings:
+            outcome = outcome_of(one, ruling, time.monotonic() - started)
+            for hook in self.hooks.after_handle:
+                contained(hook, one, outcome)
+        return rulings
+
+    def _fit(
+        self, batch: list[DeliveryData]
+    ) -> tuple[list[DeliveryData], list[tuple[DeliveryData, Ruling]]]:
+        """Those whose bodies fit, read; and rulings about the others."""
+        read = self.handler.read
+        if read is None:
+            return batch, []
+        ready: list[DeliveryData] = []
+        rulings: list[tuple[DeliveryData, Ruling]] = []
+        for one in batch:
+            try:
+                one.body = read(one.body)
+                ready.append(one)
+            except DecodeError as error:
+                rulings.append((one, Ruling("reject", None, str(error), "u")))
+        return ready, rulings
+
+    def _of_batch(self, one: DeliveryData, error: BaseException | None) -> Ruling:
+        return ACK if error is None else rule(self.handler, one, error)
+
+    # --- in an event loop ------------------------------------------------------------------------
+
+    async def run_async(self, one: DeliveryData) -> Ruling:
+        """Run an async function."""
+        if self.hooks.before_handle:
+            await awaited(self.hooks.before_handle, one)
+        started = time.monotonic()
+        try:
+            arguments = self.handler.arguments(one)
+        except DecodeError as error:
+            ruling = Ruling("reject", None, str(error), "u")
+        else:
+            ruling = await self._await(one, arguments, self.handler.runtime_of(one))
+        if self.hooks.after_handle:
+            outcome = outcome_of(one, ruling, time.monotonic() - started)
+            await awaited(self.hooks.after_handle, one, outcome)
+        return ruling
+
+    async def _await(
+        self, one: DeliveryData, arguments: tuple[Any, ...], seconds: float | None
+    ) -> Ruling:
+        """Wait for the function; what its end means."""
+        if seconds is None:
+            try:
+                await self.handler.function(*arguments)
+            except asyncio.CancelledError:
+                if _being_cancelled():
+                    raise
+                return rule(self.handler, one, RMQError("the handler cancelled itself"))
+            except BaseException as error:
+                return rule(self.handler, one, error)
+            return ACK
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await self._await(one, arguments, None)
+        except TimeoutError:
+            return rule(self.handler, one, exceeded(seconds))
+
+    async def run_batch_async(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
+        """Run an async function for a list."""
+        for one in batch:
+            await awaited(self.hooks.before_handle, one)
+        started = time.monotonic()
+        ready, rulings = self._fit(batch)
+        if ready:
+            ruling = await self._await(ready[0], (ready,), self.handler.max_runtime_s)
+            rulings += [
+                (one, ruling if ruling.verb == "ack" or not isinstance(ruling.error, BaseException)
+                 else rule(self.handler, one, ruling.error))
+                for one in ready
+            ]  # fmt: skip
+        for one, ruling in rulings:
+            await awaited(
+                self.hooks.after_handle, one, outcome_of(one, ruling, time.monotonic() - started)
+            )
+        return rulings
+
+
+def outcome_of(one: DeliveryData, ruling: Ruling, seconds: float) -> Outcome:
+    """What the hooks are told."""
+    error = ruling.error if isinstance(ruling.error, BaseException) else None
+    if one._state != OPEN:
+        return Outcome("own", seconds, error)
+    return Outcome("lost" if one.lost else ruling.verb, seconds, error)
+
+
+def _being_cancelled() -> bool:
+    """Whether the cancellation came from outside the handler: the worker is stopping."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

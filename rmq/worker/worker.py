@@ -1,0 +1,365 @@
+"""The worker: a crew for each handler of a client, one keeper of leases, a watch over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+from typing import NamedTuple
+
+from rmq.client import AsyncClient, Client
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue, StorageError
+from rmq.flows import opening
+from rmq.handler import Handler
+from rmq.interceptor import Hooks, Interceptor
+from rmq.units import Duration, milliseconds
+from rmq.wire import Executor
+from rmq.worker import keeper as keepers
+from rmq.worker.board import Board
+from rmq.worker.crew import Crew
+from rmq.worker.desk import Desk
+
+log = logging.getLogger("rmq")
+
+FINISHED, HANDED_BACK, STUCK = 0, 4, 70
+WATCH_S = 0.1
+QUIET_S = 5.0  # without a turn of a fetcher, or with one call to settle, a worker is not healthy
+KEEPER_S = 30.0  # a renewal that waits for an absent Redis may take so long
+FETCHER_S = 5.0  # for a fetcher that is in the midst of a call
+CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
+
+
+class Health(NamedTuple):
+    """How a worker is.
+
+    Attributes:
+        ok: whether every handler takes and settles messages, or has its hands full of running ones.
+        problems: what is wrong, one line each.
+    """
+
+    ok: bool
+    problems: list[str]
+
+
+class Worker:
+    """Runs the handlers that are registered on a client.
+
+    Args:
+        client: whose handlers, and whose Redis.
+        topics: only the handlers of these; None: all.
+        interceptors: around handlers, inside those of the client.
+        grace: how long a stop waits for running handlers, seconds or timedelta.
+        watchdog: `run` ends with exit code 70 when nothing has moved for so long; None: never.
+        keeper: where leases are renewed: in a "process" that no handler can starve, or a "thread".
+
+    Raises:
+        ConfigurationError: no handler is registered, or none for a topic that is named.
+    """
+
+    def __init__(
+        self,
+        client: Client | AsyncClient,
+        *,
+        topics: Iterable[str] | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        grace: Duration = 30.0,
+        watchdog: Duration | None = 60.0,
+        keeper: keepers.Where = "process",
+    ) -> None:
+        if not isinstance(client, Client | AsyncClient):
+            raise InvalidType(
+                f"client: {type(client).__name__}; give rmq.Client or rmq.AsyncClient"
+            )
+        if keeper not in ("process", "thread"):
+            raise InvalidValue(f"keeper: {keeper!r}; give 'process' or 'thread'")
+        self._client = client
+        self.handlers = _chosen(client, topics)
+        self._hooks = Hooks((*client._hooks.chain, *interceptors))
+        if not all(one.is_async for one in self.handlers):
+            self._hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
+        self._grace_s = milliseconds(grace, "grace", zero=True) / 1000
+        self._watchdog_s = (
+            None if watchdog is None else milliseconds(watchdog, "watchdog", low_ms=1000) / 1000
+        )
+        self._where = keeper
+        self._crews: list[Crew] = []
+        self._executor: Executor | None = None
+        self._owns_executor = False
+        self._keeper: keepers.KeeperThread | keepers.KeeperProcess | None = None
+        self._board: Board | None = None
+        self._loop: _Loop | None = None
+        self._watch: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._hurry = threading.Event()
+        self._stuck = False
+        self._signal = 0
+
+    def __repr__(self) -> str:
+        return f"<Worker of {', '.join(one.handle.name for one in self.handlers)}>"
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Begin to take messages, in threads of its own; returns at once.
+
+        Args:
+            loop: where async handlers run; None: a loop in a thread of its own.
+
+        Raises:
+            SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
+        """
+        if self._crews:
+            raise InvalidValue("worker: it is running; stop it before it is started again")
+        self._stopping.clear()
+        self._hurry.clear()
+        executor = self._connect()
+        for one in self.handlers:
+            try:
+                executor.run(opening.ensure(one.handle))
+            except StorageError as error:
+                log.error("%s: its topic cannot be opened yet: %s", one, error)
+        if loop is None and any(one.is_async for one in self.handlers):
+            self._loop = _Loop()
+            loop = self._loop.loop
+        rows = sum(max(one.prefetch, 50 * one.concurrency if one.ordered else 0)
+                   for one in self.handlers)  # fmt: skip
+        board = self._board = Board(rows)
+        self._crews = [
+            Crew(one, Desk(executor, one, board, number), self._hooks,
+                 loop if one.is_async else None)
+            for number, one in enumerate(self.handlers)
+        ]  # fmt: skip
+        handles = [one.handle for one in self.handlers]
+        self._keeper = keepers.start(self._where, board, executor, handles)
+        for crew in self._crews:
+            crew.start()
+        self._watch = threading.Thread(target=self._watching, name="rmq-watch", daemon=True)
+        self._watch.start()
+
+    def _connect(self) -> Executor:
+        """The client's executor, or a blocking one to the same Redis for an async client."""
+        if isinstance(self._client, Client):
+            self._executor, self._owns_executor = self._client._executor, False
+        else:
+            theirs = self._client._executor
+            self._executor = Executor(theirs.address, theirs.retry_for, theirs.timeout_s)
+            self._owns_executor = True
+        return self._executor
+
+    def stop(self, grace: Duration | None = None) -> bool:
+        """Take no more, wait for what runs up to `grace`, hand back the rest.
+
+        Returns:
+            Whether everything that had begun came to its end.
+        """
+        if not self._crews:
+            return True
+        seconds = self._grace_s
+        if grace is not None:
+            seconds = milliseconds(grace, "grace", zero=True) / 1000
+        self._stopping.set()
+        for crew in self._crews:
+            crew.stop_taking()
+        finished, until = True, time.monotonic() + seconds
+        for crew in self._crews:
+            crew.hand_back(FETCHER_S)
+        for crew in self._crews:
+            while not crew.join(min(WATCH_S, max(0.0, until - time.monotonic()))):
+                if self._hurry.is_set() or time.monotonic() >= until:
+                    finished = False
+                    break
+        for crew in self._crews:
+            crew.end(CANCEL_S)
+        assert self._keeper is not None
+        assert self._board is not None
+        assert self._executor is not None
+        self._keeper.stop()
+        if self._watch is not None and self._watch is not threading.current_thread():
+            self._watch.join()
+        if self._loop is not None:
+            self._loop.stop()
+            self._loop = None
+        if finished:
+            self._board.close()  # else a thread may still look at it
+        if self._owns_executor:
+            self._executor.close()
+        self._crews, self._keeper, self._board = [], None, None
+        return finished
+
+    def run(self) -> int:
+        """Work until SIGTERM or SIGINT, and return the exit code: `raise SystemExit(worker.run())`.
+
+        Returns:
+            0 all that had begun was finished; 4 the grace time ran out and the rest was handed
+            back; 70 nothing moved any more; 128 + n a second signal n.
+        """
+        with self._signals():
+            self.start()
+            log.info("working on %s", ", ".join(one.handle.name for one in self.handlers))
+            while not self._stopping.wait(0.5):
+                pass
+            if self._stuck:
+                return STUCK
+            finished = self.stop()
+        if self._hurry.is_set():
+            return 128 + self._signal
+        return FINISHED if finished else HANDED_BACK
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, self._signalled) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, one in zip(numbers, before, strict=True):
+                signal.signal(number, one)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        """The first signal asks to stop, the second to do so at once."""
+        if self._stopping.is_set():
+            self._signal = number
+            self._hurry.set()
+        self._stopping.set()
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Worker:
+        """Start, with async handlers in this loop."""
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.start, loop)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.stop)
+
+    # --- watch -----------------------------------------------------------------------------------
+
+    def _watching(self) -> None:
+        beat = time.monotonic()
+        while not self._stopping.wait(WATCH_S):
+            for crew in self._crews:
+                crew.watch()
+            if self._keeper is not None:
+                self._keeper.check()
+            now = time.monotonic()
+            if now - beat > 10 * WATCH_S + 1:
+                beat = now  # this process was stopped, or starved: nobody could have moved
+                for crew in self._crews:
+                    crew.turned = now
+            beat = now
+            if self._watchdog_s is not None and self._lifeless(now - self._watchdog_s):
+                self._stuck = True
+                self._stopping.set()
+
+    def _lifeless(self, since: float) -> bool:
+        """Whether a crew has not moved since then. Redis being away is movement: it is tried."""
+        for crew in self._crews:
+            started = crew.settling_since
+            if crew.turned < since or (started and started < since and crew.trouble is None):
+                log.critical(
+                    "%s has not moved for %g s; all stacks follow on stderr", crew.handler,
+                    self._watchdog_s,
+                )  # fmt: skip
+                with contextlib.suppress(OSError, ValueError):
+                    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                return True
+        return False
+
+    def health(self) -> Health:
+        """How it is: for a liveness or readiness check."""
+        problems = []
+        now = time.monotonic()
+        if not self._crews:
+            problems.append("it is not running")
+        for crew in self._crews:
+            name = crew.handler.handle.name
+            if crew.trouble is not None:
+                problems.append(f"{name}: {crew.trouble}")
+            elif now - crew.turned > QUIET_S:
+                problems.append(f"{name}: nothing was taken or asked for {now - crew.turned:.0f} s")
+            elif crew.settling_since and now - crew.settling_since > QUIET_S:
+                problems.append(
+                    f"{name}: nothing was settled for {now - crew.settling_since:.0f} s"
+                )
+        if self._board is not None and now - self._board.beat() > KEEPER_S:
+            problems.append(f"leases were not looked at for {now - self._board.beat():.0f} s")
+        if self._loop is not None and self._loop.lag() > QUIET_S:
+            problems.append(f"the event loop is blocked for {self._loop.lag():.0f} s")
+        return Health(not problems, problems)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By topic: how many deliveries were taken, are in hand, and what became of the others."""
+        return {
+            crew.handler.handle.name: {"taken": crew.taken, "held": crew.held, **crew.tally}
+            for crew in self._crews
+        }
+
+
+def _chosen(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[Handler]:
+    known = client._handlers.by_topic
+    if not known:
+        raise ConfigurationError(
+            "worker: no handler is registered on this client; decorate a function with "
+            "@topic.handler(), and import its module before the worker starts"
+        )
+    if topics is None:
+        return list(known.values())
+    if isinstance(topics, str):
+        raise InvalidType(f"topics: {topics!r}; give a list of names")
+    names = list(topics)
+    missing = [name for name in names if name not in known]
+    if missing or not names:
+        raise ConfigurationError(
+            f"topics: no handler is registered for {', '.join(map(repr, missing)) or 'none'}; "
+            f"there are handlers for {', '.join(sorted(known))}"
+        )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._beat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="rmq-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._tick)
+        try:
+            self.loop.run_forever()
+        finally:
+            with contextlib.suppress(Exception):
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    def _tick(self) -> None:
+        self._beat = time.monotonic()
+        self.loop.call_later(0.5, self._tick)
+
+    def lag(self) -> float:
+        """For how long nothing else could run in it, seconds."""
+        return max(0.0, time.monotonic() - self._beat - 0.5)
+
+    def stop(self) -> None:
+        """End it."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(CANCEL_S)
