@@ -1,0 +1,141 @@
+"""The books of a run: what became of every message, noted apart from Redis.
+
+A body carries its serial number, so a message is known by what arrives and not by what RMQ says of
+it. One process keeps the books, in greenlets of one thread: nothing here yields, so nothing locks.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import rmq
+
+KINDS = ("immediate", "priority", "delayed", "merging")
+HEADER = struct.Struct(">4sIdB")  # the run, the serial number, when it was sent, its kind
+_NOISE = os.urandom(256 * 1024)
+_SLACK_S = 1.0  # a lease's end is told in whole seconds
+
+# What became of a serial number, one byte each.
+ASKED = 1  # its send has begun; nobody has answered, and nobody has received it
+SENT = 2  # RMQ has it
+MERGED = 3  # it has gone into one that waited, whose body stays
+ACKING = 4  # its ack has begun; nobody has answered
+SETTLED = 5
+
+
+class Seen(NamedTuple):
+    """What a body told: its serial number, its kind, and when it was sent, epoch s of here."""
+
+    serial: int
+    kind: int
+    sent_at: float
+
+
+class Books:
+    """Notes of one run."""
+
+    def __init__(self) -> None:
+        self.run = random.randbytes(4)
+        self.state = bytearray(1)  # by serial number, from 1
+        self.held: dict[int, float] = {}  # serial -> when its lease ends, epoch s of the server
+        self.confirmed = self.received = self.nacked = self.drained = 0
+        self.early = self.duplicates = self.strangers = 0
+
+    def body(self, kind: int, size: int) -> bytes:
+        """The body of a message that is about to be sent."""
+        serial = len(self.state)
+        self.state.append(ASKED)
+        return HEADER.pack(self.run, serial, time.time(), kind) + _NOISE[: size - HEADER.size]
+
+    def read(self, body: object) -> Seen | None:
+        """What a body tells; None where it is not of this run, or not as it was sent."""
+        if not isinstance(body, bytes) or len(body) < HEADER.size:
+            return None
+        run, serial, sent_at, kind = HEADER.unpack_from(body)
+        if run != self.run or body[HEADER.size :] != _NOISE[: len(body) - HEADER.size]:
+            return None
+        return Seen(serial, kind, sent_at)
+
+    def sent(self, body: bytes, result: rmq.SendResult) -> None:
+        """Note RMQ's answer to a send; its message may have been received already."""
+        seen = self.read(body)
+        assert seen is not None
+        self.confirmed += 1
+        if result.status == "merged":
+            self.state[seen.serial] = MERGED
+        elif self.state[seen.serial] == ASKED and not (
+            # Its first reply was lost and the client repeated it: stored, or merged, nobody knows.
+            result.status == "duplicate" and KINDS[seen.kind] == "merging"
+        ):
+            self.state[seen.serial] = SENT
+
+    def receive(self, delivery: rmq.Delivery, server_now: float) -> Seen | None:
+        """Note a delivery; None where it is none of ours."""
+        self.received += 1
+        seen = self.read(delivery.body)
+        if seen is None:
+            self.strangers += 1
+            return None
+        serial = seen.serial
+        if self.state[serial] in (SETTLED, MERGED):
+            self.duplicates += 1  # it was over
+        elif server_now < self.held.get(serial, 0.0) - _SLACK_S:
+            self.duplicates += 1  # someone has it, and the lease has not run out
+        else:
+            self.state[serial] = SENT
+        self.held[serial] = delivery.deadline.timestamp()
+        if delivery.due is not None and server_now < delivery.due.timestamp():
+            self.early += 1
+        return seen
+
+    def acking(self, serials: Iterable[int]) -> None:
+        """Note that an ack begins: until its answer is here, both outcomes are possible."""
+        for serial in serials:
+            self._move(serial, ACKING)
+
+    def acked(self, serial: int, lost: bool) -> None:
+        """Note the answer to an ack; `lost`: the lease had run out, and it comes again."""
+        self._move(serial, SENT if lost else SETTLED)
+        self.held.pop(serial, None)
+
+    def giving_back(self, serials: Iterable[int]) -> None:
+        """Note that deliveries are about to be nacked or released.
+
+        Before the call: another consumer may have the retry before its answer is here.
+        """
+        for serial in serials:
+            self.held.pop(serial, None)
+
+    def _move(self, serial: int, state: int) -> None:
+        if self.state[serial] != SETTLED:
+            self.state[serial] = state
+
+    def found(self, bodies: Iterable[object]) -> set[int]:
+        """The serial numbers of messages that are in Redis at the end."""
+        found = set()
+        for body in bodies:
+            if seen := self.read(body):
+                found.add(seen.serial)
+                if self.state[seen.serial] in (SETTLED, MERGED):
+                    self.duplicates += 1  # it was over, and is still there
+                else:
+                    self.state[seen.serial] = SENT
+        return found
+
+    def close(self, there: set[int]) -> list[int]:
+        """Close the books; returns what is lost: sent, not settled, and not there either."""
+        for serial in self._all(ACKING):
+            self.state[serial] = SETTLED  # nobody has it any more, so the ack has arrived
+        return [serial for serial in self._all(SENT) if serial not in there]
+
+    def _all(self, state: int) -> list[int]:
+        return [serial for serial, found in enumerate(self.state) if found == state]
+
+    def count(self, state: int) -> int:
+        """How many messages have come to this."""
+        return self.state.count(bytes((state,)))

@@ -1,0 +1,285 @@
+"""The users of a load test. Each has a client of its own and reports RMQ's latencies to locust."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from locust import User, task
+from locust.env import Environment
+from locust.exception import StopUser
+from locust.user.task import LOCUST_STATE_STOPPING
+
+import rmq
+from bench.load.books import KINDS
+from bench.load.run import Run
+
+T = TypeVar("T")
+WAIT_S = 0.5  # how long a consumer waits for a message before it looks whether the run is over
+MERGE_KEYS = 20
+BEHIND_S = 1.0  # a producer catches up at most so much; more would be a burst nobody asked for
+LATE = tuple(
+    f"late {kind} ({'due' if kind in ('delayed', 'merging') else 'sent'} -> received)"
+    for kind in KINDS
+)
+Held = list[tuple[rmq.Delivery, int]]  # deliveries with their serial numbers
+
+
+class RMQUser(User):
+    """What all users do: connect, measure, pace, and leave nothing behind."""
+
+    abstract = True
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.run_of = Run.of(environment)
+        self.options = self.run_of.options
+        self.books = self.run_of.books
+        self.consumer: rmq.Consumer | None = None
+        self.client: rmq.Client | None = None
+        self.held: set[int] = set()
+        self.next_at = 0.0
+        self.ending = threading.Event()  # gevent's, as locust has patched it
+
+    def on_start(self) -> None:
+        """Connect; a consumer's lease outlasts its work."""
+        self.client = self.run_of.connect()
+        self.topic = self.run_of.topic(self.client)
+        self.consumer = self.topic.consumer(lease=self.options.lease_s)
+        pause = self.options.batch / self.options.rate if self.options.rate else 0.0
+        self.next_at = time.monotonic() + random.random() * pause  # producers take turns
+
+    def on_stop(self) -> None:
+        """Hand back what nobody has settled, and close."""
+        try:
+            if self.consumer is not None:
+                self.books.giving_back(self.held)
+                self.consumer.close()
+        except rmq.RMQError as error:
+            self.report("close", 0.0, 0, error)
+        finally:
+            if self.client is not None:
+                self.run_of.disconnect(self.client)
+
+    def stop(self, force: bool = False) -> bool:
+        """End after the task in hand.
+
+        Locust kills a user that pauses, and the kill may arrive when the pause is over and a send
+        under way: nobody would know what became of it.
+        """
+        if force or self._state is None:
+            return bool(super().stop(force))
+        self._state = LOCUST_STATE_STOPPING
+        self.ending.set()
+        return False
+
+    def report(self, name: str, seconds: float, size: int, error: Exception | None = None) -> None:
+        """Tell locust of one request."""
+        self.environment.events.request.fire(
+            request_type="rmq",
+            name=name,
+            response_time=max(0.0, seconds) * 1000,
+            response_length=size,
+            exception=error,
+            context=self.context(),
+        )
+
+    def measured(self, name: str, size: int, call: Callable[[], T]) -> T | None:
+        """Make a call of RMQ and report it; None where it failed."""
+        started = time.perf_counter()
+        try:
+            result = call()
+        except rmq.RMQError as error:
+            self.report(name, time.perf_counter() - started, 0, error)
+            return None
+        self.report(name, time.perf_counter() - started, size)
+        return result
+
+    def pause(self) -> None:
+        """Wait for the next turn, as `--rate` has it."""
+        if self.ending.wait(max(0.0, self.next_at - time.monotonic())):
+            raise StopUser
+
+    def paced(self, messages: int) -> None:
+        """Note that messages were sent, which puts the next turn off."""
+        if self.options.rate:
+            behind = time.monotonic() - BEHIND_S
+            self.next_at = max(self.next_at, behind) + messages / self.options.rate
+
+    # Producing
+
+    def outgoing(self) -> rmq.Outgoing:
+        """A message of a kind, size and time that the options leave to chance."""
+        options = self.options
+        kind = random.choices(range(len(KINDS)), options.kinds)[0]
+        out = rmq.Outgoing(self.books.body(kind, random.randint(*options.body_bytes)))
+        match KINDS[kind]:
+            case "priority":
+                out.priority = random.randint(17, 1000)
+            case "delayed":
+                out.delay = random.randint(*options.delay_ms) / 1000
+            case "merging":
+                out.merge_key = f"key-{random.randrange(MERGE_KEYS)}"
+                out.time_range = options.merge_ms / 1000
+        return out
+
+    def send_one(self) -> None:
+        """Send one message when it is time."""
+        self.pause()
+        out = self.outgoing()
+        result = self.measured(
+            "send",
+            len(out.body),
+            lambda: self.topic.send(
+                out.body,
+                priority=out.priority,
+                delay=out.delay,
+                merge_key=out.merge_key,
+                time_range=out.time_range,
+            ),
+        )
+        if result is not None:
+            self.books.sent(out.body, result)
+        self.paced(1)
+
+    def send_batch(self) -> None:
+        """Send `--batch` messages at once when it is time."""
+        self.pause()
+        batch = [self.outgoing() for _ in range(self.options.batch)]
+        size = sum(len(out.body) for out in batch)
+        results = self.measured("send_many", size, lambda: self.topic.send_many(batch))
+        for out, result in zip(batch, results or (), strict=False):
+            self.books.sent(out.body, result)
+        self.paced(len(batch))
+
+    # Consuming
+
+    def receive(self, wait: float) -> Held:
+        """Take a batch. Taking nothing is no request: it would measure how little there was to do.
+
+        What had to be waited for has a name of its own, for the same reason.
+        """
+        assert self.consumer is not None
+        started = time.perf_counter()
+        name = "receive (after a wait)" if wait else "receive"
+        try:
+            batch = self.consumer.receive(self.options.batch, wait=wait)
+        except rmq.RMQError as error:
+            self.report(name, time.perf_counter() - started, 0, error)
+            return []
+        now, server_now = time.time(), self.run_of.server_time()
+        if batch:
+            size = sum(len(one.body) for one in batch)
+            self.report(name, time.perf_counter() - started, size)
+        held: Held = []
+        for one in batch:
+            seen = self.books.receive(one, server_now)
+            if seen is None:
+                self.run_of.put_back(one)
+                continue
+            held.append((one, seen.serial))
+            self.held.add(seen.serial)
+            if one.attempt == 1:
+                due = one.due
+                late = now - seen.sent_at if due is None else server_now - due.timestamp()
+                self.report(LATE[seen.kind], late, len(one.body))
+        return held
+
+    def work(self, held: Held) -> None:
+        """Work on each delivery, then ack those that went well and nack the others."""
+        good: Held = []
+        bad: Held = []
+        for one in held:
+            if self.options.work_ms:
+                time.sleep(self.options.work_ms / 1000)
+            (bad if random.random() < self.options.fail else good).append(one)
+        if good:
+            self.ack(good)
+        if bad:
+            self.nack(bad)
+
+    def ack(self, held: Held) -> None:
+        """Settle deliveries; a lease that had run out is a failure."""
+        consumer, deliveries = self.consumer, [one for one, _ in held]
+        assert consumer is not None
+        self.books.acking(serial for _, serial in held)
+        lost = self.measured("ack", _size(deliveries), lambda: consumer.ack(deliveries))
+        if lost is None:
+            return  # the books leave it open; what comes again is noted then
+        gone = {id(one) for one in lost}
+        for one, serial in held:
+            self.books.acked(serial, id(one) in gone)
+            self.held.discard(serial)
+        self._late(lost, "ack")
+
+    def nack(self, held: Held) -> None:
+        """Give deliveries back as failed."""
+        consumer, deliveries = self.consumer, [one for one, _ in held]
+        assert consumer is not None
+        error = "failed on purpose (--fail)"
+        self.books.giving_back(serial for _, serial in held)
+        lost = self.measured(
+            "nack", _size(deliveries), lambda: consumer.nack(deliveries, error=error)
+        )
+        if lost is None:
+            return
+        self.held.difference_update(serial for _, serial in held)
+        self.books.nacked += len(held) - len(lost)
+        self._late(lost, "nack")
+
+    def _late(self, lost: Sequence[rmq.Delivery], verb: str) -> None:
+        for one in lost:
+            error = rmq.LeaseLost(f"the lease had run out before the {verb}")
+            self.report(f"{verb} (lease lost)", 0.0, len(one.body), error)
+
+
+def _size(deliveries: Sequence[rmq.Delivery]) -> int:
+    return sum(len(one.body) for one in deliveries)
+
+
+class Producer(RMQUser):
+    """Sends at `--rate`, now one message, now a batch."""
+
+    weight = 2
+
+    @task
+    def one(self) -> None:
+        """Send one message."""
+        self.send_one()
+
+    @task
+    def many(self) -> None:
+        """Send a batch, or again one where `--batch` is 1."""
+        if self.options.batch > 1:
+            self.send_batch()
+        else:
+            self.send_one()
+
+
+class Consumer(RMQUser):
+    """Receives, works for `--work-ms` on each delivery, acks; nacks `--fail` of them."""
+
+    weight = 2
+
+    @task
+    def consume(self) -> None:
+        """Take what is there, else wait for it."""
+        self.work(self.receive(0) or self.receive(WAIT_S))
+
+
+class Mixed(RMQUser):
+    """Sends at `--rate` as a producer does, and consumes in between."""
+
+    weight = 1
+
+    @task
+    def turn(self) -> None:
+        """Send one message or a batch, then work on what is there."""
+        if self.options.batch > 1 and random.random() < 0.5:
+            self.send_batch()
+        else:
+            self.send_one()
+        self.work(self.receive(0))
