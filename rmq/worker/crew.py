@@ -35,6 +35,11 @@ PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed turn
 IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker has the slot
 
 
+def most_held(handler: Handler) -> int:
+    """How many deliveries a handler's crew may have in hand."""
+    return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
+
+
 class Halt:
     """An ordered run that cannot go on: what failed, and those behind it, which go back first."""
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
 from rmq.worker import keeper as keepers
 from rmq.worker.board import Board
-from rmq.worker.crew import Crew
+from rmq.worker.crew import Crew, most_held
 from rmq.worker.desk import Desk
 
 log = logging.getLogger("rmq")
@@ -128,9 +129,7 @@ class Worker:
         if loop is None and any(one.is_async for one in self.handlers):
             self._loop = _Loop()
             loop = self._loop.loop
-        rows = sum(max(one.prefetch, 50 * one.concurrency if one.ordered else 0)
-                   for one in self.handlers)  # fmt: skip
-        board = self._board = Board(rows)
+        board = self._board = Board(sum(map(most_held, self.handlers)))
         self._crews = [
             Crew(one, Desk(executor, one, board, number), self._hooks,
                  loop if one.is_async else None)
@@ -230,6 +229,10 @@ class Worker:
         if self._stopping.is_set():
             self._signal = number
             self._hurry.set()
+            # It may be that nothing can be handed back: Redis is away, or a thread is deaf.
+            end = threading.Timer(CANCEL_S, os._exit, (128 + number,))
+            end.daemon = True
+            end.start()
         self._stopping.set()
 
     def __enter__(self) -> Worker:
