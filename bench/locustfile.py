@@ -14,6 +14,7 @@ stopped, the topic is drained and every message accounted for. Exit code: 0; 1 r
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from locust import events
@@ -53,9 +54,17 @@ def end(environment: Environment, **_: Any) -> None:
 
 
 def show(run: Run) -> None:
-    if run.account is not None:
-        print()
-        Console().print(run.account.table())
+    if run.account is None:
+        return
+    print()
+    Console().print(run.account.table())
+    for name in run.account.wrong:
+        print(f"wrong: {name} is {getattr(run.account, name)}", file=sys.stderr)
+    parsed = run.environment.parsed_options
+    if parsed and parsed.csv_prefix:
+        print(f"CSV:  {parsed.csv_prefix}_stats.csv and others beside it")
+    if parsed and parsed.html_file:
+        print(f"HTML: {parsed.html_file}")
 
 
 events.init_command_line_parser.add_listener(options.add)

@@ -10,13 +10,16 @@ KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   replay         str   the last answer given to this lane
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
-ARGV[3]   runs                 r; a run is deliveries whose receipts follow each other in steps of 1/2048
-ARGV[4..] r times: how many (n in all, at most 1000), the first one's receipt, the first one's delivery
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, told to those it wakes
+ARGV[5]   runs                 r; a run is deliveries whose receipts follow each other in steps of 1/2048
+ARGV[6..] r times: how many (n in all, at most 1000), the first one's receipt, the first one's delivery
           number (0 where it is not known); then the n message ids
 Returns   a letter for each: 1 settled, 0 the lease is no longer the caller's
 Cost      O(n log L), L = leases of the slot
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing. The
-          first write frees memory. Run twice with one number, it gives the first answer.
+          first write frees memory. Run twice with one number, it gives the first answer. Of a slot in order,
+          the last of a batch wakes those who sleep until another may take.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -28,15 +31,15 @@ local before = replayed(KEYS[7], ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered')
+local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked')
 if not s[1] then
   fail('GONE', slot)
 end
 local STEP = 1 / 2048
-local runs = whole(ARGV[3], 1, 1000, 'runs')
-local from, count = 4 + 3 * runs, 0
+local runs = whole(ARGV[5], 1, 1000, 'runs')
+local from, count = 6 + 3 * runs, 0
 for r = 1, runs do
-  count = count + whole(ARGV[1 + 3 * r], 1, 1000, 'run')
+  count = count + whole(ARGV[3 + 3 * r], 1, 1000, 'run')
 end
 local to = from + count - 1
 if count > 1000 or #ARGV ~= to then
@@ -49,8 +52,8 @@ end
 -- holds exactly its ids in order, each has exactly its receipt.
 local whole_runs, at = runs <= 4 and count > 1, from
 for r = 1, whole_runs and runs or 0 do
-  local size, receipt = tonumber(ARGV[1 + 3 * r]), ARGV[2 + 3 * r]
-  local number, low = whole(ARGV[3 + 3 * r], 0, 9e15, 'delivery'), tonumber(receipt) or 0
+  local size, receipt = tonumber(ARGV[3 + 3 * r]), ARGV[4 + 3 * r]
+  local number, low = whole(ARGV[5 + 3 * r], 0, 9e15, 'delivery'), tonumber(receipt) or 0
   whole_runs = size > 1 and number > 0 and tonumber(s[4] or 0) - number < 2048
     and low % 1 == number % 2048 * STEP and low % 1 + (size - 1) * STEP < 1
   if whole_runs then
@@ -75,8 +78,8 @@ else
   local marks, seen, i = {}, {}, 0
   mine = {}
   for r = 1, runs do
-    local receipt = tonumber(ARGV[2 + 3 * r])
-    for step = 0, tonumber(ARGV[1 + 3 * r]) - 1 do
+    local receipt = tonumber(ARGV[4 + 3 * r])
+    for step = 0, tonumber(ARGV[3 + 3 * r]) - 1 do
       i = i + 1
       local id = ARGV[from + i - 1]
       if scores[i] and receipt and tonumber(scores[i]) == receipt + step * STEP and not seen[id] then
@@ -103,6 +106,13 @@ if #mine > 0 then
   redis.call('HINCRBY', slot, 'settled', gone)
   if window > 0 then
     settled_remember(slot, KEYS[5], KEYS[6], window, tonumber(s[3]), now, mine)
+  end
+  if s[5] then
+    --- @include "lib/wake"
+    --- @include "lib/freed"
+    if freed(slot, prepare, s[5], now) then
+      wake(slot, ARGV[3], ARGV[4])
+    end
   end
   remember(KEYS[7], ARGV[2], letters)
 end

@@ -5,14 +5,17 @@ KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zse
           where they live on one server; on a Cluster each slot is asked for itself.
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s
-Returns   for each slot, us until it has work: 0 now, -1 never as things stand
+Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none
+          while something is in flight, until that lease ends, nor before its hold.
 Cost      O(s log L), s = slots, at most 1024
-Atomic    Changes nothing but the time until which somebody is waiting, and that at most every 1.5 s.
+Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it
+          waits for others to settle), and that at most every 1.5 s.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/families"
 --- @include "lib/drain"
+--- @include "lib/hold"
 --- @include "lib/soon"
 --- @include "lib/waiting"
 local now, now_us = clock(ARGV[1])
@@ -21,17 +24,19 @@ if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
 for i = 1, #KEYS, 3 do
-  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting')
+  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered')
   if not s[1] then
     fail('GONE', KEYS[i])
   end
-  local wait = soon(KEYS[i + 1], KEYS[i + 2], now_us)
-  if wait ~= 0 and ARGV[2] == '1' and tonumber(s[2] or 0) < now + 1500 then
-    asleep[#asleep + 1] = i
+  local hold = s[4] and hold_of(KEYS[i], KEYS[i + 1], s[4], now)
+  local wait, note = soon(KEYS[i + 1], KEYS[i + 2], now_us, hold)
+  if wait ~= 0 and ARGV[2] == '1' and tonumber(s[note == 'waiting' and 2 or 3] or 0) < now + 1500 then
+    asleep[#asleep + 1] = { i, note }
   end
   reply[#reply + 1] = wait
 end
 for a = 1, #asleep do
-  say_waiting(KEYS[asleep[a]], KEYS[asleep[a] + 1], now)
+  local i, note = unpack(asleep[a])
+  say_waiting(KEYS[i], KEYS[i + 1], note, now)
 end
 return reply

@@ -18,7 +18,8 @@ ARGV[4]   waits                1: the caller sleeps if this finds nothing, and w
 Returns   as prepare, with a deadline of 0
 Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
 Atomic    As prepare. The batch is kept in the lane for a minute: a call re-sent after a lost reply gets
-          the same messages, so only the death of the caller loses any.
+          the same messages, so only the death of the caller loses any. In a slot in order it waits for
+          what is in flight and for the hold; then it takes, and ends the order.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -28,7 +29,7 @@ Atomic    As prepare. The batch is kept in the lane for a minute: a call re-sent
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, merge, lane = KEYS[6], KEYS[7], KEYS[10]
 local now, now_us = clock(ARGV[1])
-local limit, waits = whole(ARGV[3], 1, 1000, 'limit'), ARGV[4]
+local limit, waits, ordered = whole(ARGV[3], 1, 1000, 'limit'), ARGV[4], false
 local before = replayed(lane, ARGV[2])
 if before then
   return cmsgpack.unpack(before)

@@ -14,6 +14,8 @@ ARGV[2]   number               of this call in its lane
 ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
+ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and
+                               one message alone where a living one has failed; 0: plainly, see below
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have run out and want a rollback,
           deadline s, number of the first delivery, acceptance number of the newest message,
           retries remaining of each as one byte ('' when none has failed), ids, records}
@@ -22,6 +24,8 @@ Cost      O(k log L), k = limit, plus at most 1000 due messages that join their 
 Atomic    Everything taken is read and checked before it moves; the first write frees memory, so a full
           Redis still drains. Run twice with one number, it hands over the same deliveries. Expired
           messages are buried or dropped here, not handed over.
+          A take in order sets the slot's `ordered`. Where that is set, a plain take too waits for what is in
+          flight and for the hold; then it takes, and clears it.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -30,7 +34,7 @@ Atomic    Everything taken is read and checked before it moves; the first write 
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, merge, lane = KEYS[6], KEYS[7], KEYS[8]
 local now, now_us = clock(ARGV[1])
-local limit, waits = whole(ARGV[3], 1, 1000, 'limit'), ARGV[5]
+local limit, waits, ordered = whole(ARGV[3], 1, 1000, 'limit'), ARGV[5], ARGV[6] == '1'
 local lease = whole(ARGV[4], 1000, 43200000, 'lease_ms')
 
 local before = replayed(lane, ARGV[2])
@@ -68,7 +72,9 @@ else
 end
 remember(lane, ARGV[2], string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n))
 reply[3] = deadline
-if drained then
+if ordered then
+  reply[1] = deadline * 1000000 - now_us
+elseif drained then
   --- @include "lib/soon"
   reply[1] = soon(store, prepare, now_us)
 end

@@ -17,7 +17,8 @@ ARGV[6..] n message ids in the order in which they were delivered, their n recei
 Returns   a letter for each: 1 released, 0 the lease is no longer the caller's
 Cost      O(n log L), L = members of the slot; n is at most 1000
 Atomic    Only a member whose score equals the receipt moves. The first write frees memory. Run twice with
-          one number, it gives the first answer.
+          one number, it gives the first answer. In a slot in order each takes its old place again, and the
+          slot gives nothing before the wait is over.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -26,6 +27,8 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/replay"
 --- @include "lib/wake"
 --- @include "lib/held"
+--- @include "lib/freed"
+--- @include "lib/in_order"
 local slot, store, prepare = KEYS[1], KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
 local before = replayed(KEYS[5], ARGV[2])
@@ -33,7 +36,7 @@ if before then
   return before
 end
 local wait = whole(ARGV[5], 0, 315576000000, 'wait_ms')
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'front', 'waiting', 'retry')
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'front', 'waiting', 'retry', 'ordered', 'blocked')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -54,12 +57,15 @@ end
 -- what deliveries it has left; without, it stands among the retries.
 local literal = string.sub(s[5], 1, 1) == '0'
 local fresh, front = tonumber(s[2]) + 1, tonumber(s[3] or 0) - #mine
-local add = {}
+local add, in_order = {}, s[6] and places_of(slot, s[6])
 for m = 1, #mine do
   local i = places[m]
   local left, place = math.floor(tonumber(scores[i]) % 1000) + 1, tonumber(ARGV[5 + 2 * n + i])
   local score
-  if wait > 0 then
+  if in_order then
+    score = old_place(in_order, place, tonumber(scores[i]), left)
+    hold_for(in_order, mine[m], wait > 0 and now + wait or 0)
+  elseif wait > 0 then
     score = timed_score(now + wait, left, 1)
   elseif left < fresh and (literal or redis.call('HEXISTS', KEYS[4], mine[m]) == 0) then
     score = ordered_score(left, front + m)
@@ -72,8 +78,12 @@ for m = 1, #mine do
 end
 redis.call('ZREM', prepare, unpack(mine))
 redis.call('ZADD', store, unpack(add))
-redis.call('HSET', slot, 'front', front)
-if awaited(s[4], now) then
+if in_order then
+  keep_places(slot, in_order)
+else
+  redis.call('HSET', slot, 'front', front)
+end
+if freed(slot, prepare, s[7], now) or awaited(s[4], now) then
   wake(slot, ARGV[3], ARGV[4])
 end
 remember(KEYS[5], ARGV[2], letters)

@@ -15,7 +15,8 @@ ARGV[5]   due                  epoch ms; below 1e12 a delay from now
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone | past, 0}
 Cost      O(log L + size of the record)
 Atomic    Score and record change together; priority and retries stay, an expiry moves along. Run twice with a time, the
-          second run changes nothing; with a delay, it counts from the later moment.
+          second run changes nothing; with a delay, it counts from the later moment. A slot in order that
+          waited for this message waits no more.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -52,7 +53,11 @@ if not was then
 end
 redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
 redis.call('ZADD', store, timed_score(due, left, priority_of(record) > 0 and 1 or 0), id)
-if awaited(redis.call('HGET', slot, 'waiting'), now) then
+local s = redis.call('HMGET', slot, 'waiting', 'holder', 'blocked')
+if s[2] == id then
+  redis.call('HDEL', slot, 'holder')
+end
+if awaited(s[1], now) or s[2] == id and awaited(s[3], now) then
   wake(slot, ARGV[2], ARGV[3])
 end
 return { 'rescheduled', due }

@@ -1,5 +1,6 @@
 --[[
-rollback: take back leases whose deadline has passed. Each costs a retry, as a nack does.
+rollback: take back leases whose deadline has passed. Each costs a retry, as a nack does, and goes where a
+nack would put it.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
@@ -12,7 +13,8 @@ ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
 ARGV[4]   limit                1 to 1000
 Returns   {taken back for a retry, dead, 1 if more are waiting}
-Cost      O(n log L), n = leases taken back, L = members of the slot
+Cost      O(n log L), n = leases taken back, L = members of the slot. In a slot in order also reading their
+          records
 Atomic    A lease goes back once, whoever finds it first. The first write frees memory. Run twice, the
           second run finds what the first one left.
 ]]
@@ -23,10 +25,14 @@ Atomic    A lease goes back once, whoever finds it first. The first write frees 
 --- @include "lib/wake"
 --- @include "lib/failure"
 --- @include "lib/retry"
+--- @include "lib/freed"
+--- @include "lib/in_order"
+--- @include "lib/home"
 local slot, store, prepare, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
 local now, now_us = clock(ARGV[1])
 local limit = whole(ARGV[4], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms')
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms',
+  'ordered', 'blocked')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -40,13 +46,15 @@ redis.call('HLEN', failures)
 if #lapsed == 0 then
   return { 0, 0, 0 }
 end
-local ids, lefts = {}, {}
+local ids, lefts, receipts = {}, {}, {}
 for i = 1, #lapsed, 2 do
   ids[#ids + 1] = lapsed[i]
-  lefts[#lefts + 1] = math.floor(tonumber(lapsed[i + 1]) % 1000)
+  receipts[#ids] = tonumber(lapsed[i + 1])
+  lefts[#ids] = math.floor(receipts[#ids] % 1000)
 end
 local told = redis.call('HMGET', failures, unpack(ids))
 local max_retries, dead = tonumber(s[2]), 0
+local in_order = s[7] and places_of(slot, s[7])
 math.randomseed(now_us % 2147483647)
 redis.call('ZREM', prepare, unpack(ids))
 for i = 1, #ids do
@@ -56,11 +64,17 @@ for i = 1, #ids do
     dead = dead + 1
     bury(slot, KEYS[5], KEYS[4], failures, ids[i], now, made, 'l', last, tonumber(s[6]))
   else
-    give_back(slot, store, failures, ids[i], now, left, made, ladder_wait(s[3], tonumber(s[4]), made), 'l', last)
+    local pause = ladder_wait(s[3], tonumber(s[4]), made)
+    local place = in_order
+      and failed_place(in_order, KEYS[4], ids[i], receipts[i], left, pause > 0 and now + pause or 0)
+    give_back(slot, store, failures, ids[i], now, left, made, pause, 'l', last, place)
   end
 end
+if in_order then
+  keep_places(slot, in_order)
+end
 redis.call('HINCRBY', slot, 'rolled_back', #ids)
-if awaited(s[5], now) then
+if freed(slot, prepare, s[8], now) or awaited(s[5], now) then
   wake(slot, ARGV[2], ARGV[3])
 end
 return { #ids - dead, dead, #ids == limit and 1 or 0 }

@@ -196,7 +196,9 @@ def _parse_batch(reply: list[Any]) -> Batch:
     return Batch(reply[0], reply[1] == 1, *reply[2:])
 
 
-def prepare(keys: SlotKeys, lane: Lane, limit: int, lease_ms: int, waits: bool) -> Command[Batch]:
+def prepare(
+    keys: SlotKeys, lane: Lane, limit: int, lease_ms: int, waits: bool, ordered: bool = False
+) -> Command[Batch]:
     """Lease up to `limit` messages of one slot."""
     return Command(
         scripts.load("prepare"),
@@ -204,7 +206,7 @@ def prepare(keys: SlotKeys, lane: Lane, limit: int, lease_ms: int, waits: bool) 
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             _replay(keys, lane),
         ),
-        [_clock, lane.number, limit, lease_ms, 1 if waits else 0],
+        [_clock, lane.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0],
         _parse_batch,
     )  # fmt: skip
 
@@ -266,6 +268,7 @@ def _runs(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
 
 
 def ack(
+    handle: Handle,
     keys: SlotKeys,
     lane: Lane,
     ids: Sequence[bytes],
@@ -282,7 +285,10 @@ def ack(
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
             _replay(keys, lane),
         ),
-        [_clock, lane.number, *_runs(receipts, numbers or [0] * len(ids)), *ids],
+        [
+            _clock, lane.number, handle.channel, keys.index,
+            *_runs(receipts, numbers or [0] * len(ids)), *ids,
+        ],
         _text,
     )  # fmt: skip
 
@@ -312,6 +318,7 @@ def nack(
 
 
 def reject(
+    handle: Handle,
     keys: SlotKeys,
     lane: Lane,
     ids: Sequence[bytes],
@@ -323,9 +330,12 @@ def reject(
     return Command(
         scripts.load("reject"),
         (keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, _replay(keys, lane)),
-        [_clock, lane.number, reason, *ids, *map(repr, receipts), *errors],
+        [
+            _clock, lane.number, handle.channel, keys.index, reason,
+            *ids, *map(repr, receipts), *errors,
+        ],
         _text,
-    )
+    )  # fmt: skip
 
 
 def release(

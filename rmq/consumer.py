@@ -98,9 +98,14 @@ class Consumer(ConsumerFlows[Delivery]):
     _delivery = Delivery
 
     def __init__(
-        self, executor: Executor, handle: Handle, lease: Duration | None, mode: Mode
+        self,
+        executor: Executor,
+        handle: Handle,
+        lease: Duration | None,
+        mode: Mode,
+        ordered: bool = False,
     ) -> None:
-        super().__init__(handle, lease, mode)
+        super().__init__(handle, lease, mode, ordered)
         self._executor = executor
 
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
@@ -113,7 +118,9 @@ class Consumer(ConsumerFlows[Delivery]):
 
         Returns:
             Deliveries, in the order of their slot; empty when none came in time. A message that
-            cannot be decoded goes to the DeadQueue with the reason instead.
+            cannot be decoded goes to the DeadQueue with the reason instead. An ordered consumer
+            gets messages of one slot: handle them one after the other, and stop at the first that
+            fails (`nack` it, `release` those behind it).
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away; what was leased meanwhile is rolled back
@@ -152,6 +159,11 @@ class Consumer(ConsumerFlows[Delivery]):
     ) -> list[Delivery]:
         """Move deadlines; returns those whose lease was lost."""
         return self._executor.run(self._extend(deliveries, lease))
+
+    def _interrupt(self) -> None:
+        """From another thread: let `receive` return what it has, now and at every later call."""
+        self._reception.interrupted = True
+        self._executor.nudge(self._reception.listener)
 
     def close(self) -> None:
         """Hand back what nobody has settled, and stop listening."""
@@ -228,9 +240,14 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
     _delivery = AsyncDelivery
 
     def __init__(
-        self, executor: AsyncExecutor, handle: Handle, lease: Duration | None, mode: Mode
+        self,
+        executor: AsyncExecutor,
+        handle: Handle,
+        lease: Duration | None,
+        mode: Mode,
+        ordered: bool = False,
     ) -> None:
-        super().__init__(handle, lease, mode)
+        super().__init__(handle, lease, mode, ordered)
         self._executor = executor
 
     async def receive(

@@ -219,7 +219,13 @@ class Topic(_TopicBase):
         """
         return self._run(operating.set_priority(self._handle, id, priority))
 
-    def consumer(self, *, lease: Duration | None = None, mode: Mode = "at_least_once") -> Consumer:
+    def consumer(
+        self,
+        *,
+        lease: Duration | None = None,
+        mode: Mode = "at_least_once",
+        ordered: bool = False,
+    ) -> Consumer:
         """A consumer of this topic, for `with`.
 
         Args:
@@ -227,8 +233,17 @@ class Topic(_TopicBase):
                 the topic's setting.
             mode: "at_least_once": a delivery is settled by ack; "at_most_once": by being handed
                 over.
+            ordered: a slot gives out its next messages only when the ones before are settled,
+                whoever has them; a failed one comes again before those behind it. All consumers of
+                a topic should be of one kind.
+
+        Guarantee:
+            With `ordered`, messages of one slot_basis and one priority are handed over in the order
+            of sending, by any number of consumers: the next one only when the one before is settled
+            or in the same batch before it. A consumer that dies holds its slot until its lease has
+            run out.
         """
-        return Consumer(self._executor, self._handle, lease, mode)
+        return Consumer(self._executor, self._handle, lease, mode, ordered)
 
 
 class AsyncTopic(_TopicBase):
@@ -306,7 +321,11 @@ class AsyncTopic(_TopicBase):
         return await self._run(operating.set_priority(self._handle, id, priority))
 
     def consumer(
-        self, *, lease: Duration | None = None, mode: Mode = "at_least_once"
+        self,
+        *,
+        lease: Duration | None = None,
+        mode: Mode = "at_least_once",
+        ordered: bool = False,
     ) -> AsyncConsumer:
         """As `Topic.consumer`, for `async with`."""
-        return AsyncConsumer(self._executor, self._handle, lease, mode)
+        return AsyncConsumer(self._executor, self._handle, lease, mode, ordered)

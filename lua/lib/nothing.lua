@@ -2,8 +2,9 @@
 --- @include "lib/soon"
 --- @include "lib/drain"
 --- @include "lib/waiting"
-reply[1] = joined > 0 and 0 or soon(store, prepare, now_us)
-if waits == '1' and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, 'waiting') or 0) < now + 1500 then
-  say_waiting(slot, store, now)
+local wait, note = soon(store, prepare, now_us, hold)
+reply[1] = joined > 0 and 0 or wait
+if waits == '1' and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, note) or 0) < now + 1500 then
+  say_waiting(slot, store, note, now)
 end
 return reply

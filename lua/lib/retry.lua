@@ -20,8 +20,11 @@ end
 
 -- give_back: a delivery that failed with `left` retries remaining goes back to the StoreQueue: at once
 -- as a retry, or timed. The record is asked for its priority only when the time has come.
-local function give_back(slot, store, failures, id, now, left, made, wait, reason, told)
-  if wait > 0 then
+-- In a slot in order (`score` is its old place there) it goes back to that.
+local function give_back(slot, store, failures, id, now, left, made, wait, reason, told, score)
+  if score then
+    redis.call('ZADD', store, score, id)
+  elseif wait > 0 then
     redis.call('ZADD', store, timed_score(now + wait, left, 1), id)
   else
     redis.call('ZADD', store, ordered_score(left, redis.call('HINCRBY', slot, 'returned', 1)), id)

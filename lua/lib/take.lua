@@ -2,25 +2,32 @@
 -- in its branch with what it needs: every function of a script is made anew at each run, which is dear for
 -- a script that takes one message.
 --
--- Expects slot, store, prepare, records, dead, failures, merge (keys), now, now_us, limit, waits.
+-- Expects slot, store, prepare, records, dead, failures, merge (keys), now, now_us, limit, waits, ordered.
 -- Leaves ids and reply (its fields but the deadline), max_retries, lefts (false, or what remains to those
 -- that have failed before, by place), drained (nothing more to take just now). Ends the script when there
 -- is nothing to take.
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted')
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
+  'ordered')
 if not s[1] then
   fail('GONE', slot)
 end
 local max_retries, chunk, takes = tonumber(s[2]), tonumber(s[3]), tonumber(s[6] or 0) + 1
 -- A deadline is a whole second, a receipt just above it.
 local lapsed = redis.call('ZCOUNT', prepare, '-inf', '(' .. string.format('%.0f', math.floor(now / 1000) * 1000 + 1000))
-local any_failed = redis.call('HLEN', failures) > 0
+local failed = redis.call('HLEN', failures)
+local any_failed = failed > 0
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
-local ids, lefts, joined = {}, false, 0
+local ids, lefts, joined, hold = {}, false, 0, nil
+local reply = { 0, lapsed > 0 and 1 or 0, 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
+if ordered or s[8] then
+  --- @include "lib/one_batch"
+end
 
 -- Due timed messages go first, earliest first; then priorities, larger first; then retries, larger first.
--- One take in five begins with the retries, so that a flood of others cannot starve them.
+-- One take in five begins with the retries, so that a flood of others cannot starve them. A take in order
+-- always does: what stands there failed before the slot was in order, and is older than all that waits.
 for turn = 1, 3 do
-  local family = takes % 5 == 0 and (turn + 1) % 3 + 1 or turn
+  local family = (ordered or takes % 5 == 0) and (turn + 1) % 3 + 1 or turn
   local n = #ids
   if n >= limit then
     break
@@ -88,7 +95,6 @@ end
 
 local all = #found
 local n = all
-local reply = { 0, lapsed > 0 and 1 or 0, 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
 if all == 0 then
   --- @include "lib/nothing"
 end
@@ -98,6 +104,15 @@ else
   redis.call('ZREM', store, unpack(ids, 1, all))
 end
 redis.call('HSET', slot, 'delivered', reply[4] + n - 1, 'takes', takes)
+if hold then
+  -- Past the places of what came back since the last take; lib/in_order counts from there.
+  local places = redis.call('HMGET', slot, 'front', 'span')
+  redis.call('HSET', slot, 'front', tonumber(places[1] or 0) - tonumber(places[2] or 0), 'ordered', 1)
+  redis.call('HDEL', slot, 'span', 'holder')
+  if not ordered then
+    redis.call('HDEL', slot, 'ordered') -- nothing is in flight and nothing held: a plain caller ends the order
+  end
+end
 if lefts then
   local marks = {}
   for i = 1, n do

@@ -40,12 +40,21 @@ class ConsumerFlows(Generic[D]):
 
     _delivery: type[D]
 
-    def __init__(self, handle: Handle, lease: Duration | None, mode: Mode) -> None:
+    def __init__(
+        self, handle: Handle, lease: Duration | None, mode: Mode, ordered: bool = False
+    ) -> None:
         if mode not in ("at_least_once", "at_most_once"):
             raise InvalidValue(f"mode: {mode!r}; give 'at_least_once' or 'at_most_once'")
+        if not isinstance(ordered, bool):
+            raise InvalidType(f"ordered: {type(ordered).__name__}; give True or False")
+        if ordered and mode == "at_most_once":
+            raise InvalidValue(
+                "ordered: an at_most_once delivery is settled when it is handed over, so nothing "
+                "tells when the next one may go. Use mode='at_least_once'"
+            )
         self._handle = handle
         self._pops = mode == "at_most_once"
-        self._reception = Reception(handle, _lease(lease), self._pops)
+        self._reception = Reception(handle, _lease(lease), self._pops, ordered)
         self._open: list[list[D]] = []
         self._tidy_at = KEPT_BATCHES
         self._closed = False

@@ -30,21 +30,18 @@ class Reception:
     """What a consumer knows of its slots: when each is worth a visit, by the monotonic clock."""
 
     __slots__ = (
-        "cursor",
-        "handle",
-        "lease_ms",
-        "listener",
-        "looked",
-        "pops",
-        "ready",
-        "unsaid",
-        "visited",
-    )
+        "cursor", "handle", "interrupted", "lease_ms", "listener", "looked", "ordered", "pops",
+        "ready", "unsaid", "visited",
+    )  # fmt: skip
 
-    def __init__(self, handle: Handle, lease_ms: int | None, pops: bool) -> None:
+    def __init__(
+        self, handle: Handle, lease_ms: int | None, pops: bool, ordered: bool = False
+    ) -> None:
         self.handle = handle
         self.lease_ms = lease_ms
         self.pops = pops
+        self.ordered = ordered  # one slot's messages at a time, in order
+        self.interrupted = False  # nothing more is to be taken; set from another thread
         self.listener = Listener(handle.channel)
         self.ready: list[float] = []
         self.looked = 0.0
@@ -59,7 +56,7 @@ def receive(
     """Take up to `max_messages`, waiting up to `wait` for the first.
 
     Returns:
-        The batches taken, by slot; empty when nothing came in time.
+        The batches taken, by slot; empty when nothing came in time. In order: of one slot.
     """
     limit = whole(max_messages, "max_messages", 1, BATCH_MAX)
     wait_s = milliseconds(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
@@ -73,7 +70,7 @@ def receive(
     waits = wait_s > 0
     yield from _catch_up(reception, waits)
     spent = 0
-    while True:
+    while not reception.interrupted:
         batches = yield from _visit(reception, limit, waits)
         if batches:
             return batches
@@ -102,6 +99,7 @@ def receive(
                 continue
         if time.monotonic() >= reception.looked + SAFETY_S:
             yield from _look(reception, waits)
+    return []
 
 
 def _catch_up(reception: Reception, waits: bool) -> Flow[None]:
@@ -146,7 +144,7 @@ def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[Slo
                 continue
             reception.cursor = index + 1
             limit -= yield from _visit_one(reception, handle.slots[index], limit, waits, found)
-            if limit <= 0:
+            if limit <= 0 or (found and reception.ordered):
                 break
     except Exception:
         if not found:
@@ -188,7 +186,7 @@ def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow
         command = commands.pop(keys, lane, limit, waits)
     else:
         assert reception.lease_ms is not None
-        command = commands.prepare(keys, lane, limit, reception.lease_ms, waits)
+        command = commands.prepare(keys, lane, limit, reception.lease_ms, waits, reception.ordered)
     batch: Batch
     try:
         batch = yield command

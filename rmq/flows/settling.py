@@ -109,7 +109,7 @@ def ack(handle: Handle, leases: Leases) -> Flow[str]:
     """Settle for good: 1 settled, 0 lost."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
-        return commands.ack(keys, lane, some.ids, some.scores, some.numbers)
+        return commands.ack(handle, keys, lane, some.ids, some.scores, some.numbers)
 
     return (yield from _letters(handle, leases, build))
 
@@ -129,7 +129,7 @@ def reject(handle: Handle, leases: Leases, errors: Sequence[bytes], reason: str)
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         told = [errors[p] for p in places]
-        return commands.reject(keys, lane, some.ids, some.scores, told, reason)
+        return commands.reject(handle, keys, lane, some.ids, some.scores, told, reason)
 
     return (yield from _letters(handle, leases, build))
 

@@ -10,6 +10,7 @@ the next command, and every command is safe to run twice.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -288,6 +289,15 @@ class Executor(Base):
             self.deafen(listener)  # the next Listen subscribes again, and the caller looks
             time.sleep(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
         return signals
+
+    def nudge(self, listener: Listener) -> None:
+        """From another thread: end a wait on this listener, or the next one as it begins."""
+        ear = listener.held
+        line = None if ear is None else ear._sock
+        if line is not None:
+            with contextlib.suppress(OSError):
+                # Not TLS' own shutdown, which takes the session away from the one who reads.
+                socket.socket.shutdown(line, socket.SHUT_RDWR)
 
     def deafen(self, listener: Listener) -> None:
         """Give up a subscription."""

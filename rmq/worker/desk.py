@@ -33,7 +33,7 @@ class Desk(Consumer):
 
     def __init__(self, executor: Executor, handler: Handler, board: Board, topic: int) -> None:
         lease = None if handler.lease_ms is None else handler.lease_ms / 1000
-        super().__init__(executor, handler.handle, lease, "at_least_once")
+        super().__init__(executor, handler.handle, lease, "at_least_once", handler.ordered)
         self.board = board
         self._topic = topic
         if handler.is_async:
@@ -50,9 +50,6 @@ class Desk(Consumer):
             # Counted from before Redis was asked: the reply may have come to a frozen process.
             self._enter(found, self._reception.lease_ms, self._reception.visited)
         return found
-
-    def _interrupt(self) -> None:
-        """End a wait."""
 
     def _enter(self, deliveries: Iterable[Delivery], lease_ms: int | None, held: float) -> None:
         assert lease_ms is not None

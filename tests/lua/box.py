@@ -160,7 +160,10 @@ class Box:
             if kind == b"hash":
                 value: Any = self.redis.hgetall(name)
                 if short == "slot":
-                    value = {part.decode(): inside.decode() for part, inside in value.items()}
+                    value = {
+                        part.decode(): inside if part == b"holder" else inside.decode()
+                        for part, inside in value.items()
+                    }
             elif kind == b"zset":
                 value = dict(self.redis.zrange(name, 0, -1, withscores=True))
             elif kind == b"set":
@@ -256,10 +259,18 @@ class Box:
         id = self.ids()[0]
         return id, self.run(self.merge_command(id, **options))
 
-    def prepare(self, limit: int = 1, lease_ms: int = 30_000, lane: Lane | None = None) -> Any:
+    def prepare(
+        self,
+        limit: int = 1,
+        lease_ms: int = 30_000,
+        lane: Lane | None = None,
+        *,
+        waits: bool = False,
+        ordered: bool = False,
+    ) -> Any:
         """Run prepare; the batch."""
         return self.run(
-            commands.prepare(self.keys, lane or self.lane(), limit, lease_ms, waits=False)
+            commands.prepare(self.keys, lane or self.lane(), limit, lease_ms, waits, ordered)
         )
 
     def leases(self, batch: commands.Batch) -> list[Lease]:
@@ -272,9 +283,9 @@ class Box:
             found.append(Lease(id, receipt, batch.records[i], left, delivery))
         return found
 
-    def take(self, limit: int = 1, lease_ms: int = 30_000) -> list[Lease]:
+    def take(self, limit: int = 1, lease_ms: int = 30_000, *, ordered: bool = False) -> list[Lease]:
         """Lease messages."""
-        return self.leases(self.prepare(limit, lease_ms))
+        return self.leases(self.prepare(limit, lease_ms, ordered=ordered))
 
     def take_one(self, lease_ms: int = 30_000) -> Lease:
         """Lease the next message, which must be there."""
@@ -294,7 +305,7 @@ class Box:
     def ack_command(self, leases: Sequence[Lease], lane: Lane, known: bool = True) -> Command[str]:
         """An ack; not `known`: by one who has only the receipts, not the delivery numbers."""
         return commands.ack(
-            self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
             [x.delivery if known else 0 for x in leases],
         )  # fmt: skip
 
@@ -310,7 +321,7 @@ class Box:
         self, leases: Sequence[Lease], lane: Lane, reason: str = "r", told: bytes = b"why"
     ) -> Command[str]:
         return commands.reject(
-            self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
             [told] * len(leases), reason,
         )  # fmt: skip
 

@@ -133,7 +133,7 @@ REACHING |= {
 
 NUMBERS: dict[str, dict[int, str]] = {
     # script: position in ARGV (negative: from the end) -> the name that the error tells
-    "ack": {0: "now_us", 2: "runs", 3: "run"},
+    "ack": {0: "now_us", 4: "runs", 5: "run"},
     "bury": {0: "now_us"},
     "cancel": {0: "now_us"},
     "extend": {0: "now_us", 2: "lease_ms"},

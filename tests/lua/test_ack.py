@@ -239,7 +239,7 @@ def test_runs_that_do_not_fit_the_ids_are_refused(box, runs, counts, ids):
     lease = box.take_one()
     made = box.ack_command([lease], box.lane())
     heads = [part for count in counts for part in (count, repr(lease.receipt), lease.delivery)]
-    made.args[2:] = [runs, *heads, *[lease.id] * ids]
+    made.args[4:] = [runs, *heads, *[lease.id] * ids]
     before = box.state()
 
     with pytest.raises(Exception, match="RMQARG"):

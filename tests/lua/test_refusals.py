@@ -127,7 +127,7 @@ def test_number_that_is_none_is_refused_by_name_and_no_key_changes(box, script, 
 
 @pytest.mark.parametrize(
     ("script", "position"),
-    [("ack", 2), ("extend", 2), ("merge", 9), ("peek", 4), ("pop", 2), ("prepare", 2),
+    [("ack", 4), ("extend", 2), ("merge", 9), ("peek", 4), ("pop", 2), ("prepare", 2),
      ("prepare", 3), ("purge", 1), ("release", 4), ("rollback", 3), ("send", 3),
      ("set_priority", 1), ("reschedule", 4)],
 )  # fmt: skip
