@@ -11,12 +11,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NamedTuple
 
 from rmq.client import AsyncClient, Client
-from rmq.errors import ConfigurationError, InvalidType, InvalidValue, StorageError
+from rmq.errors import (
+    ConfigurationError,
+    InvalidType,
+    InvalidValue,
+    StorageError,
+    TopicNotFound,
+)
 from rmq.flows import opening
 from rmq.handler import Handler
 from rmq.interceptor import Hooks, Interceptor
@@ -34,6 +41,7 @@ WATCH_S = 0.1
 QUIET_S = 5.0  # without a turn of a fetcher, or with one call to settle, a worker is not healthy
 KEEPER_S = 30.0  # a renewal that waits for an absent Redis may take so long
 FETCHER_S = 5.0  # for a fetcher that is in the midst of a call
+ALIVE_S = 60.0  # something hangs in this process, and does not come back by itself
 CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
 
 
@@ -43,10 +51,13 @@ class Health(NamedTuple):
     Attributes:
         ok: whether every handler takes and settles messages, or has its hands full of running ones.
         problems: what is wrong, one line each.
+        alive: False where something has hung for a minute in this process, so that a new one may
+            help. A Redis that is away is no such thing.
     """
 
     ok: bool
     problems: list[str]
+    alive: bool = True
 
 
 class Worker:
@@ -98,12 +109,37 @@ class Worker:
         self._loop: _Loop | None = None
         self._watch: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._hurry = threading.Event()
+        self._heard: SimpleQueue[int] = SimpleQueue()  # signals: `put` may interrupt itself
+        self._told = self._hurry = False  # by a first signal, and by a second
         self._stuck = False
         self._signal = 0
+        self._counts: dict[str, dict[str, int]] = {}
 
     def __repr__(self) -> str:
         return f"<Worker of {', '.join(one.handle.name for one in self.handlers)}>"
+
+    def check(self) -> dict[str, bool]:
+        """Compare the settings of each topic with those in Redis; nothing is written.
+
+        Returns:
+            By topic: whether it is there. One that is not is created when the worker starts.
+
+        Raises:
+            SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
+            StorageError: Redis cannot be asked.
+        """
+        executor, found = self._connect(), {}
+        try:
+            for one in self.handlers:
+                try:
+                    executor.run(opening.ensure(one.handle, create=False))
+                    found[one.handle.name] = True
+                except TopicNotFound:
+                    found[one.handle.name] = False
+        finally:
+            if self._owns_executor:
+                executor.close()
+        return found
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -119,7 +155,6 @@ class Worker:
         if self._crews:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
-        self._hurry.clear()
         executor = self._connect()
         for one in self.handlers:
             try:
@@ -171,7 +206,7 @@ class Worker:
             crew.hand_back(FETCHER_S)
         for crew in self._crews:
             while not crew.join(min(WATCH_S, max(0.0, until - time.monotonic()))):
-                if self._hurry.is_set() or time.monotonic() >= until:
+                if self._hurry or time.monotonic() >= until:
                     finished = False
                     break
         for crew in self._crews:
@@ -189,11 +224,20 @@ class Worker:
             self._board.close()  # else a thread may still look at it
         if self._owns_executor:
             self._executor.close()
+        self._counts = self.counts()
         self._crews, self._keeper, self._board = [], None, None
         return finished
 
-    def run(self) -> int:
+    def ask_to_stop(self) -> None:
+        """Ask `run` to end, as a first signal does. Asked again, nothing changes."""
+        self._heard.put(0)
+        self._stopping.set()
+
+    def run(self, started: Callable[[], object] | None = None) -> int:
         """Work until SIGTERM or SIGINT, and return the exit code: `raise SystemExit(worker.run())`.
+
+        Args:
+            started: called once, when the handlers are at work.
 
         Returns:
             0 all that had begun was finished; 4 the grace time ran out and the rest was handed
@@ -202,12 +246,15 @@ class Worker:
         with self._signals():
             self.start()
             log.info("working on %s", ", ".join(one.handle.name for one in self.handlers))
-            while not self._stopping.wait(0.5):
-                pass
+            if started is not None:
+                started()
+            while not self._told and not self._stopping.is_set():
+                with contextlib.suppress(Empty):
+                    self._heard.get(timeout=0.5)
             if self._stuck:
                 return STUCK
             finished = self.stop()
-        if self._hurry.is_set():
+        if self._hurry:
             return 128 + self._signal
         return FINISHED if finished else HANDED_BACK
 
@@ -216,6 +263,7 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        self._told = self._hurry = False
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = [signal.signal(number, self._signalled) for number in numbers]
         try:
@@ -225,15 +273,19 @@ class Worker:
                 signal.signal(number, one)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        """The first signal asks to stop, the second to do so at once."""
-        if self._stopping.is_set():
+        """The first signal asks to stop, the second to do so at once.
+
+        No lock is taken here: the code that is interrupted may have it.
+        """
+        if self._told or self._stopping.is_set():
             self._signal = number
-            self._hurry.set()
+            self._hurry = True
             # It may be that nothing can be handed back: Redis is away, or a thread is deaf.
             end = threading.Timer(CANCEL_S, os._exit, (128 + number,))
             end.daemon = True
             end.start()
-        self._stopping.set()
+        self._told = True
+        self._heard.put(number)
 
     def __enter__(self) -> Worker:
         self.start()
@@ -287,11 +339,12 @@ class Worker:
     def health(self) -> Health:
         """How it is: for a liveness or readiness check."""
         problems = []
-        now = time.monotonic()
+        now, since = time.monotonic(), []
         if not self._crews:
             problems.append("it is not running")
         for crew in self._crews:
             name = crew.handler.handle.name
+            since.append(now - crew.turned)
             if crew.trouble is not None:
                 problems.append(f"{name}: {crew.trouble}")
             elif now - crew.turned > QUIET_S:
@@ -304,10 +357,16 @@ class Worker:
             problems.append(f"leases were not looked at for {now - self._board.beat():.0f} s")
         if self._loop is not None and self._loop.lag() > QUIET_S:
             problems.append(f"the event loop is blocked for {self._loop.lag():.0f} s")
-        return Health(not problems, problems)
+            since.append(self._loop.lag())
+        return Health(not problems, problems, max(since, default=0.0) < ALIVE_S)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By topic: how many deliveries were taken, are in hand, and what became of the others."""
+        """By topic: how many deliveries were taken, are in hand, and what became of the others.
+
+        Of a worker that has stopped: when it did.
+        """
+        if not self._crews:
+            return self._counts
         return {
             crew.handler.handle.name: {"taken": crew.taken, "held": crew.held, **crew.tally}
             for crew in self._crews
