@@ -70,7 +70,9 @@ class Run:
             self.client = self.connect()
             self.client.ping()
         except rmq.RMQError as error:
-            refuse("--rmq-url", f"found {self.options.url!r}: {error}")
+            if self.options.url:
+                refuse("--rmq-url", f"found {self.options.url!r}: {error}")
+            refuse("--rmq-url", f"found none, and no private server starts: {error}")
         try:
             topic = self.topic(self.client)
             topic.open()

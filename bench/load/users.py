@@ -170,10 +170,11 @@ class RMQUser(User):
         except rmq.RMQError as error:
             self.report(name, time.perf_counter() - started, 0, error)
             return []
-        now, server_now = time.time(), self.run_of.server_time()
-        if batch:
-            size = sum(len(one.body) for one in batch)
-            self.report(name, time.perf_counter() - started, size)
+        took, now, server_now = (
+            time.perf_counter() - started,
+            time.time(),
+            self.run_of.server_time(),
+        )
         held: Held = []
         for one in batch:
             seen = self.books.receive(one, server_now)
@@ -186,6 +187,8 @@ class RMQUser(User):
                 due = one.due
                 late = now - seen.sent_at if due is None else server_now - due.timestamp()
                 self.report(LATE[seen.kind], late, len(one.body))
+        if held:
+            self.report(name, took, _size([one for one, _ in held]))
         return held
 
     def work(self, held: Held) -> None:
