@@ -6,8 +6,10 @@ annotations, its options. How it is run is the worker's matter (`rmq.worker`).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,7 +84,7 @@ class Handler:
         self.max_runtime_s = (
             None if max_runtime is None else milliseconds(max_runtime, "max_runtime") / 1000
         )
-        self.retry = retry if retry is None or callable(retry) else policies.policy(retry)
+        self.retry = _retry(retry)
         self.rules = _rules(on_error)
         self._read_signature(body, names)
 
@@ -100,10 +102,12 @@ class Handler:
     def _read_signature(self, body: Any, names: Mapping[str, Any]) -> None:
         """Which parameter is the body, which the delivery, and what the body must be."""
         try:
-            given = inspect.signature(self.function).parameters.values()
+            given = list(inspect.signature(self.function).parameters.values())
         except (TypeError, ValueError) as error:
             raise self._refuse(f"its signature cannot be read ({error})") from None
-        hints = self._hints(names)
+        if inspect.isgeneratorfunction(self._inner) or inspect.isasyncgenfunction(self._inner):
+            raise self._refuse("it has a yield, so calling it would run nothing")
+        hints = self._hints(names, given, lenient=body is not None)
         kinds = inspect.Parameter
         for one in given:
             if one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty:
@@ -144,17 +148,33 @@ class Handler:
         except InvalidType as error:
             raise InvalidType(f"handler {self.name}: {error}") from None
 
-    def _hints(self, names: Mapping[str, Any]) -> dict[str, Any]:
-        target: Any = self.function
-        if not inspect.isfunction(target) and not inspect.ismethod(target):
-            inner = getattr(target, "func", None)  # functools.partial, or an object with __call__
-            target = inner or getattr(type(target), "__call__")  # noqa: B004, B009
-        try:
-            return typing.get_type_hints(target, localns=dict(names))
-        except Exception as error:
-            raise self._refuse(
-                f"an annotation cannot be read ({error}); import it at run time, or give body="
-            ) from None
+    @property
+    def _inner(self) -> Any:
+        """The function that is run at last."""
+        inner = _unwrapped(self.function)
+        if inspect.isfunction(inner) or inspect.ismethod(inner):
+            return inner
+        return getattr(type(inner), "__call__", inner)  # noqa: B004 - of an object that is called
+
+    def _hints(
+        self, names: Mapping[str, Any], given: list[inspect.Parameter], lenient: bool
+    ) -> dict[str, Any]:
+        """What the parameters are annotated with. `lenient`: body= says what cannot be read."""
+        inner, found = self._inner, {}
+        for one in given:
+            if one.annotation is inspect.Parameter.empty:
+                continue
+            alone = types.SimpleNamespace(__annotations__={one.name: one.annotation})
+            known = getattr(inspect.unwrap(inner), "__globals__", {})
+            try:
+                found.update(typing.get_type_hints(alone, known, dict(names)))
+            except Exception as error:
+                if not lenient:
+                    raise self._refuse(
+                        f"an annotation cannot be read ({error}); import it at run time, "
+                        "or give body="
+                    ) from None
+        return found
 
     def arguments(self, delivery: DeliveryData) -> tuple[Any, ...]:
         """What the function is called with.
@@ -164,7 +184,7 @@ class Handler:
         """
         body = delivery.body
         if self.read is not None:
-            body = self.read(body)
+            body = delivery.body = self.read(body)
         if self.takes == "b":
             return (body,)
         if self.takes == "bd":
@@ -201,15 +221,35 @@ def _flag(value: object, field: str) -> bool:
     return value
 
 
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
 def _is_async(function: Any) -> bool:
-    inner = getattr(function, "func", function)  # functools.partial
+    inner = _unwrapped(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
         getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
     )
 
 
+def _retry(asked: RetryOption | None) -> Policy | Choice | None:
+    if asked is None or not callable(asked):
+        return None if asked is None else policies.policy(asked)
+    if isinstance(asked, type):
+        raise InvalidType(f"retry: the class {asked.__name__}; give an object: {asked.__name__}()")
+    if _is_async(asked):
+        raise InvalidType(f"retry: {asked!r} is async, and nobody would await it; make it plain")
+    return asked
+
+
 def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
     found: dict[type, Rule] = {}
+    if on_error is not None and not isinstance(on_error, Mapping):
+        raise InvalidType(
+            f"on_error: {type(on_error).__name__}; give a dict of exception class to rule"
+        )
     for kind, rule in (on_error or {}).items():
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             raise InvalidType(f"on_error: {kind!r}; its keys are exception classes")
@@ -221,6 +261,9 @@ def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
                 f"on_error: {kind.__name__}: {rule!r}; give rmq.Retry(5), rmq.Reject('why'), "
                 "rmq.Snooze(60) or a retry policy"
             )
+        delay = getattr(made, "delay", None)
+        if delay is not None:
+            milliseconds(delay, f"on_error: {kind.__name__}: delay", zero=True)
         found[kind] = made
     return found
 
@@ -248,4 +291,5 @@ class Handlers:
 
 def locals_of_caller(depth: int) -> Mapping[str, Any]:
     """The names that annotations may use where a handler is defined inside a function."""
-    return sys._getframe(depth).f_locals
+    frame = sys._getframe(depth)
+    return {} if frame.f_locals is frame.f_globals else frame.f_locals
