@@ -16,6 +16,7 @@ What is named here is the public face; what is not may change without notice.
 
 from rmq.admin import Admin, AsyncAdmin
 from rmq.client import AsyncClient, Client
+from rmq.codec import Compressed
 from rmq.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
 from rmq.delivery import Reject, Retry, Snooze
 from rmq.errors import (
@@ -63,6 +64,7 @@ __all__ = [
     "AsyncDelivery",
     "AsyncTopic",
     "Client",
+    "Compressed",
     "ConfigurationError",
     "Consumer",
     "DecodeError",

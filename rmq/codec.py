@@ -1,4 +1,4 @@
-"""Bodies to bytes and back: JSON by default, msgpack and plain bytes on request, pickle never.
+"""Bodies to bytes and back: JSON by default, msgpack, plain bytes, compressed; pickle never.
 
 The codec's number travels in the record, so a reader needs no configuration. Bytes that cannot be
 read raise DecodeError here; the consumer sends such a message to the DeadQueue with the reason.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol
 
 import msgpack
 
-from rmq.errors import ConfigurationError, DecodeError, EncodeError
+from rmq import compression
+from rmq.compression import CEILING, PLAIN, How
+from rmq.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
+from rmq.units import whole
 
 
 class Codec(Protocol):
@@ -123,7 +127,6 @@ def _no_extension(code: int, data: bytes) -> Any:
 
 BYTES, JSON, MSGPACK = BytesCodec(), JsonCodec(), MsgpackCodec()
 BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BYTES, JSON, MSGPACK)}
-BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK)}
 
 
 def by_name(name: str) -> Codec:
@@ -138,6 +141,98 @@ def by_name(name: str) -> Codec:
         raise ConfigurationError(f"codec: {name!r}; known are {', '.join(BY_NAME)}") from None
 
 
+class Compressed:
+    """Bodies of another codec, compressed where that pays. Every consumer reads them by itself.
+
+    In Redis: one byte (16 * how + the number of the other codec; how: 0 plain, 1 zlib, 2 zstd),
+    then the data. A topic's `max_body` counts these bytes.
+
+    Args:
+        codec: what writes the body first: "json", "msgpack" or "bytes".
+        how: "zlib", or "zstd" (quicker and smaller; `pip install "rmq[zstd]"`, for consumers too).
+        above: bodies of fewer bytes are left as they are, and so are those that do not shrink.
+
+    Attributes:
+        limit: bytes that a body may come to, both ways; of a collecting message, all its bodies. It
+            guards a consumer against a few bytes that grow to gigabytes. For the whole process:
+            set it on the class, lower than the 16 MiB it is.
+
+    Raises:
+        InvalidValue: an argument is none of these.
+        ConfigurationError: "zstd" without the package.
+    """
+
+    name = "compressed"
+    number = 3
+    limit: ClassVar[int] = CEILING
+
+    def __init__(self, codec: str = "json", how: How = "zlib", above: int = 1024) -> None:
+        self._inner = by_name(codec)
+        self._how = compression.number_of(how)
+        self._above = whole(above, "above", 0, CEILING)
+        self._shown = f"rmq.Compressed({codec!r}, {how!r}, above={above})"
+
+    def __repr__(self) -> str:
+        return self._shown
+
+    def encode(self, body: Any) -> bytes:
+        """Write the body, compressed where that pays.
+
+        Raises:
+            EncodeError: the other codec cannot write it.
+            PayloadTooLarge: it is over `limit` before it is compressed; nobody could read it.
+        """
+        data, how = self._inner.encode(body), PLAIN
+        if len(data) > self.limit:
+            raise PayloadTooLarge(
+                f"body: {len(data)} bytes before it is compressed; at most {self.limit} can be read"
+            )
+        if len(data) >= self._above:
+            smaller = compression.shrink(self._how, data)
+            if len(smaller) < len(data):
+                data, how = smaller, self._how
+        return bytes((how << 4 | self._inner.number,)) + data
+
+    def decode(self, data: bytes) -> Any:
+        """Read a body, whichever way it was compressed.
+
+        Raises:
+            DecodeError: it comes to more than `limit`, is cut short or damaged, or its way is
+                unknown here.
+        """
+        codec, plain_bytes = self._opened(data, self.limit)
+        return codec.decode(plain_bytes)
+
+    def decode_all(self, pieces: Iterable[bytes]) -> list[Any]:
+        """Read the bodies of a collecting message, which share `limit`."""
+        found, left = [], self.limit
+        for piece in pieces:
+            codec, plain_bytes = self._opened(piece, left)
+            left -= len(plain_bytes)
+            found.append(codec.decode(plain_bytes))
+        return found
+
+    def _opened(self, data: bytes, most: int) -> tuple[Codec, bytes]:
+        if not data:
+            raise DecodeError("body of 0 bytes is not compressed: its first byte says how")
+        how, number = data[0] >> 4, data[0] & 15
+        codec = BY_NUMBER.get(number)
+        if how > max(compression.NUMBERS.values()) or codec is None or codec is COMPRESSED:
+            raise DecodeError(
+                f"body of {len(data)} bytes: its first byte, {data[0]}, names no way to read it"
+            )
+        rest = data[1:]
+        if how != PLAIN:
+            rest = compression.grow(how, rest, most)
+        elif len(rest) > most:
+            raise DecodeError(f"body of {len(rest)} bytes: the limit of this reader is {most}")
+        return codec, rest
+
+
+COMPRESSED = Compressed()
+BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK, COMPRESSED)}
+
+
 def decode(number: int, data: bytes) -> Any:
     """Read a body by the codec number of its record.
 
@@ -148,3 +243,14 @@ def decode(number: int, data: bytes) -> Any:
     if codec is None:
         raise DecodeError(f"body of {len(data)} bytes: codec number {number} is unknown here")
     return codec.decode(data)
+
+
+def decode_all(number: int, pieces: Iterable[bytes]) -> list[Any]:
+    """Read the bodies of a collecting message.
+
+    Raises:
+        DecodeError: the codec is unknown, or one of them is not of it.
+    """
+    if number == Compressed.number:
+        return COMPRESSED.decode_all(pieces)
+    return [decode(number, piece) for piece in pieces]

@@ -105,7 +105,7 @@ def read(found: Found, max_retries: int) -> Message:
 def body_of(entry: Record) -> Any:
     """The decoded body; a list of bodies for a collecting message."""
     if entry.flags & record.COLLECTS:
-        return [codec.decode(entry.codec, piece) for piece in record.pieces(entry.body)]
+        return codec.decode_all(entry.codec, record.pieces(entry.body))
     return codec.decode(entry.codec, entry.body)
 
 
