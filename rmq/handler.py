@@ -167,7 +167,7 @@ class Handler:
             alone = types.SimpleNamespace(__annotations__={one.name: one.annotation})
             known = getattr(inspect.unwrap(inner), "__globals__", {})
             try:
-                found.update(typing.get_type_hints(alone, known, dict(names)))
+                found.update(typing.get_type_hints(alone, known, dict(names), include_extras=True))
             except Exception as error:
                 if not lenient:
                     raise self._refuse(

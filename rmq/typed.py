@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import types
 from collections.abc import Callable
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from rmq.errors import DecodeError, InvalidType
 
@@ -42,14 +42,22 @@ def reader(annotation: Any) -> Reader | None:
         return _guarded(annotation.model_validate, annotation)
     if hasattr(annotation, "__struct_fields__"):
         return _by_msgspec(annotation)
-    if importlib.util.find_spec("pydantic"):
-        adapter = importlib.import_module("pydantic").TypeAdapter(annotation)
-        return _guarded(adapter.validate_python, annotation)
-    if importlib.util.find_spec("msgspec"):
-        return _by_msgspec(annotation)
+    why: list[str] = []
+    for library, make in (("pydantic", _by_pydantic), ("msgspec", _by_msgspec)):
+        if importlib.util.find_spec(library):
+            try:
+                return make(annotation)
+            except Exception as error:  # each library has errors of its own
+                why.append(f"{library}: {str(error).splitlines()[0]}")
+    if origin is Annotated and not why:
+        return reader(args[0])
     raise InvalidType(
         f"the body's type {_name(annotation)}: RMQ checks builtin types by itself; for this one "
-        'pip install "rmq[pydantic]" or "rmq[msgspec]", or annotate it as Any'
+        + (
+            f"see what its library says ({'; '.join(why)}), or annotate it as Any"
+            if why
+            else 'pip install "rmq[pydantic]" or "rmq[msgspec]", or annotate it as Any'
+        )
     )
 
 
@@ -100,6 +108,9 @@ def _dict(inner: Reader | None) -> Reader:
     def read(body: Any) -> Any:
         if type(body) is not dict:
             raise _misfit(dict, body)
+        for name in body:  # msgpack knows other keys than JSON
+            if type(name) is not str:
+                raise _misfit(str, name, f"the key {name!r}")
         return body if inner is None else {name: inner(one) for name, one in body.items()}
 
     return read
@@ -115,6 +126,14 @@ def _guarded(validate: Reader, wanted: Any) -> Reader:
     return read
 
 
+def _by_pydantic(wanted: Any) -> Reader:
+    return _guarded(importlib.import_module("pydantic").TypeAdapter(wanted).validate_python, wanted)
+
+
 def _by_msgspec(wanted: Any) -> Reader:
-    convert = importlib.import_module("msgspec").convert
-    return _guarded(lambda body: convert(body, wanted), wanted)
+    msgspec: Any = importlib.import_module("msgspec")
+    found = importlib.import_module("msgspec.inspect").type_info(wanted)
+    if type(found).__name__ == "CustomType":
+        raise InvalidType(f"{_name(wanted)} is no type that msgspec can build")
+    # JSON has no keys but text: {1: "one"} came as {"1": "one"}.
+    return _guarded(lambda body: msgspec.convert(body, wanted, str_keys=True), wanted)

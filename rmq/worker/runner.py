@@ -6,12 +6,13 @@ Nothing here talks to Redis: a ruling is handed to the crew, which carries it ou
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from typing import Any, Literal, NamedTuple
 
 from rmq.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
-from rmq.errors import DecodeError, RMQError
+from rmq.errors import DecodeError, InvalidType, RMQError
 from rmq.handler import Handler
 from rmq.interceptor import Hooks, Outcome, awaited, contained
 from rmq.retry import Policy, wait_ms
@@ -99,7 +100,7 @@ class Runner:
             ruling = Ruling("reject", None, str(error), "u")
         else:
             try:
-                self.handler.function(*arguments)
+                self._call(*arguments)
                 ruling = ACK
             except BaseException as error:  # sys.exit() in a handler is a failure of the handler
                 ruling = rule(self.handler, one, error)
@@ -108,6 +109,15 @@ class Runner:
             for hook in self.hooks.after_handle:
                 contained(hook, one, outcome)
         return ruling
+
+    def _call(self, *arguments: Any) -> None:
+        found = self.handler.function(*arguments)
+        if inspect.iscoroutine(found):
+            found.close()
+            raise InvalidType(
+                f"handler {self.handler.name}: it returned a coroutine, and nobody awaits what a "
+                "plain function returns; make it an async def"
+            )
 
     def run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run a plain function for a list."""
@@ -118,7 +128,7 @@ class Runner:
         ready, rulings = self._fit(batch)
         try:
             if ready:
-                self.handler.function(ready)
+                self._call(ready)
         except BaseException as raised:
             error = raised
         rulings += [(one, self._of_batch(one, error)) for one in ready]
@@ -160,32 +170,32 @@ class Runner:
         except DecodeError as error:
             ruling = Ruling("reject", None, str(error), "u")
         else:
-            ruling = await self._await(one, arguments, self.handler.runtime_of(one))
+            failed = await self._await(arguments, self.handler.runtime_of(one))
+            ruling = ACK if failed is None else rule(self.handler, one, failed)
         if self.hooks.after_handle:
             outcome = outcome_of(one, ruling, time.monotonic() - started)
             await awaited(self.hooks.after_handle, one, outcome)
         return ruling
 
     async def _await(
-        self, one: DeliveryData, arguments: tuple[Any, ...], seconds: float | None
-    ) -> Ruling:
-        """Wait for the function; what its end means."""
+        self, arguments: tuple[Any, ...], seconds: float | None
+    ) -> BaseException | None:
+        """Wait for the function; what it raised."""
         if seconds is None:
             try:
                 await self.handler.function(*arguments)
             except asyncio.CancelledError:
                 if _being_cancelled():
                     raise
-                return rule(self.handler, one, RMQError("the handler cancelled itself"))
+                return RMQError("the handler cancelled itself")
             except BaseException as error:
-                return rule(self.handler, one, error)
-            return ACK
-        limit = asyncio.timeout(seconds)
+                return error
+            return None
         try:
-            async with limit:
-                return await self._await(one, arguments, None)
+            async with asyncio.timeout(seconds):
+                return await self._await(arguments, None)
         except TimeoutError:
-            return rule(self.handler, one, exceeded(seconds))
+            return exceeded(seconds)
 
     async def run_batch_async(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run an async function for a list."""
@@ -194,12 +204,10 @@ class Runner:
         started = time.monotonic()
         ready, rulings = self._fit(batch)
         if ready:
-            ruling = await self._await(ready[0], (ready,), self.handler.max_runtime_s)
-            rulings += [
-                (one, ruling if ruling.verb == "ack" or not isinstance(ruling.error, BaseException)
-                 else rule(self.handler, one, ruling.error))
-                for one in ready
-            ]  # fmt: skip
+            limits = [self.handler.runtime_of(one) for one in ready]
+            seconds = min((one for one in limits if one is not None), default=None)
+            failed = await self._await((ready,), seconds)
+            rulings += [(one, self._of_batch(one, failed)) for one in ready]
         for one, ruling in rulings:
             await awaited(
                 self.hooks.after_handle, one, outcome_of(one, ruling, time.monotonic() - started)
