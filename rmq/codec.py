@@ -97,6 +97,10 @@ class JsonCodec:
             raise DecodeError(f"body of {len(data)} bytes is not JSON: {error}") from error
 
 
+# TypeError: a list as the key of a map.
+_NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
+
+
 class MsgpackCodec:
     """Bodies as msgpack; extension types are refused both ways."""
 
@@ -117,7 +121,7 @@ class MsgpackCodec:
         """Read msgpack."""
         try:
             return msgpack.unpackb(data, raw=False, ext_hook=_no_extension, strict_map_key=False)
-        except (ValueError, msgpack.UnpackException, RecursionError, OverflowError) as error:
+        except _NOT_MSGPACK as error:
             raise DecodeError(f"body of {len(data)} bytes is not msgpack: {error}") from error
 
 

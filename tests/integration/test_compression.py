@@ -28,10 +28,12 @@ class Forged:
 
 
 def taken(topic: Any, count: int) -> list[Any]:
+    found: list[Any] = []
     with topic.consumer() as consumer:
-        found = consumer.receive(count, wait=5)
-        consumer.ack(found)
-    return [one.body for one in found]
+        while len(found) < count and (batch := consumer.receive(count, wait=5)):
+            consumer.ack(batch)
+            found += [one.body for one in batch]
+    return found
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -80,7 +82,7 @@ def test_a_bomb_or_damage_becomes_a_dead_letter_and_the_next_message_is_taken(
     cut = forger.send(BOMBS[how][:100])
     api.topic(name).send("next")
 
-    assert taken(api.topic(name), 10) == ["next"]
+    assert taken(api.topic(name), 1) == ["next"]
 
     bomb_failure = api.topic(name).get(bomb.id).failure
     assert bomb_failure.reason == "undecodable"
@@ -97,7 +99,7 @@ def test_bombs_that_are_collected_share_the_limit(
         sent = topic.send(bytes(40_000), merge_key="k", time_range=0.1, merge="collect")
     api.topic(name).send("next", delay=0.3)
 
-    assert taken(api.topic(name), 10) == ["next"]
+    assert taken(api.topic(name), 1) == ["next"]
     assert api.topic(name).get(sent.message_id).failure.reason == "undecodable"
 
 

@@ -148,6 +148,7 @@ def test_hostile_json_is_refused(data: bytes) -> None:
         b"\xc7\x01\x05x",
         b"\xa2\xff\xff",
         b"\x01\x02",
+        b"\x81\x90\x00",
         b"",
     ],
     ids=lambda d: d[:4].hex(),
