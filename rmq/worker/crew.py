@@ -356,6 +356,7 @@ class Crew:
             else:
                 told, kind = ruling.error or "rejected", ruling.kind
                 self._do("reject", [one], partial(self.desk.bury, reason=told, kind=kind))
+                self._tell(one, "is rejected", told)
         for wait_s, pairs in failed.items():
             errors: dict[Any, Any] = dict(pairs)
             self._do(
@@ -364,10 +365,20 @@ class Crew:
                 partial(self.desk.fail, wait_s=wait_s, errors=errors),
             )
             for one, error in pairs:
+                self._tell(one, "failed", error)
                 if isinstance(error, RuntimeExceeded):
                     one._state = LOST  # told to the handler that still runs
         for delay, some in back.items():
             self._do("release", some, partial(self.desk.release, delay=delay))
+
+    def _tell(self, one: DeliveryData, what: str, error: BaseException | str | None) -> None:
+        """One line for what went wrong; the traceback is in the message, and in a debug log."""
+        trace = None
+        if isinstance(error, BaseException):
+            trace = error if log.isEnabledFor(logging.DEBUG) else None
+            error = f"{type(error).__name__}: {error}"
+        log.warning("%s: %s, attempt %d, %s: %s", self.handler.name, one.id, one.attempt, what, error,
+                    exc_info=trace)  # fmt: skip
 
     def _do(
         self, verb: str, some: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
