@@ -377,8 +377,10 @@ class Crew:
         if isinstance(error, BaseException):
             trace = error if log.isEnabledFor(logging.DEBUG) else None
             error = f"{type(error).__name__}: {error}"
-        log.warning("%s: %s, attempt %d, %s: %s", self.handler.name, one.id, one.attempt, what, error,
-                    exc_info=trace)  # fmt: skip
+        log.warning(
+            "%s: %s, attempt %d, %s: %s", self.handler.name, one.id, one.attempt, what, error,
+            exc_info=trace,
+        )  # fmt: skip
 
     def _do(
         self, verb: str, some: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
