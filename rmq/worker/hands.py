@@ -73,13 +73,19 @@ class Threads:
     def take_back(self) -> list[Work]:
         """The work that nobody has begun."""
         found: list[Work] = []
+        ends = 0
         while True:
             try:
                 work = self._queue.get_nowait()
             except Empty:
-                return found
-            if work is not None:
+                break
+            if work is None:
+                ends += 1
+            else:
                 found.append(work)
+        for _ in range(ends):
+            self._queue.put(None)
+        return found
 
     def close(self) -> None:
         """No more work."""
@@ -152,9 +158,11 @@ class Tasks:
                 work = ready.popleft()
                 try:
                     await self._run(work)
-                except BaseException as error:
+                except asyncio.CancelledError as error:
                     self._spoilt(work, error)
                     raise
+                except BaseException as error:
+                    self._spoilt(work, error)
                 done += 1
                 if contextvars.copy_context() != before:
                     self._loop.call_soon(self._start)

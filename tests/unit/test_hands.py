@@ -1,0 +1,206 @@
+"""Hands: threads and tasks that run pieces of work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rmq.worker.hands import AIR, Hands, Tasks, Threads
+
+WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
+
+
+def eventually(what: Callable[[], Any], within: float = 20.0) -> Any:
+    until = time.monotonic() + within
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.005)
+    return found
+
+
+class Bench:
+    """Hands of either kind that run one plain function; it tells what went wrong."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.spoilt: list[Any] = []
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def hands(self, count: int, function: Callable[[Any], None]) -> Hands:
+        def note(work: Any, error: BaseException) -> None:
+            self.spoilt.append(work)
+
+        if self.kind == "threads":
+            return Threads("hand", count, function, note)
+
+        async def run(work: Any) -> None:
+            # In a thread where it waits, so that the tasks run beside each other.
+            if getattr(function, "waits", False):
+                await asyncio.to_thread(function, work)
+            else:
+                function(work)
+
+        return Tasks(count, run, note, self.loop)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(request.param)
+    with contextlib.closing(made):
+        yield made
+
+
+class Gate:
+    """Work that waits until the test lets it go; counts how many are in it at once."""
+
+    waits = True
+
+    def __init__(self) -> None:
+        self.inside = self.most = 0
+        self.done: list[Any] = []
+        self._open = threading.Event()
+        self._lock = threading.Lock()
+
+    def __call__(self, work: Any) -> None:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        self._open.wait(20)
+        with self._lock:
+            self.inside -= 1
+            self.done.append(work)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def test_all_work_is_done_by_no_more_hands_than_there_are(bench: Bench) -> None:
+    gate = Gate()
+    hands = bench.hands(3, gate)
+
+    for n in range(0, 20, 2):
+        hands.put([n, n + 1])
+    eventually(lambda: gate.inside == 3)
+    gate.open()
+    eventually(lambda: len(gate.done) == 20)
+
+    assert gate.most == 3
+    assert sorted(gate.done) == list(range(20))
+    hands.close()
+    assert hands.join(20)
+
+
+def test_what_has_not_begun_can_be_taken_back(bench: Bench) -> None:
+    gate = Gate()
+    hands = bench.hands(2, gate)
+    hands.put(list(range(6)))
+    eventually(lambda: gate.inside == 2)
+
+    back = hands.take_back()
+    gate.open()
+    hands.close()
+
+    assert back == [2, 3, 4, 5]
+    assert hands.join(20)
+    assert sorted(gate.done) == [0, 1]
+
+
+def test_hands_end_although_work_is_taken_back_after_they_were_closed(bench: Bench) -> None:
+    hands = bench.hands(3, lambda work: None)
+    hands.put([1, 2, 3])
+
+    hands.close()
+    hands.take_back()  # a suspect that begins while the worker stops does so
+
+    assert hands.join(20)
+
+
+def test_join_tells_that_something_still_runs(bench: Bench) -> None:
+    gate = Gate()
+    hands = bench.hands(1, gate)
+    hands.put([1])
+    eventually(lambda: gate.inside)
+    hands.close()
+
+    assert not hands.join(0.05)
+    gate.open()
+    assert hands.join(20)
+
+
+def test_hands_that_have_had_no_work_end_at_once(bench: Bench) -> None:
+    hands = bench.hands(5, lambda work: None)
+
+    hands.close()
+
+    assert hands.join(20)
+
+
+def test_what_a_piece_of_work_sets_in_the_context_the_next_does_not_see(bench: Bench) -> None:
+    seen = []
+
+    def work(n: int) -> None:
+        seen.append(WORD.get())
+        WORD.set(f"by {n}")
+
+    token = WORD.set("around")
+    hands = bench.hands(1, work)
+    WORD.reset(token)
+    for n in range(5):
+        hands.put([n])
+    eventually(lambda: len(seen) == 5)
+    hands.close()
+
+    assert seen == ["around"] * 5
+    assert hands.join(20)
+
+
+def test_work_that_raises_is_told_and_the_rest_is_done(bench: Bench) -> None:
+    done = []
+
+    def work(n: int) -> None:
+        if n < 3:
+            raise SystemError("one of ours")
+        done.append(n)
+
+    hands = bench.hands(1, work)
+    hands.put([0, 1, 2, 3, 4])
+
+    eventually(lambda: done == [3, 4])
+    assert bench.spoilt == [0, 1, 2]
+    hands.close()
+    assert hands.join(20)
+
+
+def test_tasks_let_others_have_the_loop() -> None:
+    bench = Bench("tasks")
+    order: list[str] = []
+
+    async def run(work: Any) -> None:
+        order.append("work")
+
+    async def scenario() -> None:
+        hands = Tasks(1, run, lambda work, error: None, asyncio.get_running_loop())
+        hands._ready.extend(range(3 * AIR))
+        hands._wake(1)
+        while order.count("work") < 3 * AIR:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    with contextlib.closing(bench):
+        asyncio.run_coroutine_threadsafe(scenario(), bench.loop).result(20)
+
+    assert order.count("other") >= 3
