@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test older fmt lint types layers bench load build check clean
+.PHONY: help run test older fmt lint types layers bench peers load build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ layers: $(VENV)/dev.stamp ## a file imports from lower floors only
 
 bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 5 min)
 	@$(BIN)/python -m bench
+
+peers: $(VENV)/dev.stamp ## RMQ's worker beside Celery, RQ, Dramatiq, arq, taskiq, huey, BullMQ in one run (about 10 min)
+	@$(BIN)/python -m bench.peers
 
 load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; CSV and HTML in .rmq/load
 	@$(BIN)/python -m locust -f bench/locustfile.py --headless --only-summary --rmq-url= \

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from bench.figures import Figure
 
-DIGITS = {"x": 2, "ms": 2, "B": 0, "messages": 0, "commands/s": 1}
+DIGITS = {"x": 2, "ms": 2, "B": 0, "messages": 0, "messages/s": 0, "commands/s": 1}
 
 
 def _text(figure: Figure, value: float) -> str:

@@ -1,0 +1,134 @@
+"""Who is measured: what each needs, how its worker is started, and at which setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from rmq.keys import SlotKeys
+
+NODE = "node"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One row.
+
+    Attributes:
+        name: as the table and `--only` spell it.
+        requires: what its environment holds, exact versions; nothing for RMQ, which has ours.
+        worker: how its one worker process is started, after the interpreter.
+        setting: the same in words, for the reader.
+        options: what its module reads with `tally.option`.
+        drain: how many messages wait for the worker in the part "drain".
+        one: how many are sent one by one in the part "one".
+        unsettled: how many messages Redis still holds as not acked; None where there is no ack.
+        kind: "rmq", "python" (a peer that RMQ is held against), "floor" or "node".
+    """
+
+    name: str
+    requires: tuple[str, ...]
+    worker: tuple[str, ...]
+    setting: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    drain: int = 10_000
+    one: int = 5_000
+    unsettled: Callable[[redis.Redis], Any] | None = None
+    kind: str = "python"
+
+    @property
+    def module(self) -> str:
+        """Of its app."""
+        return f"bench.peers.{self.name.replace('-', '_')}_app"
+
+
+def _pending(key: str, group: str) -> Callable[[redis.Redis], Any]:
+    return lambda raw: raw.xinfo_groups(key)[0]["pending"]
+
+
+_RECORDS = SlotKeys("rmq", "noop", 0).records.decode()
+
+PEERS = (
+    Peer(
+        "rmq-sync", (), ("-m", "bench.peers.rmq_sync_app"),
+        "def, 8 threads, prefetch 1000, JSON",
+        {"CONCURRENCY": "8", "PREFETCH": "1000"},
+        drain=50_000, one=20_000,
+        unsettled=lambda raw: raw.hlen(_RECORDS),
+        kind="rmq",
+    ),
+    Peer(
+        "rmq-async", (), ("-m", "bench.peers.rmq_async_app"),
+        "async def, 100 tasks, prefetch 1000, JSON",
+        {"CONCURRENCY": "100", "PREFETCH": "1000"},
+        drain=50_000, one=20_000,
+        unsettled=lambda raw: raw.hlen(_RECORDS),
+        kind="rmq",
+    ),
+    Peer(
+        "dramatiq", ("dramatiq[redis]==2.2.1", "redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "dramatiq", "bench.peers.dramatiq_app", "-p", "1", "-t", "64"),
+        "64 threads, default middleware, JSON",
+        unsettled=lambda raw: raw.hlen("dramatiq:default.msgs"),
+    ),
+    Peer(
+        "huey", ("huey==3.5.4", "redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "huey.bin.huey_consumer", "bench.peers.huey_app.huey", "-k", "thread", "-w", "4",
+         "-n", "-q"),
+        "4 threads, JSON for its pickle; no ack",
+    ),
+    Peer(
+        "taskiq", ("taskiq==0.13.0", "taskiq-redis==1.2.4", "redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "taskiq", "worker", "bench.peers.taskiq_app:broker", "--workers", "1",
+         "--max-async-tasks", "100", "--max-prefetch", "100", "--log-level", "ERROR"),
+        "stream broker, 100 tasks, prefetch 100, JSON",
+        {"COUNT": "100"},
+        unsettled=_pending("taskiq", "taskiq"),
+    ),
+    Peer(
+        "arq", ("arq==0.28.0", "redis==5.3.1", "hiredis==3.5.0"),
+        ("-m", "arq", "bench.peers.arq_app.Worker"),
+        "1000 jobs, poll every 10 ms, JSON for its pickle, no results kept",
+        {"JOBS": "1000", "POLL": "0.01"},
+        drain=5_000, one=3_000,
+        unsettled=lambda raw: raw.zcard("arq:queue"),
+    ),
+    Peer(
+        "celery", ("celery[redis]==5.7.0", "redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "celery", "-A", "bench.peers.celery_app", "worker", "-P", "solo", "-l", "ERROR",
+         "--without-gossip", "--without-mingle", "--without-heartbeat"),
+        "solo pool, no prefetch limit, acks late, JSON, no results",
+        {"PREFETCH": "0"},
+        drain=5_000, one=3_000,
+        unsettled=lambda raw: raw.hlen("unacked"),
+    ),
+    Peer(
+        "rq", ("rq==2.12.0", "redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "rq.cli", "worker", "-w", "rq.SimpleWorker", "-S", "json", "-q",
+         "-u", "{url}", "noop"),
+        "SimpleWorker (no fork), JSON for its pickle, no results",
+        drain=2_000, one=1_500,
+        unsettled=lambda raw: raw.llen("rq:queue:noop") + raw.zcard("rq:wip:noop"),
+    ),
+    Peer(
+        "bullmq", ("bullmq@6.7.0", "ioredis@6.0.0"),
+        ("bench/peers/bullmq_app.mjs", "work"),
+        "Node, concurrency 100, removeOnComplete",
+        {"CONCURRENCY": "100"},
+        drain=20_000, one=10_000,
+        unsettled=lambda raw: raw.llen("bull:noop:active") + raw.llen("bull:noop:wait"),
+        kind=NODE,
+    ),
+    Peer(
+        "stream", ("redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "bench.peers.stream_app"),
+        "XREADGROUP of 1000, XACK of all; a loop without anything else",
+        {"COUNT": "1000"},
+        drain=50_000, one=20_000,
+        unsettled=_pending("noop", "bench"),
+        kind="floor",
+    ),
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""Run one peer once: its worker and its producer in processes of their own, under a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from bench.machine import settle
+from bench.peers.catalogue import NODE, Peer
+from bench.peers.environments import ROOT, Skipped, home, interpreter, reason
+from tests.servers import Server, _die_with_parent
+
+LIMIT_S = 120  # for each of filling, handling and sending
+STOP_S = 5  # from SIGTERM to SIGKILL
+ACKED_S = 5  # from the last handled to the last acked
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one worker did with `count` messages.
+
+    Attributes:
+        rate: messages/s; drain: from first handled to last handled; one: from the first send.
+        cpu_us: of the worker's process, for each message.
+        late_ms: of each message, in the parts "paced" and "due".
+        acked_ms: from the last handled until Redis held nothing that is not acked.
+    """
+
+    count: int
+    rate: float
+    cpu_us: float
+    late_ms: tuple[float, ...]
+    acked_ms: float
+
+
+class Child:
+    """A process with its descendants in a group of their own; what it says goes to a file."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in stop()
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=self.log,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
+        )  # fmt: skip
+
+    def said(self) -> str:
+        """The line that tells why it ended."""
+        self.log.seek(0)
+        return reason(self.log.read())
+
+    def stop(self) -> None:
+        """End it and all it started; kill what does not go."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_S)
+        self.log.close()
+
+
+@contextlib.contextmanager
+def running(command: list[str], env: dict[str, str]) -> Iterator[Child]:
+    """A child that ends with the block."""
+    child = Child(command, env)
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
+def _environment(server: Server, peer: Peer, part: str, count: int) -> dict[str, str]:
+    own = {
+        "URL": server.url, "PART": part, "MESSAGES": str(count), "HOME": str(home(peer)),
+        **peer.options,
+    }  # fmt: skip
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, "PYTHONPATH": str(ROOT), **{"RMQ_PEERS_" + k: v for k, v in own.items()}}
+
+
+def _hear(raw: redis.Redis, key: str, children: list[Child]) -> dict[str, Any]:
+    """Wait on a list until a child pushes; Skipped when one dies or the limit is reached."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        found = raw.blpop([key], timeout=1)
+        if found:
+            return dict(json.loads(found[1]))
+        for child in children:
+            if child.process.poll():
+                raise Skipped(child.said())
+    raise Skipped(f"not done after {LIMIT_S} s; killed")
+
+
+def _acked_ms(raw: redis.Redis, peer: Peer, ended_ns: int) -> float:
+    """Wait until Redis holds nothing that is not acked; how long after the last was handled."""
+    until = time.monotonic() + ACKED_S
+    while peer.unsettled and (left := int(peer.unsettled(raw))):
+        if time.monotonic() > until:
+            raise Skipped(f"{left} messages not acked {ACKED_S} s after the last was handled")
+        time.sleep(0.002)
+    return (time.monotonic_ns() - ended_ns) / 1e6
+
+
+def run(server: Server, peer: Peer, part: str, count: int) -> Run:
+    """One part, once, on an empty server. The worker's start-up is outside the measured time."""
+    env = _environment(server, peer, part, count)
+    worker = [interpreter(peer), *(word.replace("{url}", server.url) for word in peer.worker)]
+    producer = [interpreter(peer), "-m", "bench.peers.produce", peer.module]
+    if peer.kind == NODE:
+        producer = [interpreter(peer), peer.worker[0], "produce"]
+    with server.raw(socket_timeout=10) as raw:
+        settle(raw)
+        if part == "drain":
+            with running(producer, env) as filling:
+                try:
+                    code = filling.process.wait(LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    raise Skipped(f"not filled after {LIMIT_S} s; killed") from None
+                if code:
+                    raise Skipped(filling.said())
+        with contextlib.ExitStack() as children:
+            started = [children.enter_context(running(worker, env))]
+            if part != "drain":
+                started.append(children.enter_context(running(producer, env)))
+            told = _hear(raw, "peers:told", started)
+            began, ended = int(told["began"]), int(told["ended"])
+            acked_ms = _acked_ms(raw, peer, ended)
+            if part != "drain":
+                began = int(_hear(raw, "peers:sent", started)["began"])
+    seconds = (ended - began) / 1e9
+    measured = count - 1 if part == "drain" else count  # the first handled starts the clock
+    return Run(
+        count,
+        rate=measured / seconds,
+        cpu_us=told["cpu"] / 1e3 / count,
+        late_ms=tuple(ns / 1e6 for ns in told["late"] or ()),
+        acked_ms=acked_ms,
+    )

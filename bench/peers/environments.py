@@ -1,0 +1,74 @@
+"""An environment for each peer, because their pins of redis-py exclude each other."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.peers.catalogue import NODE, Peer
+
+ROOT = Path(__file__).resolve().parents[2]
+HOMES = ROOT / ".venv" / "peers"
+PATIENCE_S = 300
+
+
+class Skipped(Exception):
+    """A peer that does not install or does not run; the text is the reason, one line."""
+
+
+def reason(text: str) -> str:
+    """The line of an output that tells why: the first that says "error", else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "npm error"))]
+    return (errors or lines[-1:] or ["it said nothing"])[0][:160]
+
+
+def _run(command: list[str], where: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=where, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Skipped(f"installing took longer than {PATIENCE_S} s") from error
+    if done.returncode:
+        raise Skipped(reason(done.stdout))
+
+
+def interpreter(peer: Peer) -> str:
+    """What runs the peer's worker and producer."""
+    if peer.kind == NODE:
+        return "node"
+    return str(home(peer) / "bin" / "python") if peer.requires else sys.executable
+
+
+def home(peer: Peer) -> Path:
+    """Where its environment is; git ignores it, and `make clean` removes it."""
+    return HOMES / peer.name
+
+
+def ready(peer: Peer) -> bool:
+    """Whether the environment is there as the catalogue wants it."""
+    stamp = home(peer) / "requires.txt"
+    return not peer.requires or (
+        stamp.exists() and stamp.read_text().split() == list(peer.requires)
+    )
+
+
+def make(peer: Peer) -> None:
+    """Install what the peer requires; Skipped when that does not work."""
+    where = home(peer)
+    shutil.rmtree(where, ignore_errors=True)
+    where.mkdir(parents=True)
+    if peer.kind == NODE:
+        if not (shutil.which("node") and shutil.which("npm")):
+            raise Skipped("no node and npm here")
+        _run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".",
+              *peer.requires], where)  # fmt: skip
+    else:
+        _run([sys.executable, "-m", "venv", "."], where)
+        _run(["bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+              *peer.requires], where)  # fmt: skip
+    (where / "requires.txt").write_text("\n".join(peer.requires) + "\n")

@@ -1,0 +1,100 @@
+"""What was measured, and the figures that are promised of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from bench.figures import Figure, percentile
+from bench.peers.catalogue import Peer
+from bench.peers.drive import Run
+
+PARTS = ("drain", "one", "paced", "due")
+
+
+class Results:
+    """Runs by part, peer and round."""
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self.peers = {peer.name: peer for peer in peers}
+        self.runs: dict[tuple[str, str], dict[int, Run]] = defaultdict(dict)
+        self.skipped: dict[str, str] = {}
+
+    def add(self, name: str, part: str, number: int, run: Run) -> None:
+        """Note one run."""
+        self.runs[part, name][number] = run
+
+    def rates(self, part: str, name: str) -> list[float]:
+        """Messages/s of each round."""
+        return [run.rate for run in self.runs[part, name].values()]
+
+    def cpu_us(self, part: str, name: str) -> float | None:
+        """Of the worker, for each message; the median of rounds."""
+        found = [run.cpu_us for run in self.runs[part, name].values()]
+        return statistics.median(found) if found else None
+
+    def late_ms(self, part: str, name: str, percent: float) -> list[float]:
+        """A percentile of each round."""
+        return [percentile(run.late_ms, percent) for run in self.runs[part, name].values()]
+
+    def ratios(self, part: str, name: str, to: str) -> list[float]:
+        """The rate of one over the rate of another, inside each round that has both."""
+        ours, theirs = self.runs[part, name], self.runs[part, to]
+        return [ours[n].rate / theirs[n].rate for n in ours if n in theirs]
+
+    def of_kind(self, kind: str) -> list[str]:
+        """Names, in the order of the catalogue."""
+        return [name for name, peer in self.peers.items() if peer.kind == kind]
+
+    def best(self, part: str) -> str | None:
+        """The quickest Python peer, by the median of its rounds."""
+        measured = [name for name in self.of_kind("python") if self.runs[part, name]]
+        return max(
+            measured, key=lambda name: statistics.median(self.rates(part, name)), default=None
+        )
+
+
+def _lateness(results: Results, part: str, name: str, targets: tuple[float, float]) -> list[Figure]:
+    ours = results.peers[name].kind == "rmq"
+    return [
+        Figure(part, f"{name}: {part}, p{percent}", results.late_ms(part, name, percent), "ms",
+               target if ours else None, at_most=True)
+        for percent, target in zip((50, 99), targets, strict=True)
+    ]  # fmt: skip
+
+
+def figures(results: Results) -> list[Figure]:
+    """Each rate and lateness with its rounds, and targets where something is promised."""
+    made = []
+    for part, name in results.runs:
+        if not results.runs[part, name]:
+            continue
+        peer = results.peers[name]
+        if part in ("drain", "one"):
+            target = 50_000.0 if part == "drain" and peer.kind == "rmq" else None
+            notes = {
+                "setting": peer.setting,
+                "requires": list(peer.requires),
+                "worker CPU us/message": results.cpu_us(part, name),
+            }
+            rates = results.rates(part, name)
+            made.append(Figure(part, f"{name}: {part}", rates, "messages/s", target, notes=notes))
+            best = results.best(part)
+            if peer.kind == "rmq" and best:
+                times = 8.0 if part == "drain" else 3.0
+                made.append(
+                    Figure(part, f"{name}: {part}, to {best}", results.ratios(part, name, best),
+                           target=times)
+                )  # fmt: skip
+        else:
+            targets = (0.5, 2.0) if part == "paced" else (1.0, 10.0)
+            made += _lateness(results, part, name, targets)
+        if part == "due":
+            early = [
+                float(sum(ms < 0 for ms in run.late_ms))
+                for run in results.runs[part, name].values()
+            ]
+            made.append(Figure(part, f"{name}: early", early, "messages", 0, at_most=True))
+    order = {part: place for place, part in enumerate(PARTS)}
+    return sorted(made, key=lambda figure: order[figure.part])

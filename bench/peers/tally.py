@@ -1,0 +1,78 @@
+"""In a worker's process: count handled messages in memory, and tell the driver of the last one.
+
+It runs in every peer's environment, so it needs only the standard library and any redis-py. A body
+is 100 characters and begins with a wall-clock time in ns: when it was sent, or when it is due.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+
+import redis
+
+URL = os.environ["RMQ_PEERS_URL"]
+PART = os.environ["RMQ_PEERS_PART"]
+MESSAGES = int(os.environ["RMQ_PEERS_MESSAGES"])
+READY, TOLD, SENT = "peers:ready", "peers:told", "peers:sent"  # lists that end is waited for on
+
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a worker's own children die with it as well
+
+
+def option(name: str, default: str) -> str:
+    """A setting of this peer's worker, as the catalogue has it."""
+    return os.environ.get("RMQ_PEERS_" + name, default)
+
+
+class Tally:
+    """What the handler calls, and nothing else: one number more, and twice a look at the clock.
+
+    In the part "drain" the first message starts the clock. In all others the first is a warm-up
+    that says the worker is ready, and MESSAGES more come.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)  # next() of it is atomic also among threads
+        self._warm = PART != "drain"
+        self._last = MESSAGES + self._warm
+        self._samples: list[int] | None = [] if PART in ("paced", "due") else None
+        self._began = self._cpu = 0
+
+    def handled(self, body: str) -> None:
+        """Note one message."""
+        number = next(self._numbers)
+        if self._samples is not None and number > 1:
+            self._samples.append(time.time_ns() - int(body[:19]))
+        if number == 1:
+            self._began, self._cpu = time.monotonic_ns(), time.process_time_ns()
+            if self._warm:
+                self._push(READY, {})
+        elif number == self._last:
+            self._push(
+                TOLD,
+                {
+                    "began": self._began,
+                    "ended": time.monotonic_ns(),
+                    "cpu": time.process_time_ns() - self._cpu,
+                    "late": self._samples,
+                },
+            )
+
+    @staticmethod
+    def _push(key: str, value: object) -> None:
+        with redis.Redis.from_url(URL) as client:
+            client.rpush(key, json.dumps(value))
+
+
+handled = Tally().handled
+
+
+def body(when_ns: int) -> str:
+    """100 characters: a time, and padding."""
+    return str(when_ns).ljust(100, "x")
