@@ -8,6 +8,9 @@ that is gone by then concerns nobody.
     worker   serial, topic, lease, id, receipt, when held, until when to renew
     keeper   serial, receipt, safe until when, serial of the renewal under way, serial that is lost
 
+A row is emptied by its serial, first, and filled before its serial, which comes last. So who finds
+the same serial before and after reading a row has read one delivery's row.
+
 Times are of the monotonic clock, which the processes of one machine share.
 """
 
@@ -24,13 +27,15 @@ from typing import NamedTuple
 
 from rmq.delivery import LOST, DeliveryData
 
-_HELD = struct.Struct("<QII16sddd")  # serial, topic, lease ms, id, receipt, held at, until
-_KEPT = struct.Struct("<QdQdQ")  # serial, receipt, serial under way, safe until, serial lost
-_SERIAL = struct.Struct("<Q")
-_FLOAT = struct.Struct("<d")
-_ROW = _HELD.size + _KEPT.size
+# Native and aligned: each number is one store. Packing in a named byte order writes byte by byte.
+_SERIAL = struct.Struct("@Q")
+_HELD = struct.Struct("@II16sddd")  # after the serial: topic, lease ms, id, receipt, held at, until
+_KEPT = struct.Struct("@QdQdQ")  # serial, receipt, serial under way, safe until, serial lost
+_FLOAT = struct.Struct("@d")
+_KEPT_AT = _SERIAL.size + _HELD.size
+_ROW = _KEPT_AT + _KEPT.size
 _HEADER = 64
-_KEPT_SERIAL, _SCORE, _BUSY, _SAFE, _GONE = (_HELD.size + 8 * n for n in range(5))
+_KEPT_SERIAL, _SCORE, _BUSY, _SAFE, _GONE = (_KEPT_AT + 8 * n for n in range(5))
 FOREVER = float("inf")
 
 
@@ -79,10 +84,9 @@ class Board:
             serial = next(self._serials)
             one._row = row
             self._serial[row] = serial
-            pack(
-                memory, _HEADER + row * size, serial, topic, lease_ms, one._id, one._score, held,
-                FOREVER,
-            )  # fmt: skip
+            at = _HEADER + row * size
+            pack(memory, at + 8, topic, lease_ms, one._id, one._score, held, FOREVER)
+            _SERIAL.pack_into(memory, at, serial)
 
     def leave(self, deliveries: Iterable[DeliveryData]) -> None:
         """Forget deliveries that are done with."""
@@ -98,11 +102,11 @@ class Board:
     def limit(self, one: DeliveryData, until: float) -> None:
         """Renew this one no longer than `until`."""
         if one._row >= 0:
-            _FLOAT.pack_into(self._memory, _HEADER + one._row * _ROW + _HELD.size - 8, until)
+            _FLOAT.pack_into(self._memory, _HEADER + one._row * _ROW + _KEPT_AT - 8, until)
 
     def _kept(self, row: int) -> tuple[int, float, int, float, int]:
         found: tuple[int, float, int, float, int] = _KEPT.unpack_from(
-            self._memory, _HEADER + row * _ROW + _HELD.size
+            self._memory, _HEADER + row * _ROW + _KEPT_AT
         )
         return found
 
@@ -130,7 +134,7 @@ class Board:
             return 0.0
         if serial == self._serial[one._row]:
             return safe
-        _, _, lease_ms, _, _, held, _ = _HELD.unpack_from(self._memory, at)
+        _, lease_ms, _, _, held, _ = _HELD.unpack_from(self._memory, at + 8)
         return float(held + lease_ms / 1000)
 
     def lost(self, one: DeliveryData) -> bool:
@@ -146,14 +150,15 @@ class Board:
 
     def held(self) -> Iterator[Row]:
         """What the worker holds and has not lost."""
-        data = memoryview(bytes(self._memory[_HEADER:]))
+        memory, serial_at = self._memory, _SERIAL.unpack_from
         for number in range(self.rows):
-            at = number * _ROW
-            serial, topic, lease_ms, id, score, since, until = _HELD.unpack_from(data, at)
+            at = _HEADER + number * _ROW
+            (serial,) = serial_at(memory, at)
             if not serial:
                 continue
-            kept, renewed, _, safe, gone = _KEPT.unpack_from(data, at + _HELD.size)
-            if gone == serial:
+            topic, lease_ms, id, score, since, until = _HELD.unpack_from(memory, at + 8)
+            kept, renewed, _, safe, gone = _KEPT.unpack_from(memory, at + _KEPT_AT)
+            if gone == serial or serial_at(memory, at)[0] != serial:
                 continue
             if kept == serial:
                 score = renewed

@@ -1,0 +1,237 @@
+"""The board: rows that two processes write without a lock."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmq.delivery import LOST, DeliveryData, Origin
+from rmq.score import moved_deadline, receipt_score
+from rmq.worker.board import FOREVER, Board
+
+TOPIC, LEASE_MS = 0, 30_000
+
+
+def delivery(board: Board, n: int = 1, score: float | None = None) -> DeliveryData:
+    origin = Origin(SimpleNamespace(board=board), SimpleNamespace(index=0), 1, 16, 0.0)  # type: ignore[arg-type]
+    made = score if score is not None else receipt_score(1_790_000_000, 16, n)
+    return DeliveryData(origin, n.to_bytes(16, "big"), made, b"", n, None)
+
+
+def enter(board: Board, *ones: DeliveryData, lease_ms: int = LEASE_MS, held: float | None = None):
+    board.enter(ones, TOPIC, lease_ms, time.monotonic() if held is None else held)
+
+
+class Two:
+    """A board as worker and keeper have it: two objects, one memory."""
+
+    def __init__(self, rows: int = 4) -> None:
+        self.worker = Board(rows)
+        self.keeper = Board(rows, os.dup(self.worker.fd))
+
+    def close(self) -> None:
+        self.keeper.close()
+        self.worker.close()
+
+    def row(self, one: DeliveryData) -> Any:
+        (found,) = [row for row in self.keeper.held() if row.id == one._id]
+        return found
+
+
+@pytest.fixture
+def two():
+    made = Two()
+    yield made
+    made.close()
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def test_what_the_worker_enters_the_keeper_sees(two: Two) -> None:
+    one, held = delivery(two.worker, 7), time.monotonic() - 1
+
+    two.worker.enter([one], 3, 5000, held)
+
+    (row,) = two.keeper.held()
+    assert (row.topic, row.lease_ms, row.id, row.score) == (3, 5000, one._id, one._score)
+    assert (row.until, row.safe) == (FOREVER, held + 5)
+
+
+def test_what_leaves_is_seen_no_more_and_its_row_is_used_again(two: Two) -> None:
+    first = [delivery(two.worker, n) for n in range(4)]
+    enter(two.worker, *first)
+    assert len(list(two.keeper.held())) == 4
+
+    two.worker.leave(first[1:])
+    two.worker.leave(first[1:])  # twice is once
+    second = [delivery(two.worker, n) for n in range(10, 13)]
+    enter(two.worker, *second)
+
+    assert {row.id for row in two.keeper.held()} == {one._id for one in [first[0], *second]}
+    assert {one._row for one in second} == {row for row in range(4)} - {first[0]._row}
+    assert [one._row for one in first[1:]] == [-1] * 3
+
+
+def test_on_a_full_board_a_delivery_goes_without_and_is_not_lost(two: Two) -> None:
+    ones = [delivery(two.worker, n) for n in range(5)]
+
+    enter(two.worker, *ones)
+
+    assert [one._row for one in ones].count(-1) == 1
+    assert not two.worker.lost(ones[4])
+    two.worker.leave(ones)
+    enter(two.worker, *ones[:4])
+    assert len(list(two.keeper.held())) == 4
+
+
+def test_a_renewal_is_seen_by_the_worker_once(two: Two) -> None:
+    one = delivery(two.worker)
+    enter(two.worker, one)
+    score = moved_deadline(one._score, 1_790_000_060)
+    safe = time.monotonic() + 30
+
+    assert not two.worker.refresh(one)
+    two.keeper.renewed(two.row(one), score, safe)
+
+    assert two.worker.refresh(one)
+    assert one._score == score
+    assert two.worker.safe_until(one) == safe
+    assert not two.worker.refresh(one)
+    assert (two.row(one).score, two.row(one).safe) == (score, safe)
+
+
+def test_a_reused_row_knows_nothing_of_what_the_keeper_wrote_about_the_one_before(two: Two) -> None:
+    board = Two(rows=1)
+    before, after = delivery(board.worker, 1), delivery(board.worker, 2)
+    enter(board.worker, before)
+    stale = board.row(before)
+    board.keeper.begin([stale])
+    board.worker.leave([before])
+    enter(board.worker, after)
+
+    board.keeper.renewed(stale, 1.0, time.monotonic() + 999)
+    board.keeper.gone(stale)
+
+    assert after._row == stale.number
+    assert not board.worker.refresh(after)
+    assert not board.worker.is_renewing(after)
+    assert not board.worker.lost(after)
+    assert board.worker.safe_until(after) < time.monotonic() + 31
+    assert board.row(after).score == after._score
+    board.close()
+
+
+def test_the_same_delivery_entered_again_is_another(two: Two) -> None:
+    one = delivery(two.worker)
+    enter(two.worker, one)
+    stale = two.row(one)
+    two.worker.leave([one])
+    enter(two.worker, one)
+
+    two.keeper.gone(stale)
+
+    assert not two.worker.lost(one)
+    assert two.row(one).serial > stale.serial
+
+
+def test_a_renewal_under_way_is_told_until_it_ends(two: Two) -> None:
+    one, other = delivery(two.worker, 1), delivery(two.worker, 2)
+    enter(two.worker, one, other)
+    row = two.row(one)
+
+    two.keeper.begin([row])
+    assert two.worker.is_renewing(one)
+    assert not two.worker.is_renewing(other)
+    two.keeper.end([row])
+    assert not two.worker.is_renewing(one)
+
+
+def test_what_the_keeper_found_gone_is_lost_and_not_renewed_again(two: Two) -> None:
+    one = delivery(two.worker)
+    enter(two.worker, one)
+    assert not two.worker.lost(one)
+
+    two.keeper.gone(two.row(one))
+
+    assert two.worker.lost(one)
+    assert one.lost
+    assert two.worker.safe_until(one) == 0
+    assert list(two.keeper.held()) == []
+
+
+def test_a_lease_that_nobody_renewed_in_time_is_lost(two: Two) -> None:
+    stale, fresh = delivery(two.worker, 1), delivery(two.worker, 2)
+    enter(two.worker, stale, lease_ms=1000, held=time.monotonic() - 1.001)
+    enter(two.worker, fresh, lease_ms=60_000, held=time.monotonic() - 1.001)
+
+    assert two.worker.lost(stale)
+    assert not two.worker.lost(fresh)
+    two.keeper.renewed(two.row(stale), stale._score, time.monotonic() + 60)
+    assert not two.worker.lost(stale)
+
+
+def test_what_was_never_entered_is_lost_only_by_its_state(two: Two) -> None:
+    one = delivery(two.worker)
+
+    assert two.worker.safe_until(one) == FOREVER
+    assert not two.worker.lost(one)
+    one._state = LOST
+    assert two.worker.lost(one)
+
+
+def test_a_limit_is_what_the_keeper_reads(two: Two) -> None:
+    one = delivery(two.worker)
+    two.worker.limit(one, 5.0)  # not on the board: concerns nobody
+    enter(two.worker, one)
+
+    two.worker.limit(one, 12.5)
+
+    assert two.row(one).until == 12.5
+
+
+def test_the_beat_is_the_keeper_s_last_round(two: Two) -> None:
+    assert two.worker.beat() == 0
+    before = time.monotonic()
+    two.keeper.came_round()
+    assert before <= two.worker.beat() <= time.monotonic()
+
+
+def _look(fd: int, rows: int, seconds: float, out: Any) -> None:
+    """In a process of its own: read rows while another one writes them; tell what was torn."""
+    board = Board(rows, fd)
+    seen = torn = 0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for row in board.held():
+            seen += 1
+            # The writer gives the n-th delivery n as its serial, id, receipt and lease.
+            if len({row.serial, int.from_bytes(row.id, "big"), int(row.score), row.lease_ms}) > 1:
+                torn += 1
+    out.send((seen, torn))
+
+
+def test_a_row_is_never_read_half_written() -> None:
+    board = Board(1)
+    ours, theirs = multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork")  # the child is given the memory, not its name
+    reader = fork.Process(target=_look, args=(board.fd, 1, 2.0, theirs))
+    reader.start()
+
+    n = 0
+    while reader.is_alive():
+        for _ in range(500):
+            n += 1
+            one = delivery(board, n, score=float(n))
+            board.enter([one], TOPIC, n, 0.0)
+            board.leave([one])
+    seen, torn = ours.recv()
+
+    assert seen > 100
+    assert torn == 0
+    board.close()
