@@ -59,8 +59,6 @@ def receive(
     """
     limit = whole(max_messages, "max_messages", 1, BATCH_MAX)
     wait_s = milliseconds(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
-    if reception.interrupted:
-        return []
     handle = reception.handle
     yield from opening.ensure(handle)
     if len(reception.ready) != len(handle.slots):
