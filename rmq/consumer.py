@@ -120,7 +120,7 @@ class Consumer(ConsumerFlows[Delivery]):
             Deliveries, in the order of their slot; empty when none came in time. A message that
             cannot be decoded goes to the DeadQueue with the reason instead. An ordered consumer
             gets messages of one slot: handle them one after the other, and stop at the first that
-            fails (`nack` it, `release` those behind it).
+            fails or is put off (`release` those behind it).
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away; what was leased meanwhile is rolled back

@@ -70,7 +70,8 @@ class ConsumerFlows(Generic[D]):
             )
         try:
             found: list[D] = []
-            while not found:  # a batch of undecodable messages alone is not an answer
+            # A batch of undecodable messages alone is not an answer.
+            while not found and not self._reception.interrupted:
                 batches = yield from receiving.receive(self._reception, max_messages, wait)
                 if not batches:
                     break

@@ -55,6 +55,7 @@ class Machine(RuleBasedStateMachine):
     retry: ClassVar[Any] = "immediate"
     is_async: ClassVar[bool] = False
     looks_again: ClassVar[bool] = True  # a receive that finds expired messages alone goes on
+    consumes: ClassVar[str] = "plain"  # or "ordered", or "mixed": each consumer as it falls
     driver_class: ClassVar[type[Driver]] = Driver
     steps: ClassVar[int] = 0
     reached: ClassVar[Counter[str]] = Counter()
@@ -73,7 +74,8 @@ class Machine(RuleBasedStateMachine):
         self.told: set[bytes] = set()  # told "stored"
         self.handles: list[Handle] = []
         self.old: list[tuple[bytes, float]] = []  # receipts that were handed out
-        self.serial = 0
+        self.batches: dict[bytes, int] = {}  # the last batch in which a message was delivered
+        self.serial = self.receives = 0
         self.full = self.broken = False
 
     # --- the ground
@@ -272,31 +274,37 @@ class Machine(RuleBasedStateMachine):
 
     # --- taking
 
-    def expect(self, limit: int, lease: int, lost: bool, pops: bool) -> list[tuple[Msg, float]]:
+    def expect(
+        self, limit: int, lease: int, lost: bool, pops: bool, ordered: bool
+    ) -> list[tuple[Msg, float]]:
         """What the model hands over: slots in turn; a slot with lapsed leases is rolled back."""
         while True:
-            out = self.visit(limit, lease, lost, pops)
+            out = self.visit(limit, lease, lost, pops, ordered)
             if out or not self.model.has_work(self.now):
                 return [(msg, msg.receipt) for msg in out]
             self.reached["nothing alive at first, looked again"] += 1
 
-    def visit(self, limit: int, lease: int, lost: bool, pops: bool) -> list[Msg]:
+    def visit(self, limit: int, lease: int, lost: bool, pops: bool, ordered: bool) -> list[Msg]:
         out: list[Msg] = []
-        for slot in range(self.slots):
+        # A single slot is visited anyhow; of several those that say they have work.
+        asked = [
+            n for n in range(self.slots) if self.slots == 1 or self.model.has_work(self.now, n)
+        ]
+        for slot in asked:
             lapsed = self.model.lapsed(slot, self.now)
-            picked = self.model.take(slot, limit, lease, self.now, pops)
+            picked = self.model.take(slot, limit, lease, self.now, pops, ordered)
             # A prepare that is answered twice tells of its batch, not of leases that have run out.
             replayed = lost and bool(picked)
             if lost and not picked:  # there was nothing to remember: it is done anew
-                picked = self.model.take(slot, limit, lease, self.now, pops)
+                picked = self.model.take(slot, limit, lease, self.now, pops, ordered)
             if lapsed and (pops or not replayed):
                 self.reached["rollback"] += 1
                 self.model.rollback(slot, self.now)
                 if not picked and not lost:
-                    picked = self.model.take(slot, limit, lease, self.now, pops)
+                    picked = self.model.take(slot, limit, lease, self.now, pops, ordered)
             out += picked
             limit -= len(picked)
-            if limit <= 0:
+            if limit <= 0 or (out and ordered):
                 break
         return out
 
@@ -322,11 +330,40 @@ class Machine(RuleBasedStateMachine):
             attempt = self.max_retries - msg.left + 1
             self.claim(delivery.attempt == attempt, f"attempt {delivery.attempt}, not {attempt}")
 
-    def receive(self, limit: int, lease: float, lost: bool, pops: bool = False) -> list[Handle]:
+    def in_order(self, got: list[Any]) -> None:
+        """What `ordered=True` promises, told by what was sent and settled alone."""
+        self.claim(len({one.slot for one in got}) <= 1, "a batch of two slots")
+        self.receives += 1
+        for place, one in enumerate(got):
+            self.batches[bytes(one.id)] = self.receives
+            leases = self.seen[one.slot].prepare.values()
+            free = all(score // 1000 * 1000 <= self.now for score in leases)
+            self.claim(free, "taken while others of the slot were in flight")
+            msg = self.model.msgs[bytes(one.id)]
+            before = {bytes(d.id) for d in got[:place]}
+            for other in self.model.msgs.values():
+                if (
+                    (other.slot, other.priority) == (msg.slot, msg.priority)
+                    and other.sent < msg.sent
+                    and not (other.moved or msg.moved)
+                ):
+                    over = other.expiry is not None and other.expiry <= self.now
+                    lives = other.state in ("store", "prepare") and not over
+                    passed = lives and other.id not in before
+                    self.claim(not passed, "handed over before one that was sent before it")
+                    self.reached["in order behind others"] += 1
+
+    def receive(
+        self, limit: int, lease: float, lost: bool, pops: bool = False, ordered: bool | None = None
+    ) -> list[Handle]:
+        if ordered is None:
+            ordered = self.consumes == "ordered"
         mode = "at_most_once" if pops else "at_least_once"
-        consumer = self.topic.consumer(lease=lease, mode=mode)
+        consumer = self.topic.consumer(lease=lease, mode=mode, ordered=ordered)
         got = self.do(lambda: consumer.receive(limit), lost=lost)
-        expected = self.expect(limit, round(lease * 1000), lost, pops)
+        if self.consumes == "ordered":
+            self.in_order(got)
+        expected = self.expect(limit, round(lease * 1000), lost, pops, ordered)
         self.took(got, expected, pops)
         handles = [Handle(consumer, delivery) for delivery in got]
         self.old += [(handle.id, handle.receipt) for handle in handles if not pops]
@@ -336,19 +373,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         limit=st.integers(1, 5), lease=leases_s, lost=rarely,
-        how=st.sampled_from(["work", "work", "work", "die", "pop"]),
+        how=st.sampled_from(["work", "work", "work", "die", "pop"]), ordered=st.booleans(),
     )  # fmt: skip
-    def receive_some(self, limit: int, lease: float, lost: bool, how: str) -> None:
+    def receive_some(self, limit: int, lease: float, lost: bool, how: str, ordered: bool) -> None:
+        if self.consumes != "mixed":
+            ordered = self.consumes == "ordered"
         if how == "die":
             self.driver.crashing = True
             try:
-                self.receive(limit, lease, False)
+                self.receive(limit, lease, False, ordered=ordered)
             finally:
                 self.driver.crashing = False
-        elif how == "pop":
-            self.receive(limit, lease, lost, pops=True)
+        elif how == "pop" and not ordered:
+            self.receive(limit, lease, lost, pops=True, ordered=False)
         else:
-            self.handles += self.receive(limit, lease, lost)
+            self.handles += self.receive(limit, lease, lost, ordered=ordered)
 
     # --- settling
 
@@ -622,7 +661,11 @@ class Machine(RuleBasedStateMachine):
         self.reached["timed joined its priority"] += self.model.joined
         self.reached["retries led a take"] += self.model.retries_led
         self.reached["expired"] += self.model.expired
+        self.reached["in order: blocked"] += self.model.blocked
+        self.reached["in order: held"] += self.model.held_back
+        self.reached["in order: one alone"] += self.model.alone
         self.model.joined = self.model.retries_led = self.model.expired = 0
+        self.model.blocked = self.model.held_back = self.model.alone = 0
         self.broken = False
 
     def check_model(self, slot: int, seen: Look) -> None:
@@ -650,6 +693,12 @@ class Machine(RuleBasedStateMachine):
         counted = int(seen.slot.get(b"delivered", 0)), int(seen.slot.get(b"accepted", 0))
         s = self.model.slots[slot]
         claim(counted == (s.delivered, s.accepted), f"counters {counted}")
+        marks = seen.slot.get(b"ordered"), seen.slot.get(b"holder", b"")
+        wanted_marks = b"%d" % max(s.hold, 1) if s.in_order else None, s.holder
+        claim(marks == wanted_marks, f"in order: {marks}, the model says {wanted_marks}")
+        if self.consumes == "ordered":
+            batches = {self.batches.get(id) for id in seen.prepare}
+            claim(len(batches) <= 1, f"slot {slot}: two batches in flight")
 
     def drain(self) -> None:
         """Liveness: without faults and with a handler that is always well, everything settles."""
@@ -660,7 +709,8 @@ class Machine(RuleBasedStateMachine):
             rounds += 1
             self.claim(rounds <= self.max_retries + 6, "the drain does not end")
             waiting = [m for m in self.model.msgs.values() if m.state in ("store", "prepare")]
-            self.tick_to(max([self.now, *(max(m.due, m.lease_until) for m in waiting)]) + 1000)
+            ends = [max(m.due, m.lease_until) for m in waiting] + [s.hold for s in self.model.slots]
+            self.tick_to(max([self.now, *ends]) + 1000)
             while handles := self.receive(1000, 1, False):
                 lost = self.do(lambda h=handles: h[0].consumer.ack([one.delivery for one in h]))
                 self.claim(lost == [], "an ack in time lost its lease")

@@ -38,6 +38,9 @@ class Msg:
     died: int = 0
     expiry: int | None = None
     deliveries: int = 0
+    number: int = 0  # of its last delivery
+    sent: int = 0  # acceptance number
+    moved: bool = False  # timed, or put elsewhere by hand: no order of sending is promised
 
     def timed(self, due: int, asks: bool) -> None:
         self.family, self.due, self.asks = "timed", due, asks
@@ -63,6 +66,10 @@ class Slot:
     returned: int = 0
     takes: int = 0
     delivered: int = 0
+    in_order: bool = False
+    hold: int = 0
+    holder: bytes = b""
+    span: int = 0
     index: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     turn: int | None = None
     settled: tuple[set[bytes], set[bytes]] = field(default_factory=lambda: (set(), set()))
@@ -97,6 +104,7 @@ class Model:
         self.slots = [Slot(window) for _ in range(slots)]
         self.msgs: dict[bytes, Msg] = {}
         self.joined = self.retries_led = self.expired = 0
+        self.blocked = self.held_back = self.alone = 0
 
     def where(self, id: bytes) -> str:
         msg = self.msgs.get(id)
@@ -125,10 +133,11 @@ class Model:
         s = self.slots[slot]
         s.accepted += 1
         default = 0 if due is not None else 100
-        msg = Msg(id, slot, body, priority or default, self.max_retries + 1)
+        msg = Msg(id, slot, body, priority or default, self.max_retries + 1, sent=s.accepted)
         if due is not None:
             msg.timed(due, bool(priority))
             msg.home = due
+            msg.moved = True
         else:
             s.order += 1
             msg.order = s.order
@@ -168,7 +177,7 @@ class Model:
             return "merged", target.id
         s.accepted += 1
         first = [body] if mode == "collect" else body
-        msg = Msg(id, slot, first, priority, self.max_retries + 1, merge_key=key)
+        msg = Msg(id, slot, first, priority, self.max_retries + 1, merge_key=key, moved=True)
         msg.timed(now + reach, priority > 0)
         msg.home = msg.due
         self.msgs[id] = msg
@@ -177,14 +186,39 @@ class Model:
 
     # --- taking
 
-    def _pick(self, slot: int, limit: int, now: int) -> list[Msg]:
+    def in_flight(self, slot: int) -> bool:
+        return any(m.slot == slot and m.state == "prepare" for m in self.msgs.values())
+
+    def held(self, slot: int, now: int) -> bool:
+        """Whether a slot in order waits for the retry, or the end of a snooze, of one there."""
+        s = self.slots[slot]
+        return s.in_order and s.hold > now and self.where(s.holder) == "store"
+
+    def _may_take(self, slot: int, limit: int, now: int, ordered: bool) -> int:
+        """How many a take may have, where somebody takes in order or did so last."""
+        s = self.slots[slot]
+        if not ordered and not s.in_order:
+            return limit
+        busy, held = self.in_flight(slot), self.held(slot, now)
+        self.blocked += busy
+        self.held_back += held
+        if busy and ordered:
+            s.in_order = True
+        if busy or held:
+            return 0
+        here = [m for m in self.msgs.values() if m.slot == slot and m.state == "store"]
+        alone = ordered and any(m.failed for m in here)
+        self.alone += alone and limit > 1 and len(here) > 1
+        return 1 if alone else limit
+
+    def _pick(self, slot: int, limit: int, now: int, ordered: bool) -> list[Msg]:
         s = self.slots[slot]
         picked: list[Msg] = []
 
         def take(family: str) -> None:
             picked.extend(self.waiting(slot, family)[: limit - len(picked)])
 
-        retries_first = (s.takes + 1) % FAIRNESS == 0
+        retries_first = ordered or (s.takes + 1) % FAIRNESS == 0
         if retries_first:
             take("retry")
             self.retries_led += bool(picked and self.waiting(slot, "priority"))
@@ -207,10 +241,13 @@ class Model:
         if msg.merge_key is not None and index.get(msg.merge_key, (b"", 0))[0] == msg.id:
             del index[msg.merge_key]
 
-    def take(self, slot: int, limit: int, lease: int, now: int, settles: bool) -> list[Msg]:
+    def take(
+        self, slot: int, limit: int, lease: int, now: int, settles: bool, ordered: bool = False
+    ) -> list[Msg]:
         s = self.slots[slot]
+        limit = self._may_take(slot, limit, now, ordered)
         picked = []
-        for msg in self._pick(slot, limit, now):
+        for msg in self._pick(slot, limit, now, ordered) if limit else []:
             self._leave(msg)
             if msg.expiry is not None and msg.expiry <= now:
                 self.bury(msg, now)
@@ -220,10 +257,13 @@ class Model:
         if not picked:
             return []
         s.takes += 1
+        s.front -= s.span
+        s.in_order, s.span, s.hold, s.holder = ordered, 0, 0, b""
         deadline = math.ceil((now + lease) / 1000) * 1000
         for msg in picked:
             s.delivered += 1
             msg.deliveries += 1
+            msg.number = s.delivered
             msg.left -= 1
             if settles:
                 self.settle(msg, "popped", now)
@@ -243,11 +283,16 @@ class Model:
             key=lambda m: (m.receipt, m.id),
         )
 
-    def has_work(self, now: int) -> bool:
-        """Whether a slot tells its consumers to come at once."""
+    def has_work(self, now: int, slot: int | None = None) -> bool:
+        """Whether a slot, or any, tells its consumers to come at once."""
+        if slot is None:
+            return any(self.has_work(now, one) for one in range(len(self.slots)))
+        if self.lapsed(slot, now):
+            return True
+        if self.slots[slot].in_order and (self.in_flight(slot) or self.held(slot, now)):
+            return False
         return any(
-            (m.state == "store" and (m.family != "timed" or m.due <= now))
-            or (m.state == "prepare" and m.receipt // 1000 * 1000 <= now)
+            m.slot == slot and m.state == "store" and (m.family != "timed" or m.due <= now)
             for m in self.msgs.values()
         )
 
@@ -275,12 +320,26 @@ class Model:
         if wait is None:
             wait = self.ladder[min(made, len(self.ladder)) - 1]
         msg.state, msg.failed = "store", True
-        if wait:
+        s = self.slots[msg.slot]
+        if s.in_order:
+            self._back(msg, wait, now)
+        elif wait:
             msg.timed(now + wait, True)
         else:
-            s = self.slots[msg.slot]
             s.returned += 1
             msg.family, msg.order = "retry", s.returned
+
+    def _back(self, msg: Msg, wait: int, now: int) -> None:
+        """To the place it had, in a slot in order; the slot waits for it."""
+        s = self.slots[msg.slot]
+        if wait and now + wait > s.hold:
+            s.hold, s.holder = now + wait, msg.id
+        if msg.priority:
+            behind = s.delivered - msg.number
+            msg.family, msg.order = "priority", s.front - behind
+            s.span = max(s.span, behind + 1)
+        else:
+            msg.timed(msg.home, False)
 
     def release(self, msgs: Iterable[Msg], wait: int, now: int) -> None:
         by_slot: dict[int, list[Msg]] = {}
@@ -288,10 +347,13 @@ class Model:
             by_slot.setdefault(msg.slot, []).append(msg)
         for slot, mine in by_slot.items():
             s = self.slots[slot]
-            s.front -= len(mine)
+            s.front -= 0 if s.in_order else len(mine)
             for place, msg in enumerate(mine, 1):
                 msg.state = "store"
                 msg.left += 1
+                if s.in_order:
+                    self._back(msg, wait, now)
+                    continue
                 msg.order = s.front + place
                 if wait:
                     msg.timed(now + wait, True)
@@ -326,6 +388,10 @@ class Model:
             msg.expiry += due - (msg.home or now)
         msg.timed(due, msg.priority > 0)
         msg.home = due
+        msg.moved = True
+        s = self.slots[msg.slot]
+        if s.holder == msg.id:
+            s.holder = b""
         return "rescheduled"
 
     def set_priority(self, id: bytes, priority: int) -> str:
@@ -336,6 +402,7 @@ class Model:
         if msg.priority == priority:
             return "unchanged"
         msg.priority = priority
+        msg.moved = True
         if msg.family == "timed":
             msg.asks = True
         elif msg.family == "priority":
@@ -355,6 +422,7 @@ class Model:
 
     def redrive(self, msg: Msg, now: int) -> None:
         msg.state, msg.failed, msg.left = "store", False, self.max_retries + 1
+        msg.moved = True
         if msg.expiry is not None and msg.expiry <= now:
             msg.expiry = None
         if msg.priority:

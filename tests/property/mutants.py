@@ -58,6 +58,25 @@ MUTANTS: dict[str, list[Change]] = {
     ],
 }
 
+_PLACE = "return ordered_score(home, places.front - behind)"
+# Of slots in order, and hunted by a machine whose consumers are ordered.
+IN_ORDER: dict[str, list[Change]] = {
+    "two batches of a slot": [
+        ("prepare", "local in_flight = redis.call('ZCARD', prepare) > 0", "local in_flight = false")
+    ],
+    "the hold is ignored": [("prepare", "if in_flight or hold > now then", "if in_flight then")],
+    "a failed one goes to the back": [
+        ("nack", _PLACE, "return ordered_score(home, redis.call('HINCRBY', KEYS[1], 'order', 1))")
+    ],
+    "a rollback turns a batch round": [
+        ("rollback", _PLACE, "return ordered_score(home, places.front - 2047 + behind)")
+    ],
+    "released ones stand where the next batch will": [
+        ("prepare", "tonumber(places[1] or 0) - tonumber(places[2] or 0)", "places[1] or 0")
+    ],
+    "a killer takes others with it": [("prepare", "limit = 1 -- it may", "-- it may")],
+}
+
 
 def loader(changes: list[Change]) -> Callable[[str], Script]:
     """A `scripts.load` that hands out the broken variants."""

@@ -31,7 +31,8 @@ class Look:
         )
         self.records, self.failures, self.merge, self.slot = pairs[3:]
         self.settled = set(replies[7]) | set(replies[8])
-        self.slot.pop(b"waiting", None)
+        for when in (b"waiting", b"blocked"):
+            self.slot.pop(when, None)
 
     def state(self) -> tuple[Any, ...]:
         """All of it but the answers kept for replay, for "this changed nothing"."""

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+import rmq
 from rmq import scripts
 from tests.conftest import any_binary
 from tests.property.driver import Driver
 from tests.property.machine import Machine
-from tests.property.mutants import MUTANTS, TwoStepDriver, loader
+from tests.property.mutants import IN_ORDER, MUTANTS, TwoStepDriver, loader
 from tests.property.snapshot import Violation
 from tests.servers import Server
 
@@ -43,12 +44,16 @@ def test_the_machine_catches_every_mutant(
     private: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caught: dict[str, str] = {}
-    for name, changes in MUTANTS.items():
+    every = MUTANTS | IN_ORDER
+    for name, changes in every.items():
 
         class Run(Machine):
             server = private
             reached: ClassVar[Counter[str]] = Counter()
             driver_class = TwoStepDriver if name == "pop, then add" else Driver
+
+        if name in IN_ORDER:
+            Run.consumes, Run.retry, Run.max_retries = "ordered", rmq.Levels((1.0, 3.0)), 3
 
         with monkeypatch.context() as patch:
             patch.setattr(scripts, "load", loader(changes))
@@ -61,7 +66,7 @@ def test_the_machine_catches_every_mutant(
                     break
 
     with capsys.disabled():
-        print(f"\nmutants caught {len(caught)}/{len(MUTANTS)}")
+        print(f"\nmutants caught {len(caught)}/{len(every)}")
         for name, found in caught.items():
             print(f"  {name}: {found}")
-    assert set(caught) == set(MUTANTS), f"not caught: {set(MUTANTS) - set(caught)}"
+    assert set(caught) == set(every), f"not caught: {set(every) - set(caught)}"

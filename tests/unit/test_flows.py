@@ -120,3 +120,25 @@ def test_what_one_slot_gave_survives_the_error_of_the_next() -> None:
     with pytest.raises(StopIteration) as stop:
         flow.throw(RuntimeError("slot 1 is broken"))
     assert [keys.index for keys, _ in stop.value.value] == [0]
+
+
+def test_in_order_the_first_slot_that_gives_any_is_the_only_one() -> None:
+    made = reception(3)
+    made.ordered = True
+    heard, batches = converse(receiving.receive(made, 10, 5), [0, 0, 0], EMPTY, FULL)
+    assert heard == ["next", "prepare 0", "prepare 1"]
+    assert [keys.index for keys, _ in batches] == [1]
+
+
+def test_an_interrupted_receive_returns_what_it_has_and_takes_no_more() -> None:
+    made = reception(2)
+    flow = receiving.receive(made, 10, 5)
+    next(flow)
+    flow.send([0, -1])
+    made.interrupted = True
+    with pytest.raises(StopIteration) as stop:
+        flow.send(FULL)
+    assert len(stop.value.value) == 1
+
+    heard, batches = converse(receiving.receive(made, 10, 5), [0, 0])
+    assert (heard, batches) == (["next"], [])  # at most it asks; it takes nothing
