@@ -14,7 +14,7 @@ from typing import Any
 
 from rmq import failure
 from rmq.consumer import AsyncDelivery, Consumer, Delivery
-from rmq.delivery import OPEN, DeliveryData
+from rmq.delivery import LOST, OPEN, DeliveryData
 from rmq.errors import RMQError
 from rmq.flows import Flow, Sleep, operating, settling
 from rmq.flows.settling import Leases
@@ -135,6 +135,14 @@ class Desk(Consumer):
     def _release(self, deliveries: Iterable[Delivery], delay: Duration) -> Flow[list[Delivery]]:
         verb = super()._release
         return self._renewed(lambda some: verb(some, delay), list(deliveries))
+
+    def _close(self) -> Flow[None]:
+        left = [one for batch in self._open for one in batch if one._state == OPEN]
+        try:
+            yield from super()._close()
+        finally:
+            for one in left:
+                one._state = LOST  # told to a handler that still runs
 
     def _extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None

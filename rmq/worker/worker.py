@@ -109,6 +109,7 @@ class Worker:
         self._loop: _Loop | None = None
         self._watch: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._ended = threading.Event()  # nothing is in hand any more
         self._heard: SimpleQueue[int] = SimpleQueue()  # signals: `put` may interrupt itself
         self._told = self._hurry = False  # by a first signal, and by a second
         self._stuck = False
@@ -155,6 +156,7 @@ class Worker:
         if self._crews:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
+        self._ended.clear()
         executor = self._connect()
         for one in self.handlers:
             try:
@@ -214,9 +216,10 @@ class Worker:
         assert self._keeper is not None
         assert self._board is not None
         assert self._executor is not None
-        self._keeper.stop()
+        self._ended.set()
         if self._watch is not None and self._watch is not threading.current_thread():
             self._watch.join()
+        self._keeper.stop()
         if self._loop is not None:
             self._loop.stop()
             self._loop = None
@@ -307,11 +310,18 @@ class Worker:
 
     def _watching(self) -> None:
         beat = time.monotonic()
-        while not self._stopping.wait(WATCH_S):
+        # It goes on while the worker stops: what still runs needs its lease and its limit. And a
+        # keeper ends with the thread that has started it.
+        while not self._ended.wait(WATCH_S):
             for crew in self._crews:
                 crew.watch()
             if self._keeper is not None:
-                self._keeper.check()
+                try:
+                    self._keeper.check()
+                except OSError as error:
+                    log.error("no keeper of leases can be started just now: %s", error)
+            if self._stopping.is_set():
+                continue
             now = time.monotonic()
             if now - beat > 10 * WATCH_S + 1:
                 beat = now  # this process was stopped, or starved: nobody could have moved
@@ -321,6 +331,7 @@ class Worker:
             if self._watchdog_s is not None and self._lifeless(now - self._watchdog_s):
                 self._stuck = True
                 self._stopping.set()
+                return
 
     def _lifeless(self, since: float) -> bool:
         """Whether a crew has not moved since then. Redis being away is movement: it is tried."""

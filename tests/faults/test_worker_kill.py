@@ -1,0 +1,138 @@
+"""A worker is killed in its handler, by its message, or again and again; its keeper is killed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.worker_scene import (
+    KINDS,
+    LEASE_S,
+    PATIENCE_S,
+    Scene,
+    alive,
+    recovery,
+    stages,
+    wait_for,
+)
+from tests.servers import Server
+
+LATE_S = 6.0  # starting a process, and whoever else is on this machine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_of_a_killed_worker_come_back_after_their_lease(
+    server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Scene(server, name, tmp_path, kind) as scene:
+        scene.send(3, do=("hold", 30))
+        first = scene.worker()
+        scene.seen("deliver", 1 if kind == "ordered" else 3)
+        scene.worker()
+        time.sleep(1.5 * LEASE_S)  # so long that a renewal was needed
+        first.kill()
+        scene.drained()
+
+        again = [e for e in scene.events("deliver") if e["pid"] != first.pid]
+        took = recovery(again[0], scene.events("kill")[0])
+        scene.judge("kill -9 worker", capsys, f"recovery {took:.2f} s, lease {LEASE_S:g} s")
+        assert [e["attempt"] for e in again] == [2] * 3
+        assert took < 2 * LEASE_S + LATE_S
+
+
+def test_a_message_that_kills_its_process_is_dead_after_17_and_takes_nobody_with_it(
+    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kinds side by side: it takes 17 leases."""
+    with stages(server, name, tmp_path, slots=2) as scenes:
+        poisons, starts = {}, dict.fromkeys(KINDS, 0)
+        for scene in scenes:
+            scene.send(20)
+            [poisons[scene.kind]] = scene.send(1, do=("exit",), again=("exit",))
+            scene.send(60, do=("hold", 0.02))
+        until = time.monotonic() + 3 * PATIENCE_S
+        while any(scene.held() for scene in scenes) and time.monotonic() < until:
+            for scene in scenes:
+                # The supervisor: it starts again what has died.
+                if scene.held() and not any(one.process.poll() is None for one in scene.children):
+                    scene.worker(concurrency=4, prefetch=8)
+                    starts[scene.kind] += 1
+            time.sleep(0.02)
+
+        for scene in scenes:
+            poison = poisons[scene.kind]
+            scene.fired = len(scene.events("exit"))
+            others = [e["attempt"] for e in scene.events("deliver") if e["n"] != poison]
+            scene.judge(
+                "os._exit in the handler", capsys,
+                f"{starts[scene.kind]} starts, the others needed at most {max(others)} attempts",
+            )  # fmt: skip
+            assert scene.held() == 0
+            assert scene.dead() == [poison]
+            tries = [e["attempt"] for e in scene.events("deliver", n=poison)]
+            assert tries == list(range(1, 18))
+
+
+def test_a_killed_keeper_is_replaced_even_while_the_worker_stops(
+    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stages(server, name, tmp_path, lease=3) as scenes:
+        firsts, keepers = [], []
+        for scene in scenes:
+            scene.send(2, do=("hold", 6))
+            firsts.append(scene.worker(worker={"grace": 30}))
+        for scene, first in zip(scenes, firsts, strict=True):
+            scene.seen("deliver", 1 if scene.kind == "ordered" else 2)
+            scene.worker()
+            keepers.append([first.keeper()])
+        for stopping in (False, True):
+            for first, mine in zip(firsts, keepers, strict=True):
+                if stopping:
+                    first.term()
+                    time.sleep(0.3)
+                first.scene.note("keeper", first.pid)
+                mine[-1].kill()
+                wait_for(lambda mine=mine: not alive(mine[-1]), "it is dead")
+                mine.append(first.keeper())
+
+        for scene, first, mine in zip(scenes, firsts, keepers, strict=True):
+            code = first.ended()
+            scene.drained()
+            found = scene.judge("kill -9 keeper, twice", capsys)
+            assert code == 0
+            assert len({one.pid for one in mine}) == 3
+            assert found.duplicates == 0
+            assert not scene.events("lost")
+
+
+def test_a_worker_killed_every_second_loses_nothing(
+    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Scene(server, name, tmp_path, "sync") as scene:
+        scene.worker()
+        victim = scene.worker()
+        for _ in range(5):
+            scene.seen("health", ok=True, pid=victim.pid)
+            scene.send(60, do=("hold", 0.25), again=("hold", 0.05))
+            scene.seen("deliver", pid=victim.pid)
+            time.sleep(0.3)
+            victim.kill()
+            victim = scene.worker()
+        scene.drained()
+
+        found = scene.judge("one of two workers killed every second", capsys, "5 kills")
+        assert found.dead == 0
+        assert found.duplicates >= 5
+
+
+def test_nobody_is_left_of_a_worker_whose_parent_is_gone(
+    server: Server, name: str, tmp_path: Path
+) -> None:
+    with Scene(server, name, tmp_path, "sync") as scene:
+        worker = scene.worker()
+        keeper = worker.keeper()
+        worker.close()
+        wait_for(lambda: not psutil.pid_exists(keeper.pid), "the keeper is gone", 10)

@@ -1,0 +1,204 @@
+"""The account of a run of workers, from what their handlers wrote down.
+
+A history is a file of JSON lines, appended by many processes, one write each. Every line has the
+monotonic time `t` (ns, one clock for all processes), the wall time `wall` (ms, the clock of a Redis
+on this machine) and the `pid`. Handlers write
+
+    deliver   it begins; `n` the message, `attempt`, `fence`, `until`: the receipt's deadline, ms
+    until     Redis has a later deadline for this very delivery
+    lost      the handler has seen that d.lost is true
+    done      it returns; fail: it raises
+    exit      it ends its process
+
+and a test writes what it did: kill, stop, cont, term, keeper (with the `pid` it did it to), redis
+(with `back`, when it was over), and that a process is gone. Nothing here knows of RMQ's own counts.
+
+    settled      its newest delivery is done: what a zombie finishes does not count
+    lost         was sent, and is neither settled nor dead
+    unexplained  delivered again, and nothing had happened to the delivery before
+    overlaps     begun while another run went on that had not seen that its lease was lost,
+                 or before the deadline of a lease that nobody had given back
+    zombies      begun although a later delivery had begun before
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.checker import History
+
+SLACK_NS = 400_000_000  # a handler that looks every 20 ms, on a machine that is busy
+NEVER = float("inf")
+Event = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """One run of a handler."""
+
+    n: int
+    pid: int
+    attempt: int
+    fence: int
+    begun: int
+    wall: int
+    untils: list[tuple[int, int]] = field(default_factory=list)  # since when, deadline
+    lost: float = NEVER
+    ended: float = NEVER  # done, failed, or its process died
+    given: float = NEVER  # from here on the lease may be somebody else's: done, failed, handed back
+    done: float = NEVER
+
+    def deadline(self, at: float) -> int:
+        return max(until for since, until in self.untils if since <= at)
+
+
+@dataclass
+class Account:
+    """What a run came to."""
+
+    state: str
+    sent: int
+    runs: int
+    dead: int
+    lost: list[int]
+    unexpected: list[int]
+    duplicates: int
+    unexplained: list[int]
+    overlaps: list[str]
+    zombies: list[int]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.state}: {self.sent} sent, {self.runs} runs, {self.dead} dead, "
+            f"lost {len(self.lost)}, unexpected {len(self.unexpected)}, "
+            f"duplicates {self.duplicates} (unexplained {len(self.unexplained)}), "
+            f"overlaps {len(self.overlaps)}, zombies {len(self.zombies)}"
+        )
+
+
+def events(log: Path) -> list[Event]:
+    """What is in a history; a line that is being written is left for later."""
+    text = log.read_bytes() if log.exists() else b""
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+
+
+def _spans(history: list[Event], what: str, to: str) -> dict[int, list[tuple[float, float]]]:
+    """By process: from when to when."""
+    found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for event in history:
+        if event["e"] == what:
+            found[event["pid"]].append((event["t"], NEVER))
+        elif event["e"] == to and found[event["pid"]]:
+            found[event["pid"]][-1] = (found[event["pid"]][-1][0], event["t"])
+    return found
+
+
+def runs_of(history: list[Event]) -> dict[int, list[Run]]:
+    """The runs of each message, as they began."""
+    found: dict[int, list[Run]] = defaultdict(list)
+    open_: dict[tuple[int, int, int], Run] = {}
+    for event in history:
+        what, t = event["e"], event["t"]
+        if what == "deliver":
+            run = Run(event["n"], event["pid"], event["attempt"], event["fence"], t, event["wall"])
+            run.untils.append((t, event["until"]))
+            found[run.n].append(run)
+            open_[run.n, run.pid, run.fence] = run
+        elif what in ("until", "lost", "done", "fail"):
+            run = open_[event["n"], event["pid"], event["fence"]]
+            if what == "until":
+                run.untils.append((t, event["until"]))
+            elif what == "lost":
+                run.lost = min(run.lost, t)
+            else:
+                run.ended = run.given = t
+                run.done = t if what == "done" else NEVER
+        elif what in ("kill", "exit", "gone"):
+            for run in open_.values():
+                if run.pid == event["pid"]:
+                    run.ended = min(run.ended, t)
+        elif what == "term":
+            for run in open_.values():
+                if run.pid == event["pid"]:
+                    run.given = min(run.given, t)
+    return found
+
+
+def _explained(one: Run, again: Run, history: list[Event]) -> bool:
+    """Whether something happened to this run, or to what it stands on, before the next one."""
+    for event in history:
+        if event["t"] >= again.begun:
+            return False
+        if event["e"] == "redis":
+            if event["back"] >= one.begun:
+                return True
+        elif event["t"] >= one.begun and event["pid"] == one.pid:
+            if event["e"] in ("kill", "exit", "stop", "term", "keeper"):
+                return True
+            if event["e"] == "fail" and event["n"] == one.n:
+                return True
+    return False
+
+
+def _overlap(one: Run, again: Run, stopped: list[tuple[float, float]]) -> str:
+    """What is wrong with `again` having begun when it did."""
+    if one.given > again.begun and again.wall < one.deadline(again.begun):
+        early = one.deadline(again.begun) - again.wall
+        return f"{one.n}: begun {early} ms before the lease of attempt {one.attempt} ended"
+    if one.ended <= again.begun:
+        return ""
+    may_be_late = again.begun + SLACK_NS
+    for since, until in stopped:
+        if since <= again.begun <= until:
+            may_be_late = until + SLACK_NS  # it cannot look before it goes on
+    if one.lost > may_be_late and one.ended > may_be_late:
+        return f"{one.n}: attempt {one.attempt} went on beside {again.attempt}, not told it is lost"
+    return ""
+
+
+def account(
+    history: list[Event], sent: Iterable[int], dead: Iterable[int] = (), *, fired: int
+) -> Account:
+    """The account of a run. `fired`: how many faults there were; 0 proves nothing."""
+    book, buried = History(), set(dead)
+    for number in sent:
+        book.attempt(number)
+        book.answer(number)
+    for number in buried:
+        book.bury(number)
+    history = sorted(history, key=lambda event: event["t"])
+    stopped = _spans(history, "stop", "cont")
+    unexplained, overlaps, zombies, settled = [], [], [], []
+    for number, runs in runs_of(history).items():
+        newest = runs[0]
+        book.deliver(number)
+        for place, again in enumerate(runs[1:], 1):
+            book.deliver(number)
+            if _explained(newest, again, history):
+                book.explain(number)
+            else:
+                unexplained.append(number)
+            for one in runs[:place]:
+                if wrong := _overlap(one, again, stopped.get(one.pid, [])):
+                    overlaps.append(wrong)
+            if again.fence < newest.fence:
+                zombies.append(number)
+            else:
+                newest = again
+        if newest.done < NEVER:
+            settled.append(number)
+    for number in settled:
+        book.settle(number)
+    verdict = book.verdict(fired=fired)
+    state = verdict.state
+    if overlaps or zombies or unexplained:
+        state = "invalid"
+    return Account(
+        state, verdict.answered, verdict.delivered, len(buried), verdict.stuck, verdict.unexpected,
+        verdict.duplicates, unexplained, overlaps, zombies,
+    )  # fmt: skip

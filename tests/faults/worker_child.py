@@ -1,0 +1,139 @@
+"""A worker process that something is going to happen to: `python -m tests.faults.worker_child`.
+
+Its task is the JSON in the first argument. Each message says what its handler is to do: `do` at the
+first attempt, `again` at the others (and at all of a worker that is asked to).
+
+    quick        return            hold s     work for s seconds, looking at d.lost
+    exit         end the process   block s    sleep without letting anybody else run
+    fail         raise             gil s      sleep without letting go of the GIL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+import rmq
+from tests.faults import worker_mutants
+
+LOOK_S, ASK_S = 0.02, 0.1
+
+
+class Book:
+    """Writes a history, a line at a time."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def write(self, what: str, pid: int = 0, **more: Any) -> None:
+        line = {
+            "t": time.monotonic_ns(), "wall": time.time_ns() // 1_000_000, "e": what,
+            "pid": pid or os.getpid(), **more,
+        }  # fmt: skip
+        os.write(self._fd, json.dumps(line).encode() + b"\n")
+
+
+class Play:
+    """What a handler does, as a generator of pauses: the handler sleeps or awaits them."""
+
+    def __init__(self, book: Book, url: str, always_again: bool) -> None:
+        self.book = book
+        self.always_again = always_again
+        self.raw = redis.Redis.from_url(url, socket_timeout=0.2, socket_connect_timeout=0.2)
+
+    def __call__(self, body: dict[str, Any], d: Any) -> Iterator[float]:
+        first = d.attempt == 1 and not self.always_again
+        act, *more = body["do"] if first else body["again"]
+        about = {"n": body["n"], "fence": d.fence}
+        receipt = d.receipt.score
+        self.book.write("deliver", attempt=d.attempt, until=int(receipt // 1000) * 1000, **about)
+        if act == "exit":
+            self.book.write("exit")
+            os._exit(9)
+        if act == "fail":
+            self.book.write("fail", **about)
+            raise RuntimeError("asked to fail")
+        if act == "block":
+            time.sleep(more[0])
+        if act == "gil":
+            ctypes.PyDLL(None).usleep(int(more[0] * 1_000_000))
+        if act == "hold":
+            yield from self._hold(more[0], d, receipt, about)
+        self.book.write("done", **about)
+
+    def _hold(self, seconds: float, d: Any, receipt: float, about: Any) -> Iterator[float]:
+        lost, until, asked = False, time.monotonic() + seconds, 0.0
+        while time.monotonic() < until:
+            yield LOOK_S
+            if d.lost and not lost:
+                lost = True
+                self.book.write("lost", **about)
+            if time.monotonic() >= asked + ASK_S:
+                asked = time.monotonic()
+                found = self._deadline(d)
+                if found is not None and found > receipt and found % 1000 == receipt % 1000:
+                    receipt = found
+                    self.book.write("until", until=int(found // 1000) * 1000, **about)
+
+    def _deadline(self, d: Any) -> float | None:
+        try:
+            found: Any = self.raw.zscore(d._origin.keys.prepare, d._id)
+        except redis.RedisError:
+            return None  # it is away: the test's doing
+        return None if found is None else float(found)
+
+
+def _report_health(worker: rmq.Worker, book: Book) -> None:
+    told = None
+    while True:
+        found = worker.health()
+        if found.ok != told:
+            told = found.ok
+            book.write("health", ok=found.ok, problems=found.problems)
+        time.sleep(0.05)
+
+
+def main(text: str) -> int:
+    task: dict[str, Any] = json.loads(text)
+    logging.basicConfig(level="WARNING", format="%(asctime)s %(threadName)s %(message)s")
+    book = Book(task["log"])
+    kind = task["kind"]
+    play = Play(book, task["url"], task["again"])
+    made = rmq.AsyncClient if kind == "async" else rmq.Client
+    client = made(task["url"], **task["client"])
+    topic = client.topic(task["topic"])
+    options = {**task["handler"], **({"ordered": True} if kind == "ordered" else {})}
+
+    if kind == "async":
+
+        @topic.handler(**options)
+        async def handle(body: dict, d: rmq.AsyncDelivery) -> None:
+            for pause in play(body, d):
+                await asyncio.sleep(pause)
+
+    else:
+
+        @topic.handler(**options)
+        def handle(body: dict, d: rmq.Delivery) -> None:
+            for pause in play(body, d):
+                time.sleep(pause)
+
+    if task["mutant"]:
+        getattr(worker_mutants, task["mutant"])()
+    worker = rmq.Worker(client, **task["worker"])
+    threading.Thread(target=_report_health, args=(worker, book), daemon=True).start()
+    return worker.run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

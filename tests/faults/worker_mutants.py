@@ -1,0 +1,84 @@
+"""Workers that are broken on purpose; each patches this process and must be seen to lose or double.
+
+The last two are stuck threads, for the watchdog.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rmq.delivery import SETTLED
+from rmq.worker import keeper
+from rmq.worker.board import Board
+from rmq.worker.crew import Crew
+from rmq.worker.desk import Desk
+
+
+def blind_keeper() -> None:
+    """Its keeper renews for a process that is stopped."""
+    start = keeper.subprocess.Popen
+
+    class Blind(start):  # type: ignore[misc,valid-type]
+        def __init__(self, words: list[str], **options: Any) -> None:
+            code = words[2].replace("k.main()", "k.stopped = lambda pid: False; k.main()")
+            assert code != words[2]
+            super().__init__([*words[:2], code, *words[3:]], **options)
+
+    keeper.subprocess.Popen = Blind  # type: ignore[misc]
+
+
+def idle_keeper() -> None:
+    """Nobody renews. Give keeper="thread"."""
+
+    def rest(self: keeper.Keeper) -> float:
+        self.board.came_round()
+        return 0.1
+
+    keeper.Keeper.round = rest  # type: ignore[method-assign]
+
+
+def acks_first() -> None:
+    """It settles before it handles, as at_most_once does."""
+    begin = Crew._may_start
+
+    def settled(self: Crew, one: Any) -> bool:
+        if not begin(self, one):
+            return False
+        self.desk.ack([one])
+        return True
+
+    Crew._may_start = settled  # type: ignore[method-assign]
+
+
+def acks_by_id() -> None:
+    """Its acks look at the id alone."""
+
+    def ack(self: Desk, deliveries: Any) -> list[Any]:
+        for one in deliveries:
+            keys = one._origin.keys
+            self._executor.ask("ack", "ZREM", keys.prepare, one._id)
+            self._executor.ask("ack", "HDEL", keys.records, one._id)
+            one._state = SETTLED
+        self.board.leave(deliveries)
+        return []
+
+    Desk.ack = ack  # type: ignore[method-assign]
+
+
+def begins_anything() -> None:
+    """It does not look whether the lease is still there before it begins."""
+    Crew._may_start = lambda self, one: True  # type: ignore[method-assign]
+
+
+def never_tells() -> None:
+    """d.lost is never true."""
+    Board.lost = lambda self, one: False  # type: ignore[method-assign]
+
+
+def stuck_fetcher() -> None:
+    Desk.take = lambda self, most, wait: time.sleep(3600)  # type: ignore[method-assign]
+
+
+def stuck_settler() -> None:
+    Desk.ack = lambda self, deliveries: time.sleep(3600)  # type: ignore[method-assign]
