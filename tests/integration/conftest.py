@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from rmq.worker import crew
 from tests.integration.driven import connect
+from tests.integration.handling import Scene
 from tests.servers import Server
 
 
@@ -20,3 +22,16 @@ def api(kind: str, server: Server) -> Iterator[Any]:
     """A client of that kind, called as the sync one."""
     with connect(kind, server.url, retry_for=2) as made:
         yield made
+
+
+@pytest.fixture
+def handles(request: pytest.FixtureRequest, kind: str) -> str:
+    """Where handlers run: in threads for the sync client, in tasks for the async one."""
+    return str(getattr(request, "param", {"sync": "threads", "async": "tasks"}[kind]))
+
+
+@pytest.fixture
+def scene(api: Any, handles: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A client with handlers of one kind; its workers stop quickly."""
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)  # a stop waits for one turn of the fetcher
+    return Scene(api, handles)

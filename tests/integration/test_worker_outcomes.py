@@ -1,0 +1,329 @@
+"""What becomes of a message: what its handler does, plain or async, on both clients."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+import rmq
+from tests.integration.handling import Scene, eventually, every_kind
+
+
+def dead_of(api: Any, name: str, count: int = 1) -> list[rmq.Message]:
+    return eventually(
+        lambda: found if len(found := api.admin.peek(name, place="dead")) >= count else None
+    )
+
+
+def is_idle(api: Any, name: str) -> bool:
+    stats = api.admin.stats(name)
+    return stats["in_flight"] == 0 and stats["records"] == stats["dead"]
+
+
+@every_kind
+def test_returning_settles_the_message(scene: Scene, api: Any, name: str) -> None:
+    seen = []
+    topic = api.topic(name, slots=2)
+
+    def work(d: Any) -> None:
+        assert type(d) is scene.delivery
+        seen.append((d.body, d.attempt))
+
+    scene.handle(topic, work)
+    topic.send_many([rmq.Outgoing(n) for n in range(50)])
+    with scene.working() as worker:
+        eventually(lambda: api.admin.stats(name)["settled"] == 50)
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        counts = worker.counts()[name]
+
+    assert sorted(seen) == [(n, 1) for n in range(50)]
+    assert (counts["taken"], counts["ack"]) == (50, 50)
+    assert is_idle(api, name)
+
+
+@every_kind
+def test_raising_retries_until_the_message_is_dead_with_type_words_and_traceback(
+    scene: Scene, api: Any, name: str
+) -> None:
+    attempts = []
+    topic = api.topic(name, max_retries=2, retry="immediate")
+
+    def work(d: Any) -> None:
+        attempts.append((d.attempt, d.retries_left))
+        raise LookupError(f"no such order: {d.body}")
+
+    scene.handle(topic, work)
+    topic.send(7)
+    with scene.working():
+        (dead,) = dead_of(api, name)
+
+    assert attempts == [(1, 2), (2, 1), (3, 0)]
+    assert dead.failure is not None
+    assert (dead.failure.reason, dead.deliveries) == ("failed", 3)
+    assert dead.failure.error == "LookupError: no such order: 7"
+    assert 'raise LookupError(f"no such order: {d.body}")' in dead.failure.traceback
+
+
+def test_snooze_comes_back_later_and_costs_nothing(scene: Scene, api: Any, name: str) -> None:
+    seen: list[tuple[int, float]] = []
+    topic = api.topic(name, max_retries=1)
+
+    def work(d: Any) -> None:
+        seen.append((d.attempt, time.monotonic()))
+        if len(seen) < 4:
+            raise rmq.Snooze(0.3)
+
+    scene.handle(topic, work)
+    topic.send(1)
+    with scene.working() as worker:
+        eventually(lambda: len(seen) == 4)
+        eventually(lambda: worker.counts()[name]["ack"] == 1)
+        assert worker.counts()[name]["release"] == 3
+
+    assert [attempt for attempt, _ in seen] == [1] * 4
+    assert all(b - a >= 0.3 for (_, a), (_, b) in itertools.pairwise(seen))
+    assert is_idle(api, name)
+
+
+def test_reject_is_a_dead_letter_at_once(scene: Scene, api: Any, name: str) -> None:
+    calls = []
+    topic = api.topic(name)
+
+    def work(d: Any) -> None:
+        calls.append(d.attempt)
+        raise rmq.Reject("not ours")
+
+    scene.handle(topic, work)
+    topic.send(1)
+    with scene.working():
+        (dead,) = dead_of(api, name)
+
+    assert calls == [1]
+    assert dead.failure is not None
+    assert (dead.failure.reason, dead.failure.error) == ("rejected", "not ours")
+
+
+def test_retry_with_a_delay_comes_back_then_and_counts(scene: Scene, api: Any, name: str) -> None:
+    seen: list[tuple[int, float]] = []
+    topic = api.topic(name, max_retries=1)
+
+    def work(d: Any) -> None:
+        seen.append((d.attempt, time.monotonic()))
+        raise rmq.Retry(0.4)
+
+    scene.handle(topic, work, retry=rmq.Levels((60,)))
+    topic.send(1)
+    with scene.working():
+        (dead,) = dead_of(api, name)
+
+    assert [attempt for attempt, _ in seen] == [1, 2]
+    assert seen[1][1] - seen[0][1] >= 0.4
+    assert dead.failure is not None
+    assert dead.failure.reason == "failed"
+
+
+def test_a_rule_for_the_error_decides(scene: Scene, api: Any, name: str) -> None:
+    topic = api.topic(name)
+
+    def work(d: Any) -> None:
+        raise {"key": KeyError, "value": ValueError}[d.body]("k")
+
+    scene.handle(
+        topic, work, on_error={LookupError: rmq.Reject("no such thing"), KeyError: rmq.Retry(60)}
+    )
+    kept = topic.send("key")
+    topic.send("value")
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["later"] == 2)
+
+    found = topic.get(kept.id)
+    assert found.failure.error == "KeyError: 'k'"
+    assert found.due.timestamp() - time.time() > 30
+
+
+def test_a_broken_retry_function_loses_no_message(scene: Scene, api: Any, name: str) -> None:
+    attempts = []
+    topic = api.topic(name, retry="immediate", max_retries=3)
+
+    def work(d: Any) -> None:
+        attempts.append(d.attempt)
+        raise ValueError("no")
+
+    def broken(d: Any, error: BaseException) -> float:
+        raise RuntimeError("the rule is broken")
+
+    scene.handle(topic, work, retry=broken)
+    topic.send(1)
+    with scene.working():
+        (dead,) = dead_of(api, name)
+
+    assert attempts == [1, 2, 3, 4]
+    assert dead.failure is not None
+    assert dead.failure.error == "ValueError: no"
+
+
+def test_a_message_s_own_policy_comes_before_the_handler_s(
+    scene: Scene, api: Any, name: str
+) -> None:
+    topic = api.topic(name, max_retries=2, retry=rmq.Levels((600,)))
+
+    def work(d: Any) -> None:
+        raise ValueError("no")
+
+    scene.handle(topic, work, retry=rmq.Levels((300,), jitter=0))
+    quick = topic.send("quick", retry="immediate")
+    slow = topic.send("slow")
+    with scene.working():
+        (dead,) = dead_of(api, name)
+        eventually(lambda: api.admin.stats(name)["later"] == 1)
+
+    assert dead.id == quick.id
+    wait = topic.get(slow.id).due.timestamp() - time.time()
+    assert 200 < wait <= 301
+
+
+# --- settled by the handler itself ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "expected"),
+    [
+        ("ack", {"settled": 1}),
+        ("nack", {"later": 1}),
+        ("reject", {"dead": 1}),
+        ("release", {"later": 1}),
+    ],
+)
+@pytest.mark.parametrize("after", ["returns", "raises"])
+def test_what_a_handler_settles_itself_the_worker_leaves_alone(
+    scene: Scene, api: Any, name: str, verb: str, after: str, expected: dict[str, int]
+) -> None:
+    named: dict[str, Any] = {"nack": {"delay": 60}, "release": {"delay": 60}}.get(verb, {})
+    words = ["why"] if verb == "reject" else []
+    topic = api.topic(name)
+
+    def work(d: Any) -> Any:
+        yield getattr(d, verb)(*words, **named)
+        assert d.is_settled
+        if after == "raises":
+            raise ValueError("too late")
+
+    scene.handle(topic, work)
+    sent = topic.send(1)
+    with scene.working() as worker:
+        counts = eventually(lambda: found if (found := worker.counts()[name])["own"] else None)
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+
+    assert {key: api.admin.stats(name)[key] for key in expected} == expected
+    assert sum(counts[one] for one in ("ack", "nack", "reject", "release", "lost")) == 0
+    left = topic.get(sent.id)
+    if verb == "release":
+        assert left.failure is None
+    if verb == "nack":
+        assert left.deliveries == 1
+
+
+def test_a_second_verb_of_the_handler_is_refused(scene: Scene, api: Any, name: str) -> None:
+    found = []
+    topic = api.topic(name)
+
+    def work(d: Any) -> Any:
+        yield d.ack()
+        try:
+            yield d.nack()
+        except rmq.AlreadySettled as error:
+            found.append(str(error))
+
+    scene.handle(topic, work)
+    topic.send(1)
+    with scene.working():
+        eventually(lambda: found)
+
+    assert "settled before" in found[0]
+    assert api.admin.stats(name)["settled"] == 1
+
+
+def test_extend_moves_the_deadline_and_the_worker_still_acks(
+    scene: Scene, api: Any, name: str
+) -> None:
+    deadlines = []
+    topic = api.topic(name)
+
+    def work(d: Any) -> Any:
+        before = d.deadline
+        yield d.extend(600)
+        deadlines.append((d.deadline - before).total_seconds())
+        assert not d.lost
+
+    scene.handle(topic, work, lease=5)
+    topic.send(1)
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+
+    assert 590 <= deadlines[0] <= 600
+
+
+@pytest.mark.parametrize("ending", ["end", "error", "snooze"])
+def test_with_delivery_settles_once_inside_a_handler(
+    kind: str, api: Any, name: str, ending: str
+) -> None:
+    errors = {"error": ValueError("no"), "snooze": rmq.Snooze(60)}
+    topic = api.topic(name)
+    scene = Scene(api, "threads")
+
+    def work(d: rmq.Delivery) -> None:
+        with d:
+            if ending in errors:
+                raise errors[ending]
+
+    scene.client.topic(name).handler()(work)
+    topic.send(1)
+    with scene.working() as worker:
+        eventually(lambda: worker.counts()[name]["own"] == 1)
+
+    stats = api.admin.stats(name)
+    assert (stats["settled"], stats["later"]) == ((1, 0) if ending == "end" else (0, 1))
+
+
+@pytest.mark.parametrize("ending", ["end", "error", "snooze"])
+def test_async_with_delivery_settles_once_inside_a_handler(
+    kind: str, api: Any, name: str, ending: str
+) -> None:
+    errors = {"error": ValueError("no"), "snooze": rmq.Snooze(60)}
+    topic = api.topic(name)
+    scene = Scene(api, "tasks")
+
+    async def work(d: rmq.AsyncDelivery) -> None:
+        async with d:
+            if ending in errors:
+                raise errors[ending]
+
+    scene.client.topic(name).handler()(work)
+    topic.send(1)
+    with scene.working() as worker:
+        eventually(lambda: worker.counts()[name]["own"] == 1)
+
+    stats = api.admin.stats(name)
+    assert (stats["settled"], stats["later"]) == ((1, 0) if ending == "end" else (0, 1))
+
+
+def test_a_body_that_does_not_fit_is_dead_at_once_with_the_reason(
+    scene: Scene, api: Any, name: str
+) -> None:
+    called = []
+    topic = api.topic(name)
+    scene.handle(topic, lambda d: called.append(d.body), body=dict[str, int])
+    topic.send({"id": "seven"})
+    topic.send({"id": 7})
+    with scene.working():
+        (dead,) = dead_of(api, name)
+        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+
+    assert called == [{"id": 7}]
+    assert dead.failure is not None
+    assert (dead.failure.reason, dead.deliveries) == ("undecodable", 1)
+    assert dead.failure.error == "body: str does not fit int"
+    assert dead.body == {"id": "seven"}
