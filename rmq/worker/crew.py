@@ -228,41 +228,50 @@ class Crew:
             self._report(one, ruling)
 
     def _in_order(self, run: list[DeliveryData]) -> None:
-        for place, one in enumerate(run):
-            if self._stopping.is_set():
-                self._done.put(Halt(None, run[place:]))
-                break
-            if not self._may_start(one):
-                self._done.put(Halt(None, run[place + 1 :]))
-                break
-            self._begin(one)
-            if self._halts(run, place, self.runner.run(one)):
-                break
-        self._free.release()
+        try:
+            for place, one in enumerate(run):
+                if self._stopping.is_set():
+                    self._done.put(Halt(None, run[place:]))
+                    break
+                if not self._may_start(one):
+                    self._done.put(Halt(None, run[place + 1 :]))
+                    break
+                self._begin(one)
+                if self._halts(run, place, self.runner.run(one)):
+                    break
+        finally:
+            self._free.release()
 
     async def _in_order_async(self, run: list[DeliveryData]) -> None:
-        for place, one in enumerate(run):
-            if self._stopping.is_set():
-                self._done.put(Halt(None, run[place:]))
-                break
-            if not await self._may_start_async(one):
-                self._done.put(Halt(None, run[place + 1 :]))
-                break
-            try:
-                ruling = await self.runner.run_async(one)
-            except asyncio.CancelledError:
-                ruling = BACK
-            if self._halts(run, place, ruling):
-                break
-        self._free.release()
+        try:
+            for place, one in enumerate(run):
+                if self._stopping.is_set():
+                    self._done.put(Halt(None, run[place:]))
+                    break
+                if not await self._may_start_async(one):
+                    self._done.put(Halt(None, run[place + 1 :]))
+                    break
+                try:
+                    ruling = await self.runner.run_async(one)
+                except asyncio.CancelledError:
+                    ruling = BACK
+                if self._halts(run, place, ruling):
+                    break
+        finally:
+            self._free.release()
 
     def _halts(self, run: list[DeliveryData], place: int, ruling: Ruling) -> bool:
         """Report one of an ordered run; whether those behind it have to wait."""
-        one = run[place]
-        if ruling.verb in ("ack", "reject") and one not in self._overdue:
+        one, rest = run[place], run[place + 1 :]
+        if one in self._overdue:  # it was given back when its time was over
+            self._overdue.discard(one)
+            self._done.put(Halt(None, rest))
+            return True
+        if ruling.verb in ("ack", "reject") and one._state == OPEN:
             self._report(one, ruling)
             return False
-        self._done.put(Halt((one, ruling), run[place + 1 :]))
+        # Failed, or settled by the handler itself, who knows how.
+        self._done.put(Halt((one, ruling), rest))
         return True
 
     def _begin(self, one: DeliveryData) -> None:
