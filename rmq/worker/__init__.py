@@ -7,6 +7,12 @@ board     what is in hand, in memory shared with the keeper
 keeper    renews leases, in a process that handlers cannot starve
 hands     threads and tasks in which handlers run
 runner    one run of a handler, and what becomes of its message
+
+Of the command `rmq worker`:
+
+supervisor  several worker processes, started again when they die
+line        what these processes and their supervisor tell each other
+probes      an HTTP endpoint for those who watch
 """
 
 from rmq.worker.worker import Health, Worker

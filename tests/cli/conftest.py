@@ -9,14 +9,17 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
 import rmq
 from rmq.cli import cli
+from tests.cli.program import SHOP, Program, write
 from tests.servers import Server
 
 COMMAND = [sys.executable, "-m", "rmq"]
@@ -104,6 +107,37 @@ def topic(client: rmq.Client, name: str) -> rmq.Topic:
     made = client.topic(name, max_retries=0, retry="immediate")
     made.open()
     return made
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    made: list[Program] = []
+
+    def run(*words: object, **how: Any) -> Program:
+        made.append(Program(tmp_path, *words, **how))
+        return made[-1]
+
+    yield run
+    for one in made:
+        if one.process.poll() is None:
+            rest = psutil.Process(one.process.pid).children(recursive=True)
+            one.process.kill()
+            one.process.wait()
+            for child in rest:
+                if child.is_running():
+                    child.kill()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, server: Server, name: str) -> Path:
+    """A module with one handler, and the directory it is in."""
+    write(tmp_path, SHOP.format(url=server.url, topic=name))
+    return tmp_path
+
+
+@pytest.fixture
+def orders(client: rmq.Client, name: str) -> rmq.Topic:
+    return client.topic(name, lease=1, retry="immediate")
 
 
 def bury(topic: rmq.Topic, *errors: str) -> list[str]:

@@ -1,0 +1,92 @@
+"""`rmq worker` as a process, for tests: its files, its output, its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.servers import _die_with_parent
+
+PATIENCE_S = 20.0
+COMMAND = [sys.executable, "-m", "rmq"]
+
+SHOP = """
+import os, time
+import rmq
+
+client = rmq.Client({url!r}, retry_for=0.3, timeout=2)
+orders = client.topic({topic!r}, lease=1, retry="immediate")
+
+@orders.handler(concurrency=4)
+def handle(body: dict, d: rmq.Delivery) -> None:
+    print("begin", body, d.attempt, os.getpid())
+    if body.get("die") and d.attempt == 1:
+        os._exit(1)
+    time.sleep(body.get("sleep", 0))
+    print("end", body)
+"""
+
+
+def until(what: Callable[[], Any], told: Callable[[], str] = str) -> Any:
+    """Wait for something to be true; what it then was."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := what()):
+        assert time.monotonic() < end, told()
+        time.sleep(0.02)
+    return found
+
+
+class Program:
+    """`rmq worker` with its output in two files: a process that outlives it holds no pipe."""
+
+    def __init__(self, home: Path, *words: object, env: dict[str, str] | None = None) -> None:
+        self.home = home
+        self.paths = home / "out.txt", home / "err.txt"
+        clean = {k: v for k, v in os.environ.items() if k not in ("RMQ_URL", "RMQ_PREFIX")}
+        with self.paths[0].open("ab") as out, self.paths[1].open("ab") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, "worker", *map(str, words)],
+                cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env=clean | {"PYTHONUTF8": "1", "COLUMNS": "120"} | (env or {}),
+                preexec_fn=_die_with_parent,
+            )  # fmt: skip
+
+    @property
+    def out(self) -> str:
+        return self.paths[0].read_text()
+
+    @property
+    def err(self) -> str:
+        return self.paths[1].read_text()
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        until(lambda: (self.out + self.err).count(text) >= count, lambda: self.out + self.err)
+
+    def ready(self) -> Program:
+        self.wait_for("shop: at work")
+        return self
+
+    def ask(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self, seconds: float = PATIENCE_S) -> int:
+        return self.process.wait(seconds)
+
+    def children(self) -> list[psutil.Process]:
+        """The worker processes of a supervisor."""
+        return [
+            one
+            for one in psutil.Process(self.process.pid).children()
+            if "worker" in one.cmdline() and "--line" in one.cmdline()
+        ]
+
+
+def write(home: Path, text: str, file: str = "shop.py") -> None:
+    (home / file).write_text(text)
