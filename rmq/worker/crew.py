@@ -374,7 +374,8 @@ class Crew:
                 partial(self.desk.fail, wait_s=wait_s, errors=errors),
             )
             for one, error in pairs:
-                self._tell(one, "failed", error)
+                dead = "" if one.retries_left else ", and is a dead letter"
+                self._tell(one, f"failed{dead}", error)
                 if isinstance(error, RuntimeExceeded):
                     one._state = LOST  # told to the handler that still runs
         for delay, some in back.items():
