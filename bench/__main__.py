@@ -12,6 +12,7 @@ from bench import report
 from bench.core import depth, throughput
 from bench.figures import Figure
 from bench.latency import due, idle, latency
+from bench.leases import leases
 from bench.machine import description, server
 from bench.memory import memory
 from tests.servers import Server
@@ -23,6 +24,7 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
     "latency": latency,
     "due": due,
     "idle": idle,
+    "leases": leases,
 }
 
 

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from bench.figures import Figure
 
-DIGITS = {"x": 2, "ms": 2, "B": 0, "messages": 0, "messages/s": 0, "commands/s": 1}
+DIGITS = {"x": 2, "ms": 2, "B": 0, "messages": 0, "messages/s": 0, "commands/s": 1,
+          "% of a core": 2}  # fmt: skip
 
 
 def _text(figure: Figure, value: float) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rmq.delivery import LOST, DeliveryData
+from rmq.settings import LEASE_MIN_MS
 
 # Native and aligned: each number is one store. Packing in a named byte order writes byte by byte.
 _SERIAL = struct.Struct("@Q")
@@ -60,6 +61,8 @@ class Board:
         size = _HEADER + rows * _ROW
         self.fd = _shared(size) if fd < 0 else fd
         self._memory = mmap.mmap(self.fd, size)
+        if fd < 0:
+            self.expect(LEASE_MIN_MS)
         self._free = list(range(rows - 1, -1, -1))
         self._serials = itertools.count(1)
         self._serial = [0] * rows  # of the worker's side: what stands in each row
@@ -141,6 +144,10 @@ class Board:
         """Whether its lease is gone, or may be: its time has passed and nothing was renewed."""
         return one._state == LOST or time.monotonic() >= self.safe_until(one)
 
+    def expect(self, lease_ms: int) -> None:
+        """Leases will be no shorter: so often the keeper has to look."""
+        _FLOAT.pack_into(self._memory, 8, lease_ms)
+
     def beat(self) -> float:
         """When the keeper last came round; 0: never."""
         found: float = _FLOAT.unpack_from(self._memory, 0)[0]
@@ -165,6 +172,11 @@ class Board:
             else:
                 safe = since + lease_ms / 1000
             yield Row(number, serial, topic, lease_ms, id, score, until, safe)
+
+    def shortest_ms(self) -> float:
+        """The shortest lease that may stand here."""
+        found: float = _FLOAT.unpack_from(self._memory, 8)[0]
+        return found
 
     def came_round(self) -> None:
         """Say that the keeper is at work."""

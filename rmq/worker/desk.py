@@ -147,15 +147,18 @@ class Desk(Consumer):
     def _extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None
     ) -> Flow[list[Delivery]]:
-        """A handler asked for more than the keeper gives; the keeper goes on from there."""
+        """A handler asked for more than the keeper gives; the keeper goes on from there.
+
+        Less than the keeper gives is not given: it looks only as often as the lease asks for.
+        """
         mine, verb, held = list(deliveries), super()._extend, time.monotonic()
-        lost = yield from self._renewed(lambda some: verb(some, lease), mine)
-        kept = [one for one in mine if one._state == OPEN]
-        asked = self._reception.lease_ms
+        lease_ms = self._reception.lease_ms or LEASE_MIN_MS
         if lease is not None:
-            asked = milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
+            lease_ms = max(lease_ms, milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS))
+        lost = yield from self._renewed(lambda some: verb(some, lease_ms / 1000), mine)
+        kept = [one for one in mine if one._state == OPEN]
         self.board.leave(kept)
-        self._enter(kept, asked, held)
+        self._enter(kept, lease_ms, held)
         return lost
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger("rmq")
 Where = Literal["process", "thread"]
 SHARE = 3  # a lease is renewed when a third of it has passed
 LOOKS = 6  # how often the board is looked at during a lease
-LOOK_MOST_S = 1.0
+LOOK_MOST_S = 5.0
 READY_S = 15.0
 
 
@@ -54,9 +54,8 @@ class Keeper:
         """Renew what is due; how long to wait until the next round, seconds."""
         self.board.came_round()
         groups: dict[tuple[int, int], list[Row]] = {}
-        now, shortest = time.monotonic(), 60_000
+        now = time.monotonic()
         for row in self.board.held():
-            shortest = min(shortest, row.lease_ms)
             if row.until > now:
                 groups.setdefault((row.topic, row.lease_ms), []).append(row)
         for (topic, lease_ms), rows in groups.items():
@@ -66,7 +65,7 @@ class Keeper:
                 # What was leased or renewed just now can wait for the next call.
                 early = now + lease_s * (LOOKS - 1) / LOOKS
                 self._renew(self.handles[topic], lease_ms, [r for r in rows if r.safe <= early])
-        return min(LOOK_MOST_S, shortest / 1000 / LOOKS)
+        return min(LOOK_MOST_S, self.board.shortest_ms() / 1000 / LOOKS)
 
     def _renew(self, handle: Handle, lease_ms: int, rows: list[Row]) -> None:
         started = time.monotonic()
