@@ -1,0 +1,134 @@
+"""The catalogue: every metric and every log event of RMQ, before anyone emits one.
+
+Who emits them is told beside each: the interceptors in `rmq.interceptors`. Labels take few values;
+a message id is never one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["counter", "histogram", "gauge"]
+
+LABELS = {
+    "topic": "a topic's name",
+    "status": "stored, merged or duplicate",
+    "error": "the class of an exception",
+    "verb": "ack, nack, reject, release, lost or own, as rmq.Outcome has them",
+}
+
+
+class Metric(NamedTuple):
+    """One metric.
+
+    Attributes:
+        name: as it is exposed.
+        kind: a counter only grows, a gauge goes up and down, a histogram counts into buckets.
+        unit: of its value.
+        labels: keys of LABELS.
+        help: one line.
+        buckets: upper bounds of a histogram, in its unit.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+
+class Event(NamedTuple):
+    """One log event, on the logger `rmq.messages`.
+
+    Attributes:
+        name: in the field `event` of its record.
+        level: of `logging`, by name.
+        fields: what its record carries besides.
+        help: one line.
+    """
+
+    name: str
+    level: Literal["INFO", "WARNING"]
+    fields: tuple[str, ...]
+    help: str
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+# A due message is in a handler within a millisecond or two; a day late is a backlog.
+LATE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300, 3600, 86_400)
+RUN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+
+LATENESS = Metric(
+    "rmq_lateness_seconds", "histogram", "seconds", ("topic",),
+    "From when a message was due, or was sent to be taken at once, to the start of its handler; "
+    "first attempts, by this machine's clock.", LATE,
+)  # fmt: skip
+HANDLER_SECONDS = Metric(
+    "rmq_handler_seconds", "histogram", "seconds", ("topic",),
+    "How long a run of a handler took.", RUN,
+)  # fmt: skip
+HANDLED = Metric(
+    "rmq_handled_total", "counter", "messages", ("topic", "verb"),
+    "Messages that a handler has run for, by what becomes of them.",
+)  # fmt: skip
+SENT = Metric(
+    "rmq_sent_total", "counter", "messages", ("topic", "status"),
+    "Messages that Redis has accepted.",
+)  # fmt: skip
+SEND_ERRORS = Metric(
+    "rmq_send_errors_total", "counter", "messages", ("topic", "error"),
+    "Messages whose send raised.",
+)  # fmt: skip
+IN_HAND = Metric(
+    "rmq_in_hand", "gauge", "deliveries", ("topic",),
+    "Deliveries that the watched workers hold: waiting, running, or about to be settled.",
+)  # fmt: skip
+TAKEN = Metric(
+    "rmq_taken_total", "counter", "deliveries", ("topic",),
+    "Deliveries that the watched workers have taken since they were started.",
+)  # fmt: skip
+LEASE_LOST = Metric(
+    "rmq_lease_lost_total", "counter", "deliveries", ("topic",),
+    "Deliveries of the watched workers whose lease had run out before they could be settled.",
+)  # fmt: skip
+
+METRICS = (
+    LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, TAKEN, LEASE_LOST,
+)  # fmt: skip
+
+# --- events --------------------------------------------------------------------------------------
+
+MESSAGE_SENT = Event(
+    "sent", "INFO", ("topic", "message_id", "status", "slot"), "A message was accepted.",
+)  # fmt: skip
+MESSAGE_NOT_SENT = Event(
+    "not_sent", "WARNING", ("topic", "error_type", "error"), "A send raised.",
+)  # fmt: skip
+MESSAGE_HANDLED = Event(
+    "handled", "INFO", ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds"),
+    "A handler has run and did not fail; late_seconds on a first attempt only.",
+)  # fmt: skip
+MESSAGE_FAILED = Event(
+    "failed", "WARNING",
+    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "error_type", "error"),
+    "A handler raised, or the message was rejected or lost; error_type and error where it raised.",
+)  # fmt: skip
+
+EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
+
+
+def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float | None:
+    """How late a handler starts, seconds; None for a retry, whose own due time is not kept.
+
+    Args:
+        attempt: 1 for the first.
+        due_ms: when the message was due, epoch ms by the server's clock; 0: at once.
+        made_ms: when it was sent, epoch ms by the sender's clock; it counts where `due_ms` is 0.
+        now_ms: epoch ms by this machine's clock. Where clocks differ the result is off by that,
+            and never below 0.
+    """
+    if attempt != 1:
+        return None
+    return max(0.0, now_ms - (due_ms or made_ms)) / 1000
