@@ -6,12 +6,15 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.cli.program import Program, write
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -89,6 +92,24 @@ def test_the_commands_run_and_succeed(env: dict[str, str], tmp_path: Path) -> No
     assert len(ran) >= 7
     # A redrive that matches nothing says so with 3; everything else succeeds.
     assert [r for r in ran if r[1] not in ((0, 3) if "redrive" in r[0] else (0,))] == []
+
+
+def test_the_handler_is_run_by_a_worker(env: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path, at_home(block("python", ".handler("), tmp_path))
+
+    worker = Program(tmp_path, "shop", env=env).ready()
+    subprocess.run(
+        [sys.executable, "-m", "rmq", "send", "mail", '{"to": "a@example.org"}'],
+        env=env | {"RMQ_URL": f"embedded://{tmp_path}/rmq"},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    worker.wait_for("1 a@example.org")
+    worker.ask(signal.SIGTERM)
+
+    assert worker.end() == 0
 
 
 def test_every_file_that_the_readme_names_is_there() -> None:
