@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,3 +35,17 @@ def scene(api: Any, handles: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
     """A client with handlers of one kind; its workers stop quickly."""
     monkeypatch.setattr(crew, "WAIT_S", 0.2)  # a stop waits for one turn of the fetcher
     return Scene(api, handles)
+
+
+@pytest.fixture
+def link(kind: str, server: Server) -> Iterator[Callable[..., Any]]:
+    """Makes clients of that kind with interceptors."""
+    made: list[Any] = []
+
+    def make(*interceptors: Any) -> Any:
+        made.append(connect(kind, server.url, retry_for=2, interceptors=interceptors))
+        return made[-1].__enter__()
+
+    yield make
+    for one in made:
+        one.__exit__(None, None, None)

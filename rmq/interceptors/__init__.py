@@ -1,0 +1,20 @@
+"""Interceptors that come with RMQ: logs, metrics, traces.
+
+    from rmq.interceptors import Logging, OpenTelemetry, Prometheus
+
+    client = rmq.Client(url, interceptors=[Logging(), Prometheus(), OpenTelemetry()])
+
+logs         structured events, and the message's id in every record that a handler logs
+prometheus   the metrics of the catalogue (`rmq.telemetry`); pip install "rmq[prometheus]"
+otel         spans, and the trace that goes with the message; pip install "rmq[otel]"
+runs         what they share: which deliveries the code at hand is running for
+
+`import rmq` loads none of them. An optional package is loaded when the object that needs it is
+made; where it is missing, that raises ConfigurationError and names the extra.
+"""
+
+from rmq.interceptors.logs import JsonFormatter, Logging, MessageFilter
+from rmq.interceptors.otel import OpenTelemetry
+from rmq.interceptors.prometheus import Prometheus
+
+__all__ = ["JsonFormatter", "Logging", "MessageFilter", "OpenTelemetry", "Prometheus"]

@@ -1,0 +1,148 @@
+"""Structured logs: an event for each message, and the message's id in whatever a handler logs.
+
+Everything goes through the standard library: the events to the logger `rmq.messages`, whose level
+and handlers are the program's. Nothing here configures a logger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from rmq.delivery import DeliveryData
+from rmq.failure import ERROR_CHARS
+from rmq.interceptor import Interceptor, Outcome, topic_of
+from rmq.interceptors.runs import Runs, late_s
+from rmq.message import Outgoing, SendResult
+from rmq.telemetry import MESSAGE_FAILED, MESSAGE_HANDLED, MESSAGE_NOT_SENT, MESSAGE_SENT, Event
+
+log = logging.getLogger("rmq.messages")
+
+# One for the process: the filter does not know which interceptor noted the message.
+_runs: Runs[float | None] = Runs("rmq_logging")
+
+
+class Logging(Interceptor):
+    """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
+
+    The text is for people; the fields are in `extra`, as `rmq.telemetry.EVENTS` lists them. INFO
+    for what went well, WARNING for a send that raised and for a handler that failed. With a
+    `MessageFilter` on a handler of `logging`, records made inside a handler carry the message's id.
+    """
+
+    def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
+        """Log that a message was sent, or was not."""
+        if isinstance(result, BaseException):
+            _emit(
+                MESSAGE_NOT_SENT, "not sent to %s: %s: %s",
+                topic=topic, error_type=type(result).__name__, error=_told(result),
+            )  # fmt: skip
+        elif log.isEnabledFor(logging.INFO):
+            _emit(
+                MESSAGE_SENT, "sent to %s: %s %s, slot %d",
+                topic=topic, message_id=str(result.id), status=result.status, slot=result.slot,
+            )  # fmt: skip
+
+    def before_handle(self, delivery: DeliveryData) -> None:
+        """From here on, records carry the message."""
+        _runs.begin(delivery, late_s(delivery))
+
+    def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
+        """Log what the run came to."""
+        late, _ = _runs.end(delivery)
+        failed = outcome.error is not None or outcome.verb in ("nack", "reject", "lost")
+        if not failed and not log.isEnabledFor(logging.INFO):
+            return
+        fields: dict[str, Any] = {
+            "topic": topic_of(delivery),
+            "message_id": str(delivery.id),
+            "attempt": delivery.attempt,
+            "verb": outcome.verb,
+            "seconds": round(outcome.seconds, 6),
+        }
+        event, text = MESSAGE_HANDLED, "handled from %s: %s attempt %d, %s after %g s"
+        if failed:
+            event, text = MESSAGE_FAILED, "failed from %s: %s attempt %d, %s after %g s"
+        if late is not None:
+            fields["late_seconds"] = round(late, 3)
+        if outcome.error is not None:
+            fields["error_type"] = type(outcome.error).__name__
+            fields["error"] = _told(outcome.error)
+        _emit(event, text, **fields)
+
+
+def _told(error: BaseException) -> str:
+    return str(error)[:ERROR_CHARS]
+
+
+def _emit(event: Event, text: str, **fields: Any) -> None:
+    """Log an event. The text takes as many of the fields as it has places, in order."""
+    said = list(fields.values())[: text.count("%")]
+    level = logging.WARNING if event.level == "WARNING" else logging.INFO
+    log.log(level, text, *said, extra={"event": event.name, **fields})
+
+
+_OURS = ("message_id", "topic", "attempt", "batch")
+
+
+class MessageFilter(logging.Filter):
+    """Gives every record that passes the message it was made for; it lets all of them pass.
+
+    Put it on a handler of `logging`: a filter on a logger does not see the records of its children.
+    It works for what a handler of messages calls, and for the threads and tasks that it starts with
+    its context (`asyncio.create_task`, `asyncio.to_thread`). Needs `Logging` as an interceptor.
+
+    Sets `message_id` and `topic`, '' where there is no message, `attempt`, then 0, and `batch`, how
+    many deliveries the handler was given; of several, the others are those of the first.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Note the message on the record; what the record says itself stays."""
+        # Our own events tell of a message of their own: a handler may send, say.
+        run = None if record.name == log.name else _runs.now
+        told: tuple[Any, ...] = ("", "", 0, 0)
+        if run is not None:
+            told = (str(run.first.id), run.topic, run.first.attempt, run.size)
+        for name, value in zip(_OURS, told, strict=True):
+            vars(record).setdefault(name, value)
+        return True
+
+
+_USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+    "message", "asctime", "taskName",
+}  # fmt: skip
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one JSON object on a line: time, level, logger, message, and what `extra` gave.
+
+    Times are UTC; outside of a handler there are no fields of a message. What JSON does not know is
+    written as its `str`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _USUAL and name not in told and value is not None:
+                told[name] = value
+        if told.get("message_id") == "":
+            for name in _OURS:
+                if not told.get(name):
+                    told.pop(name, None)
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            told["stack"] = self.formatStack(record.stack_info)
+        try:
+            return json.dumps(told, allow_nan=False, default=str)
+        except (TypeError, ValueError):  # a key that is no text, NaN, a circle
+            return json.dumps({name: str(value) for name, value in told.items()})

@@ -1,0 +1,158 @@
+"""Traces: a span for each send and each run of a handler, tied by a header of the message.
+
+Needs `pip install "rmq[otel]"`, which is OpenTelemetry's API; which SDK and exporter is the
+program's choice. Names follow OpenTelemetry's semantic conventions for messaging.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rmq import extras
+from rmq.delivery import DeliveryData
+from rmq.flows.sending import HEADERS_BYTES, HEADERS_MAX
+from rmq.interceptor import Interceptor, Outcome, topic_of
+from rmq.interceptors.runs import Runs, late_s
+from rmq.message import Outgoing, SendResult
+
+log = logging.getLogger("rmq")
+
+MARKS_BYTES = 256  # room left for what RMQ itself notes beside the headers
+
+
+class OpenTelemetry(Interceptor):
+    """A producer span around each send; a consumer span, linked to it, around each handler.
+
+    The trace goes with the message in the headers that the program's propagator names (traceparent,
+    tracestate, perhaps baggage), beside the sender's own. A message that has one of them already is
+    left as it is; so is one whose headers have no room.
+
+    Inside a handler the consumer span is the current one; in a batch, that of the first delivery.
+
+    Args:
+        tracer_provider: of the SDK; None: the global one.
+        parent: the consumer span is a child of the producer's as well, in one trace. False: each
+            run begins a trace of its own, linked to the sender's.
+
+    Raises:
+        ConfigurationError: the package is missing.
+    """
+
+    def __init__(self, tracer_provider: Any = None, *, parent: bool = False) -> None:
+        self._trace = extras.load("opentelemetry.trace", "otel", "OpenTelemetry")
+        self._context = extras.load("opentelemetry.context", "otel", "OpenTelemetry")
+        self._propagate = extras.load("opentelemetry.propagate", "otel", "OpenTelemetry")
+        self._tracer = self._trace.get_tracer("rmq", tracer_provider=tracer_provider)
+        self._parent = parent
+        self._sending: dict[int, tuple[Outgoing, Any]] = {}  # the message too, so no id is reused
+        self._runs: Runs[Any] = Runs("rmq_otel")
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def before_send(self, topic: str, message: Outgoing) -> None:
+        """Begin the producer's span, and put it into the message's headers."""
+        span = self._tracer.start_span(
+            f"send {topic}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes=_attributes("send", topic),
+        )
+        self._sending[id(message)] = message, span
+        told: dict[str, str] = {}
+        self._propagate.inject(told, context=self._trace.set_span_in_context(span))
+        held = {} if message.headers is None else message.headers
+        if told and _takes(held, told):
+            message.headers = {**held, **told}
+
+    def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
+        """End it."""
+        _, span = self._sending.pop(id(message), (None, None))
+        if span is None:
+            return
+        if isinstance(result, BaseException):
+            self._failed(span, result)
+        else:
+            span.set_attribute("messaging.message.id", str(result.id))
+            span.set_attribute("messaging.destination.partition.id", str(result.slot))
+            span.set_attribute("rmq.status", result.status)
+        span.end()
+
+    # --- handling --------------------------------------------------------------------------------
+
+    def before_handle(self, delivery: DeliveryData) -> None:
+        """Begin the consumer's span, and make it the current one."""
+        topic = topic_of(delivery)
+        origin = self._propagate.extract(delivery.headers, context=self._context.Context())
+        producer = self._trace.get_current_span(origin).get_span_context()
+        around = origin
+        if not self._parent:
+            around = self._trace.set_span_in_context(self._trace.INVALID_SPAN, origin)
+        attributes = _attributes("process", topic) | {
+            "messaging.message.id": str(delivery.id),
+            "messaging.destination.partition.id": str(delivery.slot),
+            "rmq.attempt": delivery.attempt,
+        }
+        late = late_s(delivery)
+        if late is not None:
+            attributes["rmq.late_seconds"] = late
+        span = self._tracer.start_span(
+            f"process {topic}",
+            context=around,
+            kind=self._trace.SpanKind.CONSUMER,
+            links=[self._trace.Link(producer)] if producer.is_valid else None,
+            attributes=attributes,
+        )
+        run = self._runs.begin(delivery, span)
+        if run is not None:
+            run.note = self._context.attach(self._trace.set_span_in_context(span, around))
+
+    def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
+        """End it; what was current before is again."""
+        span, run = self._runs.end(delivery)
+        if run is not None:
+            self._context.detach(run.note)
+        if span is None:
+            return
+        span.set_attribute("rmq.verb", outcome.verb)
+        if outcome.error is not None:
+            self._failed(span, outcome.error)
+        elif outcome.verb in ("nack", "reject", "lost"):
+            span.set_attribute("error.type", outcome.verb)
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, outcome.verb))
+        span.end()
+
+    def _failed(self, span: Any, error: BaseException) -> None:
+        kind = type(error)
+        where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        span.set_attribute("error.type", f"{where}{kind.__qualname__}")
+        span.record_exception(error)
+        told = f"{kind.__name__}: {error}"
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, told))
+
+
+def _attributes(verb: str, topic: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "rmq",
+        "messaging.operation.name": verb,
+        "messaging.operation.type": verb,
+        "messaging.destination.name": topic,
+    }
+
+
+def _takes(held: Any, told: dict[str, str]) -> bool:
+    """Whether these headers take the trace's too. A send must not fail of being watched."""
+    if not isinstance(held, Mapping):
+        return False  # the send itself will say so
+    if any(name in held for name in told):
+        return False
+    both = [*held.items(), *told.items()]
+    if not all(isinstance(name, str) and isinstance(text, str) for name, text in both):
+        return False
+    size = MARKS_BYTES + sum(
+        4 * 2 + len((name + text).encode(errors="replace")) for name, text in both
+    )
+    if len(both) > HEADERS_MAX or size > HEADERS_BYTES:
+        log.debug("%d headers, about %d bytes: no room for the trace", len(held), size)
+        return False
+    return True

@@ -1,0 +1,111 @@
+"""The metrics of the catalogue, for Prometheus. Needs `pip install "rmq[prometheus]"`."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from rmq import extras, telemetry
+from rmq.delivery import DeliveryData
+from rmq.errors import ConfigurationError
+from rmq.interceptor import Interceptor, Outcome, topic_of
+from rmq.interceptors.runs import late_s
+from rmq.message import Outgoing, SendResult
+from rmq.telemetry import Metric
+
+
+class Counting(Protocol):
+    """What `watch` asks of a worker."""
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By topic, how many deliveries were taken, are held, were lost."""
+
+
+class Prometheus(Interceptor):
+    """Counts and times messages. How they are exposed is the program's choice, as ever.
+
+    Make one and give it to every client: a registry takes each metric once.
+
+    Args:
+        registry: of prometheus_client; None: the default one.
+
+    Raises:
+        ConfigurationError: the package is missing, or the registry has these metrics already.
+    """
+
+    def __init__(self, registry: Any = None) -> None:
+        self._lib = extras.load("prometheus_client", "prometheus", "Prometheus")
+        self._families = extras.load("prometheus_client.core", "prometheus", "Prometheus")
+        self._registry = self._lib.REGISTRY if registry is None else registry
+        self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._late = self._metric(telemetry.LATENESS)
+        self._seconds = self._metric(telemetry.HANDLER_SECONDS)
+        self._handled = self._metric(telemetry.HANDLED)
+        self._sent = self._metric(telemetry.SENT)
+        self._send_errors = self._metric(telemetry.SEND_ERRORS)
+        self._registry.register(self)
+
+    def _metric(self, metric: Metric) -> Any:
+        named = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
+        kind = self._lib.Histogram if metric.kind == "histogram" else self._lib.Counter
+        try:
+            return kind(metric.name, metric.help, metric.labels, registry=self._registry, **named)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"Prometheus: this registry has {metric.name} already ({error}); make one "
+                "Prometheus() and give it to every client, or give each a registry of its own"
+            ) from error
+
+    def watch(self, worker: Counting) -> None:
+        """Expose what a worker holds, has taken and has lost; until it is gone from memory."""
+        self._workers.add(worker)
+
+    # --- hooks -----------------------------------------------------------------------------------
+
+    def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
+        """Count a message, or the error."""
+        if isinstance(result, BaseException):
+            self._send_errors.labels(topic, type(result).__name__).inc()
+        else:
+            self._sent.labels(topic, result.status).inc()
+
+    def before_handle(self, delivery: DeliveryData) -> None:
+        """Note how late it is."""
+        late = late_s(delivery)
+        if late is not None:
+            self._late.labels(topic_of(delivery)).observe(late)
+
+    def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
+        """Count and time the run."""
+        topic = topic_of(delivery)
+        self._seconds.labels(topic).observe(outcome.seconds)
+        self._handled.labels(topic, outcome.verb).inc()
+
+    # --- a collector of prometheus_client --------------------------------------------------------
+
+    def describe(self) -> Iterator[Any]:
+        """What `collect` will give, without values."""
+        yield from self._watched({})
+
+    def collect(self) -> Iterator[Any]:
+        """What the watched workers say now."""
+        totals: dict[str, Counter[str]] = {}
+        for worker in list(self._workers):
+            for topic, counts in worker.counts().items():
+                totals.setdefault(topic, Counter()).update(counts)
+        yield from self._watched(totals)
+
+    def _watched(self, totals: dict[str, Counter[str]]) -> Iterator[Any]:
+        for metric, key in (
+            (telemetry.IN_HAND, "held"),
+            (telemetry.TAKEN, "taken"),
+            (telemetry.LEASE_LOST, "lost"),
+        ):
+            kind = "Gauge" if metric.kind == "gauge" else "Counter"
+            family = getattr(self._families, f"{kind}MetricFamily")
+            made = family(metric.name, metric.help, labels=metric.labels)
+            for topic, counts in totals.items():
+                made.add_metric((topic,), counts[key])
+            yield made

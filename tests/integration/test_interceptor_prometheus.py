@@ -1,0 +1,190 @@
+"""Prometheus: every metric of the catalogue is emitted, with its labels, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.samples import Sample
+
+import rmq
+from rmq import Outgoing
+from rmq.interceptors import Prometheus
+from rmq.telemetry import METRICS
+from tests.integration.working import handle, until, work
+from tests.servers import Server
+
+STYLES = ("plain", "async")
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def samples(registry: CollectorRegistry) -> list[Sample]:
+    return [sample for family in registry.collect() for sample in family.samples]
+
+
+def total(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    return sum(
+        one.value for one in samples(registry)
+        if one.name == name and labels.items() <= one.labels.items()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
+    link: Any, registry: CollectorRegistry, name: str, style: str
+) -> None:
+    metrics = Prometheus(registry)
+    client = link(metrics)
+    topic = client.topic(name, retry="immediate")
+
+    def run(body: str, d: Any) -> None:
+        if body == "bad" and d.attempt == 1:
+            raise ValueError
+
+    handle(topic, style, run)
+    topic.send("good", id=topic.send("good").id)
+    topic.send("bad")
+    with pytest.raises(rmq.EncodeError):
+        topic.send({1})
+    with rmq.Worker(getattr(client, "target", client), keeper="thread") as worker:
+        metrics.watch(worker)
+        until(lambda: total(registry, "rmq_handled_total") == 3)
+        until(lambda: total(registry, "rmq_in_hand") == 0)
+        found = list(registry.collect())
+
+    catalogue = {metric.name: metric for metric in METRICS}
+    named = {f"{one.name}_total" if one.type == "counter" else one.name: one for one in found}
+    assert set(named) == set(catalogue)
+    for key, family in named.items():
+        metric = catalogue[key]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        assert family.samples, f"{key} is emitted"
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels)
+            assert sample.labels["topic"] == name
+
+    def counted(metric: str, **labels: str) -> float:
+        return sum(
+            one.value for one in named[metric].samples
+            if one.name in (metric, f"{metric}_count") and labels.items() <= one.labels.items()
+        )  # fmt: skip
+
+    assert counted("rmq_sent_total", status="stored") == 2
+    assert counted("rmq_sent_total", status="duplicate") == 1
+    assert counted("rmq_send_errors_total", error="EncodeError") == 1
+    assert counted("rmq_handled_total", verb="ack") == 2
+    assert counted("rmq_handled_total", verb="nack") == 1
+    assert counted("rmq_handler_seconds") == 3
+    assert counted("rmq_lateness_seconds") == 2, "first attempts only"
+    assert counted("rmq_taken_total") == 3
+    assert counted("rmq_lease_lost_total") == 0
+
+
+def test_without_it_nothing_is_counted(link: Any, registry: CollectorRegistry, name: str) -> None:
+    metrics = Prometheus(registry)
+    client = link()
+    topic = client.topic(name)
+    handled: list[Any] = []
+    handle(topic, "plain", lambda body, d: handled.append(body))
+
+    topic.send("x")
+    work(client, lambda: handled)
+
+    assert samples(registry) == []
+    assert metrics is not None
+
+
+def test_lateness_of_a_timed_message_is_from_when_it_was_due(
+    link: Any, registry: CollectorRegistry, name: str
+) -> None:
+    client = link(Prometheus(registry))
+    topic = client.topic(name)
+    handle(topic, "plain", lambda body, d: None)
+
+    topic.send("x", delay=1.0)
+    work(client, lambda: total(registry, "rmq_handled_total") == 1)
+
+    assert 0 <= total(registry, "rmq_lateness_seconds_sum") < 0.5
+
+
+def test_what_workers_hold_is_watched_and_summed(
+    server: Server, registry: CollectorRegistry, name: str
+) -> None:
+    metrics, go = Prometheus(registry), threading.Event()
+    with rmq.Client(server.url) as client:
+        topic = client.topic(name)
+        topic.send_many([Outgoing(n) for n in range(4)])
+        handle(topic, "plain", lambda body, d: go.wait(10), prefetch=2)
+        with (
+            rmq.Worker(client, keeper="thread") as one,
+            rmq.Worker(client, keeper="thread") as two,
+        ):
+            for worker in (one, two, two):
+                metrics.watch(worker)
+            until(lambda: total(registry, "rmq_in_hand", topic=name) == 4)
+            assert total(registry, "rmq_taken_total", topic=name) == 4
+            go.set()
+            until(lambda: total(registry, "rmq_in_hand", topic=name) == 0)
+
+
+def test_a_worker_that_is_gone_is_no_longer_watched(
+    server: Server, registry: CollectorRegistry, name: str
+) -> None:
+    metrics = Prometheus(registry)
+
+    class Workers:
+        def counts(self) -> dict[str, dict[str, int]]:
+            return {name: {"held": 5, "taken": 5}}
+
+    workers = Workers()
+    metrics.watch(workers)
+    assert total(registry, "rmq_in_hand") == 5
+    del workers
+    assert total(registry, "rmq_in_hand") == 0
+
+
+def test_no_label_is_a_message(link: Any, registry: CollectorRegistry, name: str) -> None:
+    client = link(Prometheus(registry))
+    topic = client.topic(name)
+    handle(topic, "plain", lambda body, d: None)
+    topic.send("warm")
+    work(client, lambda: total(registry, "rmq_handled_total") == 1)
+    before = len(samples(registry))
+
+    topic.send_many([Outgoing(n) for n in range(100)])
+    work(client, lambda: total(registry, "rmq_handled_total") == 101)
+
+    assert len(samples(registry)) == before
+
+
+def test_two_in_one_registry_are_refused_and_the_error_says_what_to_do(
+    registry: CollectorRegistry,
+) -> None:
+    Prometheus(registry)
+    with pytest.raises(rmq.ConfigurationError, match="give it to every client"):
+        Prometheus(registry)
+    Prometheus(CollectorRegistry())
+
+
+def test_the_default_registry_is_the_librarys() -> None:
+    import prometheus_client
+
+    made = Prometheus()
+    try:
+        assert b"rmq_in_hand" in generate_latest()
+    finally:
+        for one in (made, made._late, made._seconds, made._handled, made._sent, made._send_errors):
+            prometheus_client.REGISTRY.unregister(one)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(rmq.ConfigurationError, match=r'pip install "rmq\[prometheus\]"'):
+        Prometheus()

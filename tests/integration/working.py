@@ -1,0 +1,45 @@
+"""Run a worker until something is so, for either client and either kind of handler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import rmq
+
+
+def until(true: Callable[[], Any], wait_s: float = 10) -> None:
+    """Wait for it."""
+    end = time.monotonic() + wait_s
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def handle(topic: Any, style: str, function: Callable[[Any, Any], Any], **options: Any) -> None:
+    """Register a function of (body, delivery), or of a batch, as a plain or an async handler."""
+    if "batch" in options:
+
+        def batch(deliveries: Any) -> None:
+            function([one.body for one in deliveries], deliveries)
+
+        async def batch_async(deliveries: Any) -> None:
+            function([one.body for one in deliveries], deliveries)
+
+        topic.handler(**options)(batch_async if style == "async" else batch)
+        return
+
+    def plain(body: Any, d: Any) -> None:
+        function(body, d)
+
+    async def awaited(body: Any, d: Any) -> None:
+        function(body, d)
+
+    topic.handler(**options)(awaited if style == "async" else plain)
+
+
+def work(client: Any, true: Callable[[], Any], **options: Any) -> None:
+    """Run a worker of this client until it is so, and stop it."""
+    with rmq.Worker(getattr(client, "target", client), keeper="thread", **options):
+        until(true)

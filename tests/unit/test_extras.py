@@ -1,0 +1,40 @@
+"""What is optional is loaded by those who ask for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import rmq
+from rmq import extras
+
+OPTIONAL = {"prometheus_client", "opentelemetry", "zstandard", "pydantic", "msgspec"}
+
+
+def loaded(code: str) -> set[str]:
+    told = f"import sys; {code}; print(*{{m.split('.')[0] for m in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=60
+    )
+    return OPTIONAL & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("code", ["import rmq", "import rmq, rmq.interceptors, rmq.cli"])
+def test_importing_rmq_loads_nothing_optional(code: str) -> None:
+    by_redis = loaded("import redis")  # redis-py 8 looks for OpenTelemetry by itself
+    assert by_redis <= {"opentelemetry"}
+    assert loaded(code) == by_redis
+
+
+def test_a_package_is_loaded_and_a_missing_one_is_told_with_its_extra() -> None:
+    assert extras.load("json", "x", "what").dumps({}) == "{}"
+    with pytest.raises(rmq.ConfigurationError, match=r'^what: no_such is .* "rmq\[x\]"$'):
+        extras.load("no_such", "x", "what")
+
+
+def test_rmq_works_where_nothing_optional_is_installed() -> None:
+    code = f"import sys; sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))"
+    code += "; import rmq.interceptors as i; i.Logging(); i.JsonFormatter(); import rmq.cli"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
