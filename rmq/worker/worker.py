@@ -21,6 +21,7 @@ from rmq.errors import (
     ConfigurationError,
     InvalidType,
     InvalidValue,
+    RMQError,
     StorageError,
     TopicNotFound,
 )
@@ -40,6 +41,7 @@ FINISHED, HANDED_BACK, STUCK = 0, 4, 70
 WATCH_S = 0.1
 QUIET_S = 5.0  # without a turn of a fetcher, or with one call to settle, a worker is not healthy
 KEEPER_S = 30.0  # a renewal that waits for an absent Redis may take so long
+ASK_S = 1.0  # how often, and for how long, Redis is asked for a sign when nothing moves
 FETCHER_S = 5.0  # for a fetcher that is in the midst of a call
 ALIVE_S = 60.0  # something hangs in this process, and does not come back by itself
 CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
@@ -112,6 +114,7 @@ class Worker:
         self._ended = threading.Event()  # nothing is in hand any more
         self._heard: SimpleQueue[int] = SimpleQueue()  # signals: `put` may interrupt itself
         self._told = self._hurry = False  # by a first signal, and by a second
+        self._asked = self._away = float("-inf")  # when Redis was asked for a sign; was away last
         self._stuck = False
         self._signal = 0
         self._counts: dict[str, dict[str, int]] = {}
@@ -328,24 +331,46 @@ class Worker:
                 for crew in self._crews:
                     crew.turned = now
             beat = now
-            if self._watchdog_s is not None and self._lifeless(now - self._watchdog_s):
+            if self._watchdog_s is not None and self._lifeless(now, self._watchdog_s):
                 self._stuck = True
                 self._stopping.set()
                 return
 
-    def _lifeless(self, since: float) -> bool:
-        """Whether a crew has not moved since then. Redis being away is movement: it is tried."""
+    def _lifeless(self, now: float, watchdog_s: float) -> bool:
+        """Whether a crew has not moved for so long, although Redis could be reached."""
         for crew in self._crews:
-            started = crew.settling_since
-            if crew.turned < since or (started and started < since and crew.trouble is None):
+            moved, started = crew.turned, crew.settling_since
+            if started and crew.trouble is None:
+                moved = min(moved, started)
+            if now - moved < watchdog_s / 2:
+                continue
+            if now >= self._asked + ASK_S:
+                self._asked = now
+                if not self._answers():
+                    self._away = time.monotonic()
+            # Once Redis is back, half of the time is left to come to life.
+            if now - moved >= watchdog_s and now - self._away >= watchdog_s / 2:
                 log.critical(
-                    "%s has not moved for %g s; all stacks follow on stderr", crew.handler,
-                    self._watchdog_s,
+                    "%s has not moved for %g s; all stacks follow on stderr",
+                    crew.handler, watchdog_s,
                 )  # fmt: skip
                 with contextlib.suppress(OSError, ValueError):
                     faulthandler.dump_traceback(sys.stderr, all_threads=True)
                 return True
         return False
+
+    def _answers(self) -> bool:
+        """Whether Redis can be reached, on a line of its own: the others may be waiting."""
+        assert self._executor is not None
+        try:
+            probe = Executor(self._executor.address, 0.0, ASK_S)
+            try:
+                probe.ask("ping", "PING")
+            finally:
+                probe.close()
+        except RMQError:
+            return False
+        return True
 
     def health(self) -> Health:
         """How it is: for a liveness or readiness check."""
