@@ -165,6 +165,15 @@ def test_a_process_that_dies_is_replaced_and_the_others_go_on(shop, orders, star
     assert settled(orders) == 21
 
 
+def test_a_process_that_died_before_the_stop_does_not_spoil_the_exit_code(shop, orders, start):
+    program = start("shop", "--processes", 1).ready()
+    orders.send({"die": 1})
+    program.wait_for("exited with 1")
+    program.ask(signal.SIGTERM)
+
+    assert program.end() == 0
+
+
 def test_a_second_signal_reaches_all_processes(shop, orders, start):
     program = start("shop", "--processes", 2).ready()
     orders.send({"sleep": 1000})
