@@ -259,6 +259,7 @@ class Worker:
                     self._heard.get(timeout=0.5)
             if self._stuck:
                 return STUCK
+            log.info("stopping: %g s for what runs; a second signal ends at once", self._grace_s)
             finished = self.stop()
         if self._hurry:
             return 128 + self._signal
