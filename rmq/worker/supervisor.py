@@ -286,7 +286,7 @@ class Supervisor:
         place.process, place.counts, place.health = None, {}, Health(True, [])
         place.code = exit_code(code)
         if place.is_told:
-            if not was_ready:
+            if not was_ready and code == -signal.SIGTERM:
                 place.code = 0  # ended by us before it had begun anything
             elif place.code:
                 log.warning("%s %s", name, _spell_exit(code))
