@@ -176,7 +176,10 @@ class KeeperProcess:
         assert process.stdin is not None
         # Not on the command line, where others could read the password.
         with contextlib.suppress(OSError):
-            process.stdin.write(json.dumps(self._task).encode() + b"\n")
+            # Linux ends it with the thread that started it; only the main one lives to the end.
+            bound = threading.current_thread() is threading.main_thread()
+            task = {**self._task, "bound": bound}
+            process.stdin.write(json.dumps(task).encode() + b"\n")
             process.stdin.flush()
         return process
 
@@ -242,11 +245,11 @@ def main() -> None:
     """Keep the leases of the process that started this one."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with its worker, not before
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     task: Any = json.loads(sys.stdin.buffer.readline() or b"null")
     if task is None:
         return
+    if sys.platform == "linux" and task["bound"]:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     parent = int(task["parent"])
     board = Board(int(task["rows"]), int(sys.argv[1]))
     executor = Executor(urls.parse(task["url"]), min(2.0, task["retry_for"]), task["timeout"])
