@@ -491,11 +491,10 @@ class Crew:
         self._abandoned = True
         self._done.put(None)
         self._settler.join(wait_s)
-        left = self.held
         try:
             self.desk.close()
-            self.tally["release"] += left
-            self.finished += left
+            self.tally["release"] += self.held
+            self.finished = self.taken
         except RMQError as error:
             log.warning("%s: what was in hand waits for its leases to run out: %s",
                         self.handler, error)  # fmt: skip
