@@ -166,6 +166,10 @@ class Worker:
                 executor.run(opening.ensure(one.handle))
             except StorageError as error:
                 log.error("%s: its topic cannot be opened yet: %s", one, error)
+            except BaseException:
+                if self._owns_executor:
+                    executor.close()
+                raise
         if loop is None and any(one.is_async for one in self.handlers):
             self._loop = _Loop()
             loop = self._loop.loop
@@ -206,7 +210,8 @@ class Worker:
         self._stopping.set()
         for crew in self._crews:
             crew.stop_taking()
-        finished, until = True, time.monotonic() + seconds
+        # Hands that have nothing to do need a moment to end too.
+        finished, until = True, time.monotonic() + max(seconds, WATCH_S)
         for crew in self._crews:
             crew.hand_back(FETCHER_S)
         for crew in self._crews:
@@ -390,11 +395,13 @@ class Worker:
                 problems.append(
                     f"{name}: nothing was settled for {now - crew.settling_since:.0f} s"
                 )
-        if self._board is not None and now - self._board.beat() > KEEPER_S:
-            problems.append(f"leases were not looked at for {now - self._board.beat():.0f} s")
-        if self._loop is not None and self._loop.lag() > QUIET_S:
-            problems.append(f"the event loop is blocked for {self._loop.lag():.0f} s")
-            since.append(self._loop.lag())
+        board, loop = self._board, self._loop
+        with contextlib.suppress(ValueError):  # the worker stops just now, and has closed it
+            if board is not None and now - board.beat() > KEEPER_S:
+                problems.append(f"leases were not looked at for {now - board.beat():.0f} s")
+        if loop is not None and loop.lag() > QUIET_S:
+            problems.append(f"the event loop is blocked for {loop.lag():.0f} s")
+            since.append(loop.lag())
         return Health(not problems, problems, max(since, default=0.0) < ALIVE_S)
 
     def counts(self) -> dict[str, dict[str, int]]:
