@@ -107,15 +107,13 @@ class Place:
             yield json.loads(one)
 
     def stop(self) -> None:
-        """Tell the process to stop; one that has begun nothing is ended."""
+        """Tell the process to stop."""
         if self.process is None or self.is_told:
             return
         self.is_told = True
         if self.line is not None:
             with contextlib.suppress(OSError):
                 self.line.shutdown(socket.SHUT_WR)
-        if not self.is_ready:
-            self.process.terminate()
 
     def problems(self, now: float) -> list[str]:
         """What is wrong here."""
@@ -287,7 +285,7 @@ class Supervisor:
         place.code = exit_code(code)
         if place.is_told:
             if not was_ready and code == -signal.SIGTERM:
-                place.code = 0  # ended by us before it had begun anything
+                place.code = 0  # so did others, before it had begun anything
             elif place.code:
                 log.warning("%s %s", name, _spell_exit(code))
             return
