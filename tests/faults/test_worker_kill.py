@@ -76,6 +76,25 @@ def test_a_message_that_kills_its_process_is_dead_after_17_and_takes_nobody_with
             assert tries == list(range(1, 18))
 
 
+@pytest.mark.parametrize("kind", ["sync", "async", "batch"])
+def test_what_waits_behind_a_suspect_is_handed_back_before_it_begins(
+    server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Scene(server, name, tmp_path, kind, slots=1) as scene:
+        [poison] = scene.send(1, do=("exit",), again=("exit", 5), priority=900)
+        scene.send(6)
+        for starts in range(1, 6):
+            scene.worker(concurrency=1, prefetch=8)
+            scene.seen("exit", starts)
+        scene.worker(concurrency=1, prefetch=8)
+        scene.drained()
+
+        scene.fired = len(scene.events("exit"))
+        others = [e["attempt"] for e in scene.events("deliver") if e["n"] != poison]
+        scene.judge("behind a suspect", capsys, f"at most {max(others)} attempts")
+        assert max(others) <= 3, "two deaths before it is a suspect"
+
+
 def test_a_killed_keeper_is_replaced_even_while_the_worker_stops(
     server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

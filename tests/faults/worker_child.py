@@ -4,8 +4,9 @@ Its task is the JSON in the first argument. Each message says what its handler i
 first attempt, `again` at the others (and at all of a worker that is asked to).
 
     quick        return            hold s     work for s seconds, looking at d.lost
-    exit         end the process   block s    sleep without letting anybody else run
-    fail         raise             gil s      sleep without letting go of the GIL
+    exit [n]     end the process   block s    sleep without letting anybody else run
+                 (to attempt n)    gil s      sleep without letting go of the GIL
+    fail         raise
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Play:
         about = {"n": body["n"], "fence": d.fence}
         receipt = d.receipt.score
         self.book.write("deliver", attempt=d.attempt, until=int(receipt // 1000) * 1000, **about)
-        if act == "exit":
+        if act == "exit" and d.attempt <= (more or [17])[0]:
             self.book.write("exit")
             os._exit(9)
         if act == "fail":
@@ -120,6 +121,14 @@ def main(text: str) -> int:
         async def handle(body: dict, d: rmq.AsyncDelivery) -> None:
             for pause in play(body, d):
                 await asyncio.sleep(pause)
+
+    elif kind == "batch":
+
+        @topic.handler(batch=4, **options)
+        def handle(batch: list[rmq.Delivery]) -> None:
+            for d in batch:
+                for pause in play(d.body, d):
+                    time.sleep(pause)
 
     else:
 
