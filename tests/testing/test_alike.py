@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq import scripts
 from rmq.errors import RMQError
 from rmq.testing import Broker
 from tests.servers import Server
@@ -196,3 +197,43 @@ def play(fake: Broker, server: Server, dice: random.Random, reached: Counter[str
         for side in (real, other):
             for consumer in side.consumers.values():
                 consumer.close()
+
+
+LIBRARIES = """
+local packed = struct.pack('>I2I4', 258, 4026531841)
+local a, b, at = struct.unpack('>I2I4', '..' .. packed, 3)
+local value = { 0, 1, -1, 255, 65536, 9007199254740991, -9007199254740991, 'text', '',
+                string.rep('x', 300), { 'inner', { 7 }, {} } }
+local again = cmsgpack.unpack(cmsgpack.pack(value))
+for i = 1, 7 do
+  again[i] = string.format('%.0f', again[i])
+end
+return { packed, a, b, at, struct.pack('>I4', 4294967295), again }
+"""
+
+
+def test_lua_libraries_that_stand_in_do_what_those_of_redis_do(
+    fake: Broker, server: Server
+) -> None:
+    with rmq.Client(server.url) as client:
+        real = client._executor.ask("eval", "EVAL", LIBRARIES, 0)
+    assert fake.client._executor.ask("eval", "EVAL", LIBRARIES, 0) == real
+
+
+def test_pop_whose_reply_was_lost_hands_over_the_same_again(fake: Broker) -> None:
+    topic = fake.client.topic("t")
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    executor = fake.client._executor
+    exchange, lost = executor._exchange, []
+
+    def losing(packed: bytes, count: int) -> list[Any]:
+        replies = exchange(packed, count)
+        if scripts.load("pop").sha.encode() in packed and not lost:
+            lost.append(replies)
+            raise ConnectionResetError
+        return replies
+
+    with topic.consumer(mode="at_most_once") as consumer:
+        executor._exchange = losing  # type: ignore[method-assign]
+        assert [one.body for one in consumer.receive(10)] == [0, 1, 2]
+    assert lost

@@ -88,6 +88,22 @@ def test_a_closed_broker_says_so() -> None:
         Broker("memory").__enter__()  # type: ignore[arg-type]
 
 
+def test_error_of_a_script_is_told_and_the_connection_goes_on(broker: Broker) -> None:
+    one, many = broker.client.topic("one"), broker.client.topic("many", slots=4)
+    one.open()
+    many.open()
+    broker._open().flush()
+    started = time.monotonic()
+    with pytest.raises(rmq.TopicVanished, match=r"rmq:\{one_0\}:slot has vanished"):
+        one.send(1)
+    with pytest.raises(rmq.TopicVanished, match="many_"):
+        many.send_many([rmq.Outgoing(n) for n in range(100)])
+    lines = list(broker.client._executor._idle)
+    assert broker.client.admin.topics() == []
+    assert broker.client._executor._idle[-1] in lines
+    assert time.monotonic() - started < 1
+
+
 async def test_async_client_inside_a_loop(broker: Broker) -> None:
     async with broker.async_client() as client:
         topic = client.topic("orders")

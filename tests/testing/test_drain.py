@@ -186,6 +186,20 @@ def _slot(basis: str) -> int:
     return rmq.slots.slot_of(basis, 2)
 
 
+def test_handler_that_moves_the_clock_makes_others_due(broker: Broker) -> None:
+    topic = broker.client.topic("t", slots=2)
+    bases = {_slot(basis): basis for basis in "abcdefgh"}
+
+    @topic.handler()
+    def handle(body: str) -> None:
+        if body == "now":
+            broker.clock.advance(60)
+
+    topic.send("later", delay=60, slot_basis=bases[0])  # in the slot that is looked at first
+    topic.send("now", slot_basis=bases[1])
+    assert [one.body for one in broker.drain()] == ["now", "later"]
+
+
 def test_handlers_of_several_topics_feed_each_other(broker: Broker) -> None:
     first, second = broker.client.topic("first"), broker.client.topic("second")
 
