@@ -3,7 +3,7 @@
 Two kinds. `embedded` is a real redis-server on a unix socket, in a temporary directory that goes
 with the process. `fakeredis` is fakeredis behind a TCP port of this process. "auto" takes the real
 one where there is a redis-server to start, and fakeredis elsewhere: the real one is the quicker of
-the two, by ten times and more for each call, and it cannot differ from a real one.
+the two, several times for each call, and it cannot differ from a real one.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_error_of_a_script_is_told_and_the_connection_goes_on(broker: Broker) ->
     lines = list(broker.client._executor._idle)
     assert broker.client.admin.topics() == []
     assert broker.client._executor._idle[-1] in lines
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5  # patience, which a reply that never came would use up
 
 
 async def test_async_client_inside_a_loop(broker: Broker) -> None:
