@@ -354,8 +354,8 @@ class Worker:
                 self._asked = now
                 if not self._answers():
                     self._away = time.monotonic()
-            # Once Redis is back, half of the time is left to come to life.
-            if now - moved >= watchdog_s and now - self._away >= watchdog_s / 2:
+            # Once Redis is back there is time left to come to life.
+            if now - moved >= watchdog_s and now - self._away >= max(watchdog_s / 2, QUIET_S):
                 log.critical(
                     "%s has not moved for %g s; all stacks follow on stderr",
                     crew.handler, watchdog_s,
