@@ -1,9 +1,10 @@
 """The line between a supervisor and its worker processes: a socket that each process inherits.
 
 A worker says, one JSON object a line, when it is at work, every second how it is, and at the end
-its account. The supervisor says one thing only, by closing its end: stop. So a supervisor that is
-killed stops its workers as well, and a signal that reaches both of them (systemd sends SIGTERM to
-every process of a service) is still the first one for each.
+its account. The supervisor says STOP, then perhaps the number of a second signal, a byte each; the
+end of the line is a STOP too, so that the workers of a killed supervisor stop. These are no
+signals, because systemd sends SIGTERM to every process of a service, and that has to be the first
+one for each of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 
 from rmq.worker.worker import Worker
 
+STOP = 0
 REPORT_S = 1.0
+APART_S = 0.2  # between two signals, which else may become one
 PATIENCE_S = 5.0  # for a supervisor that does not read
 
 
@@ -62,10 +65,25 @@ class Line:
         with contextlib.suppress(OSError):
             while True:
                 select.select([self._socket], [], [])
-                if not self._socket.recv(64):
+                heard = self._socket.recv(64)
+                for byte in heard:
+                    self._obey(byte)
+                if not heard:
                     break
+        self._obey(STOP)
+
+    def _obey(self, byte: int) -> None:
         with self._lock:
             if self._worker is None:
                 os._exit(0)  # nothing has begun
+        if byte == STOP:
+            threading.Thread(target=self._stop, name="rmq-stop", daemon=True).start()
+            return
+        for _ in range(2):  # the worker may have had none yet
+            os.kill(os.getpid(), byte)
+            time.sleep(APART_S)
+
+    def _stop(self) -> None:
         self._at_work.wait()
+        assert self._worker is not None
         self._worker.ask_to_stop()

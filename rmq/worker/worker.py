@@ -240,7 +240,7 @@ class Worker:
         return finished
 
     def ask_to_stop(self) -> None:
-        """Ask `run` to end, as a first signal does. Asked again, nothing changes."""
+        """Ask `run` to end, with its grace time. Asked again, nothing changes."""
         self._heard.put(0)
         self._stopping.set()
 
@@ -289,7 +289,7 @@ class Worker:
 
         No lock is taken here: the code that is interrupted may have it.
         """
-        if self._told or self._stopping.is_set():
+        if self._told:
             self._signal = number
             self._hurry = True
             # It may be that nothing can be handed back: Redis is away, or a thread is deaf.
