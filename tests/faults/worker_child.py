@@ -73,9 +73,10 @@ class Play:
         self.book.write("done", **about)
 
     def _hold(self, seconds: float, d: Any, receipt: float, about: Any) -> Iterator[float]:
-        lost, until, asked = False, time.monotonic() + seconds, 0.0
-        while time.monotonic() < until:
+        lost, until, asked, now = False, time.monotonic() + seconds, 0.0, 0.0
+        while now < until:
             yield LOOK_S
+            now = time.monotonic()  # so that it looks once more after a stop, before it ends
             if d.lost and not lost:
                 lost = True
                 self.book.write("lost", **about)
