@@ -53,6 +53,9 @@ class Interceptor:
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
         """A handler has run; its outcome is about to be carried out."""
 
+    def watch(self, worker: Any) -> None:
+        """A worker that calls these hooks is about to start; it may start again later."""
+
 
 Hook = Callable[..., Any]
 
