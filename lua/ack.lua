@@ -8,6 +8,7 @@ KEYS[4]   failures       hash  message id -> what it failed of
 KEYS[5]   settled even   set   ids settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   replay         str   the last answer given to this lane
+KEYS[8]   audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -16,7 +17,7 @@ ARGV[5]   runs                 r; a run is deliveries whose receipts follow each
 ARGV[6..] r times: how many (n in all, at most 1000), the first one's receipt, the first one's delivery
           number (0 where it is not known); then the n message ids
 Returns   a letter for each: 1 settled, 0 the lease is no longer the caller's
-Cost      O(n log L), L = leases of the slot
+Cost      O(n log L), L = leases of the slot. In an audited slot also reading their records
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing. The
           first write frees memory. Run twice with one number, it gives the first answer. Of a slot in order,
           the last of a batch wakes those who sleep until another may take.
@@ -31,7 +32,7 @@ local before = replayed(KEYS[7], ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked')
+local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -96,6 +97,10 @@ end
 local failed, window = redis.call('HLEN', KEYS[4]), tonumber(s[2])
 if window > 0 then
   settled_check(KEYS[5], KEYS[6], window, tonumber(s[3]), now)
+end
+if s[6] and #mine > 0 then
+  --- @include "lib/depart"
+  depart(slot, KEYS[8], 'seen', numbers_at(KEYS[3], mine, tonumber(s[7])), now)
 end
 if #mine > 0 then
   redis.call('HDEL', KEYS[3], unpack(mine)) -- also what notices a wrong type there, nothing yet removed
