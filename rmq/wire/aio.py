@@ -64,7 +64,7 @@ class AsyncExecutor(Base):
         super().__init__(address, retry_for, timeout_s)
         self._idle: deque[Any] = deque()
         self._loaded: set[Script] = set()
-        self._laters: set[asyncio.Task[None]] = set()
+        self._laters: set[Any] = set()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()

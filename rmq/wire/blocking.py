@@ -68,7 +68,7 @@ class Executor(Base):
         super().__init__(address, retry_for, timeout_s)
         self._idle: deque[Any] = deque()
         self._loaded: set[Script] = set()
-        self._laters: list[threading.Timer] = []
+        self._laters: set[Any] = set()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()
@@ -126,9 +126,8 @@ class Executor(Base):
         timer = threading.Timer(step.seconds, self._beside, (step,))
         timer.daemon = True
         timer.name = "rmq-later"
-        self._laters.append(timer)
-        self._laters = [one for one in self._laters if one is timer or one.is_alive()]
         timer.start()
+        self._laters = {one for one in self._laters if one.is_alive()} | {timer}
 
     def _beside(self, step: Later) -> None:
         with contextlib.suppress(RMQError):

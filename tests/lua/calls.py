@@ -13,7 +13,6 @@ from rmq import commands
 from rmq.commands import Command
 from tests.lua.box import Box, Lease
 
-
 PRODUCER = "0123456789"  # who numbers messages here
 
 

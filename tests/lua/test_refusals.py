@@ -97,7 +97,9 @@ def test_vanished_slot_is_named_and_no_key_changes(box, script):
 @pytest.mark.parametrize("script", sorted(set(CALLS) - {"topic", "slot"}))
 def test_nothing_is_created_where_there_is_no_slot_at_all(box, script):
     command = CALLS[script](furnish(box))
-    box.redis.delete(*command.keys, *(getattr(box.keys, p) for p in PLACES["cancel"].split() if p != "replay"))
+    box.redis.delete(
+        *command.keys, *(getattr(box.keys, p) for p in PLACES["cancel"].split() if p != "replay")
+    )
 
     with pytest.raises(redis.ResponseError, match="RMQGONE"):
         box.run(command)
@@ -199,7 +201,9 @@ def test_receipt_of_another_slot_changes_nothing_here(make_box, script):
     assert (box.state(0), box.state(1)) == before
 
 
-@pytest.mark.parametrize("script", sorted(set(CALLS) - {"next", "peek", "get", "stats", "slot", "census"}))
+@pytest.mark.parametrize(
+    "script", sorted(set(CALLS) - {"next", "peek", "get", "stats", "slot", "census"})
+)
 def test_answer_of_an_error_never_repeats_what_the_caller_sent(box, script):
     command = CALLS[script](furnish(box))
     secret = b"4111-secret"
