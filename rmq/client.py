@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class _ClientBase:
         self._lanes = Lanes()
         self._hooks = Hooks(interceptors)
         self._handlers = Handlers()
+        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
     @property
     def url(self) -> str:
@@ -53,8 +55,10 @@ class _ClientBase:
         return self._address.shown
 
     def _handle(self, name: str, codec: str | Codec, settings: dict[str, Any]) -> Handle:
-        chosen = codecs.by_name(codec) if isinstance(codec, str) else codec
-        return Handle(self._prefix, name, chosen, self._lanes, settings, self._hooks)
+        chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
+        made = Handle(self._prefix, name, chosen, self._lanes, settings, self._hooks)
+        self._handles.add(made)
+        return made
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -95,8 +99,9 @@ class Client(_ClientBase):
 
         Args:
             name: 1 to 128 of A-Z a-z 0-9 . _ -
-            codec: how bodies are written: "json", "msgpack", "bytes", or your own. Reading goes by
-                the record.
+            codec: how bodies are written: "json", "msgpack", "bytes", rmq.Compressed(), or an
+                object of your own with a number from 4 to 7 (see `rmq.codec.Codec`). Reading goes
+                by the record; your own has to be named where it is read, too.
             settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
                 out is as it is in Redis, or the default when the topic is created.
 

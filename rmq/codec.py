@@ -233,8 +233,29 @@ class Compressed:
         return codec, rest
 
 
+OWN_MIN = 4  # the numbers that RMQ itself never uses begin here
 COMPRESSED = Compressed()
 BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK, COMPRESSED)}
+
+
+def register(codec: Codec) -> Codec:
+    """Make a codec of one's own known: every record that names its number is read by it.
+
+    Numbers 4 to 7 are for such codecs. One with a lower number writes what RMQ's own codec of that
+    number reads.
+
+    Raises:
+        ConfigurationError: the number is none of these, or another codec has it.
+    """
+    number = getattr(codec, "number", None)
+    if not isinstance(number, int) or not 0 <= number <= 7:
+        raise ConfigurationError(f"codec: {codec!r} has number {number!r}; give it 4 to 7")
+    known = BY_NUMBER.setdefault(number, codec)
+    if number >= OWN_MIN and type(known) is not type(codec):
+        raise ConfigurationError(
+            f"codec: number {number} of {codec!r} is that of {known!r} already; give it another"
+        )
+    return codec
 
 
 def decode(number: int, data: bytes) -> Any:

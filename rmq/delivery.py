@@ -82,6 +82,11 @@ class DeliveryData:
         return MessageId(self._id)
 
     @property
+    def topic(self) -> str:
+        """The name of its topic."""
+        return self._origin.keys.topic
+
+    @property
     def slot(self) -> int:
         """The index of its slot."""
         return self._origin.keys.index

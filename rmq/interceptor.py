@@ -59,12 +59,6 @@ class Interceptor:
         return None
 
 
-def topic_of(delivery: DeliveryData) -> str:
-    """The name of the topic that a delivery is of."""
-    slot_key = delivery._origin.keys.slot.decode()  # prefix:{topic_index}:slot
-    return slot_key[slot_key.index("{") + 1 : slot_key.rindex("_")]
-
-
 Hook = Callable[..., Any]
 
 

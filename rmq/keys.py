@@ -50,11 +50,12 @@ class SlotKeys:
 
     __slots__ = (
         "audit", "dead", "failures", "index", "merge", "prepare", "records", "replay_stem",
-        "settled0", "settled1", "slot", "store",
+        "settled0", "settled1", "slot", "store", "topic",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int) -> None:
         stem = f"{prefix}:{{{topic}_{index}}}:".encode()
+        self.topic = topic
         self.index = index
         self.slot = stem + b"slot"
         self.store = stem + b"store"

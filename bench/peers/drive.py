@@ -34,6 +34,7 @@ class Run:
         cpu_us: of the worker's process, for each message.
         late_ms: of each message, in the parts "paced" and "due".
         acked_ms: from the last handled until Redis held nothing that is not acked.
+        sent_rate: messages/s of the producer alone, in the part "one".
     """
 
     count: int
@@ -41,6 +42,7 @@ class Run:
     cpu_us: float
     late_ms: tuple[float, ...]
     acked_ms: float
+    sent_rate: float | None
 
 
 class Child:
@@ -134,8 +136,11 @@ def run(server: Server, peer: Peer, part: str, count: int) -> Run:
             told = _hear(raw, "peers:told", started)
             began, ended = int(told["began"]), int(told["ended"])
             acked_ms = _acked_ms(raw, peer, ended)
+            sent_rate = None
             if part != "drain":
-                began = int(_hear(raw, "peers:sent", started)["began"])
+                sent = _hear(raw, "peers:sent", started)
+                began = int(sent["began"])
+                sent_rate = count / (int(sent["ended"]) - began) * 1e9
     seconds = (ended - began) / 1e9
     measured = count - 1 if part == "drain" else count  # the first handled starts the clock
     return Run(
@@ -144,4 +149,5 @@ def run(server: Server, peer: Peer, part: str, count: int) -> Run:
         cpu_us=told["cpu"] / 1e3 / count,
         late_ms=tuple(ns / 1e6 for ns in told["late"] or ()),
         acked_ms=acked_ms,
+        sent_rate=sent_rate if part == "one" else None,
     )

@@ -73,11 +73,16 @@ def figures(results: Results) -> list[Figure]:
         peer = results.peers[name]
         if part in ("drain", "one"):
             target = 50_000.0 if part == "drain" and peer.kind == "rmq" else None
+            runs = results.runs[part, name].values()
             notes = {
                 "setting": peer.setting,
                 "requires": list(peer.requires),
-                "worker CPU us/message": results.cpu_us(part, name),
+                "messages": max(run.count for run in runs),
+                "worker CPU us/message": [run.cpu_us for run in runs],
+                "ms from last handled to all acked": [run.acked_ms for run in runs],
             }
+            if part == "one":
+                notes["messages/s sent"] = [run.sent_rate for run in runs]
             rates = results.rates(part, name)
             made.append(Figure(part, f"{name}: {part}", rates, "messages/s", target, notes=notes))
             best = results.best(part)

@@ -39,6 +39,7 @@ Exit codes:
   4  partly done; the message says how far
   5  Redis cannot be reached, or did not answer
   6  refused for safety: nobody confirmed
+  70 a worker that was stuck; see rmq worker --help
   130 stopped with Ctrl-C
   141 the reader of a pipe went away
 

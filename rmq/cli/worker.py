@@ -45,8 +45,26 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> A
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+HELP = """Run the handlers of MODULE until SIGTERM or Ctrl-C.
+
+MODULE is imported, with the current directory on Python's path. ATTR is an rmq.Client, an
+rmq.AsyncClient or an rmq.Worker in it; without ATTR, the one there is. Redis and the prefix are
+those of that client.
+
+\b
+Exit codes; with --processes the largest of them:
+  0   stopped; everything that had started was finished
+  1   MODULE cannot be imported
+  2   wrong usage, or settings that differ from those in Redis
+  4   the grace time ran out; what was still running was handed back
+  70  nothing moved any more (--watchdog)
+  128 + n  a second signal n
+"""
+
+
 @click.command(
     cls=Leaf,
+    help=HELP,
     examples=(
         "rmq worker shop",
         "rmq worker shop.handlers:client --topic orders --topic mail",
@@ -100,21 +118,7 @@ def worker(
     check: bool,
     line: int | None,
 ) -> int:
-    r"""Run the handlers of MODULE until SIGTERM or Ctrl-C.
-
-    MODULE is imported, with the current directory on Python's path. ATTR is an rmq.Client, an
-    rmq.AsyncClient or an rmq.Worker in it; without ATTR, the one there is. Redis and the prefix are
-    those of that client.
-
-    \b
-    Exit codes, with --processes the largest of all:
-      0  stopped; all that had started was finished
-      1  MODULE cannot be imported
-      2  wrong usage, or settings that do not fit those in Redis
-      4  the grace time ran out; what was running was handed back
-      70 nothing moved any more (--watchdog)
-      128 + n  a second signal n
-    """
+    """Run handlers: here, in several processes, or only check them."""
     here = session()
     _refuse_address(here, module)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what handlers print

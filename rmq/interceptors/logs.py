@@ -13,7 +13,7 @@ from typing import Any
 
 from rmq.delivery import DeliveryData
 from rmq.failure import ERROR_CHARS
-from rmq.interceptor import Interceptor, Outcome, topic_of
+from rmq.interceptor import Interceptor, Outcome
 from rmq.interceptors.runs import Runs, late_s
 from rmq.message import Outgoing, SendResult
 from rmq.telemetry import MESSAGE_FAILED, MESSAGE_HANDLED, MESSAGE_NOT_SENT, MESSAGE_SENT, Event
@@ -56,7 +56,7 @@ class Logging(Interceptor):
         if not failed and not log.isEnabledFor(logging.INFO):
             return
         fields: dict[str, Any] = {
-            "topic": topic_of(delivery),
+            "topic": delivery.topic,
             "message_id": str(delivery.id),
             "attempt": delivery.attempt,
             "verb": outcome.verb,

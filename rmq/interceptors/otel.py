@@ -13,7 +13,7 @@ from typing import Any
 from rmq import extras
 from rmq.delivery import DeliveryData
 from rmq.flows.sending import HEADERS_BYTES, HEADERS_MAX
-from rmq.interceptor import Interceptor, Outcome, topic_of
+from rmq.interceptor import Interceptor, Outcome
 from rmq.interceptors.runs import Runs, late_s
 from rmq.message import Outgoing, SendResult
 
@@ -82,7 +82,7 @@ class OpenTelemetry(Interceptor):
 
     def before_handle(self, delivery: DeliveryData) -> None:
         """Begin the consumer's span, and make it the current one."""
-        topic = topic_of(delivery)
+        topic = delivery.topic
         origin = self._propagate.extract(delivery.headers, context=self._context.Context())
         producer = self._trace.get_current_span(origin).get_span_context()
         around = origin

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from rmq import extras, telemetry
 from rmq.delivery import DeliveryData
 from rmq.errors import ConfigurationError
-from rmq.interceptor import Interceptor, Outcome, topic_of
+from rmq.interceptor import Interceptor, Outcome
 from rmq.interceptors.runs import late_s
 from rmq.message import Outgoing, SendResult
 from rmq.telemetry import Metric
@@ -75,11 +75,11 @@ class Prometheus(Interceptor):
         """Note how late it is."""
         late = late_s(delivery)
         if late is not None:
-            self._late.labels(topic_of(delivery)).observe(late)
+            self._late.labels(delivery.topic).observe(late)
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
         """Count and time the run."""
-        topic = topic_of(delivery)
+        topic = delivery.topic
         self._seconds.labels(topic).observe(outcome.seconds)
         self._handled.labels(topic, outcome.verb).inc()
 

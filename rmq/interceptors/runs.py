@@ -14,7 +14,6 @@ from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
 from rmq.delivery import DeliveryData
-from rmq.interceptor import topic_of
 from rmq.record import TIMED
 from rmq.telemetry import lateness_s
 
@@ -35,7 +34,7 @@ class Run:
 
     def __init__(self, first: DeliveryData, where: object) -> None:
         self.first = first
-        self.topic = topic_of(first)
+        self.topic = first.topic
         self.size = 0
         self.note: Any = None
         self.open: dict[int, tuple[DeliveryData, Any]] = {}

@@ -51,6 +51,7 @@ class Row(NamedTuple):
     score: float
     until: float
     safe: float  # when the lease ends at the earliest, as far as is known
+    unsure: bool = False  # a renewal was begun, and nobody knows what became of it
 
 
 class Board:
@@ -164,14 +165,14 @@ class Board:
             if not serial:
                 continue
             topic, lease_ms, id, score, since, until = _HELD.unpack_from(memory, at + 8)
-            kept, renewed, _, safe, gone = _KEPT.unpack_from(memory, at + _KEPT_AT)
+            kept, renewed, busy, safe, gone = _KEPT.unpack_from(memory, at + _KEPT_AT)
             if gone == serial or serial_at(memory, at)[0] != serial:
                 continue
             if kept == serial:
                 score = renewed
             else:
                 safe = since + lease_ms / 1000
-            yield Row(number, serial, topic, lease_ms, id, score, until, safe)
+            yield Row(number, serial, topic, lease_ms, id, score, until, safe, busy == serial)
 
     def shortest_ms(self) -> float:
         """The shortest lease that may stand here."""

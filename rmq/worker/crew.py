@@ -26,7 +26,7 @@ from rmq.interceptor import Hooks
 from rmq.settings import BATCH_MAX
 from rmq.worker.desk import Desk
 from rmq.worker.hands import Hands, Tasks, Threads, Work
-from rmq.worker.runner import ACK, BACK, SUSPECT, Ruling, Runner, RuntimeExceeded, exceeded
+from rmq.worker.runner import ACK, BACK, SUSPECT, Halt, Overrun, Ruling, Runner
 
 log = logging.getLogger("rmq")
 
@@ -38,16 +38,6 @@ IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker
 def most_held(handler: Handler) -> int:
     """How many deliveries a handler's crew may have in hand."""
     return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
-
-
-class Halt:
-    """An ordered run that cannot go on: what failed, and those behind it, which go back first."""
-
-    def __init__(
-        self, failed: tuple[DeliveryData, Ruling] | None, rest: list[DeliveryData]
-    ) -> None:
-        self.failed = failed
-        self.rest = rest
 
 
 class Crew:
@@ -73,6 +63,8 @@ class Crew:
         self._free = threading.Semaphore(handler.concurrency)  # hands of an ordered crew
         self._limits: dict[DeliveryData, tuple[float, float]] = {}  # when each is overdue, limit
         self._overdue: set[DeliveryData] = set()
+        self._limiting = threading.Lock()  # a run ends in time or late, not both
+        self._suspects: set[DeliveryData] = set()  # that run now, and may kill this process
         self._suspect_below = 0.0
         self._hands = self._make_hands(loop)
         name = f"rmq-{handler.handle.name}"
@@ -106,9 +98,15 @@ class Crew:
     def _room(self) -> int:
         """How many to take now; 0 while it is better to wait for more room."""
         handler, held = self.handler, self.held
-        room = handler.prefetch - held
+        room = self._most() - held
         enough = 1 if held < handler.concurrency else max(1, handler.prefetch // 4)
         return min(room, BATCH_MAX) if room >= enough else 0
+
+    def _most(self) -> int:
+        """How many to hold: while a suspect runs, nothing that would wait behind it."""
+        if not self._suspects:
+            return self.handler.prefetch
+        return 0 if self.handler.batch else self.handler.concurrency
 
     def _fetch(self) -> None:
         pause, has_hand = PAUSE_S, False
@@ -131,11 +129,14 @@ class Crew:
                 self._moved.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
                 continue
-            self.trouble, pause = None, PAUSE_S
+            if room:
+                self.trouble, pause = None, PAUSE_S
             self.taken += len(found)
             if self._stopping.is_set():
                 self._give_back(found)
                 return
+            if self._suspects and not self.handler.ordered:
+                found = self._stand_back(found)
             if found and not self._suspect_below:
                 self._suspect_below = self.desk._handle.settings.max_retries - SUSPECT + 2
             if self.handler.ordered:
@@ -146,6 +147,14 @@ class Crew:
                 self._gather(found)
             elif found:
                 self._hands.put(found)
+
+    def _stand_back(self, found: list[Delivery]) -> list[Delivery]:
+        """A suspect began while these were taken: keep what can begin at once."""
+        self._give_back(self._pending)
+        self._pending = []
+        keep = max(0, len(found) - max(0, self.held - self._most()))
+        self._give_back(found[keep:])
+        return found[:keep]
 
     def _patience(self) -> float:
         """How long to wait for messages."""
@@ -163,6 +172,8 @@ class Crew:
         while len(self._pending) >= size:
             works.append(self._pending[:size])
             self._pending = self._pending[size:]
+        if works:
+            self._pending_since = time.monotonic()  # what is left has come just now
         if self._pending and self._patience() <= 0:
             works.append(self._pending)
             self._pending = []
@@ -189,6 +200,7 @@ class Crew:
             self._report(one, ACK)
             return False
         if one._score % 1000 < self._suspect_below and self.desk.crashed_before(one):
+            self._suspects.add(one)
             for work in self._hands.take_back():
                 self._give_back(work)
         return True
@@ -263,6 +275,7 @@ class Crew:
     def _halts(self, run: list[DeliveryData], place: int, ruling: Ruling) -> bool:
         """Report one of an ordered run; whether those behind it have to wait."""
         one, rest = run[place], run[place + 1 :]
+        self._over(one)
         if one in self._overdue:  # it was given back when its time was over
             self._overdue.discard(one)
             self._done.put(Halt(None, rest))
@@ -283,9 +296,16 @@ class Crew:
             self.desk.board.limit(one, until)
 
     def _report(self, one: DeliveryData, ruling: Ruling) -> None:
-        if self._limits:
-            self._limits.pop(one, None)
+        self._over(one)
         self._done.put(one if ruling is ACK else (one, ruling))
+
+    def _over(self, one: DeliveryData) -> None:
+        """It runs no longer, or never did."""
+        if self._limits:
+            with self._limiting:
+                self._limits.pop(one, None)
+        if self._suspects:
+            self._suspects.discard(one)
 
     def _spoilt(self, work: Work, error: BaseException) -> None:
         """Something of ours raised in a hand; the messages must not hang."""
@@ -301,10 +321,15 @@ class Crew:
         """Find what runs for too long; called a few times a second."""
         now = time.monotonic()
         for one, (until, seconds) in list(self._limits.items()):
-            if now >= until and self._limits.pop(one, (0.0, 0.0))[1]:
-                log.error("%s: %s ran for more than %g s", self.handler, one.id, seconds)
+            if now < until:
+                continue
+            with self._limiting:
+                if one not in self._limits:
+                    continue  # it has ended just now
                 self._overdue.add(one)
-                self._done.put((one, Ruling("nack", None, exceeded(seconds))))
+                del self._limits[one]
+            log.error("%s: %s ran for more than %g s", self.handler, one.id, seconds)
+            self._done.put(Overrun(one, seconds))
 
     # --- settle ----------------------------------------------------------------------------------
 
@@ -331,6 +356,7 @@ class Crew:
         acks: list[DeliveryData] = []
         others: list[tuple[DeliveryData, Ruling]] = []
         halts: list[Halt] = []
+        late: list[DeliveryData] = []
         for item in items:
             if isinstance(item, DeliveryData):
                 if self._overdue and item in self._overdue:
@@ -339,13 +365,18 @@ class Crew:
                     acks.append(item)
             elif isinstance(item, Halt):
                 halts.append(item)
-            elif item[0] in self._overdue and not isinstance(item[1].error, RuntimeExceeded):
+            elif isinstance(item, Overrun):
+                late.append(item.one)
+                others.append((item.one, self.runner.overran(item)))
+            elif item[0] in self._overdue:
                 self._overdue.discard(item[0])
             else:
                 others.append(item)
         if acks:
             self._do("ack", acks, self.desk.ack)
         self._others(others)
+        for one in late:
+            one._state = LOST  # told to the handler that still runs
         for halt in halts:
             if halt.rest:
                 self._do("release", halt.rest, self.desk.release)
@@ -376,8 +407,6 @@ class Crew:
             for one, error in pairs:
                 dead = "" if one.retries_left else ", and is a dead letter"
                 self._tell(one, f"failed{dead}", error)
-                if isinstance(error, RuntimeExceeded):
-                    one._state = LOST  # told to the handler that still runs
         for delay, some in back.items():
             self._do("release", some, partial(self.desk.release, delay=delay))
 
@@ -396,11 +425,13 @@ class Crew:
         self, verb: str, some: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
     ) -> None:
         """Settle these, however long Redis is away; give up only what it refuses."""
-        pause, left = PAUSE_S, some
+        pause, left, trouble = PAUSE_S, some, None
         while True:
             left = [one for one in left if one._state == OPEN]
             try:
                 lost = call(left) if left else []
+                if trouble is not None and self.trouble is trouble:
+                    self.trouble = None
                 self.tally[verb] += len(left) - len(lost)
                 if lost:
                     self.tally["lost"] += len(lost)
@@ -414,6 +445,7 @@ class Crew:
                 continue  # by the handler itself, between two lines of ours
             except StorageError as error:
                 self._failed(error)
+                trouble = self.trouble
                 if self._abandoned:
                     break
                 self._moved.wait(pause)
@@ -461,6 +493,8 @@ class Crew:
         self._settler.join(wait_s)
         try:
             self.desk.close()
+            self.tally["release"] += self.held
+            self.finished = self.taken
         except RMQError as error:
             log.warning("%s: what was in hand waits for its leases to run out: %s",
                         self.handler, error)  # fmt: skip

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 
 from rmq import url as urls
 from rmq.codec import JSON
-from rmq.errors import RMQError
+from rmq.errors import RMQError, Unavailable
 from rmq.flows import Flow, opening, settling
 from rmq.flows.settling import Lease, Leases
 from rmq.handle import Handle, Lanes
@@ -38,6 +38,7 @@ Where = Literal["process", "thread"]
 SHARE = 3  # a lease is renewed when a third of it has passed
 LOOKS = 6  # how often the board is looked at during a lease
 LOOK_MOST_S = 5.0
+AGAIN_S = 0.5  # after a renewal that nobody has answered
 READY_S = 15.0
 
 
@@ -54,7 +55,7 @@ class Keeper:
         """Renew what is due; how long to wait until the next round, seconds."""
         self.board.came_round()
         groups: dict[tuple[int, int], list[Row]] = {}
-        now = time.monotonic()
+        now, pause = time.monotonic(), LOOK_MOST_S
         for row in self.board.held():
             if row.until > now:
                 groups.setdefault((row.topic, row.lease_ms), []).append(row)
@@ -64,26 +65,57 @@ class Keeper:
             if left <= lease_s * (SHARE - 1) / SHARE:
                 # What was leased or renewed just now can wait for the next call.
                 early = now + lease_s * (LOOKS - 1) / LOOKS
-                self._renew(self.handles[topic], lease_ms, [r for r in rows if r.safe <= early])
-        return min(LOOK_MOST_S, self.board.shortest_ms() / 1000 / LOOKS)
+                some = [row for row in rows if row.safe <= early]
+                if not self._renew(self.handles[topic], lease_ms, some):
+                    pause = AGAIN_S
+        return min(pause, self.board.shortest_ms() / 1000 / LOOKS)
 
-    def _renew(self, handle: Handle, lease_ms: int, rows: list[Row]) -> None:
+    def _renew(self, handle: Handle, lease_ms: int, rows: list[Row]) -> bool:
+        """Renew these; whether it is known what became of them."""
         started = time.monotonic()
         self.board.begin(rows)
         try:
+            rows = self._found(handle, rows)
             deadlines = self.executor.run(self._extend(handle, lease_ms, rows))
-            for row, deadline in zip(rows, deadlines, strict=True):
-                if deadline is None:
-                    self.board.gone(row)
-                else:
-                    self.board.renewed(
-                        row, moved_deadline(row.score, deadline), started + lease_ms / 1000
-                    )
-            self.renewals += len(rows)
         except RMQError as error:
             log.warning("leases of %s are not renewed just now: %s", handle.name, error)
-        finally:
-            self.board.end(rows)
+            if isinstance(error, Unavailable):
+                # Nothing was done. In any other case the rows stay marked as begun.
+                self.board.end(row for row in rows if not row.unsure)
+            return False
+        for row, deadline in zip(rows, deadlines, strict=True):
+            if deadline is None:
+                self.board.gone(row)
+            else:
+                self.board.renewed(
+                    row, moved_deadline(row.score, deadline), started + lease_ms / 1000
+                )
+        self.renewals += len(rows)
+        self.board.end(rows)
+        return True
+
+    def _found(self, handle: Handle, rows: list[Row]) -> list[Row]:
+        """The rows with the receipts that Redis has for them, where we cannot know.
+
+        A renewal without an answer may have been carried out, even long after it was given up. A
+        receipt of the same delivery differs in its deadline only.
+        """
+        unsure: dict[int, list[Row]] = {}
+        for row in rows:
+            if row.unsure:
+                unsure.setdefault(MessageId(row.id).slot, []).append(row)
+        if not unsure:
+            return rows
+        self.executor.run(opening.ensure(handle, create=False))
+        scores = {}
+        for slot, some in unsure.items():
+            key, ids = handle.slots[slot].prepare, [row.id for row in some]
+            for row, score in zip(
+                some, self.executor.ask("keeper", "ZMSCORE", key, *ids), strict=True
+            ):
+                if score is not None and float(score) % 1000 == row.score % 1000:
+                    scores[row.serial] = float(score)
+        return [row._replace(score=scores.get(row.serial, row.score)) for row in rows]
 
     def _extend(self, handle: Handle, lease_ms: int, rows: list[Row]) -> Flow[list[int | None]]:
         yield from opening.ensure(handle, create=False)
@@ -144,7 +176,10 @@ class KeeperProcess:
         assert process.stdin is not None
         # Not on the command line, where others could read the password.
         with contextlib.suppress(OSError):
-            process.stdin.write(json.dumps(self._task).encode() + b"\n")
+            # Linux ends it with the thread that started it; only the main one lives to the end.
+            bound = threading.current_thread() is threading.main_thread()
+            task = {**self._task, "bound": bound}
+            process.stdin.write(json.dumps(task).encode() + b"\n")
             process.stdin.flush()
         return process
 
@@ -210,11 +245,11 @@ def main() -> None:
     """Keep the leases of the process that started this one."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with its worker, not before
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     task: Any = json.loads(sys.stdin.buffer.readline() or b"null")
     if task is None:
         return
+    if sys.platform == "linux" and task["bound"]:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     parent = int(task["parent"])
     board = Board(int(task["rows"]), int(sys.argv[1]))
     executor = Executor(urls.parse(task["url"]), min(2.0, task["retry_for"]), task["timeout"])

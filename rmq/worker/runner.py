@@ -11,7 +11,7 @@ import logging
 import time
 from typing import Any, Literal, NamedTuple
 
-from rmq.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
+from rmq.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
 from rmq.errors import DecodeError, InvalidType, RMQError
 from rmq.handler import Handler
 from rmq.interceptor import Hooks, Outcome, awaited, contained
@@ -34,6 +34,23 @@ class Ruling(NamedTuple):
 
 ACK = Ruling("ack")
 BACK = Ruling("release", 0.0)
+
+
+class Overrun(NamedTuple):
+    """A run that goes on beyond its max_runtime, seconds."""
+
+    one: DeliveryData
+    seconds: float
+
+
+class Halt:
+    """An ordered run that cannot go on: what failed, and those behind it, which go back first."""
+
+    def __init__(
+        self, failed: tuple[DeliveryData, Ruling] | None, rest: list[DeliveryData]
+    ) -> None:
+        self.failed = failed
+        self.rest = rest
 
 
 class RuntimeExceeded(RMQError):
@@ -118,6 +135,10 @@ class Runner:
                 f"handler {self.handler.name}: it returned a coroutine, and nobody awaits what a "
                 "plain function returns; make it an async def"
             )
+
+    def overran(self, late: Overrun) -> Ruling:
+        """What becomes of a delivery whose run goes on beyond its limit."""
+        return rule(self.handler, late.one, exceeded(late.seconds))
 
     def run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run a plain function for a list."""
@@ -218,7 +239,7 @@ class Runner:
 def outcome_of(one: DeliveryData, ruling: Ruling, seconds: float) -> Outcome:
     """What the hooks are told."""
     error = ruling.error if isinstance(ruling.error, BaseException) else None
-    if one._state != OPEN:
+    if one._state == SETTLED:
         return Outcome("own", seconds, error)
     return Outcome("lost" if one.lost else ruling.verb, seconds, error)
 

@@ -200,7 +200,7 @@ class Supervisor:
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Keep the processes running; the exit code is the largest of theirs."""
+        """Keep the processes running; the exit code is the largest of those that ran at the end."""
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = [signal.signal(number, self._signalled) for number in numbers]
         wakeup = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
@@ -258,12 +258,15 @@ class Supervisor:
         """Act on signals and changes."""
         while self._signals:
             self._asked += 1
-            number = self._signals.pop(0)
+            number, first = self._signals.pop(0), not self._stopping
             self._stopping = True
             for place in self.places:
-                if self._asked == 1:
+                if place.process is None:
+                    if first:
+                        place.code = 0  # it died, was told of, and is not there any more
+                elif self._asked == 1:
                     place.stop()
-                elif place.process is not None:
+                else:
                     place.process.send_signal(number if self._asked == 2 else signal.SIGKILL)
         changes = [self._changes.pop(0) for _ in range(len(self._changes))]
         if changes and not self._stopping:
@@ -283,7 +286,7 @@ class Supervisor:
         place.process, place.counts, place.health = None, {}, Health(True, [])
         place.code = exit_code(code)
         if place.is_told:
-            if not was_ready:
+            if not was_ready and code == -signal.SIGTERM:
                 place.code = 0  # ended by us before it had begun anything
             elif place.code:
                 log.warning("%s %s", name, _spell_exit(code))

@@ -30,6 +30,7 @@ from rmq.handler import Handler
 from rmq.interceptor import Hooks, Interceptor
 from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
+from rmq.worker import auditor as auditors
 from rmq.worker import keeper as keepers
 from rmq.worker.board import Board
 from rmq.worker.crew import Crew, most_held
@@ -109,6 +110,7 @@ class Worker:
         self._keeper: keepers.KeeperThread | keepers.KeeperProcess | None = None
         self._board: Board | None = None
         self._loop: _Loop | None = None
+        self._auditor: auditors.Auditor | None = None
         self._watch: threading.Thread | None = None
         self._stopping = threading.Event()
         self._ended = threading.Event()  # nothing is in hand any more
@@ -177,6 +179,7 @@ class Worker:
         ]  # fmt: skip
         handles = [one.handle for one in self.handlers]
         self._keeper = keepers.start(self._where, board, executor, handles)
+        self._auditor = auditors.start(self._hooks.chain, executor, handles)
         for crew in self._crews:
             crew.start()
         self._watch = threading.Thread(target=self._watching, name="rmq-watch", daemon=True)
@@ -206,6 +209,9 @@ class Worker:
         self._stopping.set()
         for crew in self._crews:
             crew.stop_taking()
+        if self._auditor is not None:
+            self._auditor.stop()
+            self._auditor = None
         finished, until = True, time.monotonic() + seconds
         for crew in self._crews:
             crew.hand_back(FETCHER_S)
@@ -259,6 +265,7 @@ class Worker:
                     self._heard.get(timeout=0.5)
             if self._stuck:
                 return STUCK
+            log.info("stopping: %g s for what runs; a second signal ends at once", self._grace_s)
             finished = self.stop()
         if self._hurry:
             return 128 + self._signal

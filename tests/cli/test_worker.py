@@ -84,6 +84,8 @@ def test_after_the_grace_time_the_message_is_handed_back_and_no_retry_is_burnt(s
     assert program.end() == 4
     assert time.monotonic() - asked < 5, "a thread that sleeps holds the process"
     assert "the grace time ran out" in program.err
+    account = dict(zip(*(line.split() for line in program.err.splitlines()[-3:-1]), strict=True))
+    assert (account["RELEASE"], account["HELD"]) == ("1", "0")
     with orders.consumer() as consumer:
         (delivery,) = consumer.receive(1, wait=5)
         assert delivery.attempt == 1
@@ -96,8 +98,7 @@ def test_a_second_signal_ends_at_once(shop, orders, start, number):
     orders.send({"sleep": 1000})
     program.wait_for("begin")
     program.ask(number)
-    program.wait_for("begin")
-    time.sleep(0.1)  # two signals in one instant are one
+    program.wait_for("stopping")
     asked = time.monotonic()
     program.ask(number)
 
@@ -165,13 +166,23 @@ def test_a_process_that_dies_is_replaced_and_the_others_go_on(shop, orders, star
     assert settled(orders) == 21
 
 
+def test_a_process_that_died_before_the_stop_does_not_spoil_the_exit_code(shop, orders, start):
+    program = start("shop", "--processes", 1).ready()
+    orders.send({"die": 1})
+    program.wait_for("exited with 1")
+    program.ask(signal.SIGTERM)
+
+    assert program.end() == 0
+
+
 def test_a_second_signal_reaches_all_processes(shop, orders, start):
     program = start("shop", "--processes", 2).ready()
+    program.wait_for("working on", 2)
     orders.send({"sleep": 1000})
     program.wait_for("begin")
     children = program.children()
     program.ask(signal.SIGINT)
-    time.sleep(0.5)  # the supervisor passes the first one on
+    program.wait_for("stopping", 2)
     program.ask(signal.SIGINT)
 
     assert program.end() == 130

@@ -168,7 +168,9 @@ def handle(body: int) -> None:
     program = start("shop").ready()
     id = client.topic(name).send(1).id
 
-    program.wait_for(f"handle: {id}, attempt 1, failed: RuntimeError: \\x1b[31mred")
+    program.wait_for(
+        f"handle: {id}, attempt 1, failed, and is a dead letter: RuntimeError: \\x1b[31mred"
+    )
 
 
 def test_importing_the_command_line_loads_no_web_server():

@@ -128,8 +128,8 @@ def main(text: str) -> int:
             for pause in play(body, d):
                 time.sleep(pause)
 
-    if task["mutant"]:
-        getattr(worker_mutants, task["mutant"])()
+    for mutant in filter(None, task["mutant"].split("+")):
+        getattr(worker_mutants, mutant)()
     worker = rmq.Worker(client, **task["worker"])
     threading.Thread(target=_report_health, args=(worker, book), daemon=True).start()
     return worker.run()

@@ -170,7 +170,11 @@ def env(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
     for one in Path(dependencies()).iterdir():
         if not one.name.startswith(("rmq", "_rmq", "_editable_impl_rmq")):
             (packages / one.name).symlink_to(one)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("RMQ_", "PIP_", "PYTHON"))}
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("RMQ_", "PIP_", "PYTHON", "COLUMNS"))
+    }
     return clean | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(packages),

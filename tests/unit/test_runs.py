@@ -11,7 +11,6 @@ import pytest
 from rmq import ids
 from rmq.consumer import Delivery
 from rmq.delivery import Origin
-from rmq.interceptor import topic_of
 from rmq.interceptors import runs
 from rmq.interceptors.runs import Runs
 from rmq.keys import SlotKeys
@@ -28,7 +27,7 @@ def delivery(attempt: int = 1, due_ms: int = 0, topic: str = "a_b-c.0") -> Deliv
 
 def test_the_topic_is_read_whatever_is_in_its_name() -> None:
     for name in ("orders", "a_b_3", "x.y-z", "_"):
-        assert topic_of(delivery(topic=name)) == name
+        assert delivery(topic=name).topic == name
 
 
 def test_a_run_is_known_until_it_ends_and_the_context_is_as_before() -> None:

@@ -1,0 +1,169 @@
+"""Negative controls: workers that are broken on purpose, and the account that has to see it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.worker_account import account
+from tests.faults.worker_scene import LEASE_S, Scene, wait_for
+from tests.servers import Server
+
+
+@pytest.fixture
+def scene(server: Server, name: str, tmp_path: Path):
+    with Scene(server, name, tmp_path, "sync", slots=1) as made:
+        yield made
+
+
+def told(scene: Scene, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    with capsys.disabled():
+        print(f"\nFIG control, {what}: {scene.account()}")
+
+
+def test_a_keeper_that_renews_for_a_stopped_process_is_caught(
+    server: Server, scene: Scene, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Scene(server, f"{name}-well", tmp_path / "well", "sync") as well:
+        for one, mutant in ((well, ""), (scene, "blind_keeper")):
+            one.send(1, do=("hold", 30))
+            first = one.worker(mutant)
+            one.seen("deliver")
+            one.worker()
+            first.stop()
+        well.drained()
+        time.sleep(2 * LEASE_S)
+
+        told(scene, capsys, "a keeper that renews for a stopped process")
+        assert well.account().state == "valid"
+        assert scene.account().state == "invalid"
+        assert scene.account().lost == [0]
+
+
+def test_a_worker_that_renews_nothing_is_caught(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.send(1, do=("hold", 4))
+    scene.worker("idle_keeper", worker={"keeper": "thread"})
+    scene.seen("deliver", 2)
+    scene.seen("done", 2)
+    scene.drained()
+
+    scene.fired = 1
+    told(scene, capsys, "no renewal")
+    assert scene.account().unexplained == [0]
+    assert scene.account().overlaps == []
+    assert scene.account().state == "invalid"
+
+
+def test_a_handler_that_is_not_told_of_its_lost_lease_is_caught(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.send(1, do=("hold", 4))
+    scene.worker("idle_keeper+never_tells", worker={"keeper": "thread"})
+    scene.seen("deliver", 2)
+    scene.seen("done", 2)
+    scene.drained()
+
+    scene.fired = 1
+    told(scene, capsys, "no renewal, d.lost never true")
+    assert len(scene.account().overlaps) == 1
+    assert scene.account().state == "invalid"
+
+
+def test_a_worker_that_settles_before_it_handles_is_caught(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.send(1, do=("hold", 30))
+    worker = scene.worker("acks_first")
+    scene.seen("deliver")
+    worker.kill()
+    scene.drained()
+
+    told(scene, capsys, "settles before it handles")
+    assert scene.account().lost == [0]
+    assert scene.account().state == "invalid"
+
+
+def test_an_ack_that_ignores_the_receipt_is_caught(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.send(1, do=("hold", 0.5), again=("hold", 30))
+    zombie = scene.worker("acks_by_id")
+    scene.seen("deliver")
+    other = scene.worker()
+    zombie.stop()
+    scene.seen("deliver", pid=other.pid)
+    zombie.go_on()
+    scene.seen("done", pid=zombie.pid)
+    wait_for(lambda: not scene.held(), "the zombie's ack")
+    other.kill()
+
+    told(scene, capsys, "an ack by id alone")
+    assert scene.account().lost == [0]
+    assert scene.account().state == "invalid"
+
+
+def test_a_zombie_that_begins_what_it_has_lost_is_caught(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.send(1, do=("hold", 0.5))
+    scene.send(3)
+    zombie = scene.worker("begins_anything", concurrency=1, prefetch=4)
+    scene.seen("deliver", n=0)
+    wait_for(lambda: scene.client.admin.stats(scene.topic.name)["in_flight"] == 4, "it has all")
+    other = scene.worker()
+    zombie.stop()
+    scene.seen("done", 4, pid=other.pid)
+    zombie.go_on()
+    scene.seen("done", 4, pid=zombie.pid)
+
+    told(scene, capsys, "begins what it has lost")
+    assert set(scene.account().zombies) == {1, 2, 3}
+    assert scene.account().state == "invalid"
+
+
+def test_a_keeper_thread_behind_the_gil_is_caught(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the docs say of keeper="thread"; and the account would see it in a keeper process."""
+    scene.send(1, do=("gil", 4))
+    scene.worker(worker={"keeper": "thread"})
+    scene.seen("deliver")
+    scene.worker()
+    scene.seen("deliver", 2)
+    scene.seen("done", 2)
+
+    scene.fired = 1
+    told(scene, capsys, "a keeper thread and the GIL")
+    assert scene.account().unexplained == [0]
+    assert scene.account().state == "invalid"
+
+
+def test_a_run_without_a_fault_is_no_proof(scene: Scene) -> None:
+    scene.send(2)
+    scene.worker()
+    scene.drained()
+
+    assert scene.account().state == "unknown"
+
+
+def test_a_lease_that_is_given_out_before_it_has_ended_is_caught() -> None:
+    """Both runs were over in time; the deadline alone gives it away."""
+    about = {"n": 0, "wall": 1000}
+    history = [
+        {**about, "t": 1, "e": "deliver", "pid": 1, "attempt": 1, "fence": 1, "until": 3000},
+        {**about, "t": 2, "e": "kill", "pid": 1},
+        {**about, "t": 3, "e": "deliver", "pid": 2, "attempt": 2, "fence": 2, "until": 3000},
+        {**about, "t": 4, "e": "done", "pid": 2, "fence": 2},
+    ]
+
+    early = account(history, [0], fired=1)
+    history[2]["wall"] = 3000
+    in_time = account(history, [0], fired=1)
+
+    assert early.overlaps == ["0: begun 2000 ms before the lease of attempt 1 ended"]
+    assert early.state == "invalid"
+    assert in_time.state == "valid"

@@ -1,0 +1,373 @@
+"""Leases while handlers run: renewed by the keeper, whatever the handlers do to this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import rmq
+from rmq.worker.board import Board
+from rmq.worker.keeper import Keeper, KeeperProcess, stopped
+from tests.integration.handling import Scene, eventually
+from tests.servers import Server, _die_with_parent
+
+LEASE_S = 1  # the shortest there is
+
+
+def deliveries(api: Any, name: str) -> int:
+    return api.admin.stats(name)["delivered"]
+
+
+@pytest.mark.parametrize(("keeper", "kind"), [("process", "sync"), ("thread", "async")])
+def test_a_handler_that_runs_for_longer_than_its_lease_has_one_delivery(
+    scene: Scene, api: Any, name: str, keeper: Any
+) -> None:
+    lost: list[bool] = []
+    topic = api.topic(name, retry="immediate")
+
+    def work(d: Any) -> Any:
+        for _ in range(30):
+            yield 0.1
+            lost.append(d.lost)
+
+    scene.handle(topic, work, lease=LEASE_S)
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    with scene.working(keeper=keeper):
+        with topic.consumer() as other:
+            assert other.receive(wait=2.5) == []  # it would roll back what has lapsed
+        eventually(lambda: api.admin.stats(name)["settled"] == 3)
+
+    assert deliveries(api, name) == 3
+    assert api.admin.stats(name)["rolled_back"] == 0
+    assert lost.count(True) == 0
+
+
+def test_what_waits_in_the_worker_is_renewed_too(scene: Scene, api: Any, name: str) -> None:
+    go = threading.Event()
+    attempts: list[int] = []
+    topic = api.topic(name, retry="immediate")
+
+    def work(d: Any) -> Any:
+        attempts.append(d.attempt)
+        yield go
+
+    scene.handle(topic, work, lease=LEASE_S, concurrency=1, prefetch=10)
+    topic.send_many([rmq.Outgoing(n) for n in range(10)])
+    with scene.working():
+        with topic.consumer() as other:
+            eventually(lambda: api.admin.stats(name)["in_flight"] == 10)
+            assert other.receive(wait=2.5) == []
+        go.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 10)
+
+    assert attempts == [1] * 10
+
+
+# --- a process that is held up ------------------------------------------------------------------
+
+
+def hold_the_gil(seconds: float) -> float:
+    """Stay in one C call that lets no other thread run; how long it took."""
+    count, took = 100_000, 0.0
+    while took < 0.02:
+        count, started = count * 2, time.monotonic()
+        sum(range(count))
+        took = time.monotonic() - started
+    started = time.monotonic()
+    sum(range(round(count * seconds / took)))
+    return time.monotonic() - started
+
+
+def held_up(api: Any, name: str, work: Callable[[Any], Any], keeper: Any, handles: str) -> int:
+    """How often a message is delivered whose handler holds up its process."""
+    scene = Scene(api, handles)
+    topic = api.topic(name, retry="immediate")
+    scene.handle(topic, work, lease=LEASE_S)
+    topic.send(1)
+    with subprocess_consumer(scene.client, name), scene.working(keeper=keeper):
+        eventually(lambda: api.admin.stats(name)["settled"] == 1, within=60)
+    return deliveries(api, name)
+
+
+@contextlib.contextmanager
+def subprocess_consumer(client: Any, name: str) -> Iterator[None]:
+    """Another process that rolls back what has lapsed, as any other worker does."""
+    code = f"""
+        import rmq, time
+        client = rmq.Client({client._address.url!r})
+        print("at work", flush=True)
+        while True:
+            client.admin.rollback({name!r})
+            time.sleep(0.05)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE, preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+HOLD_S = 3.5  # the lease, rounded up to whole seconds of the server, and more than one to spare
+
+
+@pytest.mark.parametrize(("keeper", "kept"), [("process", True), ("thread", False)])
+def test_a_handler_that_holds_the_gil_keeps_its_lease_if_the_keeper_is_a_process(
+    client: rmq.Client, name: str, keeper: str, kept: bool
+) -> None:
+    held: list[float] = []
+
+    def work(d: Any) -> None:
+        if not held:
+            held.append(hold_the_gil(HOLD_S))
+
+    client.topic(name, retry="immediate").open()
+    found = held_up(client, name, work, keeper, "threads")
+
+    assert held[0] > 2.5, "the handler did not hold the GIL for long enough to show anything"
+    assert (found == 1) is kept
+
+
+def test_a_handler_that_blocks_its_event_loop_keeps_its_lease(
+    client: rmq.Client, name: str
+) -> None:
+    def work(d: Any) -> None:
+        time.sleep(HOLD_S)
+
+    client.topic(name, retry="immediate").open()
+
+    assert held_up(client, name, work, "process", "tasks") == 1
+
+
+def test_a_blocked_event_loop_in_which_nothing_is_settled_is_told_by_health(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rmq.worker import worker as module
+
+    monkeypatch.setattr(module, "QUIET_S", 0.5)
+    go = threading.Event()
+
+    async def work(body: Any) -> None:
+        go.wait(30)
+
+    client.topic(name).handler()(work)
+    client.topic(name).send(1)
+    with rmq.Worker(client, keeper="thread") as worker:
+        eventually(lambda: any("event loop is blocked" in p for p in worker.health().problems))
+        go.set()
+        eventually(lambda: not any("event loop" in p for p in worker.health().problems))
+        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+
+
+# --- lost ----------------------------------------------------------------------------------------
+
+
+def test_a_delivery_that_was_taken_away_is_lost_and_cannot_be_settled(
+    scene: Scene, api: Any, name: str
+) -> None:
+    found: list[Any] = []
+    taken = threading.Event()
+    topic = api.topic(name, retry=rmq.Levels((600,)))
+
+    def work(d: Any) -> Any:
+        found.append(d.lost)
+        yield taken
+        until = time.monotonic() + 20
+        while not d.lost and time.monotonic() < until:
+            yield 0.02
+        found.append(d.lost)
+        try:
+            yield d.ack()
+        except rmq.LeaseLost as error:
+            found.append(type(error))
+
+    scene.handle(topic, work, lease=LEASE_S)
+    topic.send(1)
+    with scene.working() as worker:
+        eventually(lambda: found)
+        with api.topic(name).consumer(lease=60) as thief:
+            rob(api, name, thief)
+            taken.set()
+            eventually(lambda: len(found) == 3)
+            eventually(lambda: worker.counts()[name]["held"] == 0)
+            assert api.admin.stats(name)["settled"] == 0
+
+    assert found == [False, True, rmq.LeaseLost]
+
+
+def rob(api: Any, name: str, thief: Any) -> None:
+    """Take a message out of the PrepareQueue as a rollback does, behind everybody's back."""
+    client = getattr(api, "target", api)
+    host = client._address.url
+    import redis
+
+    with redis.Redis.from_url(host) as raw:
+        key = f"rmq:{{{name}_0}}:prepare"
+
+        def robbed() -> bool:
+            """False where the keeper renewed it in between."""
+            ((member, score),) = raw.zrange(key, 0, -1, withscores=True)
+            raw.zadd(key, {member: score % 1000 + 1000})  # a deadline long ago
+            return bool(api.admin.rollback(name) == 1)
+
+        eventually(robbed)
+
+
+# --- the keeper's process ------------------------------------------------------------------------
+
+PARENT = """
+    import sys, time
+    import rmq
+    client = rmq.Client(sys.argv[1])
+    @client.topic(sys.argv[2], retry="immediate").handler(lease=1)
+    def handle(body):
+        print("handling", worker._keeper.process.pid, flush=True)
+        time.sleep(600)
+    worker = rmq.Worker(client)
+    worker.start()
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def parent(url: str, name: str) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
+    """A worker in a process of its own, with a message in hand; and its keeper."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), url, name],
+        stdout=subprocess.PIPE, preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        word, pid = process.stdout.readline().split()
+        assert word == b"handling"
+        yield process, psutil.Process(int(pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_keeper_dies_with_its_worker_and_its_leases_run_out(
+    client: rmq.Client, server: Server, name: str
+) -> None:
+    topic = client.topic(name, retry="immediate")
+    topic.send(1)
+    with parent(server.url, name) as (process, keeper):
+        process.kill()
+        process.wait()
+
+        eventually(lambda: not keeper.is_running() or keeper.status() == "zombie", within=10)
+        with topic.consumer() as consumer:
+            (again,) = consumer.receive(wait=20)
+
+    assert again.attempt == 2
+
+
+def test_a_keeper_renews_nothing_for_a_worker_that_is_stopped(
+    client: rmq.Client, server: Server, name: str
+) -> None:
+    topic = client.topic(name, retry="immediate")
+    topic.send(1)
+    with parent(server.url, name) as (process, keeper):
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: stopped(process.pid))
+
+        with topic.consumer(lease=60) as consumer:
+            (again,) = consumer.receive(wait=20)
+            assert keeper.is_running()
+            again.ack()
+
+    assert again.attempt == 2
+
+
+def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
+    client: rmq.Client, server: Server, name: str
+) -> None:
+    topic = client.topic(name, retry="immediate")
+    go = threading.Event()
+    topic.handler(lease=3)(lambda body: go.wait(60))
+    topic.send(1)
+    with rmq.Worker(client) as worker:
+        eventually(lambda: worker.counts()[name]["held"] == 1)
+        keeper = worker._keeper
+        assert isinstance(keeper, KeeperProcess)
+        first, beat = keeper.process.pid, worker._board.beat()
+        os.kill(first, signal.SIGKILL)
+
+        eventually(lambda: keeper.process.pid != first)
+        eventually(lambda: worker._board.beat() > beat + 1)
+        with topic.consumer() as other:
+            assert other.receive(wait=4) == []
+        go.set()
+        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+
+    assert client.admin.stats(name)["rolled_back"] == 0
+
+
+def test_a_keeper_outlives_the_thread_that_started_the_worker(
+    client: rmq.Client, name: str
+) -> None:
+    client.topic(name).handler()(lambda body: None)
+    worker = rmq.Worker(client)
+    thread = threading.Thread(target=worker.start)
+    thread.start()
+    thread.join()
+    try:
+        keeper = worker._keeper
+        assert isinstance(keeper, KeeperProcess)
+        pid, beat = keeper.process.pid, worker._board.beat()
+        eventually(lambda: worker._board.beat() > beat + 1.1)
+        assert keeper.process.pid == pid
+    finally:
+        worker.stop()
+
+
+def test_the_password_is_not_on_the_keeper_s_command_line(client: rmq.Client, name: str) -> None:
+    client.topic(name).handler()(lambda body: None)
+    with rmq.Worker(client) as worker:
+        keeper = worker._keeper
+        assert isinstance(keeper, KeeperProcess)
+        words = " ".join(psutil.Process(keeper.process.pid).cmdline())
+
+    assert "redis://" not in words
+    assert "keeper" in words
+
+
+def test_a_keeper_and_a_worker_are_of_one_redis(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name)
+    topic.send_many([rmq.Outgoing(n) for n in range(50)])
+    board = Board(50)
+    with topic.consumer(lease=3) as consumer:
+        held = time.monotonic()
+        ones = consumer.receive(50)
+        before = [one.deadline for one in ones]
+        board.enter(ones, 0, 3000, held)
+        time.sleep(1.1)  # a third of the lease, and the server's clock is in its next second
+
+        Keeper(board, client._executor, [topic._handle]).round()
+
+        assert all(map(board.refresh, ones))
+        assert all(one.deadline > then for one, then in zip(ones, before, strict=True))
+        board.leave(ones)
+        assert consumer.ack(ones) == []
+    board.close()

@@ -1,0 +1,221 @@
+"""What runs too long, and what may kill its worker: the worker keeps the others from harm."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import rmq
+from tests.conftest import Clock
+from tests.integration.handling import Scene, eventually
+
+# --- max_runtime ---------------------------------------------------------------------------------
+
+
+def test_an_async_run_that_is_too_long_is_cancelled_and_retried(api: Any, name: str) -> None:
+    scene = Scene(api, "tasks")
+    seen: list[Any] = []
+    topic = api.topic(name, retry=rmq.Levels((600,)))
+
+    def work(d: Any) -> Any:
+        seen.append(d.attempt)
+        try:
+            yield 60
+        except BaseException as error:
+            seen.append(type(error).__name__)
+            raise
+
+    scene.handle(topic, work, max_runtime=0.3, retry="immediate")
+    sent = topic.send(1)
+    with scene.working():
+        eventually(lambda: len(seen) >= 4)
+
+    assert seen[:4] == [1, "CancelledError", 2, "CancelledError"]
+    assert "max_runtime, 0.3 s" in topic.get(sent.id).failure.error
+
+
+def test_a_thread_that_runs_too_long_has_failed_and_is_told(api: Any, name: str) -> None:
+    scene = Scene(api, "threads")
+    lost: list[bool] = []
+    go = threading.Event()
+    topic = api.topic(name, max_retries=0)
+
+    def work(d: Any) -> Any:
+        lost.append(d.lost)
+        until = time.monotonic() + 20
+        while not d.lost and time.monotonic() < until:
+            yield 0.02
+        lost.append(d.lost)
+        yield go
+
+    scene.handle(topic, work, max_runtime=0.3, concurrency=1)
+    topic.send(1)
+    topic.send(2)
+    with scene.working() as worker:
+        eventually(lambda: len(lost) == 2)
+        (dead,) = eventually(lambda: api.admin.peek(name, place="dead"))
+        time.sleep(0.3)  # would the second begin in a thread of its own?
+        assert len(lost) == 2  # the thread keeps its place until it returns
+        go.set()
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        eventually(lambda: api.admin.stats(name)["dead"] == 2)
+        counts = worker.counts()[name]
+
+    assert lost[:2] == [False, True]
+    assert "max_runtime, 0.3 s" in dead.failure.error
+    assert (counts["taken"], counts["nack"], counts["ack"], counts["own"]) == (2, 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"retry": rmq.Levels((600,))}, "later"),
+        ({"on_error": {rmq.RMQError: rmq.Reject("too slow")}}, "dead"),
+        ({"on_error": {rmq.RMQError: rmq.Snooze(600)}}, "later"),
+    ],
+)
+def test_running_too_long_is_ruled_as_any_failure_is(
+    scene: Scene, api: Any, name: str, options: dict[str, Any], place: str
+) -> None:
+    topic = api.topic(name, retry="immediate")
+    calls = []
+    go = threading.Event()
+
+    def work(d: Any) -> Any:
+        calls.append(d.attempt)
+        yield go
+
+    scene.handle(topic, work, max_runtime=0.2, **options)
+    topic.send(1)
+    with scene.working() as worker:
+        eventually(lambda: api.admin.stats(name)[place] == 1)
+        go.set()
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+
+    assert calls == [1]
+
+
+def test_a_message_s_own_limit_comes_before_the_handler_s(
+    scene: Scene, api: Any, name: str
+) -> None:
+    topic = api.topic(name, max_retries=0)
+    scene.handle(topic, lambda d: iter_pause(d), max_runtime=60)
+    topic.send("quick", max_runtime=0.2)
+    topic.send("patient")
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        (dead,) = eventually(lambda: api.admin.peek(name, place="dead"))
+
+    assert dead.body == "quick"
+
+
+def iter_pause(d: Any) -> Any:
+    yield 1.0
+
+
+def test_a_run_that_ends_in_time_is_not_counted_twice(scene: Scene, api: Any, name: str) -> None:
+    topic = api.topic(name)
+    scene.handle(topic, lambda d: None, max_runtime=0.05, concurrency=2)
+    topic.send_many([rmq.Outgoing(n) for n in range(300)])
+    with scene.working() as worker:
+        eventually(lambda: api.admin.stats(name)["settled"] == 300)
+        time.sleep(0.3)  # three looks of the watch
+        counts = worker.counts()[name]
+
+    assert (counts["taken"], counts["held"], counts["ack"], counts["nack"]) == (300, 0, 300, 0)
+
+
+# --- suspects ------------------------------------------------------------------------------------
+
+
+def killers(api: Any, name: str, clock: Clock, deaths: int) -> Any:
+    """A topic with a message whose consumers have died so often, and ten others behind it."""
+    topic = api.topic(name, retry=rmq.Levels((1,)))
+    topic.send("killer", priority=1000)
+    for _ in range(deaths):
+        (d,) = topic.consumer(lease=1).receive()
+        assert d.body == "killer"
+        clock.advance(3)
+        api.admin.rollback(name)
+        clock.advance(2)
+    topic.send_many([rmq.Outgoing(n) for n in range(10)])
+    return topic
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_behind_a_suspect_nothing_waits(
+    scene: Scene, api: Any, name: str, clock: Clock, batch: int | None
+) -> None:
+    topic = killers(api, name, clock, deaths=2)
+    go = threading.Event()
+    running: list[Any] = []
+
+    def work(d: Any) -> Any:
+        some = [one.body for one in d] if batch else [d.body]
+        running.append(some)
+        if "killer" in some:
+            yield go
+
+    scene.handle(topic, work, concurrency=1, prefetch=8, batch=batch)
+    with scene.working():
+        eventually(lambda: running)
+        eventually(lambda: api.admin.stats(name)["in_flight"] == len(running[0]))
+        for _ in range(20):  # and they are not taken again
+            time.sleep(0.02)
+            assert api.admin.stats(name)["in_flight"] == len(running[0])
+        assert len(running) == 1
+        go.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+
+    assert "killer" in running[0]
+
+
+def test_beside_a_suspect_other_hands_go_on(
+    scene: Scene, api: Any, name: str, clock: Clock
+) -> None:
+    topic = killers(api, name, clock, deaths=2)
+    go = threading.Event()
+    attempts: list[int] = []
+
+    def work(d: Any) -> Any:
+        attempts.append(d.attempt)
+        if d.body == "killer":
+            yield go
+
+    scene.handle(topic, work, concurrency=2, prefetch=8)
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["settled"] == 10)
+        go.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+
+    assert sorted(attempts) == [1] * 10 + [3]  # what was handed back did not count
+
+
+def test_a_message_that_has_failed_often_is_no_suspect(
+    scene: Scene, api: Any, name: str, clock: Clock
+) -> None:
+    topic = api.topic(name, retry=rmq.Levels((1,)))
+    topic.send("weak", priority=1000)
+    for _ in range(4):
+        (d,) = topic.consumer().receive()
+        d.nack(error="no")
+        clock.advance(2)
+    topic.send_many([rmq.Outgoing(n) for n in range(10)])
+    go = threading.Event()
+    running: list[Any] = []
+
+    def work(d: Any) -> Any:
+        running.append(d.body)
+        yield go
+
+    scene.handle(topic, work, concurrency=1, prefetch=8)
+    with scene.working():
+        eventually(lambda: running)
+        eventually(lambda: api.admin.stats(name)["in_flight"] == 8)
+        go.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+
+    assert running[0] == "weak"
