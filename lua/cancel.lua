@@ -53,7 +53,7 @@ end
 local held = key and redis.call('HGET', KEYS[7], key)
 if s[4] then
   --- @include "lib/depart"
-  depart(slot, KEYS[11], 'accounted', numbers_in({ record }, {}), now)
+  depart(slot, KEYS[11], 'accounted', numbers_in({ record }, number_of, {}), now)
 end
 redis.call('ZREM', store, id)
 redis.call('HDEL', records, id)

@@ -48,7 +48,7 @@ if tonumber(window[1]) > 0 then
 end
 if s[9] then
   --- @include "lib/depart"
-  depart(slot, audit, 'seen', numbers_in(found, {}), now)
+  depart(slot, audit, 'seen', numbers_in(found, number_of, {}), now)
 end
 if drained then
   --- @include "lib/soon"

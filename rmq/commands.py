@@ -212,10 +212,12 @@ def ack(
     ids: Sequence[bytes],
     receipts: Sequence[float],
     numbers: Sequence[int] = (),
+    marks: Sequence[bytes] = (),
 ) -> Command[str]:
     """Settle deliveries of one slot; a letter for each: 1 settled, 0 lost.
 
-    `numbers`: the delivery numbers (fences), where they are known.
+    `numbers`: the delivery numbers (fences), where they are known. `marks`: what `rmq.Audit` has
+    put on each message, where that is known.
     """
     return Command(
         scripts.load("ack"),
@@ -225,7 +227,7 @@ def ack(
         ),
         [
             _clock, lane.number, handle.channel, keys.index,
-            *_runs(receipts, numbers or [0] * len(ids)), *ids,
+            *_runs(receipts, numbers or [0] * len(ids)), *ids, *marks,
         ],
         _text,
     )  # fmt: skip

@@ -90,15 +90,16 @@ def _environment(server: Server, peer: Peer, part: str, count: int) -> dict[str,
 
 
 def _hear(raw: redis.Redis, key: str, children: list[Child]) -> dict[str, Any]:
-    """Wait on a list until a child pushes; Skipped when one dies or the limit is reached."""
+    """Wait on a list until a child pushes; Skipped when one dies. The first is the worker."""
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         found = raw.blpop([key], timeout=1)
         if found:
             return dict(json.loads(found[1]))
         for child in children:
-            if child.process.poll():
-                raise Skipped(child.said())
+            code = child.process.poll()
+            if code or (code == 0 and child is children[0]):  # a producer may have finished
+                raise Skipped(f"ended with {code}: {child.said()}")
     raise Skipped(f"not done after {LIMIT_S} s; killed")
 
 

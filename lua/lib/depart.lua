@@ -3,9 +3,11 @@
 -- depart: messages leave an audited slot for good, and their numbers are accounted for. `numbers` is what
 -- numbers_in or numbers_at found, `what` the counter of the slot that tells of it. Its first write needs no
 -- memory, so it may come before the messages are removed.
-local function numbers_in(list, numbers)
+--
+-- numbers_in: those of a list, each read by `read`, and added to `numbers`.
+local function numbers_in(list, read, numbers)
   for i = 1, #list do
-    local producer, number = number_of(list[i])
+    local producer, number = read(list[i])
     if producer then
       if not numbers[producer] then
         numbers[producer] = {}
@@ -21,7 +23,8 @@ end
 local function numbers_at(records, ids, chunk)
   local numbers = {}
   for from = 1, #ids, chunk do
-    numbers_in(redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1))), numbers)
+    local found = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
+    numbers_in(found, number_of, numbers)
   end
   return numbers
 end

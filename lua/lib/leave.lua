@@ -45,7 +45,7 @@ if expired then
   lefts = lefts and live
   if s[9] and #numbered > 0 then
     --- @include "lib/depart"
-    depart(slot, audit, 'accounted', numbers_in(numbered, {}), now)
+    depart(slot, audit, 'accounted', numbers_in(numbered, number_of, {}), now)
   end
   if n == 0 then
     return reply

@@ -1,7 +1,17 @@
 --- @include "lib/record"
--- number_of: the producer and the number that rmq.Audit has put into a record: the first of its headers,
--- `rmq-audit`, `<producer, 10 hex digits>.<number>`. Nothing where there is none. No header is unpacked.
+-- The number that rmq.Audit has put on a message: `<producer, 10 hex digits>.<number>`, in the first header of its
+-- record, `rmq-audit`. No header is unpacked.
 local NUMBER = '\169rmq-audit'
+
+-- read_number: (producer, number) from the text; nothing where it is none.
+local function read_number(text)
+  local producer, number = string.match(text, '^(%x+)%.(%d+)$')
+  if producer and #producer == 10 and #number < 16 then
+    return producer, tonumber(number)
+  end
+end
+
+-- number_of: the same from a record. The twin of record.number_of.
 
 local function number_of(record)
   local head = record and #record > 8 and string.byte(record, 1) or 0
@@ -21,8 +31,5 @@ local function number_of(record)
     return
   end
   local size = (string.byte(record, at + 10) or 160) - 160
-  local producer, number = string.match(string.sub(record, at + 11, at + 10 + size), '^(%x+)%.(%d+)$')
-  if producer and #producer == 10 and #number < 16 then
-    return producer, tonumber(number)
-  end
+  return read_number(string.sub(record, at + 11, at + 10 + size))
 end

@@ -131,12 +131,13 @@ def worker(
         words += [f"--log-level={log_level}"] * bool(log_level) + ["--log-json"] * log_json
         words += ["--json"] * here.json
         return _supervise(here, [module, *words], processes or 1, reload, health)
+    supervisor = None if line is None else Line(line)
     made = _make(module, topics, given)
     if check:
         return _check(here, made)
     logs.start(log_level, log_json)
-    if line is not None:
-        return _serve_line(made, Line(line))
+    if supervisor is not None:
+        return _serve_line(made, supervisor)
     return _serve(here, module, made, health)
 
 
@@ -186,12 +187,8 @@ def _check(here: Session, made: rmq.Worker) -> int:
 
 def _serve_line(made: rmq.Worker, line: Line) -> int:
     """Work under a supervisor."""
-
-    def started() -> None:
-        line.say(ready={"handlers": account.handlers_of(made)}, counts=made.counts())
-        line.attach(made)
-
-    code = made.run(started)
+    line.serves(made)
+    code = made.run(lambda: line.at_work(handlers=account.handlers_of(made)))
     line.say(counts=made.counts())
     return _leave(code)
 

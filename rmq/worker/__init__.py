@@ -7,6 +7,7 @@ board     what is in hand, in memory shared with the keeper
 keeper    renews leases, in a process that handlers cannot starve
 hands     threads and tasks in which handlers run
 runner    one run of a handler, and what becomes of its message
+reports   what hands report, by kind
 
 Of the command `rmq worker`:
 

@@ -20,7 +20,7 @@ from rmq.wire import Executor
 
 log = logging.getLogger("rmq")
 
-STOP_S = 5.0  # for a look at one page to come to its end
+STOP_S = 1.0  # for a look at one page to come to its end; the thread is no reason to stay
 
 
 class Auditor:
@@ -62,8 +62,12 @@ class Auditor:
         if self._stop.is_set():
             raise _Stopped
 
+    def ask_to_stop(self) -> None:
+        """Ask it to end; it does not look at another page."""
+        self._stop.set()
+
     def stop(self) -> None:
-        """End it."""
+        """End it, and wait for that a moment."""
         self._stop.set()
         self._thread.join(STOP_S)
 

@@ -26,12 +26,14 @@ from rmq.interceptor import Hooks
 from rmq.settings import BATCH_MAX
 from rmq.worker.desk import Desk
 from rmq.worker.hands import Hands, Tasks, Threads, Work
+from rmq.worker.reports import Reports
 from rmq.worker.runner import ACK, BACK, SUSPECT, Halt, Overrun, Ruling, Runner
 
 log = logging.getLogger("rmq")
 
 WAIT_S = 1.0  # one turn of the fetcher without messages; a turn is a sign of life
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed turn
+WAIT_MOST_S = 10.0  # for what a suspect must not take with it
 IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker has the slot
 
 
@@ -201,9 +203,23 @@ class Crew:
             return False
         if one._score % 1000 < self._suspect_below and self.desk.crashed_before(one):
             self._suspects.add(one)
-            for work in self._hands.take_back():
-                self._give_back(work)
+            self._hand_back_now(self._hands.take_back())
         return True
+
+    def _hand_back_now(self, works: Sequence[Work]) -> None:
+        """Give these back, and wait for it: this process may be about to end."""
+        for work in works:
+            self._give_back(work)
+        done = threading.Event()
+        self._done.put(done)
+        done.wait(WAIT_MOST_S)
+
+    def _alone(self, batch: list[DeliveryData]) -> list[DeliveryData]:
+        """A suspect goes by itself; those beside it go back."""
+        first = [one for one in batch if one in self._suspects][:1]
+        if first and len(batch) > 1:
+            self._hand_back_now([one for one in batch if one not in first])
+        return first or batch
 
     def _one(self, one: DeliveryData) -> None:
         if self._may_start(one):
@@ -224,7 +240,7 @@ class Crew:
         return self._may_start(one)
 
     def _batch(self, batch: list[DeliveryData]) -> None:
-        ready = [one for one in batch if self._may_start(one)]
+        ready = self._alone([one for one in batch if self._may_start(one)])
         for one in ready:
             self._begin(one)
         for one, ruling in self.runner.run_batch(ready):
@@ -232,6 +248,8 @@ class Crew:
 
     async def _batch_async(self, batch: list[DeliveryData]) -> None:
         ready = [one for one in batch if await self._may_start_async(one)]
+        if self._suspects:
+            ready = await asyncio.to_thread(self._alone, ready)
         try:
             rulings = await self.runner.run_batch_async(ready)
         except asyncio.CancelledError:
@@ -353,35 +371,17 @@ class Crew:
 
     def _carry_out(self, items: list[Any]) -> None:
         """Settle what was reported, each kind in one call."""
-        acks: list[DeliveryData] = []
-        others: list[tuple[DeliveryData, Ruling]] = []
-        halts: list[Halt] = []
-        late: list[DeliveryData] = []
-        for item in items:
-            if isinstance(item, DeliveryData):
-                if self._overdue and item in self._overdue:
-                    self._overdue.discard(item)  # settled when its time was over
-                else:
-                    acks.append(item)
-            elif isinstance(item, Halt):
-                halts.append(item)
-            elif isinstance(item, Overrun):
-                late.append(item.one)
-                others.append((item.one, self.runner.overran(item)))
-            elif item[0] in self._overdue:
-                self._overdue.discard(item[0])
-            else:
-                others.append(item)
-        if acks:
-            self._do("ack", acks, self.desk.ack)
-        self._others(others)
-        for one in late:
+        found = Reports(items, self._overdue, self.runner.overran)
+        self._do("ack", found.acks, self.desk.ack)
+        self._others(found.others)
+        for one in found.late:
             one._state = LOST  # told to the handler that still runs
-        for halt in halts:
-            if halt.rest:
-                self._do("release", halt.rest, self.desk.release)
+        for halt in found.halts:
+            self._do("release", halt.rest, self.desk.release)
             if halt.failed is not None:
                 self._others([halt.failed])
+        for event in found.awaited:
+            event.set()
 
     def _others(self, rulings: Sequence[tuple[DeliveryData, Ruling]]) -> None:
         failed: dict[float | None, list[tuple[DeliveryData, Any]]] = {}

@@ -36,6 +36,9 @@ ACK = Ruling("ack")
 BACK = Ruling("release", 0.0)
 
 
+_Ruled = tuple[DeliveryData, Ruling, BaseException | None]  # and what was raised
+
+
 class Overrun(NamedTuple):
     """A run that goes on beyond its max_runtime, seconds."""
 
@@ -82,6 +85,11 @@ def rule(handler: Handler, one: DeliveryData, error: BaseException) -> Ruling:
     return Ruling("nack", None, error)
 
 
+def misfit(error: DecodeError) -> Ruling:
+    """What becomes of a delivery whose body does not fit: to the DeadQueue, once."""
+    return Ruling("reject", None, str(error), "u")
+
+
 def _reason(found: Reject, error: BaseException) -> BaseException | str:
     """What stands in the DeadQueue: the words of the handler, or of a rule and of what."""
     if found is error:
@@ -111,18 +119,19 @@ class Runner:
         for hook in self.hooks.before_handle:
             contained(hook, one)
         started = time.monotonic()
+        raised: BaseException | None = None
         try:
             arguments = self.handler.arguments(one)
         except DecodeError as error:
-            ruling = Ruling("reject", None, str(error), "u")
+            raised, ruling = error, misfit(error)
         else:
             try:
                 self._call(*arguments)
                 ruling = ACK
             except BaseException as error:  # sys.exit() in a handler is a failure of the handler
-                ruling = rule(self.handler, one, error)
+                raised, ruling = error, rule(self.handler, one, error)
         if self.hooks.after_handle:
-            outcome = outcome_of(one, ruling, time.monotonic() - started)
+            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
             for hook in self.hooks.after_handle:
                 contained(hook, one, outcome)
         return ruling
@@ -145,39 +154,37 @@ class Runner:
         for one in batch:
             for hook in self.hooks.before_handle:
                 contained(hook, one)
-        started, error = time.monotonic(), None
+        started, failed = time.monotonic(), None
         ready, rulings = self._fit(batch)
         try:
             if ready:
                 self._call(ready)
-        except BaseException as raised:
-            error = raised
-        rulings += [(one, self._of_batch(one, error)) for one in ready]
-        for one, ruling in rulings:
-            outcome = outcome_of(one, ruling, time.monotonic() - started)
+        except BaseException as error:
+            failed = error
+        rulings += [self._of_batch(one, failed) for one in ready]
+        for one, ruling, raised in rulings:
+            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
             for hook in self.hooks.after_handle:
                 contained(hook, one, outcome)
-        return rulings
+        return [(one, ruling) for one, ruling, _ in rulings]
 
-    def _fit(
-        self, batch: list[DeliveryData]
-    ) -> tuple[list[DeliveryData], list[tuple[DeliveryData, Ruling]]]:
+    def _fit(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[_Ruled]]:
         """Those whose bodies fit, read; and rulings about the others."""
         read = self.handler.read
         if read is None:
             return batch, []
         ready: list[DeliveryData] = []
-        rulings: list[tuple[DeliveryData, Ruling]] = []
+        rulings: list[_Ruled] = []
         for one in batch:
             try:
                 one.body = read(one.body)
                 ready.append(one)
             except DecodeError as error:
-                rulings.append((one, Ruling("reject", None, str(error), "u")))
+                rulings.append((one, misfit(error), error))
         return ready, rulings
 
-    def _of_batch(self, one: DeliveryData, error: BaseException | None) -> Ruling:
-        return ACK if error is None else rule(self.handler, one, error)
+    def _of_batch(self, one: DeliveryData, error: BaseException | None) -> _Ruled:
+        return one, ACK if error is None else rule(self.handler, one, error), error
 
     # --- in an event loop ------------------------------------------------------------------------
 
@@ -186,15 +193,19 @@ class Runner:
         if self.hooks.before_handle:
             await awaited(self.hooks.before_handle, one)
         started = time.monotonic()
+        raised: BaseException | None = None
         try:
             arguments = self.handler.arguments(one)
         except DecodeError as error:
-            ruling = Ruling("reject", None, str(error), "u")
+            raised, ruling = error, misfit(error)
         else:
-            failed = await self._await(arguments, self.handler.runtime_of(one))
-            ruling = ACK if failed is None else rule(self.handler, one, failed)
+            try:
+                raised = await self._await(arguments, self.handler.runtime_of(one))
+                ruling = ACK if raised is None else rule(self.handler, one, raised)
+            except asyncio.CancelledError:
+                ruling = BACK  # the worker is stopping
         if self.hooks.after_handle:
-            outcome = outcome_of(one, ruling, time.monotonic() - started)
+            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
             await awaited(self.hooks.after_handle, one, outcome)
         return ruling
 
@@ -227,21 +238,25 @@ class Runner:
         if ready:
             limits = [self.handler.runtime_of(one) for one in ready]
             seconds = min((one for one in limits if one is not None), default=None)
-            failed = await self._await((ready,), seconds)
-            rulings += [(one, self._of_batch(one, failed)) for one in ready]
-        for one, ruling in rulings:
-            await awaited(
-                self.hooks.after_handle, one, outcome_of(one, ruling, time.monotonic() - started)
-            )
-        return rulings
+            try:
+                failed = await self._await((ready,), seconds)
+                rulings += [self._of_batch(one, failed) for one in ready]
+            except asyncio.CancelledError:
+                rulings += [(one, BACK, None) for one in ready]  # the worker is stopping
+        for one, ruling, raised in rulings:
+            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
+            await awaited(self.hooks.after_handle, one, outcome)
+        return [(one, ruling) for one, ruling, _ in rulings]
 
 
-def outcome_of(one: DeliveryData, ruling: Ruling, seconds: float) -> Outcome:
+def outcome_of(
+    one: DeliveryData, ruling: Ruling, seconds: float, raised: BaseException | None
+) -> Outcome:
     """What the hooks are told."""
-    error = ruling.error if isinstance(ruling.error, BaseException) else None
-    if one._state == SETTLED:
-        return Outcome("own", seconds, error)
-    return Outcome("lost" if one.lost else ruling.verb, seconds, error)
+    error = None if isinstance(raised, Snooze) else raised
+    if one.lost:
+        return Outcome("lost", seconds, error)
+    return Outcome("own" if one._state == SETTLED else ruling.verb, seconds, error)
 
 
 def _being_cancelled() -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from rmq.worker.line import STOP
 from rmq.worker.worker import ALIVE_S, QUIET_S, Health
 
 log = logging.getLogger("rmq")
@@ -107,15 +108,17 @@ class Place:
             yield json.loads(one)
 
     def stop(self) -> None:
-        """Tell the process to stop; one that has begun nothing is ended."""
+        """Tell the process to stop."""
         if self.process is None or self.is_told:
             return
         self.is_told = True
+        self.say(STOP)
+
+    def say(self, byte: int) -> None:
+        """Tell the process one thing."""
         if self.line is not None:
             with contextlib.suppress(OSError):
-                self.line.shutdown(socket.SHUT_WR)
-        if not self.is_ready:
-            self.process.terminate()
+                self.line.send(bytes([byte]))
 
     def problems(self, now: float) -> list[str]:
         """What is wrong here."""
@@ -266,8 +269,10 @@ class Supervisor:
                         place.code = 0  # it died, was told of, and is not there any more
                 elif self._asked == 1:
                     place.stop()
+                elif self._asked == 2:
+                    place.say(number)
                 else:
-                    place.process.send_signal(number if self._asked == 2 else signal.SIGKILL)
+                    place.process.kill()
         changes = [self._changes.pop(0) for _ in range(len(self._changes))]
         if changes and not self._stopping:
             log.info("%s; starting again", ", ".join(dict.fromkeys(changes)))
@@ -287,7 +292,7 @@ class Supervisor:
         place.code = exit_code(code)
         if place.is_told:
             if not was_ready and code == -signal.SIGTERM:
-                place.code = 0  # ended by us before it had begun anything
+                place.code = 0  # so did others, before it had begun anything
             elif place.code:
                 log.warning("%s %s", name, _spell_exit(code))
             return

@@ -168,6 +168,10 @@ class Worker:
                 executor.run(opening.ensure(one.handle))
             except StorageError as error:
                 log.error("%s: its topic cannot be opened yet: %s", one, error)
+            except BaseException:
+                if self._owns_executor:
+                    executor.close()
+                raise
         if loop is None and any(one.is_async for one in self.handlers):
             self._loop = _Loop()
             loop = self._loop.loop
@@ -210,9 +214,9 @@ class Worker:
         for crew in self._crews:
             crew.stop_taking()
         if self._auditor is not None:
-            self._auditor.stop()
-            self._auditor = None
-        finished, until = True, time.monotonic() + seconds
+            self._auditor.ask_to_stop()
+        # Hands that have nothing to do need a moment to end too.
+        finished, until = True, time.monotonic() + max(seconds, WATCH_S)
         for crew in self._crews:
             crew.hand_back(FETCHER_S)
         for crew in self._crews:
@@ -226,6 +230,9 @@ class Worker:
         assert self._board is not None
         assert self._executor is not None
         self._ended.set()
+        if self._auditor is not None:
+            self._auditor.stop()
+            self._auditor = None
         if self._watch is not None and self._watch is not threading.current_thread():
             self._watch.join()
         self._keeper.stop()
@@ -241,7 +248,7 @@ class Worker:
         return finished
 
     def ask_to_stop(self) -> None:
-        """Ask `run` to end, as a first signal does. Asked again, nothing changes."""
+        """Ask `run` to end, with its grace time. Asked again, nothing changes."""
         self._heard.put(0)
         self._stopping.set()
 
@@ -290,7 +297,7 @@ class Worker:
 
         No lock is taken here: the code that is interrupted may have it.
         """
-        if self._told or self._stopping.is_set():
+        if self._told:
             self._signal = number
             self._hurry = True
             # It may be that nothing can be handed back: Redis is away, or a thread is deaf.
@@ -355,8 +362,8 @@ class Worker:
                 self._asked = now
                 if not self._answers():
                     self._away = time.monotonic()
-            # Once Redis is back, half of the time is left to come to life.
-            if now - moved >= watchdog_s and now - self._away >= watchdog_s / 2:
+            # Once Redis is back there is time left to come to life.
+            if now - moved >= watchdog_s and now - self._away >= max(watchdog_s / 2, QUIET_S):
                 log.critical(
                     "%s has not moved for %g s; all stacks follow on stderr",
                     crew.handler, watchdog_s,
@@ -396,11 +403,13 @@ class Worker:
                 problems.append(
                     f"{name}: nothing was settled for {now - crew.settling_since:.0f} s"
                 )
-        if self._board is not None and now - self._board.beat() > KEEPER_S:
-            problems.append(f"leases were not looked at for {now - self._board.beat():.0f} s")
-        if self._loop is not None and self._loop.lag() > QUIET_S:
-            problems.append(f"the event loop is blocked for {self._loop.lag():.0f} s")
-            since.append(self._loop.lag())
+        board, loop = self._board, self._loop
+        with contextlib.suppress(ValueError):  # the worker stops just now, and has closed it
+            if board is not None and now - board.beat() > KEEPER_S:
+                problems.append(f"leases were not looked at for {now - board.beat():.0f} s")
+        if loop is not None and loop.lag() > QUIET_S:
+            problems.append(f"the event loop is blocked for {loop.lag():.0f} s")
+            since.append(loop.lag())
         return Health(not problems, problems, max(since, default=0.0) < ALIVE_S)
 
     def counts(self) -> dict[str, dict[str, int]]:

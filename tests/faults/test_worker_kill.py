@@ -10,7 +10,6 @@ import pytest
 
 from tests.faults.worker_scene import (
     KINDS,
-    LEASE_S,
     PATIENCE_S,
     Scene,
     alive,
@@ -20,6 +19,7 @@ from tests.faults.worker_scene import (
 )
 from tests.servers import Server
 
+LEASE_S = 2.0
 LATE_S = 6.0  # starting a process, and whoever else is on this machine
 
 
@@ -27,7 +27,7 @@ LATE_S = 6.0  # starting a process, and whoever else is on this machine
 def test_messages_of_a_killed_worker_come_back_after_their_lease(
     server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Scene(server, name, tmp_path, kind) as scene:
+    with Scene(server, name, tmp_path, kind, lease=LEASE_S) as scene:
         scene.send(3, do=("hold", 30))
         first = scene.worker()
         scene.seen("deliver", 1 if kind == "ordered" else 3)
@@ -74,6 +74,27 @@ def test_a_message_that_kills_its_process_is_dead_after_17_and_takes_nobody_with
             assert scene.dead() == [poison]
             tries = [e["attempt"] for e in scene.events("deliver", n=poison)]
             assert tries == list(range(1, 18))
+
+
+def test_what_waits_behind_a_suspect_is_handed_back_before_it_begins(
+    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stages(server, name, tmp_path, ("sync", "async", "batch"), slots=1) as scenes:
+        for scene in scenes:
+            scene.send(1, do=("exit",), again=("exit", 5), priority=900)
+            scene.send(6)
+        for starts in range(1, 7):
+            for scene in scenes:
+                scene.worker(concurrency=1, prefetch=8)
+            for scene in scenes:
+                scene.seen("exit", min(starts, 5))
+
+        for scene in scenes:
+            scene.drained()
+            scene.fired = len(scene.events("exit"))
+            others = [e["attempt"] for e in scene.events("deliver") if e["n"] != 0]
+            scene.judge("behind a suspect", capsys, f"at most {max(others)} attempts")
+            assert max(others) <= 3, "two deaths before it is a suspect"
 
 
 def test_a_killed_keeper_is_replaced_even_while_the_worker_stops(

@@ -4,8 +4,9 @@ Its task is the JSON in the first argument. Each message says what its handler i
 first attempt, `again` at the others (and at all of a worker that is asked to).
 
     quick        return            hold s     work for s seconds, looking at d.lost
-    exit         end the process   block s    sleep without letting anybody else run
-    fail         raise             gil s      sleep without letting go of the GIL
+    exit [n]     end the process   block s    sleep without letting anybody else run
+                 (to attempt n)    gil s      sleep without letting go of the GIL
+    fail         raise
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Play:
         about = {"n": body["n"], "fence": d.fence}
         receipt = d.receipt.score
         self.book.write("deliver", attempt=d.attempt, until=int(receipt // 1000) * 1000, **about)
-        if act == "exit":
+        if act == "exit" and d.attempt <= (more or [17])[0]:
             self.book.write("exit")
             os._exit(9)
         if act == "fail":
@@ -72,9 +73,10 @@ class Play:
         self.book.write("done", **about)
 
     def _hold(self, seconds: float, d: Any, receipt: float, about: Any) -> Iterator[float]:
-        lost, until, asked = False, time.monotonic() + seconds, 0.0
-        while time.monotonic() < until:
+        lost, until, asked, now = False, time.monotonic() + seconds, 0.0, 0.0
+        while now < until:
             yield LOOK_S
+            now = time.monotonic()  # so that it looks once more after a stop, before it ends
             if d.lost and not lost:
                 lost = True
                 self.book.write("lost", **about)
@@ -120,6 +122,14 @@ def main(text: str) -> int:
         async def handle(body: dict, d: rmq.AsyncDelivery) -> None:
             for pause in play(body, d):
                 await asyncio.sleep(pause)
+
+    elif kind == "batch":
+
+        @topic.handler(batch=4, **options)
+        def handle(batch: list[rmq.Delivery]) -> None:
+            for d in batch:
+                for pause in play(d.body, d):
+                    time.sleep(pause)
 
     else:
 

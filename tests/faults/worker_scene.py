@@ -242,10 +242,12 @@ def recovery(event: Event, since: Event) -> float:
 
 
 @contextmanager
-def stages(server: Server, topic: str, folder: Path, **options: Any) -> Iterator[list[Scene]]:
+def stages(
+    server: Server, topic: str, folder: Path, kinds: Iterable[str] = KINDS, **options: Any
+) -> Iterator[list[Scene]]:
     """A scene for each kind, side by side: for what takes its time."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(Scene(server, f"{topic}-{kind}", folder / kind, kind, **options))
-            for kind in KINDS
+            for kind in kinds
         ]

@@ -132,9 +132,7 @@ def _leave_out(script: str, call: str) -> list[tuple[str, str, str]]:
     return [(script, call, "")]
 
 
-_ACK = _leave_out(
-    "ack", "depart(slot, KEYS[8], 'seen', numbers_at(KEYS[3], mine, tonumber(s[7])), now)"
-)
+_ACK = _leave_out("ack", "depart(slot, KEYS[8], 'seen', numbers, now)")
 _PURGE = _leave_out(
     "purge", "depart(slot, KEYS[6], 'accounted', numbers_at(records, ids, tonumber(s[3])), now)"
 )
@@ -142,13 +140,17 @@ REASONS: dict[str, Reason] = {
     "acked": Reason(acked, {}, _ACK, 17),
     "acked by receipt": Reason(acked_by_receipt, {}, _ACK, 2),
     "popped": Reason(
-        popped, {}, _leave_out("pop", "depart(slot, audit, 'seen', numbers_in(found, {}), now)"), 11
+        popped,
+        {},
+        _leave_out("pop", "depart(slot, audit, 'seen', numbers_in(found, number_of, {}), now)"),
+        11,
     ),
     "cancelled": Reason(
         cancelled,
         {},
         _leave_out(
-            "cancel", "depart(slot, KEYS[11], 'accounted', numbers_in({ record }, {}), now)"
+            "cancel",
+            "depart(slot, KEYS[11], 'accounted', numbers_in({ record }, number_of, {}), now)",
         ),
         2,
     ),
@@ -157,7 +159,9 @@ REASONS: dict[str, Reason] = {
     "expired": Reason(
         expired,
         {"expires": 0.05, "on_expire": "drop"},
-        _leave_out("prepare", "depart(slot, audit, 'accounted', numbers_in(numbered, {}), now)"),
+        _leave_out(
+            "prepare", "depart(slot, audit, 'accounted', numbers_in(numbered, number_of, {}), now)"
+        ),
     ),
     "dropped as overflow": Reason(
         dropped,

@@ -18,12 +18,18 @@ import psutil
 import pytest
 
 import rmq
+from rmq.worker import crew
 from rmq.worker.board import Board
 from rmq.worker.keeper import Keeper, KeeperProcess, stopped
 from tests.integration.handling import Scene, eventually
 from tests.servers import Server, _die_with_parent
 
 LEASE_S = 1  # the shortest there is
+
+
+@pytest.fixture(autouse=True)
+def quick_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)  # a stop waits for one turn of the fetcher
 
 
 def deliveries(api: Any, name: str) -> int:
@@ -126,7 +132,7 @@ def subprocess_consumer(client: Any, name: str) -> Iterator[None]:
         process.stdout.close()
 
 
-HOLD_S = 3.5  # the lease, rounded up to whole seconds of the server, and more than one to spare
+HOLD_S = 3.0  # the lease, rounded up to whole seconds of the server, and more than one to spare
 
 
 @pytest.mark.parametrize(("keeper", "kept"), [("process", True), ("thread", False)])
@@ -142,7 +148,7 @@ def test_a_handler_that_holds_the_gil_keeps_its_lease_if_the_keeper_is_a_process
     client.topic(name, retry="immediate").open()
     found = held_up(client, name, work, keeper, "threads")
 
-    assert held[0] > 2.5, "the handler did not hold the GIL for long enough to show anything"
+    assert held[0] > 2.2, "the handler did not hold the GIL for long enough to show anything"
     assert (found == 1) is kept
 
 
@@ -305,7 +311,7 @@ def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
 ) -> None:
     topic = client.topic(name, retry="immediate")
     go = threading.Event()
-    topic.handler(lease=3)(lambda body: go.wait(60))
+    topic.handler(lease=2)(lambda body: go.wait(60))
     topic.send(1)
     with rmq.Worker(client) as worker:
         eventually(lambda: worker.counts()[name]["held"] == 1)
@@ -317,7 +323,7 @@ def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
         eventually(lambda: keeper.process.pid != first)
         eventually(lambda: worker._board.beat() > beat + 1)
         with topic.consumer() as other:
-            assert other.receive(wait=4) == []
+            assert other.receive(wait=2.5) == []
         go.set()
         eventually(lambda: client.admin.stats(name)["settled"] == 1)
 

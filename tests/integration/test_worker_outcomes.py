@@ -271,7 +271,7 @@ def test_with_delivery_settles_once_inside_a_handler(
     kind: str, api: Any, name: str, ending: str
 ) -> None:
     errors = {"error": ValueError("no"), "snooze": rmq.Snooze(60)}
-    topic = api.topic(name)
+    topic = api.topic(name, retry=rmq.Levels((60,)))
     scene = Scene(api, "threads")
 
     def work(d: rmq.Delivery) -> None:
@@ -293,7 +293,7 @@ def test_async_with_delivery_settles_once_inside_a_handler(
     kind: str, api: Any, name: str, ending: str
 ) -> None:
     errors = {"error": ValueError("no"), "snooze": rmq.Snooze(60)}
-    topic = api.topic(name)
+    topic = api.topic(name, retry=rmq.Levels((60,)))
     scene = Scene(api, "tasks")
 
     async def work(d: rmq.AsyncDelivery) -> None:

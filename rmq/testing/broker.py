@@ -1,0 +1,372 @@
+"""The broker of a test: a private, empty RMQ with a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from rmq.admin import Admin
+from rmq.client import AsyncClient, Client
+from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
+from rmq.handle import Lanes
+from rmq.interceptor import Interceptor
+from rmq.message import Message, Place
+from rmq.testing import clock as clocks
+from rmq.testing import draining, looking
+from rmq.testing.adoption import Adoption, Family
+from rmq.testing.clock import Clock
+from rmq.testing.draining import Drain, Line, Result
+from rmq.testing.faults import Faults, FaultyAsyncExecutor, FaultyExecutor
+from rmq.testing.looking import Wanted
+from rmq.testing.servers import Backend, Database
+from rmq.topic import AsyncTopic, Topic
+from rmq.units import Duration, Moment, milliseconds, whole
+from rmq.wire import Executor
+from rmq.worker.board import Board
+
+AnyTopic = str | Topic | AsyncTopic
+RUNS_MOST = 1_000_000
+ANY = object()
+
+
+class Broker:
+    """A private, empty RMQ, for `with` or `async with`. It runs the real scripts.
+
+    Args:
+        backend: "embedded": a real redis-server, started once for each process (rmq[embedded] where
+            PATH has none); "fakeredis": inside this process (rmq[testing]); "auto": the real one
+            where there is one to start.
+        now: where the clock stands at first, an aware datetime or epoch ms; None: the real time.
+        clock: "manual": time stands still until `clock.advance`; "server": it runs by itself.
+
+    Attributes:
+        backend: what it runs on, "embedded" or "fakeredis".
+        client: an rmq.Client of it.
+        faults: what is to go wrong, and when.
+
+    Raises:
+        ConfigurationError: there is nothing to run on, or 16 brokers are open in this process.
+    """
+
+    def __init__(
+        self,
+        backend: Backend = "auto",
+        *,
+        now: Moment | None = None,
+        clock: Literal["manual", "server"] = "manual",
+    ) -> None:
+        if clock not in ("manual", "server"):
+            raise InvalidValue(f"clock: {clock!r}; give 'manual' or 'server'")
+        self._asked: Backend = backend
+        self._now = now
+        self._manual = clock == "manual"
+        self._clock: Clock | None = None
+        self._database: Database | None = None
+        self._family: Family = {}
+        self.faults = Faults()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Broker:
+        if self._database is not None:
+            raise InvalidValue("broker: it is open already; make another")
+        self._clock = clocks.start(self._now) if self._manual else None
+        try:
+            self._database = Database(self._asked)
+        except BaseException:
+            self._release_clock()
+            raise
+        self.backend = self._database.backend
+        address = self._database.address
+        self._plain = Executor(address, 5.0, 10.0)
+        self._executor = FaultyExecutor(address, 5.0, 10.0, self.faults)
+        self.client = Client(address.url)
+        self.adopting(self.client).enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for adoption in list(self._family.values()):
+            adoption.__exit__()
+        self._close()
+
+    async def __aenter__(self) -> Broker:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        for adoption in list(self._family.values()):
+            await adoption.__aexit__()
+        self._close()
+
+    def _close(self) -> None:
+        database, self._database = self._open(), None
+        try:
+            self.client.close()
+            self._executor.close()
+            self._plain.close()
+            database.close()
+        finally:
+            self._release_clock()
+
+    def _release_clock(self) -> None:
+        if self._clock is not None:
+            clocks.leave(self._clock)
+            self._clock = None
+
+    @property
+    def clock(self) -> Clock:
+        """The time of every script in this process. Raises InvalidValue: it is the server's."""
+        if self._clock is None:
+            raise InvalidValue("clock: this broker has none; it is closed, or clock='server'")
+        return self._clock
+
+    def _open(self) -> Database:
+        if self._database is None:
+            raise InvalidValue("broker: it is not open; use it in `with` or `async with`")
+        return self._database
+
+    def async_client(self, *, interceptors: Sequence[Interceptor] = ()) -> AsyncClient:
+        """An rmq.AsyncClient of this broker, for `async with`."""
+        database = self._open()
+        client = AsyncClient(database.address.url, interceptors=interceptors)
+        self.adopting(client).enter()
+        return client
+
+    def adopting(self, client: Client | AsyncClient) -> Adoption:
+        """Point a client of the program at this broker, for `with` or, in a loop, `async with`.
+
+        Its topics, consumers and handlers go with it, and find the broker empty: a topic is created
+        again, with the settings that the program names. Afterwards all is as it was before. Nobody
+        else may use the client meanwhile; consumers are to be opened inside the block.
+
+        Raises:
+            InvalidValue: it is adopted already.
+        """
+        return Adoption(client, self._open().address, self.faults, self._family)
+
+    # --- drain -----------------------------------------------------------------------------------
+
+    def drain(
+        self,
+        *topics: AnyTopic,
+        advance: bool | Duration = False,
+        raises: bool = False,
+        limit: int = 1000,
+    ) -> list[Result]:
+        """Run the registered handlers in this thread until nothing is due any more.
+
+        Failures become retries, dead letters and so on by the rules of the worker.
+
+        Args:
+            topics: only the handlers of these; none named: all.
+            advance: True: move the clock to the next due time, until nothing waits; seconds or a
+                timedelta: let so much time pass, and run what falls due in it.
+            raises: raise the first error of a handler, after it was settled.
+            limit: how many runs at most.
+
+        Returns:
+            What became of each message that was run, in order.
+
+        Raises:
+            Endless: `limit` is reached, and more is due.
+            ConfigurationError: no handler is registered, or an event loop runs: use `adrain`.
+        """
+        drain, lines, board = self._drain(topics, advance, raises, limit)
+        try:
+            if not any(line.handler.is_async for line in lines):
+                return draining.run(drain, _no_loop)
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                return self._in_a_loop(drain)
+            raise ConfigurationError("drain: an event loop runs here; use `await broker.adrain()`")
+        finally:
+            _close_lines(lines, board)
+
+    def _in_a_loop(self, drain: Drain) -> list[Result]:
+        executors = [
+            one._executor for one in self._family if isinstance(one._executor, FaultyAsyncExecutor)
+        ]
+        with asyncio.Runner() as runner:
+
+            def wait(work: Awaitable[Any]) -> Any:
+                return runner.run(_awaited(work))
+
+            try:
+                return draining.run(drain, wait)
+            finally:
+                for one in executors:
+                    runner.run(one.hang_up())
+
+    async def adrain(
+        self,
+        *topics: AnyTopic,
+        advance: bool | Duration = False,
+        raises: bool = False,
+        limit: int = 1000,
+    ) -> list[Result]:
+        """As `drain`, inside an event loop: async handlers run in it, plain ones in its thread."""
+        drain, lines, board = self._drain(topics, advance, raises, limit)
+        try:
+            return await draining.run_async(drain)
+        finally:
+            _close_lines(lines, board)
+
+    def _drain(
+        self, topics: Sequence[AnyTopic], advance: bool | Duration, raises: bool, limit: int
+    ) -> tuple[Drain, list[Line], Board]:
+        self._open()
+        whole(limit, "limit", 1, RUNS_MOST)
+        clock = None if advance is False else self.clock
+        most_us = None if isinstance(advance, bool) else 1000 * milliseconds(advance, "advance")
+        found = [
+            (client, handler)
+            for client in self._family
+            for handler in client._handlers.by_topic.values()
+        ]
+        names = {_name(one) for one in topics}
+        missing = names - {handler.handle.name for _, handler in found}
+        if missing or not found:
+            of = looking.known(missing) if missing else "any"
+            raise ConfigurationError(
+                f"drain: no handler is registered for {of} topic, on the clients of this broker; "
+                "import the module with the handlers, and adopt its client: "
+                "broker.adopting(shop.client)"
+            )
+        found = [pair for pair in found if not names or pair[1].handle.name in names]
+        board = Board(sum(max(1, handler.batch) for _, handler in found))
+        lines = [
+            Line(
+                handler,
+                client._executor if isinstance(client, Client) else self._executor,
+                client._hooks, board, number,
+            )
+            for number, (client, handler) in enumerate(found)
+        ]  # fmt: skip
+        return Drain(lines, self._plain, clock, most_us, raises, limit), lines, board
+
+    # --- looks -----------------------------------------------------------------------------------
+
+    def sent(self, topic: AnyTopic) -> list[Message]:
+        """The messages that wait, due or not, in the order in which they would go.
+
+        Raises:
+            TopicNotFound: no client of this broker knows such a topic.
+        """
+        return self._peek(topic, "store")
+
+    def dead(self, topic: AnyTopic) -> list[Message]:
+        """The dead letters, oldest first; `failure` tells what each died of."""
+        return self._peek(topic, "dead")
+
+    def assert_sent(
+        self,
+        topic: AnyTopic,
+        body: Any = ANY,
+        *,
+        count: int | None = None,
+        priority: int | None = None,
+        due_in: Duration | None = None,
+        within: Duration = looking.WITHIN_S,
+        headers: Mapping[str, str] | None = None,
+        merge_key: str | None = None,
+    ) -> list[Message]:
+        """Assert that such a message waits; returns all that fit.
+
+        Args:
+            topic: a name or a topic.
+            body: what it equals, or a function of it that returns whether it fits.
+            count: exactly so many; None: at least one.
+            priority: its priority.
+            due_in: how long until it is due, by the clock; 0: it may be taken now.
+            within: how far `due_in` may be off, seconds or timedelta.
+            headers: these are among its headers.
+            merge_key: its merge key.
+
+        Raises:
+            AssertionError: there is none, or another count; it tells what is there.
+        """
+        wanted = Wanted(body, body is ANY, priority, due_in, within, headers, merge_key)
+        now = self._time()
+        found = [one for one in self.sent(topic) if wanted.fits(one, now)]
+        if found if count is None else len(found) == count:
+            return found
+        asked = "a message" if count is None else f"{count} messages"
+        self._fail(topic, f"expected {asked} with {wanted}; found {len(found)}")
+        return found
+
+    def assert_empty(self, topic: AnyTopic | None = None) -> None:
+        """Assert that nothing waits, is in flight or is dead, in a topic or in all of them.
+
+        Raises:
+            AssertionError: something is there; it tells what.
+        """
+        self._open()
+        for one in [topic] if topic is not None else self._topics():
+            places: tuple[Place, ...] = ("store", "prepare", "dead")
+            count = sum(len(self._peek(one, place)) for place in places)
+            if count:
+                self._fail(one, f"expected nothing, found {count}")
+
+    def _fail(self, topic: AnyTopic, text: str) -> None:
+        lines = [f"{text}; there is:"]
+        for admin in self._admins(topic):
+            lines += looking.state(admin, _name(topic), self._time())
+        raise AssertionError("\n".join(lines if len(lines) > 1 else [*lines, "  nothing"]))
+
+    def _peek(self, topic: AnyTopic, place: Place) -> list[Message]:
+        return [
+            one
+            for admin in self._admins(topic)
+            for one in admin.peek(_name(topic), looking.MOST, place)
+        ]
+
+    def _time(self) -> datetime:
+        if self._clock is not None:
+            return self._clock.now
+        return clocks.server_time(self._plain)
+
+    def _topics(self) -> list[str]:
+        admins = [self._admin(prefix) for prefix in self._prefixes()]
+        return sorted({name for admin in admins for name in admin.topics()})
+
+    def _prefixes(self) -> list[str]:
+        return list(dict.fromkeys(one._prefix for one in self._family))
+
+    def _admin(self, prefix: str) -> Admin:
+        return Admin(self._plain, prefix, Lanes())
+
+    def _admins(self, topic: AnyTopic) -> list[Admin]:
+        """Where this topic exists; empty where a client knows it and it was not used yet."""
+        self._open()
+        name, prefixes = _name(topic), self._prefixes()
+        if not isinstance(topic, str):
+            prefixes = [topic._handle.prefix]
+        admins = [self._admin(prefix) for prefix in prefixes]
+        found = [one for one in admins if name in one.topics()]
+        known = {handle.name for one in self._family for handle in one._handles}
+        if not found and name not in known:
+            raise TopicNotFound(
+                f"topic {name!r} is not in this broker, and none of its clients knows it; they "
+                f"know {looking.known(known | set(self._topics()))}"
+            )
+        return found
+
+
+def _name(topic: AnyTopic) -> str:
+    return topic if isinstance(topic, str) else topic.name
+
+
+def _close_lines(lines: Sequence[Line], board: Board) -> None:
+    for line in lines:
+        line.desk.close()
+    board.close()
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def _no_loop(work: Awaitable[Any]) -> Any:
+    raise AssertionError(f"nothing here is async: {work!r}")

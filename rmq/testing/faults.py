@@ -1,0 +1,224 @@
+"""Faults on order: what a network does, at the call that the test names, and counted.
+
+They act where a call leaves the client and after its reply has come, above the retries of the
+executor: the caller sees at once what it would see when patience had ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from rmq import scripts
+from rmq.commands import Command
+from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
+from rmq.settings import Fsync, Replicated
+from rmq.units import Duration, milliseconds, whole
+from rmq.url import Address
+from rmq.wire import AsyncExecutor, Executor
+
+T = TypeVar("T")
+Kind = Literal["lost reply", "failure", "delay"]
+VERBS = {"send": ("send", "merge"), "receive": ("prepare", "pop"), "open": ("topic", "slot")}
+MOST = 1_000_000
+
+
+class Fault:
+    """One fault, for `with`: it strikes inside the block.
+
+    Leaving the block raises AssertionError where it struck less often than it was to: a test whose
+    fault never came has shown nothing.
+
+    Attributes:
+        fired: how often it has struck.
+    """
+
+    def __init__(
+        self, faults: Faults, kind: Kind, verb: str, times: int, skip: int, wait_s: float = 0.0
+    ) -> None:
+        self._faults = faults
+        self.kind = kind
+        self.verb = verb
+        self.scripts = _scripts(verb)
+        self.times = whole(times, "times", 1, MOST)
+        self.skip = whole(skip, "skip", 0, MOST)
+        self.wait_s = wait_s
+        self.fired = self.passed = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.verb!r}, struck {self.fired} of {self.times} times>"
+
+    def strikes(self, names: Sequence[str]) -> bool:
+        """Whether a call of these scripts is struck; counts it."""
+        if self.fired >= self.times or not any(name in self.scripts for name in names):
+            return False
+        if self.passed < self.skip:
+            self.passed += 1
+            return False
+        self.fired += 1
+        return True
+
+    def before(self) -> RMQError | None:
+        """What the caller gets instead of a call."""
+        if self.kind != "failure":
+            return None
+        return Unavailable(f"{self.verb}: a fault of the test: Redis was not reached")
+
+    def after(self) -> RMQError | None:
+        """What the caller gets instead of a reply."""
+        if self.kind != "lost reply":
+            return None
+        return OutcomeUnknown(
+            f"{self.verb}: a fault of the test: it was done, and its reply was lost"
+        )
+
+    def __enter__(self) -> Fault:
+        self._faults._enter(self)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._faults._leave(self)
+        if error is None and self.fired < self.times:
+            raise AssertionError(
+                f"faults: the {self.kind} of {self.verb!r} struck {self.fired} of {self.times} "
+                "times; the call it waited for was not made inside the block by a client of this "
+                "broker"
+            )
+
+
+class Faults:
+    """The faults of a broker. Each method makes one, for `with`.
+
+    A verb is "send", "receive", "open", or the name of any script: ack, nack, reject, release,
+    extend, get, cancel, ... `times`: how often it strikes; `skip`: how many calls pass before.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active: list[Fault] = []
+
+    def lose_reply(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
+        """The call is carried out and its reply is lost: the caller gets OutcomeUnknown."""
+        return Fault(self, "lost reply", verb, times, skip)
+
+    def fail(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
+        """The call is not carried out: the caller gets Unavailable."""
+        return Fault(self, "failure", verb, times, skip)
+
+    def delay(self, verb: str, by: Duration, *, times: int = 1, skip: int = 0) -> Fault:
+        """The call goes out late, by seconds or a timedelta of real time."""
+        return Fault(self, "delay", verb, times, skip, milliseconds(by, "by") / 1000)
+
+    def next(self, names: Sequence[str]) -> Fault | None:
+        """The fault that strikes a call of these scripts, if any."""
+        if not self._active:
+            return None
+        with self._lock:
+            return next((one for one in self._active if one.strikes(names)), None)
+
+    def _enter(self, fault: Fault) -> None:
+        with self._lock:
+            self._active.append(fault)
+
+    def _leave(self, fault: Fault) -> None:
+        with self._lock:
+            self._active.remove(fault)
+
+
+def _scripts(verb: str) -> tuple[str, ...]:
+    known = sorted(path.stem for path in scripts.directory().glob("*.lua"))
+    if verb in VERBS:
+        return VERBS[verb]
+    if verb not in known:
+        raise InvalidValue(f"verb: {verb!r}; give one of {', '.join([*VERBS, *known])}")
+    return (verb,)
+
+
+def _raised(error: RMQError | None) -> None:
+    if error is not None:
+        raise error
+
+
+class FaultyExecutor(Executor):
+    """An executor that faults can strike."""
+
+    def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
+        super().__init__(address, retry_for, timeout_s)
+        self.faults = faults
+
+    def _command(self, command: Command[T]) -> T:
+        fault = self.faults.next((command.script.name,))
+        if fault is None:
+            return super()._command(command)
+        time.sleep(fault.wait_s)
+        _raised(fault.before())
+        value = super()._command(command)
+        _raised(fault.after())
+        return value
+
+    def _pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> tuple[list[Any], Any]:
+        fault = self.faults.next([one.script.name for one in commands])
+        if fault is None:
+            return super()._pipeline(commands, durability)
+        time.sleep(fault.wait_s)
+        _raised(fault.before())
+        found = super()._pipeline(commands, durability)
+        _raised(fault.after())
+        return found
+
+
+class FaultyAsyncExecutor(AsyncExecutor):
+    """An executor that faults can strike. Twin of `FaultyExecutor`.
+
+    It keeps connections for each event loop: tests run one client in many loops, one after another.
+    """
+
+    def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
+        super().__init__(address, retry_for, timeout_s)
+        self.faults = faults
+        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Any]]
+        self._lines = weakref.WeakKeyDictionary()
+
+    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        self._idle = self._lines.setdefault(asyncio.get_running_loop(), deque())
+        return await super()._exchange(packed, count)
+
+    async def close(self) -> None:
+        """Close every connection of this loop."""
+        self._idle = self._lines.pop(asyncio.get_running_loop(), deque())
+        await super().close()
+
+    async def hang_up(self) -> None:
+        """Close the connections of this loop, which is about to end."""
+        idle = self._lines.pop(asyncio.get_running_loop(), deque())
+        while idle:
+            await idle.pop().disconnect()
+
+    async def _command(self, command: Command[T]) -> T:
+        fault = self.faults.next((command.script.name,))
+        if fault is None:
+            return await super()._command(command)
+        await asyncio.sleep(fault.wait_s)
+        _raised(fault.before())
+        value = await super()._command(command)
+        _raised(fault.after())
+        return value
+
+    async def _pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> tuple[list[Any], Any]:
+        fault = self.faults.next([one.script.name for one in commands])
+        if fault is None:
+            return await super()._pipeline(commands, durability)
+        await asyncio.sleep(fault.wait_s)
+        _raised(fault.before())
+        found = await super()._pipeline(commands, durability)
+        _raised(fault.after())
+        return found

@@ -1,0 +1,138 @@
+"""What a broker stands on: one private server for each process, a database for each broker.
+
+Two kinds. `embedded` is a real redis-server on a unix socket, in a temporary directory that goes
+with the process. `fakeredis` is fakeredis behind a TCP port of this process. "auto" takes the real
+one where there is a redis-server to start, and fakeredis elsewhere: the real one is the quicker of
+the two, several times for each call, and it cannot differ from a real one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from typing import Literal, Protocol
+
+from rmq import url as urls
+from rmq.embedded import Embedded
+from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue
+from rmq.testing import fake
+from rmq.url import Address
+from rmq.wire import Executor
+
+Backend = Literal["auto", "fakeredis", "embedded"]
+DATABASES = 16  # what a redis-server has unless it is told otherwise
+
+
+class Server(Protocol):
+    """A private server of this process."""
+
+    def url(self, database: int) -> str:
+        """Where a database of it is."""
+
+    def stop(self) -> None:
+        """End it, and remove what it kept."""
+
+
+class _Real:
+    def __init__(self) -> None:
+        self._directory = tempfile.mkdtemp(prefix="rmq-testing-")
+        try:
+            self._embedded = Embedded.open(self._directory)
+        except BaseException:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+
+    def url(self, database: int) -> str:
+        self._embedded.ensure()
+        return f"unix://{self._embedded.socket}?db={database}"
+
+    def stop(self) -> None:
+        self._embedded.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Pool:
+    """The server of one kind, and which of its databases are taken."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.pid = os.getpid()
+        self.taken: set[int] = set()
+        self.last = -1
+
+
+_pools: dict[str, _Pool] = {}
+_lock = threading.Lock()
+
+
+class Database:
+    """An empty database of a private server; `close` gives it back."""
+
+    def __init__(self, backend: Backend) -> None:
+        if backend not in ("auto", "fakeredis", "embedded"):
+            raise InvalidValue(f"backend: {backend!r}; give 'auto', 'fakeredis' or 'embedded'")
+        with _lock:
+            self.backend, self._pool = _pool(backend)
+            free = set(range(DATABASES)) - self._pool.taken
+            if not free:
+                raise ConfigurationError(
+                    f"testing: {DATABASES} brokers are open at once in this process; close some"
+                )
+            # In turn: what an earlier test left running finds no topic, rather than ours.
+            after = [one for one in free if one > self._pool.last]
+            self.number = self._pool.last = min(after or free)
+            self._pool.taken.add(self.number)
+        self.address: Address = urls.parse(self._pool.server.url(self.number))
+        self.flush()
+
+    def flush(self) -> None:
+        """Delete everything in it."""
+        executor = Executor(self.address, 5.0, 10.0)
+        try:
+            executor.ask("flush", "FLUSHDB")
+        finally:
+            executor.close()
+
+    def close(self) -> None:
+        """Empty it, and give it back."""
+        try:
+            self.flush()
+        finally:
+            with _lock:
+                self._pool.taken.discard(self.number)
+
+
+def _pool(backend: Backend) -> tuple[str, _Pool]:
+    """The running server of this kind, or a new one."""
+    kinds = ("embedded", "fakeredis") if backend == "auto" else (backend,)
+    for kind in kinds:
+        found = _pools.get(kind)
+        if found is not None and found.pid == os.getpid():
+            return kind, found
+    refused: list[str] = []
+    for kind in kinds:
+        try:
+            server: Server = _Real() if kind == "embedded" else fake.Fake()
+        except (EmbeddedError, ImportError) as error:
+            refused.append(f"{kind}: {error}")
+            continue
+        _pools[kind] = _Pool(server)
+        return kind, _pools[kind]
+    raise ConfigurationError(
+        "testing: there is nothing to run on; "
+        + "; ".join(refused)
+        + '. Put a redis-server on PATH, or pip install "rmq[embedded]" or "rmq[testing]"'
+    )
+
+
+def _stop_all() -> None:
+    for pool in _pools.values():
+        if pool.pid == os.getpid():
+            pool.server.stop()
+    _pools.clear()
+
+
+atexit.register(_stop_all)

@@ -1,0 +1,239 @@
+"""fakeredis and a real server, side by side: one sequence of calls, one clock, the same answers.
+
+What is left out here is what docs/testing.md says of fakeredis: the jitter of retries.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq import scripts
+from rmq.errors import RMQError
+from rmq.testing import Broker
+from tests.servers import Server
+
+TOPIC = "alike"
+PLACES = ("store", "prepare", "dead")
+ROUNDS, STEPS = 8, 70
+
+
+@pytest.fixture
+def fake() -> Iterator[Broker]:
+    with Broker("fakeredis", now=1_900_000_000_000) as made:
+        yield made
+
+
+class Side:
+    """One of the two: a topic, its consumer, and what that holds."""
+
+    def __init__(self, client: rmq.Client, **settings: Any) -> None:
+        self.admin = client.admin
+        self.topic = client.topic(TOPIC, dedup_window=10, **settings)
+        self.topic.open()
+        self.consumers = {
+            "plain": self.topic.consumer(lease=4),
+            "pops": self.topic.consumer(lease=4, mode="at_most_once"),
+        }
+        self.held: list[rmq.Delivery] = []
+
+    def call(self, verb: str, args: Any) -> Any:
+        """Do one thing; what it said."""
+        try:
+            return getattr(self, verb)(*args)
+        except RMQError as error:
+            return type(error).__name__, str(error)
+
+    def send(self, outgoing: list[dict[str, Any]]) -> Any:
+        return self.topic.send_many([rmq.Outgoing(**one) for one in outgoing])
+
+    def receive(self, name: str, most: int) -> Any:
+        # Its idea of when slots have work is in real time; this time is the test's.
+        self.consumers[name]._reception.ready = []
+        found = self.consumers[name].receive(most)
+        if name != "pops":
+            self.held += found
+        return [
+            (one.id, one.body, one.attempt, one.priority, one.due, one.fence, one.receipt.score,
+             one.offset, dict(one.headers), one.merge_key)
+            for one in found
+        ]  # fmt: skip
+
+    def settle(self, verb: str, places: list[int], **options: Any) -> Any:
+        some = [self.held[n % len(self.held)] for n in places] if self.held else []
+        some = list(dict.fromkeys(some))
+        self.held = [one for one in self.held if one not in some]
+        if not some:
+            return None
+        if verb == "extend":
+            self.held += some
+        call = getattr(self.consumers["plain"], verb)
+        lost = call(some, "why") if verb == "reject" else call(some, **options)
+        return [one.id for one in lost]
+
+    def nack(self, places: list[int], delay: float | None) -> Any:
+        return self.settle("nack", places, delay=delay, error="broken")
+
+    def release(self, places: list[int], delay: float) -> Any:
+        return self.settle("release", places, delay=delay)
+
+    def one(self, verb: str, id: Any, option: Any) -> Any:
+        if verb == "reschedule":
+            return self.topic.reschedule(id, at=option)
+        if verb == "set_priority":
+            return self.topic.set_priority(id, option)
+        return getattr(self.topic, verb)(id)
+
+    def redrive(self) -> Any:
+        return self.admin.redrive(TOPIC)
+
+    def rollback(self) -> Any:
+        return self.admin.rollback(TOPIC)
+
+    def state(self) -> Any:
+        """All that can be seen from outside."""
+        return [
+            self.admin.stats_by_slot(TOPIC),
+            *([repr(one) for one in self.admin.peek(TOPIC, 1000, place)] for place in PLACES),
+        ]
+
+
+def sends(dice: random.Random, topic: rmq.Topic, ids: list[Any], now_ms: int) -> list[Any]:
+    """Some messages of every kind; sometimes an id that was sent before."""
+    made = []
+    for _ in range(dice.choice([1, 1, 1, 5, 30])):
+        basis = f"b{dice.randrange(5)}"
+        out: dict[str, Any] = {"body": {"n": dice.randrange(1000)}}
+        kind = dice.choice(["plain", "priority", "delay", "at", "merge", "expires", "headers"])
+        if kind == "priority":
+            out["priority"] = dice.choice([17, 100, 101, 1_048_575])
+        elif kind == "delay":
+            out |= {"delay": dice.choice([0.001, 1, 2.5, 9])}
+            out |= {"priority": 500} if dice.random() < 0.5 else {}
+        elif kind == "at":
+            out["at"] = now_ms + dice.randrange(1, 9000)
+        elif kind == "merge":
+            mode = dice.choice(["first", "last", "collect"])
+            basis = f"k-{mode}-{dice.randrange(2)}"
+            out |= {"merge_key": basis, "merge": mode, "time_range": 3}
+            out |= {"extend": True, "max_wait": 7} if dice.random() < 0.3 else {}
+        elif kind == "expires":
+            out["expires"] = 2
+        elif kind == "headers":
+            out["headers"] = {"trace": f"é{dice.randrange(9)}"}
+        out["id"] = topic.new_id(basis)
+        if dice.random() < 0.15 and ids and kind != "merge":
+            out["id"] = dice.choice(ids)
+        elif kind != "merge":
+            ids.append(out["id"])
+        made.append(out)
+    return made
+
+
+def step(dice: random.Random, topic: rmq.Topic, ids: list[Any], now_ms: int) -> tuple[str, Any]:
+    """What is done next."""
+    verb = dice.choice(
+        ["send", "send", "receive", "receive", "ack", "nack", "nack", "nack", "release", "release",
+         "extend", "reject", "redrive", "rollback", "get", "cancel", "reschedule", "set_priority"]
+    )  # fmt: skip
+    some = [dice.randrange(99) for _ in range(dice.choice([1, 1, 3, 12]))]
+    if verb == "send":
+        return "send", [sends(dice, topic, ids, now_ms)]
+    if verb == "receive":
+        return verb, [dice.choice(["plain", "plain", "plain", "pops"]), dice.choice([1, 4, 50])]
+    if verb == "nack":
+        return verb, [some, dice.choice([None, None, 0, 1.5])]
+    if verb == "release":
+        return verb, [some, dice.choice([0, 2])]
+    if verb in ("ack", "extend", "reject"):
+        return "settle", [verb, some]
+    if verb in ("redrive", "rollback"):
+        return verb, []
+    if not ids:
+        return "rollback", []
+    options = {"set_priority": dice.choice([17, 101]), "reschedule": now_ms + dice.randrange(4000)}
+    return "one", [verb, dice.choice(ids), options.get(verb)]
+
+
+def test_fakeredis_answers_as_a_real_server(fake: Broker, server: Server) -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(ROUNDS):
+        play(fake, server, random.Random(seed), reached)
+
+    verbs = ("send", "receive", "settle", "nack", "release", "redrive", "rollback", "one")
+    assert min(reached[verb] for verb in verbs) >= ROUNDS, reached
+
+
+def play(fake: Broker, server: Server, dice: random.Random, reached: Counter[str]) -> None:
+    """One sequence on both; an assertion at the first difference."""
+    settings: dict[str, Any] = {
+        "slots": dice.choice([1, 3]),
+        "max_retries": dice.choice([1, 3]),
+        "retry": dice.choice(["immediate", rmq.Levels((1.0, 3.0))]),
+        "on_expire": dice.choice(["dead", "drop"]),
+    }
+    settings |= dice.choice([{}, {"max_length": 30}, {"max_length": 30, "overflow": "drop_lowest"}])
+    with server.raw() as raw:
+        raw.flushall()
+    fake._open().flush()
+    with rmq.Client(server.url) as client:
+        real, other = Side(client, **settings), Side(fake.client, **settings)
+        ids: list[Any] = []
+        for _ in range(STEPS):
+            now_ms = fake.clock.now_us // 1000
+            verb, args = step(dice, real.topic, ids, now_ms)
+            said = real.call(verb, args), other.call(verb, args)
+
+            assert repr(said[1]) == repr(said[0]), (verb, args)
+            assert other.state() == real.state(), (verb, args)
+            reached[verb] += said[0] is not None
+            if dice.random() < 0.4:
+                fake.clock.advance(dice.choice([0.001, 0.5, 1, 3, 5]))
+        for side in (real, other):
+            for consumer in side.consumers.values():
+                consumer.close()
+
+
+LIBRARIES = """
+local packed = struct.pack('>I2I4', 258, 4026531841)
+local a, b, at = struct.unpack('>I2I4', '..' .. packed, 3)
+local value = { 0, 1, -1, 255, 65536, 9007199254740991, -9007199254740991, 'text', '',
+                string.rep('x', 300), { 'inner', { 7 }, {} } }
+local again = cmsgpack.unpack(cmsgpack.pack(value))
+for i = 1, 7 do
+  again[i] = string.format('%.0f', again[i])
+end
+return { packed, a, b, at, struct.pack('>I4', 4294967295), again }
+"""
+
+
+def test_lua_libraries_that_stand_in_do_what_those_of_redis_do(
+    fake: Broker, server: Server
+) -> None:
+    with rmq.Client(server.url) as client:
+        real = client._executor.ask("eval", "EVAL", LIBRARIES, 0)
+    assert fake.client._executor.ask("eval", "EVAL", LIBRARIES, 0) == real
+
+
+def test_pop_whose_reply_was_lost_hands_over_the_same_again(fake: Broker) -> None:
+    topic = fake.client.topic("t")
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    executor = fake.client._executor
+    exchange, lost = executor._exchange, []
+
+    def losing(packed: bytes, count: int) -> list[Any]:
+        replies = exchange(packed, count)
+        if scripts.load("pop").sha.encode() in packed and not lost:
+            lost.append(replies)
+            raise ConnectionResetError
+        return replies
+
+    with topic.consumer(mode="at_most_once") as consumer:
+        executor._exchange = losing  # type: ignore[method-assign]
+        assert [one.body for one in consumer.receive(10)] == [0, 1, 2]
+    assert lost
