@@ -46,7 +46,7 @@ for r = 1, runs do
 end
 local to = from + count - 1
 local told = #ARGV == to + count
-if count > 1000 or #ARGV ~= to and not told then
+if count > 1000 or #ARGV ~= to and not (told and string.find(ARGV[to + 1], '^[%x.%d]*$')) then
   fail('ARG', 'count')
 end
 

@@ -164,8 +164,10 @@ class ConsumerFlows(Generic[D]):
         mine, leases = self._leases(deliveries)
         if self._pops:
             return self._settled(mine, "1" * len(mine))
-        marks = [record.number_of(one._entry) for one in mine if one._entry[0] & record.HEADERS]
-        if len(marks) == len(mine):
+        marks = [
+            record.number_of(one._entry) if one._entry[0] & record.HEADERS else b"" for one in mine
+        ]
+        if any(marks):
             leases = leases._replace(marks=marks)
         letters = yield from settling.ack(self._handle, leases)
         return self._settled(mine, letters)

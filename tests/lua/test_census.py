@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import redis
 
-from rmq import commands
+from rmq import commands, record
 from tests.lua.numbers import P, Q, begin, merged, numbered
 
 
@@ -60,10 +62,12 @@ def test_number_is_found_behind_every_envelope(box):
         numbered(box, number, others=others)
 
     assert sorted(census(box)[0]) == [b"s0123456789.%d" % n for n in range(1, 8)]
+    told = {record.number_of(entry) for entry in box.state()["records"].values()}
+    assert told == {b"0123456789.%d" % n for n in range(1, 8)}
 
 
 @pytest.mark.parametrize(
-    "record",
+    "entry",
     [
         b"", b"\x10", b"\x10\0\0\x64\0\0\0\1", b"\x10\0\0\x64\0\0\0\1\0\x05\x81\xa9rmq",
         b"\x14\0\0\x64\0\0\0\1\0", b"\x14\0\0\x64\0\0\0\1\xff\xff",
@@ -73,9 +77,11 @@ def test_number_is_found_behind_every_envelope(box):
         b"\x1f" + b"\xff" * 40,
     ],
 )  # fmt: skip
-def test_record_that_is_cut_short_or_has_no_number_is_passed_over(box, record):
+def test_record_that_is_cut_short_or_has_no_number_is_passed_over(box, entry):
     id = box.one()
-    box.redis.hset(box.keys.records, id, record)
+    box.redis.hset(box.keys.records, id, entry)
+    told = record.number_of(entry) if entry else b""
+    assert not re.fullmatch(rb"[0-9a-f]{10}\.\d{1,15}", told)
 
     assert census(box) == ([], 1)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands
+from rmq import commands, record
 from tests.lua.calls import CALLS, furnish
-from tests.lua.numbers import Q, begin, merged, numbered, open_of, told
+from tests.lua.numbers import P, Q, begin, merged, numbered, open_of, told
 
 REST = [(1, None)]
 
@@ -38,6 +38,69 @@ def test_ack_of_a_run_has_seen_them(box):
     assert box.ack(*box.take(300)) == "1" * 300
 
     assert open_of(box) == [(301, None)]
+
+
+@pytest.mark.parametrize("lost", [[], [1], [0, 4]])
+@pytest.mark.parametrize("count", [1, 5])
+def test_ack_believes_the_numbers_it_is_told(box, count, lost):
+    begin(box)
+    for number in range(1, count + 1):
+        numbered(box, number)
+    plain = box.one(priority=20)
+    leases = box.take(10)
+    lost = [place for place in lost if place < count]
+    for place in lost:
+        box.nack(leases[place])
+    lane = box.lane()
+    marks = [record.number_of(one.record) for one in leases[:count]] + [b""]
+    assert marks[0] == P.encode() + b".1"
+    assert leases[-1].id == plain
+
+    letters = box.twice(
+        lambda: commands.ack(
+            box.handle, box.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            [x.delivery for x in leases], marks,
+        )
+    )  # fmt: skip
+
+    assert letters == "".join("0" if n in lost else "1" for n in range(count)) + "1"
+    open_numbers = [n for first, last in open_of(box)[:-1] for n in range(first, (last or 0) + 1)]
+    if count not in [n + 1 for n in lost]:
+        assert open_numbers == [n + 1 for n in lost]
+    assert box.counter("seen") == count - len(lost)
+
+
+def test_ack_reads_no_record_where_it_is_told(box):
+    begin(box)
+    numbered(box, 1)
+    lease = box.take_one()
+    lane = box.lane()
+
+    box.run(
+        commands.ack(
+            box.handle, box.keys, lane, [lease.id], [lease.receipt], [lease.delivery],
+            [P.encode() + b".9"],
+        )
+    )  # fmt: skip
+
+    assert open_of(box) == [(1, 8), (10, None)]
+
+
+def test_marks_for_some_of_the_deliveries_are_refused(box):
+    begin(box)
+    numbered(box, 1)
+    numbered(box, 2)
+    leases = box.take(2)
+    command = commands.ack(
+        box.handle, box.keys, box.lane(), [x.id for x in leases], [x.receipt for x in leases],
+        [x.delivery for x in leases], [b"0123456789.1"],
+    )  # fmt: skip
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="RMQARG count"):
+        box.run(command)
+
+    assert box.state() == before
 
 
 def test_body_that_begins_with_a_digit_is_no_part_of_the_number(box):
