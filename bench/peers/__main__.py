@@ -44,7 +44,7 @@ def measure(
     _install(results, told)
     with server() as own:
         with own.raw() as raw:
-            machine = description(raw)
+            machine = description(raw) | environments.node()
         for number in range(rounds):
             for part in PARTS:
                 for place in range(len(peers)):

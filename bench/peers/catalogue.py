@@ -54,16 +54,16 @@ _RECORDS = SlotKeys("rmq", "noop", 0).records.decode()
 PEERS = (
     Peer(
         "rmq-sync", (), ("-m", "bench.peers.rmq_sync_app"),
-        "def, 8 threads, prefetch 1000, JSON",
-        {"CONCURRENCY": "8", "PREFETCH": "1000"},
+        "def, 2 threads, prefetch 1000, JSON",
+        {"CONCURRENCY": "2", "PREFETCH": "1000"},
         drain=50_000, one=20_000,
         unsettled=lambda raw: raw.hlen(_RECORDS),
         kind="rmq",
     ),
     Peer(
         "rmq-async", (), ("-m", "bench.peers.rmq_async_app"),
-        "async def, 100 tasks, prefetch 1000, JSON",
-        {"CONCURRENCY": "100", "PREFETCH": "1000"},
+        "async def, 8 tasks, prefetch 1000, JSON",
+        {"CONCURRENCY": "8", "PREFETCH": "1000"},
         drain=50_000, one=20_000,
         unsettled=lambda raw: raw.hlen(_RECORDS),
         kind="rmq",

@@ -57,6 +57,15 @@ def ready(peer: Peer) -> bool:
     )
 
 
+def node() -> dict[str, str]:
+    """The version of Node, for the report's line about the machine; empty where there is none."""
+    found = shutil.which("node")
+    if not found:
+        return {}
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10)
+    return {"node": said.stdout.strip().removeprefix("v")}
+
+
 def make(peer: Peer) -> None:
     """Install what the peer requires; Skipped when that does not work."""
     where = home(peer)
