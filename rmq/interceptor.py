@@ -54,6 +54,9 @@ class Interceptor:
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
         """A handler has run; its outcome is about to be carried out."""
 
+    def watch(self, worker: Any) -> None:
+        """A worker that calls these hooks is about to start; it may start again later."""
+
     def _numbering(self) -> Numbering | None:
         """The numbers of a client whose messages this one numbers: `rmq.Audit` alone does."""
         return None

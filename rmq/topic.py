@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from rmq.consumer import AsyncConsumer, Consumer
 from rmq.flows import hooked, opening, operating, sending
@@ -49,8 +49,30 @@ class _TopicBase:
         """What the topic is set to in Redis; read after `open()` or the first call."""
         return self._handle.settings
 
+    @overload
+    def handler(self, function: F, /) -> F: ...
+
+    @overload
     def handler(
         self,
+        /,
+        *,
+        concurrency: int | None = ...,
+        prefetch: int | None = ...,
+        batch: int | None = ...,
+        linger: Duration = ...,
+        ordered: bool = ...,
+        lease: Duration | None = ...,
+        max_runtime: Duration | None = ...,
+        retry: RetryOption | None = ...,
+        on_error: Mapping[type[Exception], Rule] | None = ...,
+        body: Any = ...,
+    ) -> Callable[[F], F]: ...
+
+    def handler(
+        self,
+        function: Any = None,
+        /,
         *,
         concurrency: int | None = None,
         prefetch: int | None = None,
@@ -62,8 +84,10 @@ class _TopicBase:
         retry: RetryOption | None = None,
         on_error: Mapping[type[Exception], Rule] | None = None,
         body: Any = None,
-    ) -> Callable[[F], F]:
+    ) -> Any:
         """Register a function that a worker runs for every message; it stays a function.
+
+        `@topic.handler`, or with options `@topic.handler(concurrency=16)`.
 
         Args:
             concurrency: how many run at a time: threads (default 8), or tasks (default 100) of an
@@ -85,18 +109,18 @@ class _TopicBase:
                 handler already.
         """
 
-        def register(function: F) -> F:
+        def register(function: F, depth: int = 2) -> F:
             self._handlers.add(
                 Handler(
                     self._handle, function, concurrency=concurrency, prefetch=prefetch,
                     batch=batch, linger=linger, ordered=ordered, lease=lease,
                     max_runtime=max_runtime, retry=retry, on_error=on_error, body=body,
-                    names=locals_of_caller(2),
+                    names=locals_of_caller(depth),
                 )
             )  # fmt: skip
             return function
 
-        return register
+        return register if function is None else register(function, 3)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"

@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 
 from rmq.cli import show
+from rmq.interceptors import JsonFormatter, MessageFilter
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -24,22 +25,13 @@ class Lines(logging.Formatter):
         return head
 
 
-class JSONLines(logging.Formatter):
+class JSONLines(JsonFormatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record as an object."""
-        told = {
-            "time": _moment(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "pid": record.process,
-            "thread": record.threadName,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return show.dumps(told)
+        """A record as an object, and which process made it."""
+        record.pid = record.process
+        return super().format(record)
 
 
 def _moment(record: logging.LogRecord) -> str:
@@ -59,6 +51,7 @@ def start(level: str | None, as_json: bool) -> None:
     if log.hasHandlers() and not as_json:
         return
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(MessageFilter())  # which message, where the client has rmq's Logging
     handler.setFormatter(JSONLines() if as_json else Lines())
     log.addHandler(handler)
     log.propagate = False

@@ -59,7 +59,10 @@ class Prometheus(Interceptor):
             ) from error
 
     def watch(self, worker: Counting) -> None:
-        """Expose what a worker holds, has taken and has lost; until it is gone from memory."""
+        """Expose what a worker holds, has taken and has lost; until it is gone from memory.
+
+        A worker of the client calls this by itself.
+        """
         self._workers.add(worker)
 
     # --- hooks -----------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """A crew serves one handler: one thread takes messages, hands run them, one thread settles.
 
-    fetch     takes as many as there is room for, and gives them to the hands
-    hands     run the handler (`rmq.worker.hands`), and report a ruling for each delivery
-    settle    gathers rulings and carries them out, all that have come in one call
-
-Settling at once gathers by itself: while a call is under way the next rulings collect.
+fetch     takes as many as there is room for, and gives them to the hands
+hands     run the handler (`rmq.worker.hands`), and report a ruling for each delivery
+settler   carries out what was ruled (`rmq.worker.settler`)
 """
 
 from __future__ import annotations
@@ -14,25 +12,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from rmq.consumer import Delivery
 from rmq.delivery import LOST, OPEN, DeliveryData
-from rmq.errors import AlreadySettled, RMQError, StorageError
+from rmq.errors import RMQError
 from rmq.handler import Handler
 from rmq.interceptor import Hooks
 from rmq.settings import BATCH_MAX
 from rmq.worker.desk import Desk
 from rmq.worker.hands import Hands, Tasks, Threads, Work
-from rmq.worker.reports import Reports
 from rmq.worker.runner import ACK, BACK, SUSPECT, Halt, Overrun, Ruling, Runner
+from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, Settler, Trouble
 
 log = logging.getLogger("rmq")
 
 WAIT_S = 1.0  # one turn of the fetcher without messages; a turn is a sign of life
-PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed turn
 WAIT_MOST_S = 10.0  # for what a suspect must not take with it
 IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker has the slot
 
@@ -51,27 +46,23 @@ class Crew:
         self.handler = handler
         self.desk = desk
         self.runner = Runner(handler, hooks)
-        self.taken = self.finished = 0  # each written by one thread: fetch, settle
-        self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
+        self.taken = 0
         self.turned = time.monotonic()  # when the fetcher last came round
-        self.settling_since = 0.0  # when the call to settle began that is under way
-        self.trouble: RMQError | None = None
+        self.trouble = Trouble(handler)
         self._stopping = threading.Event()
-        self._abandoned = False
-        self._moved = threading.Event()
-        self._done: SimpleQueue[Any] = SimpleQueue()
+        self._moved = threading.Event()  # something was settled: there is room
         self._pending: list[Delivery] = []  # of a batch that waits for more
         self._pending_since = 0.0
         self._free = threading.Semaphore(handler.concurrency)  # hands of an ordered crew
         self._limits: dict[DeliveryData, tuple[float, float]] = {}  # when each is overdue, limit
-        self._overdue: set[DeliveryData] = set()
         self._limiting = threading.Lock()  # a run ends in time or late, not both
         self._suspects: set[DeliveryData] = set()  # that run now, and may kill this process
         self._suspect_below = 0.0
+        self.settler = Settler(handler, desk, self.runner.overran, self.trouble, self._moved)
+        self._overdue = self.settler.overdue
         self._hands = self._make_hands(loop)
         name = f"rmq-{handler.handle.name}"
         self._fetcher = threading.Thread(target=self._fetch, name=f"{name}-fetch", daemon=True)
-        self._settler = threading.Thread(target=self._settle, name=f"{name}-settle", daemon=True)
 
     def _make_hands(self, loop: asyncio.AbstractEventLoop | None) -> Hands:
         handler = self.handler
@@ -95,7 +86,7 @@ class Crew:
     @property
     def held(self) -> int:
         """Deliveries in hand: waiting, running, or about to be settled."""
-        return self.taken - self.finished
+        return self.taken - self.settler.finished
 
     def _room(self) -> int:
         """How many to take now; 0 while it is better to wait for more room."""
@@ -127,12 +118,13 @@ class Crew:
             try:
                 found = self.desk.take(room, self._patience()) if room else []
             except Exception as error:
-                self._failed(error)
+                self.trouble.found(error)
                 self._moved.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
                 continue
             if room:
-                self.trouble, pause = None, PAUSE_S
+                self.trouble.is_over()
+                pause = PAUSE_S
             self.taken += len(found)
             if self._stopping.is_set():
                 self._give_back(found)
@@ -182,17 +174,6 @@ class Crew:
         if works:
             self._hands.put(works)
 
-    def _failed(self, error: Exception) -> None:
-        """A turn failed: say so once, and go on."""
-        known = (
-            error if isinstance(error, RMQError) else RMQError(f"{type(error).__name__}: {error}")
-        )
-        if self.trouble is None or type(self.trouble) is not type(known):
-            log.error("%s cannot take messages, and goes on trying: %s", self.handler, error)
-            if not isinstance(error, RMQError):
-                log.exception("unexpected")
-        self.trouble = known
-
     # --- in the hands ----------------------------------------------------------------------------
 
     def _may_start(self, one: DeliveryData) -> bool:
@@ -210,9 +191,7 @@ class Crew:
         """Give these back, and wait for it: this process may be about to end."""
         for work in works:
             self._give_back(work)
-        done = threading.Event()
-        self._done.put(done)
-        done.wait(WAIT_MOST_S)
+        self.settler.wait(WAIT_MOST_S)
 
     def _alone(self, batch: list[DeliveryData]) -> list[DeliveryData]:
         """A suspect goes by itself; those beside it go back."""
@@ -228,11 +207,17 @@ class Crew:
 
     async def _one_async(self, one: DeliveryData) -> None:
         if await self._may_start_async(one):
-            try:
-                ruling = await self.runner.run_async(one)
-            except asyncio.CancelledError:
-                ruling = BACK  # the worker is stopping
-            self._report(one, ruling)
+            self._report(one, await self._run_async(one))
+
+    async def _run_async(self, one: DeliveryData) -> Ruling:
+        try:
+            return await self.runner.run_async(one)
+        except asyncio.CancelledError as error:
+            return self._cancelled(error)
+
+    def _cancelled(self, error: BaseException) -> Ruling:
+        """The worker is stopping; else a hook did it, which must not go on for ever uncounted."""
+        return BACK if self._stopping.is_set() else Ruling("nack", None, error)
 
     async def _may_start_async(self, one: DeliveryData) -> bool:
         if one._score % 1000 < self._suspect_below:
@@ -252,8 +237,8 @@ class Crew:
             ready = await asyncio.to_thread(self._alone, ready)
         try:
             rulings = await self.runner.run_batch_async(ready)
-        except asyncio.CancelledError:
-            rulings = [(one, BACK) for one in ready]
+        except asyncio.CancelledError as error:
+            rulings = [(one, self._cancelled(error)) for one in ready]
         for one, ruling in rulings:
             self._report(one, ruling)
 
@@ -261,10 +246,10 @@ class Crew:
         try:
             for place, one in enumerate(run):
                 if self._stopping.is_set():
-                    self._done.put(Halt(None, run[place:]))
+                    self.settler.put(Halt(None, run[place:]))
                     break
                 if not self._may_start(one):
-                    self._done.put(Halt(None, run[place + 1 :]))
+                    self.settler.put(Halt(None, run[place + 1 :]))
                     break
                 self._begin(one)
                 if self._halts(run, place, self.runner.run(one)):
@@ -276,16 +261,12 @@ class Crew:
         try:
             for place, one in enumerate(run):
                 if self._stopping.is_set():
-                    self._done.put(Halt(None, run[place:]))
+                    self.settler.put(Halt(None, run[place:]))
                     break
                 if not await self._may_start_async(one):
-                    self._done.put(Halt(None, run[place + 1 :]))
+                    self.settler.put(Halt(None, run[place + 1 :]))
                     break
-                try:
-                    ruling = await self.runner.run_async(one)
-                except asyncio.CancelledError:
-                    ruling = BACK
-                if self._halts(run, place, ruling):
+                if self._halts(run, place, await self._run_async(one)):
                     break
         finally:
             self._free.release()
@@ -296,13 +277,13 @@ class Crew:
         self._over(one)
         if one in self._overdue:  # it was given back when its time was over
             self._overdue.discard(one)
-            self._done.put(Halt(None, rest))
+            self.settler.put(Halt(None, rest))
             return True
         if ruling.verb in ("ack", "reject") and one._state == OPEN:
             self._report(one, ruling)
             return False
         # Failed, or settled by the handler itself, who knows how.
-        self._done.put(Halt((one, ruling), rest))
+        self.settler.put(Halt((one, ruling), rest))
         return True
 
     def _begin(self, one: DeliveryData) -> None:
@@ -315,7 +296,7 @@ class Crew:
 
     def _report(self, one: DeliveryData, ruling: Ruling) -> None:
         self._over(one)
-        self._done.put(one if ruling is ACK else (one, ruling))
+        self.settler.put(one if ruling is ACK else (one, ruling))
 
     def _over(self, one: DeliveryData) -> None:
         """It runs no longer, or never did."""
@@ -347,123 +328,13 @@ class Crew:
                 self._overdue.add(one)
                 del self._limits[one]
             log.error("%s: %s ran for more than %g s", self.handler, one.id, seconds)
-            self._done.put(Overrun(one, seconds))
-
-    # --- settle ----------------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        get, get_nowait = self._done.get, self._done.get_nowait
-        running = True
-        while running:
-            items = [get()]
-            try:
-                while len(items) < BATCH_MAX:
-                    items.append(get_nowait())
-            except Empty:
-                pass
-            if None in items:
-                items = [item for item in items if item is not None]
-                running = False
-            self.settling_since = time.monotonic()
-            self._carry_out(items)
-            self.settling_since = 0.0
-            self._moved.set()
-
-    def _carry_out(self, items: list[Any]) -> None:
-        """Settle what was reported, each kind in one call."""
-        found = Reports(items, self._overdue, self.runner.overran)
-        self._do("ack", found.acks, self.desk.ack)
-        self._others(found.others)
-        for one in found.late:
-            one._state = LOST  # told to the handler that still runs
-        for halt in found.halts:
-            self._do("release", halt.rest, self.desk.release)
-            if halt.failed is not None:
-                self._others([halt.failed])
-        for event in found.awaited:
-            event.set()
-
-    def _others(self, rulings: Sequence[tuple[DeliveryData, Ruling]]) -> None:
-        failed: dict[float | None, list[tuple[DeliveryData, Any]]] = {}
-        back: dict[float, list[DeliveryData]] = {}
-        for one, ruling in rulings:
-            if ruling.verb == "ack":
-                self._do("ack", [one], self.desk.ack)
-            elif ruling.verb == "nack":
-                failed.setdefault(ruling.wait_s, []).append((one, ruling.error))
-            elif ruling.verb == "release":
-                back.setdefault(ruling.wait_s or 0.0, []).append(one)
-            else:
-                told, kind = ruling.error or "rejected", ruling.kind
-                self._do("reject", [one], partial(self.desk.bury, reason=told, kind=kind))
-                self._tell(one, "is rejected", told)
-        for wait_s, pairs in failed.items():
-            errors: dict[Any, Any] = dict(pairs)
-            self._do(
-                "nack",
-                [one for one, _ in pairs],
-                partial(self.desk.fail, wait_s=wait_s, errors=errors),
-            )
-            for one, error in pairs:
-                dead = "" if one.retries_left else ", and is a dead letter"
-                self._tell(one, f"failed{dead}", error)
-        for delay, some in back.items():
-            self._do("release", some, partial(self.desk.release, delay=delay))
-
-    def _tell(self, one: DeliveryData, what: str, error: BaseException | str | None) -> None:
-        """One line for what went wrong; the traceback is in the message, and in a debug log."""
-        trace = None
-        if isinstance(error, BaseException):
-            trace = error if log.isEnabledFor(logging.DEBUG) else None
-            error = f"{type(error).__name__}: {error}"
-        log.warning(
-            "%s: %s, attempt %d, %s: %s", self.handler.name, one.id, one.attempt, what, error,
-            exc_info=trace,
-        )  # fmt: skip
-
-    def _do(
-        self, verb: str, some: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
-    ) -> None:
-        """Settle these, however long Redis is away; give up only what it refuses."""
-        pause, left, trouble = PAUSE_S, some, None
-        while True:
-            left = [one for one in left if one._state == OPEN]
-            try:
-                lost = call(left) if left else []
-                if trouble is not None and self.trouble is trouble:
-                    self.trouble = None
-                self.tally[verb] += len(left) - len(lost)
-                if lost:
-                    self.tally["lost"] += len(lost)
-                    log.warning(
-                        "%s: the lease of %s%s had run out before it could be settled (%s); it is "
-                        "delivered again", self.handler, lost[0].id,
-                        f" and {len(lost) - 1} more" if len(lost) > 1 else "", verb,
-                    )  # fmt: skip
-                break
-            except AlreadySettled:
-                continue  # by the handler itself, between two lines of ours
-            except StorageError as error:
-                self._failed(error)
-                trouble = self.trouble
-                if self._abandoned:
-                    break
-                self._moved.wait(pause)
-                pause = min(pause * 2, PAUSE_MOST_S)
-            except Exception:
-                log.exception("%s: %d deliveries could not be settled (%s); their leases run out",
-                              self.handler, len(left), verb)  # fmt: skip
-                self.desk.board.leave(left)
-                break
-        self.tally["own"] += len(some) - len(left)
-        self.desk.board.leave(one for one in some if one._state != OPEN)
-        self.finished += len(some)
+            self.settler.put(Overrun(one, seconds))
 
     # --- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to take messages."""
-        self._settler.start()
+        self.settler.start()
         self._fetcher.start()
 
     def stop_taking(self) -> None:
@@ -488,13 +359,10 @@ class Crew:
     def end(self, wait_s: float) -> None:
         """Cancel what still runs, hand it back, and let go."""
         self._hands.cancel(wait_s)
-        self._abandoned = True
-        self._done.put(None)
-        self._settler.join(wait_s)
+        self.settler.end(wait_s)
         try:
             self.desk.close()
-            self.tally["release"] += self.held
-            self.finished = self.taken
+            self.settler.handed_back(self.held)
         except RMQError as error:
             log.warning("%s: what was in hand waits for its leases to run out: %s",
                         self.handler, error)  # fmt: skip

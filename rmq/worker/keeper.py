@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 
 from rmq import url as urls
 from rmq.codec import JSON
-from rmq.errors import RMQError, Unavailable
+from rmq.errors import Unavailable
 from rmq.flows import Flow, opening, settling
 from rmq.flows.settling import Lease, Leases
 from rmq.handle import Handle, Lanes
@@ -77,7 +77,7 @@ class Keeper:
         try:
             rows = self._found(handle, rows)
             deadlines = self.executor.run(self._extend(handle, lease_ms, rows))
-        except RMQError as error:
+        except Exception as error:  # it must go on whatever happens: others depend on it
             log.warning("leases of %s are not renewed just now: %s", handle.name, error)
             if isinstance(error, Unavailable):
                 # Nothing was done. In any other case the rows stay marked as begun.

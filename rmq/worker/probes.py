@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rmq import extras
-from rmq.worker.worker import Health
+from rmq.worker.watch import Health
 
 REQUEST_S = 5.0  # for a client to say what it wants
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"

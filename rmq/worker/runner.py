@@ -223,11 +223,13 @@ class Runner:
             except BaseException as error:
                 return error
             return None
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds):
-                return await self._await(arguments, None)
+            async with limit:
+                raised = await self._await(arguments, None)
         except TimeoutError:
             return exceeded(seconds)
+        return exceeded(seconds) if limit.expired() else raised  # it may swallow a cancellation
 
     async def run_batch_async(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run an async function for a list."""

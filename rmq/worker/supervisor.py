@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from rmq.worker.line import STOP
-from rmq.worker.worker import ALIVE_S, QUIET_S, Health
+from rmq.worker.watch import ALIVE_S, QUIET_S, Health
 
 log = logging.getLogger("rmq")
 

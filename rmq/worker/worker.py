@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import NamedTuple
 
 from rmq.client import AsyncClient, Client
 from rmq.errors import (
     ConfigurationError,
     InvalidType,
     InvalidValue,
-    RMQError,
     StorageError,
     TopicNotFound,
 )
 from rmq.flows import opening
 from rmq.handler import Handler
-from rmq.interceptor import Hooks, Interceptor
+from rmq.interceptor import Hooks, Interceptor, contained
+from rmq.settings import LEASE_MIN_MS
 from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
 from rmq.worker import auditor as auditors
@@ -35,32 +32,14 @@ from rmq.worker import keeper as keepers
 from rmq.worker.board import Board
 from rmq.worker.crew import Crew, most_held
 from rmq.worker.desk import Desk
+from rmq.worker.loop import Loop
+from rmq.worker.watch import WATCH_S, Health, Watch
 
 log = logging.getLogger("rmq")
 
 FINISHED, HANDED_BACK, STUCK = 0, 4, 70
-WATCH_S = 0.1
-QUIET_S = 5.0  # without a turn of a fetcher, or with one call to settle, a worker is not healthy
-KEEPER_S = 30.0  # a renewal that waits for an absent Redis may take so long
-ASK_S = 1.0  # how often, and for how long, Redis is asked for a sign when nothing moves
 FETCHER_S = 5.0  # for a fetcher that is in the midst of a call
-ALIVE_S = 60.0  # something hangs in this process, and does not come back by itself
 CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
-
-
-class Health(NamedTuple):
-    """How a worker is.
-
-    Attributes:
-        ok: whether every handler takes and settles messages, or has its hands full of running ones.
-        problems: what is wrong, one line each.
-        alive: False where something has hung for a minute in this process, so that a new one may
-            help. A Redis that is away is no such thing.
-    """
-
-    ok: bool
-    problems: list[str]
-    alive: bool = True
 
 
 class Worker:
@@ -109,15 +88,12 @@ class Worker:
         self._owns_executor = False
         self._keeper: keepers.KeeperThread | keepers.KeeperProcess | None = None
         self._board: Board | None = None
-        self._loop: _Loop | None = None
+        self._loop: Loop | None = None
+        self._watch: Watch | None = None
         self._auditor: auditors.Auditor | None = None
-        self._watch: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._ended = threading.Event()  # nothing is in hand any more
         self._heard: SimpleQueue[int] = SimpleQueue()  # signals: `put` may interrupt itself
         self._told = self._hurry = False  # by a first signal, and by a second
-        self._asked = self._away = float("-inf")  # when Redis was asked for a sign; was away last
-        self._stuck = False
         self._signal = 0
         self._counts: dict[str, dict[str, int]] = {}
 
@@ -161,7 +137,6 @@ class Worker:
         if self._crews:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
-        self._ended.clear()
         executor = self._connect()
         for one in self.handlers:
             try:
@@ -173,7 +148,7 @@ class Worker:
                     executor.close()
                 raise
         if loop is None and any(one.is_async for one in self.handlers):
-            self._loop = _Loop()
+            self._loop = Loop()
             loop = self._loop.loop
         board = self._board = Board(sum(map(most_held, self.handlers)))
         self._crews = [
@@ -181,12 +156,17 @@ class Worker:
                  loop if one.is_async else None)
             for number, one in enumerate(self.handlers)
         ]  # fmt: skip
+        board.expect(min(map(_lease_ms, self.handlers)))
         handles = [one.handle for one in self.handlers]
         self._keeper = keepers.start(self._where, board, executor, handles)
+        for interceptor in self._hooks.chain:
+            contained(interceptor.watch, self)
         self._auditor = auditors.start(self._hooks.chain, executor, handles)
         for crew in self._crews:
             crew.start()
-        self._watch = threading.Thread(target=self._watching, name="rmq-watch", daemon=True)
+        self._watch = Watch(
+            self._crews, self._keeper, board, self._loop, executor, self._watchdog_s, self._stopping
+        )
         self._watch.start()
 
     def _connect(self) -> Executor:
@@ -229,22 +209,21 @@ class Worker:
         assert self._keeper is not None
         assert self._board is not None
         assert self._executor is not None
-        self._ended.set()
         if self._auditor is not None:
             self._auditor.stop()
             self._auditor = None
-        if self._watch is not None and self._watch is not threading.current_thread():
-            self._watch.join()
+        assert self._watch is not None
+        self._watch.end()
         self._keeper.stop()
         if self._loop is not None:
-            self._loop.stop()
+            self._loop.stop(CANCEL_S)
             self._loop = None
         if finished:
             self._board.close()  # else a thread may still look at it
         if self._owns_executor:
             self._executor.close()
         self._counts = self.counts()
-        self._crews, self._keeper, self._board = [], None, None
+        self._crews, self._keeper, self._board, self._watch = [], None, None, None
         return finished
 
     def ask_to_stop(self) -> None:
@@ -270,7 +249,7 @@ class Worker:
             while not self._told and not self._stopping.is_set():
                 with contextlib.suppress(Empty):
                     self._heard.get(timeout=0.5)
-            if self._stuck:
+            if self._watch is not None and self._watch.stuck:
                 return STUCK
             log.info("stopping: %g s for what runs; a second signal ends at once", self._grace_s)
             finished = self.stop()
@@ -323,94 +302,10 @@ class Worker:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)
 
-    # --- watch -----------------------------------------------------------------------------------
-
-    def _watching(self) -> None:
-        beat = time.monotonic()
-        # It goes on while the worker stops: what still runs needs its lease and its limit. And a
-        # keeper ends with the thread that has started it.
-        while not self._ended.wait(WATCH_S):
-            for crew in self._crews:
-                crew.watch()
-            if self._keeper is not None:
-                try:
-                    self._keeper.check()
-                except OSError as error:
-                    log.error("no keeper of leases can be started just now: %s", error)
-            if self._stopping.is_set():
-                continue
-            now = time.monotonic()
-            if now - beat > 10 * WATCH_S + 1:
-                beat = now  # this process was stopped, or starved: nobody could have moved
-                for crew in self._crews:
-                    crew.turned = now
-            beat = now
-            if self._watchdog_s is not None and self._lifeless(now, self._watchdog_s):
-                self._stuck = True
-                self._stopping.set()
-                return
-
-    def _lifeless(self, now: float, watchdog_s: float) -> bool:
-        """Whether a crew has not moved for so long, although Redis could be reached."""
-        for crew in self._crews:
-            moved, started = crew.turned, crew.settling_since
-            if started and crew.trouble is None:
-                moved = min(moved, started)
-            if now - moved < watchdog_s / 2:
-                continue
-            if now >= self._asked + ASK_S:
-                self._asked = now
-                if not self._answers():
-                    self._away = time.monotonic()
-            # Once Redis is back there is time left to come to life.
-            if now - moved >= watchdog_s and now - self._away >= max(watchdog_s / 2, QUIET_S):
-                log.critical(
-                    "%s has not moved for %g s; all stacks follow on stderr",
-                    crew.handler, watchdog_s,
-                )  # fmt: skip
-                with contextlib.suppress(OSError, ValueError):
-                    faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                return True
-        return False
-
-    def _answers(self) -> bool:
-        """Whether Redis can be reached, on a line of its own: the others may be waiting."""
-        assert self._executor is not None
-        try:
-            probe = Executor(self._executor.address, 0.0, ASK_S)
-            try:
-                probe.ask("ping", "PING")
-            finally:
-                probe.close()
-        except RMQError:
-            return False
-        return True
-
     def health(self) -> Health:
         """How it is: for a liveness or readiness check."""
-        problems = []
-        now, since = time.monotonic(), []
-        if not self._crews:
-            problems.append("it is not running")
-        for crew in self._crews:
-            name = crew.handler.handle.name
-            since.append(now - crew.turned)
-            if crew.trouble is not None:
-                problems.append(f"{name}: {crew.trouble}")
-            elif now - crew.turned > QUIET_S:
-                problems.append(f"{name}: nothing was taken or asked for {now - crew.turned:.0f} s")
-            elif crew.settling_since and now - crew.settling_since > QUIET_S:
-                problems.append(
-                    f"{name}: nothing was settled for {now - crew.settling_since:.0f} s"
-                )
-        board, loop = self._board, self._loop
-        with contextlib.suppress(ValueError):  # the worker stops just now, and has closed it
-            if board is not None and now - board.beat() > KEEPER_S:
-                problems.append(f"leases were not looked at for {now - board.beat():.0f} s")
-        if loop is not None and loop.lag() > QUIET_S:
-            problems.append(f"the event loop is blocked for {loop.lag():.0f} s")
-            since.append(loop.lag())
-        return Health(not problems, problems, max(since, default=0.0) < ALIVE_S)
+        watch = self._watch
+        return Health(False, ["it is not running"], True) if watch is None else watch.health()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By topic: how many deliveries were taken, are in hand, and what became of the others.
@@ -420,9 +315,16 @@ class Worker:
         if not self._crews:
             return self._counts
         return {
-            crew.handler.handle.name: {"taken": crew.taken, "held": crew.held, **crew.tally}
+            crew.handler.handle.name: {"taken": crew.taken, "held": crew.held, **crew.settler.tally}
             for crew in self._crews
         }
+
+
+def _lease_ms(handler: Handler) -> int:
+    """The lease of a handler's deliveries; the shortest there is, where Redis cannot be asked."""
+    if handler.lease_ms is not None:
+        return handler.lease_ms
+    return handler.handle.settings.lease_ms if handler.handle.is_open else LEASE_MIN_MS
 
 
 def _chosen(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[Handler]:
@@ -444,36 +346,3 @@ def _chosen(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[
             f"there are handlers for {', '.join(sorted(known))}"
         )
     return [known[name] for name in dict.fromkeys(names)]
-
-
-class _Loop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._beat = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="rmq-loop", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.call_soon(self._tick)
-        try:
-            self.loop.run_forever()
-        finally:
-            with contextlib.suppress(Exception):
-                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
-
-    def _tick(self) -> None:
-        self._beat = time.monotonic()
-        self.loop.call_later(0.5, self._tick)
-
-    def lag(self) -> float:
-        """For how long nothing else could run in it, seconds."""
-        return max(0.0, time.monotonic() - self._beat - 0.5)
-
-    def stop(self) -> None:
-        """End it."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(CANCEL_S)

@@ -135,8 +135,8 @@ topic = client.topic({name!r})
 @topic.handler()
 def handle(body: int) -> None: ...
 
-from rmq.worker.crew import Crew
-Crew._carry_out = lambda self, items: time.sleep(1000)
+from rmq.worker.settler import Settler
+Settler._carry_out = lambda self, items: time.sleep(1000)
 """)  # fmt: skip
     program = start("shop", "--watchdog", "1s").ready()
     client.topic(name).send(1)

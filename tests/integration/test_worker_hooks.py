@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -92,3 +93,41 @@ def test_a_plain_run_beyond_its_limit_is_told_as_lost(seen: Any, name: str) -> N
     work(client, lambda: watch.outcomes)
 
     assert [one.verb for one in watch.outcomes] == ["lost"]
+
+
+def test_an_async_run_that_swallows_the_end_of_its_time_has_failed(seen: Any, name: str) -> None:
+    client, watch = seen
+    topic = client.topic(name, retry="immediate", max_retries=0)
+
+    @topic.handler(max_runtime=0.1)
+    async def handle(body: Any) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    topic.send(1)
+    work(client, lambda: watch.outcomes)
+
+    assert [one.verb for one in watch.outcomes] == ["nack"]
+    (dead,) = client.admin.peek(name, place="dead")
+    assert "max_runtime" in dead.failure.error
+
+
+def test_a_hook_that_cancels_costs_a_retry_and_does_not_go_on_for_ever(
+    server: Server, name: str
+) -> None:
+    class Cancelling(rmq.Interceptor):
+        async def before_handle(self, delivery: Any) -> None:
+            raise asyncio.CancelledError
+
+    with rmq.Client(server.url, interceptors=[Cancelling()]) as client:
+        topic = client.topic(name, retry="immediate", max_retries=2)
+
+        @topic.handler()
+        async def handle(body: Any) -> None:
+            raise AssertionError("it never gets here")
+
+        topic.send(1)
+        work(client, lambda: client.admin.stats(name)["dead"])
+
+        (dead,) = client.admin.peek(name, place="dead")
+        assert dead.deliveries == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -84,16 +85,9 @@ def test_what_waits_in_the_worker_is_renewed_too(scene: Scene, api: Any, name: s
 # --- a process that is held up ------------------------------------------------------------------
 
 
-def hold_the_gil(seconds: float) -> float:
-    """Stay in one C call that lets no other thread run; how long it took."""
-    count, took = 100_000, 0.0
-    while took < 0.02:
-        count, started = count * 2, time.monotonic()
-        sum(range(count))
-        took = time.monotonic() - started
-    started = time.monotonic()
-    sum(range(round(count * seconds / took)))
-    return time.monotonic() - started
+def hold_the_gil(seconds: float) -> None:
+    """Stay in one C call that lets no other thread run: PyDLL, unlike CDLL, keeps the GIL."""
+    ctypes.PyDLL(None).usleep(round(seconds * 1_000_000))
 
 
 def held_up(api: Any, name: str, work: Callable[[Any], Any], keeper: Any, handles: str) -> int:
@@ -139,16 +133,16 @@ HOLD_S = 3.0  # the lease, rounded up to whole seconds of the server, and more t
 def test_a_handler_that_holds_the_gil_keeps_its_lease_if_the_keeper_is_a_process(
     client: rmq.Client, name: str, keeper: str, kept: bool
 ) -> None:
-    held: list[float] = []
+    held: list[int] = []
 
     def work(d: Any) -> None:
         if not held:
-            held.append(hold_the_gil(HOLD_S))
+            held.append(d.attempt)
+            hold_the_gil(HOLD_S)
 
     client.topic(name, retry="immediate").open()
     found = held_up(client, name, work, keeper, "threads")
 
-    assert held[0] > 2.2, "the handler did not hold the GIL for long enough to show anything"
     assert (found == 1) is kept
 
 
@@ -166,7 +160,7 @@ def test_a_handler_that_blocks_its_event_loop_keeps_its_lease(
 def test_a_blocked_event_loop_in_which_nothing_is_settled_is_told_by_health(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rmq.worker import worker as module
+    from rmq.worker import watch as module
 
     monkeypatch.setattr(module, "QUIET_S", 0.5)
     go = threading.Event()
@@ -230,9 +224,10 @@ def rob(api: Any, name: str, thief: Any) -> None:
 
         def robbed() -> bool:
             """False where the keeper renewed it in between."""
-            ((member, score),) = raw.zrange(key, 0, -1, withscores=True)
-            raw.zadd(key, {member: score % 1000 + 1000})  # a deadline long ago
-            return bool(api.admin.rollback(name) == 1)
+            for member, score in raw.zrange(key, 0, -1, withscores=True):
+                raw.zadd(key, {member: score % 1000 + 1000})  # a deadline long ago
+            api.admin.rollback(name)  # or the worker itself is quicker
+            return not raw.zcard(key)
 
         eventually(robbed)
 

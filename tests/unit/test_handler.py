@@ -409,3 +409,15 @@ def test_an_async_client_registers_alike() -> None:
 
     assert client._handlers.by_topic["orders"].concurrency == 3
     assert asyncio.iscoroutinefunction(client._handlers.by_topic["orders"].function)
+
+
+def test_a_handler_without_options_needs_no_parentheses() -> None:
+    client = rmq.Client(URL)
+    Order = dict  # a name that is local here
+
+    @client.topic("orders").handler
+    def handle(order: Order) -> int:  # type: ignore[valid-type]
+        return 7
+
+    assert handle({}) == 7
+    assert client._handlers.by_topic["orders"].function is handle
