@@ -8,15 +8,18 @@ KEYS[4]   failures       hash  message id -> what it failed of
 KEYS[5]   settled even   set   ids settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   replay         str   the last answer given to this lane
+KEYS[8]   audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, told to those it wakes
 ARGV[5]   runs                 r; a run is deliveries whose receipts follow each other in steps of 1/2048
 ARGV[6..] r times: how many (n in all, at most 1000), the first one's receipt, the first one's delivery
-          number (0 where it is not known); then the n message ids
+          number (0 where it is not known); then the n message ids; then nothing, or for each of them its
+          `<producer>.<number>`, '' where it has none
 Returns   a letter for each: 1 settled, 0 the lease is no longer the caller's
-Cost      O(n log L), L = leases of the slot
+Cost      O(n log L), L = leases of the slot. In an audited slot also reading their records, where
+          their numbers are not told
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing. The
           first write frees memory. Run twice with one number, it gives the first answer. Of a slot in order,
           the last of a batch wakes those who sleep until another may take.
@@ -31,7 +34,7 @@ local before = replayed(KEYS[7], ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked')
+local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -42,7 +45,8 @@ for r = 1, runs do
   count = count + whole(ARGV[3 + 3 * r], 1, 1000, 'run')
 end
 local to = from + count - 1
-if count > 1000 or #ARGV ~= to then
+local told = #ARGV == to + count
+if count > 1000 or #ARGV ~= to and not (told and string.find(ARGV[to + 1], '^[%x.%d]*$')) then
   fail('ARG', 'count')
 end
 
@@ -70,13 +74,14 @@ for r = 1, whole_runs and runs or 0 do
   end
 end
 
-local mine, letters
+local mine, letters, numbered
 if whole_runs then
   mine, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
+  numbered = told and s[6] and { unpack(ARGV, to + 1, to + count) }
 else
   local scores = redis.call('ZMSCORE', prepare, unpack(ARGV, from, to))
   local marks, seen, i = {}, {}, 0
-  mine = {}
+  mine, numbered = {}, told and s[6] and {}
   for r = 1, runs do
     local receipt = tonumber(ARGV[4 + 3 * r])
     for step = 0, tonumber(ARGV[3 + 3 * r]) - 1 do
@@ -85,6 +90,9 @@ else
       if scores[i] and receipt and tonumber(scores[i]) == receipt + step * STEP and not seen[id] then
         seen[id] = true
         mine[#mine + 1] = id
+        if numbered then
+          numbered[#mine] = ARGV[to + i]
+        end
         marks[i] = '1'
       else
         marks[i] = '0'
@@ -96,6 +104,11 @@ end
 local failed, window = redis.call('HLEN', KEYS[4]), tonumber(s[2])
 if window > 0 then
   settled_check(KEYS[5], KEYS[6], window, tonumber(s[3]), now)
+end
+if s[6] and #mine > 0 then
+  --- @include "lib/depart"
+  local numbers = numbered and numbers_in(numbered, read_number, {}) or numbers_at(KEYS[3], mine, tonumber(s[7]))
+  depart(slot, KEYS[8], 'seen', numbers, now)
 end
 if #mine > 0 then
   redis.call('HDEL', KEYS[3], unpack(mine)) -- also what notices a wrong type there, nothing yet removed

@@ -11,6 +11,7 @@ KEYS[7]   merge index    hash  merge key -> id and when it opened
 KEYS[8]   settled even   set   ids settled in even turns of the dedup window
 KEYS[9]   settled odd    set   the same for odd turns
 KEYS[10]  replay         str   the last answer given to this lane
+KEYS[11]  audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   id                   16 bytes
@@ -30,7 +31,7 @@ local before = replayed(KEYS[10], ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn')
+local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'audited')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -50,6 +51,10 @@ if record and #record >= 8 then
   _, _, key = envelope(record)
 end
 local held = key and redis.call('HGET', KEYS[7], key)
+if s[4] then
+  --- @include "lib/depart"
+  depart(slot, KEYS[11], 'accounted', numbers_in({ record }, number_of, {}), now)
+end
 redis.call('ZREM', store, id)
 redis.call('HDEL', records, id)
 redis.call('HDEL', KEYS[6], id)

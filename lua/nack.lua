@@ -8,6 +8,7 @@ KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
 KEYS[6]   failures       hash  message id -> what it failed of
 KEYS[7]   replay         str   the last answer given to this lane
+KEYS[8]   audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -40,7 +41,7 @@ if before then
 end
 local wait = ARGV[5] ~= '' and whole(ARGV[5], 0, 315576000000, 'wait_ms')
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms',
-  'ordered', 'blocked')
+  'ordered', 'blocked', 'audited')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -50,6 +51,10 @@ redis.call('ZCARD', store)
 redis.call('HLEN', KEYS[4])
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', failures)
+local audit = s[9] and KEYS[8]
+if audit then
+  redis.call('ZCARD', audit)
+end
 if #mine == 0 then
   return letters
 end
@@ -66,7 +71,7 @@ for m = 1, #mine do
   local made, told = max_retries - left + 1, string.sub(ARGV[5 + 2 * n + i], 1, 65536)
   if left == 0 then
     marks[i] = 'd'
-    bury(slot, KEYS[5], KEYS[4], failures, mine[m], now, made, 'f', told, tonumber(s[6]))
+    bury(slot, KEYS[5], KEYS[4], failures, audit, mine[m], now, made, 'f', told, tonumber(s[6]))
   else
     marks[i] = 'r'
     local pause = wait or ladder_wait(s[3], tonumber(s[4]), made)

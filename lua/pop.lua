@@ -11,6 +11,7 @@ KEYS[7]   merge index    hash  merge key -> id and when it opened
 KEYS[8]   settled even   set   ids settled in even turns of the dedup window
 KEYS[9]   settled odd    set   the same for odd turns
 KEYS[10]  replay         str   the last answer given to this lane
+KEYS[11]  audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   limit                1 to 1000
@@ -27,7 +28,7 @@ Atomic    As prepare. The batch is kept in the lane for a minute: a call re-sent
 --- @include "lib/replay"
 --- @include "lib/settled"
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, lane = KEYS[6], KEYS[7], KEYS[10]
+local failures, merge, lane, audit = KEYS[6], KEYS[7], KEYS[10], KEYS[11]
 local now, now_us = clock(ARGV[1])
 local limit, waits, ordered = whole(ARGV[3], 1, 1000, 'limit'), ARGV[4], false
 local before = replayed(lane, ARGV[2])
@@ -44,6 +45,10 @@ redis.call('HINCRBY', slot, 'settled', n)
 local window = redis.call('HMGET', slot, 'dedup_ms', 'settled_turn')
 if tonumber(window[1]) > 0 then
   settled_remember(slot, KEYS[8], KEYS[9], tonumber(window[1]), tonumber(window[2]), now, ids)
+end
+if s[9] then
+  --- @include "lib/depart"
+  depart(slot, audit, 'seen', numbers_in(found, number_of, {}), now)
 end
 if drained then
   --- @include "lib/soon"

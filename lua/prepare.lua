@@ -9,6 +9,7 @@ KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
 KEYS[6]   failures       hash  message id -> what it failed of
 KEYS[7]   merge index    hash  merge key -> id and when it opened
 KEYS[8]   replay         str   the last answer given to this lane
+KEYS[9]   audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   limit                1 to 1000
@@ -32,7 +33,7 @@ Atomic    Everything taken is read and checked before it moves; the first write 
 --- @include "lib/families"
 --- @include "lib/replay"
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, lane = KEYS[6], KEYS[7], KEYS[8]
+local failures, merge, lane, audit = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local now, now_us = clock(ARGV[1])
 local limit, waits, ordered = whole(ARGV[3], 1, 1000, 'limit'), ARGV[5], ARGV[6] == '1'
 local lease = whole(ARGV[4], 1000, 43200000, 'lease_ms')

@@ -6,35 +6,40 @@ KEYS[2]   queue          zset  the StoreQueue or the DeadQueue: message id -> sc
 KEYS[3]   records        hash  message id -> record
 KEYS[4]   failures       hash  message id -> what it failed of
 KEYS[5]   merge index    hash  merge key -> id and when it opened
-ARGV[1]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
-ARGV[2]   limit                1 to 1000
-ARGV[3..] message ids          only these, at most 1000; none: the lowest scores first
+KEYS[6]   audit          zset  numbers of messages that are not accounted for
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
+ARGV[3]   limit                1 to 1000
+ARGV[4..] message ids          only these, at most 1000; none: the lowest scores first
 Returns   how many were deleted; less than the limit is the end
-Cost      O(n log L), and reading the records to clear the merge index
+Cost      O(n log L), and reading the records where there is a merge index to clear, or the slot is audited
 Atomic    Each message goes whole. Messages in flight are not touched. Run twice, the second run goes on.
 ]]
 --- @include "lib/check"
+--- @include "lib/clock"
 --- @include "lib/record"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local limit = whole(ARGV[2], 1, 1000, 'limit')
-if redis.call('HEXISTS', slot, 'created') == 0 then
+local now = clock(ARGV[1])
+local limit = whole(ARGV[3], 1, 1000, 'limit')
+local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk')
+if not s[1] then
   fail('GONE', slot)
 end
-if #ARGV > 1002 then
+if #ARGV > 1003 then
   fail('ARG', 'count')
 end
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
 local merging = redis.call('HLEN', merge) > 0
 local ids = {}
-if #ARGV > 2 then
-  for i = 3, #ARGV do
+if #ARGV > 3 then
+  for i = 4, #ARGV do
     if redis.call('ZSCORE', queue, ARGV[i]) then
       ids[#ids + 1] = ARGV[i]
     end
   end
 else
-  ids = redis.call('ZRANGEBYSCORE', queue, '-inf', ARGV[1], 'LIMIT', 0, limit)
+  ids = redis.call('ZRANGEBYSCORE', queue, '-inf', ARGV[2], 'LIMIT', 0, limit)
 end
 if #ids == 0 then
   return 0
@@ -51,6 +56,10 @@ if merging then
       end
     end
   end
+end
+if s[2] then
+  --- @include "lib/depart"
+  depart(slot, KEYS[6], 'accounted', numbers_at(records, ids, tonumber(s[3])), now)
 end
 local gone = redis.call('ZREM', queue, unpack(ids))
 redis.call('HDEL', records, unpack(ids))

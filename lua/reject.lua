@@ -7,6 +7,7 @@ KEYS[3]   records        hash  message id -> record
 KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
 KEYS[5]   failures       hash  message id -> what it failed of
 KEYS[6]   replay         str   the last answer given to this lane
+KEYS[7]   audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -33,7 +34,7 @@ end
 if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' then
   fail('ARG', 'reason')
 end
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked')
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -42,6 +43,10 @@ local mine, letters, places, scores = held(prepare, 6, n)
 redis.call('HLEN', KEYS[3])
 redis.call('ZCARD', KEYS[4])
 redis.call('HLEN', KEYS[5])
+local audit = s[5] and KEYS[7]
+if audit then
+  redis.call('ZCARD', audit)
+end
 if #mine == 0 then
   return letters
 end
@@ -50,7 +55,7 @@ for m = 1, #mine do
   local i = places[m]
   local made = tonumber(s[2]) - math.floor(tonumber(scores[i]) % 1000) + 1
   local told = string.sub(ARGV[5 + 2 * n + i], 1, 65536)
-  bury(slot, KEYS[4], KEYS[3], KEYS[5], mine[m], now, made, ARGV[5], told, tonumber(s[3]))
+  bury(slot, KEYS[4], KEYS[3], KEYS[5], audit, mine[m], now, made, ARGV[5], told, tonumber(s[3]))
 end
 if freed(slot, prepare, s[4], now) then
   wake(slot, ARGV[3], ARGV[4])

@@ -8,6 +8,7 @@ KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaini
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
 KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[7]   audit          zset  numbers of messages that are not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
@@ -32,7 +33,7 @@ local slot, store, prepare, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
 local now, now_us = clock(ARGV[1])
 local limit = whole(ARGV[4], 1, 1000, 'limit')
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms',
-  'ordered', 'blocked')
+  'ordered', 'blocked', 'audited')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -43,6 +44,10 @@ redis.call('ZCARD', store)
 redis.call('HLEN', KEYS[4])
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', failures)
+local audit = s[9] and KEYS[7]
+if audit then
+  redis.call('ZCARD', audit)
+end
 if #lapsed == 0 then
   return { 0, 0, 0 }
 end
@@ -62,7 +67,7 @@ for i = 1, #ids do
   local made, last = max_retries - left + 1, told[i] and string.sub(told[i], 4) or ''
   if left == 0 then
     dead = dead + 1
-    bury(slot, KEYS[5], KEYS[4], failures, ids[i], now, made, 'l', last, tonumber(s[6]))
+    bury(slot, KEYS[5], KEYS[4], failures, audit, ids[i], now, made, 'l', last, tonumber(s[6]))
   else
     local pause = ladder_wait(s[3], tonumber(s[4]), made)
     local place = in_order

@@ -9,6 +9,7 @@ KEYS[4]   settled even   set   ids settled in even turns of the dedup window
 KEYS[5]   settled odd    set   the same for odd turns
 KEYS[6]   failures       hash  of what drop_lowest drops
 KEYS[7]   merge index    hash  of what drop_lowest drops
+KEYS[8]   audit          zset  numbers of messages that are not accounted for: of what drop_lowest drops
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
@@ -139,7 +140,7 @@ if n == 0 then
   return { accepted, table.concat(letters) }
 end
 
-local dropped, unmerged
+local dropped, unmerged, audited
 if capacity > 0 and waiting_now + n > capacity then
   local excess = waiting_now + n - capacity
   if s[7] ~= 'drop_lowest' or n > capacity or excess > 1000 then
@@ -160,6 +161,7 @@ if capacity > 0 and waiting_now + n > capacity then
     dropped[#dropped + 1] = lowest[i]
   end
   redis.call('HLEN', KEYS[6])
+  audited = redis.call('ZCARD', KEYS[8]) > 0
   unmerged = {}
   if redis.call('HLEN', KEYS[7]) > 0 then
     for i = 1, #dropped do
@@ -189,6 +191,10 @@ if anew then
   redis.call('HSET', slot, 'front', 0)
 end
 if dropped then
+  if audited then
+    --- @include "lib/depart"
+    depart(slot, KEYS[8], 'accounted', numbers_at(records, dropped, 100), now)
+  end
   redis.call('ZREM', store, unpack(dropped))
   if #unmerged > 0 then
     redis.call('HDEL', KEYS[7], unpack(unmerged))

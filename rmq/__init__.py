@@ -15,6 +15,7 @@ What is named here is the public face; what is not may change without notice.
 """
 
 from rmq.admin import Admin, AsyncAdmin
+from rmq.audit import Audit, Audited, Missing
 from rmq.client import AsyncClient, Client
 from rmq.codec import Compressed
 from rmq.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
@@ -63,6 +64,8 @@ __all__ = [
     "AsyncConsumer",
     "AsyncDelivery",
     "AsyncTopic",
+    "Audit",
+    "Audited",
     "Client",
     "Compressed",
     "ConfigurationError",
@@ -85,6 +88,7 @@ __all__ = [
     "Levels",
     "Message",
     "MessageId",
+    "Missing",
     "NotDurable",
     "Outcome",
     "OutcomeUnknown",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from rmq.audit import Audited
 from rmq.codec import JSON
-from rmq.flows import Flow, Members, opening, operating, receiving
+from rmq.flows import Flow, Members, auditing, opening, operating, receiving
 from rmq.flows.operating import Filter, Id, Progress, Redriven
 from rmq.handle import Handle, Lanes
 from rmq.keys import topics_key
 from rmq.message import Message, Place
 from rmq.settings import Settings
+from rmq.units import milliseconds
 from rmq.wire import AsyncExecutor, Executor
 
 
@@ -136,6 +138,32 @@ class Admin(_AdminBase):
         handle = self._handle(topic)
         return self._executor.run(operating.purge(handle, place, wanted, dry_run, progress))
 
+    def audit(
+        self,
+        topic: str,
+        *,
+        older_than: float | timedelta = 60.0,
+        forget: bool = False,
+        progress: Progress | None = None,
+    ) -> Audited:
+        """Tell what was lost of the messages that producers with `rmq.Audit` have sent.
+
+        Args:
+            topic: its name.
+            older_than: only what was told as accepted so long ago, seconds or timedelta.
+            forget: account for what is missing, so that it is not reported again.
+            progress: called with (messages looked at, messages there were) as it goes.
+
+        Guarantee:
+            What it reports is in no queue, and was neither settled nor removed by RMQ: producers,
+            consumers and operators may go on meanwhile.
+        """
+        older_ms = milliseconds(older_than, "older_than", zero=True)
+        handle = self._handle(topic)
+        found = self._executor.run(auditing.audit(handle, older_ms, forget, progress=progress))
+        assert found is not None
+        return found
+
     def rollback(self, topic: str) -> int:
         """Take back every lease that has run out; how many. Consumers do it as they take."""
         handle = self._handle(topic)
@@ -212,6 +240,23 @@ class AsyncAdmin(_AdminBase):
         wanted = Filter(ids, reason, error, older_than)
         handle = self._handle(topic)
         return await self._executor.run(operating.purge(handle, place, wanted, dry_run, progress))
+
+    async def audit(
+        self,
+        topic: str,
+        *,
+        older_than: float | timedelta = 60.0,
+        forget: bool = False,
+        progress: Progress | None = None,
+    ) -> Audited:
+        """As `Admin.audit`."""
+        older_ms = milliseconds(older_than, "older_than", zero=True)
+        handle = self._handle(topic)
+        found = await self._executor.run(
+            auditing.audit(handle, older_ms, forget, progress=progress)
+        )
+        assert found is not None
+        return found
 
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""

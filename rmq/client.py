@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
@@ -12,6 +13,8 @@ from rmq import codec as codecs
 from rmq import url as urls
 from rmq.admin import Admin, AsyncAdmin
 from rmq.codec import Codec
+from rmq.errors import StorageError
+from rmq.flows import auditing
 from rmq.handle import Handle, Lanes
 from rmq.handler import Handlers
 from rmq.interceptor import Hooks, Interceptor
@@ -119,6 +122,9 @@ class Client(_ClientBase):
 
     def close(self) -> None:
         """Close every connection; an embedded server stops with its last client."""
+        if self._hooks.numbering is not None:
+            with contextlib.suppress(StorageError):
+                self._executor.run(auditing.tell(self._hooks.numbering, again=False))
         self._executor.close()
 
     def __enter__(self) -> Client:
@@ -160,6 +166,9 @@ class AsyncClient(_ClientBase):
 
     async def close(self) -> None:
         """As `Client.close`."""
+        if self._hooks.numbering is not None:
+            with contextlib.suppress(StorageError):
+                await self._executor.run(auditing.tell(self._hooks.numbering, again=False))
         await self._executor.close()
 
     async def __aenter__(self) -> AsyncClient:

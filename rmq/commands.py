@@ -7,12 +7,22 @@ check numbers again before they write. No sockets here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rmq import scripts
 from rmq.errors import DecodeError
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
+from rmq.replies import STATS as STATS
+from rmq.replies import Batch as Batch
+from rmq.replies import Census as Census
+from rmq.replies import Extended as Extended
+from rmq.replies import Found as Found
+from rmq.replies import Merged as Merged
+from rmq.replies import Opened as Opened
+from rmq.replies import OpenPage as OpenPage
+from rmq.replies import RolledBack as RolledBack
+from rmq.replies import Sent as Sent
 from rmq.score import DELIVERY_CYCLE
 from rmq.scripts import Script
 
@@ -42,78 +52,6 @@ class Command(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Command({self.script.name!r}, {list(self.keys)!r})"
-
-
-class Sent(NamedTuple):
-    """The reply to send: `offset` of the last one stored, and a letter for each message."""
-
-    offset: int
-    letters: (
-        str  # '' : all stored; 'F': refused as full; 'P': refused, `position` is due in the past
-    )
-    position: int = 0
-
-
-class Merged(NamedTuple):
-    """The reply to merge."""
-
-    offset: int
-    letter: str  # s stored, m merged, d duplicate, F full
-    into: bytes
-
-
-class Batch(NamedTuple):
-    """The reply to prepare and pop."""
-
-    wait_us: int
-    lapsed: bool
-    deadline_s: int
-    first_delivery: int
-    newest: int
-    lefts: bytes
-    ids: list[bytes]
-    records: list[bytes]
-
-
-class RolledBack(NamedTuple):
-    """The reply to rollback."""
-
-    retried: int
-    dead: int
-    more: bool
-
-
-class Extended(NamedTuple):
-    """The reply to extend: the new deadline and, for each, whether it was extended."""
-
-    deadline_s: int
-    letters: str
-
-
-class Found(NamedTuple):
-    """One member of a queue, as get and peek see it."""
-
-    place: str
-    id: bytes
-    score: float
-    record: bytes
-    failure: bytes
-    newest: int
-
-
-class Opened(NamedTuple):
-    """The reply to topic."""
-
-    state: int  # 1 created, 0 was there, -1 is missing
-    kept: dict[str, str]
-
-
-STATS = (
-    "retries", "priority", "due", "later", "in_flight", "dead", "records", "merge_windows",
-    "remembered", "late_ms", "accepted", "merged", "delivered", "settled", "returned",
-    "rolled_back", "buried", "redriven", "cancelled", "expired", "dropped", "purged",
-    "dead_dropped", "now_ms",
-)  # fmt: skip
 
 
 def _replay(slot: SlotKeys, lane: Lane) -> bytes:
@@ -157,7 +95,7 @@ def send(
         scripts.load("send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge,
+            keys.merge, keys.audit,
         ),
         [_clock, handle.channel, keys.index, len(ids), *ids, *parts],
         _parse_sent,
@@ -204,7 +142,7 @@ def prepare(
         scripts.load("prepare"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            _replay(keys, lane),
+            _replay(keys, lane), keys.audit,
         ),
         [_clock, lane.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0],
         _parse_batch,
@@ -217,7 +155,7 @@ def pop(keys: SlotKeys, lane: Lane, limit: int, waits: bool) -> Command[Batch]:
         scripts.load("pop"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.settled0, keys.settled1, _replay(keys, lane),
+            keys.settled0, keys.settled1, _replay(keys, lane), keys.audit,
         ),
         [_clock, lane.number, limit, 1 if waits else 0],
         _parse_batch,
@@ -234,7 +172,7 @@ def rollback(handle: Handle, keys: SlotKeys, limit: int = 100) -> Command[Rolled
     """Take back leases of one slot whose deadline has passed."""
     return Command(
         scripts.load("rollback"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures),
+        (*_whole_slot(keys), keys.audit),
         [_clock, handle.channel, keys.index, limit],
         lambda reply: RolledBack(reply[0], reply[1], reply[2] == 1),
     )
@@ -274,20 +212,22 @@ def ack(
     ids: Sequence[bytes],
     receipts: Sequence[float],
     numbers: Sequence[int] = (),
+    marks: Sequence[bytes] = (),
 ) -> Command[str]:
     """Settle deliveries of one slot; a letter for each: 1 settled, 0 lost.
 
-    `numbers`: the delivery numbers (fences), where they are known.
+    `numbers`: the delivery numbers (fences), where they are known. `marks`: what `rmq.Audit` has
+    put on each message, where that is known.
     """
     return Command(
         scripts.load("ack"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
-            _replay(keys, lane),
+            _replay(keys, lane), keys.audit,
         ),
         [
             _clock, lane.number, handle.channel, keys.index,
-            *_runs(receipts, numbers or [0] * len(ids)), *ids,
+            *_runs(receipts, numbers or [0] * len(ids)), *ids, *marks,
         ],
         _text,
     )  # fmt: skip
@@ -306,8 +246,7 @@ def nack(
     return Command(
         scripts.load("nack"),
         (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
-            _replay(keys, lane),
+            *_whole_slot(keys), _replay(keys, lane), keys.audit,
         ),
         [
             _clock, lane.number, handle.channel, keys.index, b"" if wait_ms is None else wait_ms,
@@ -329,7 +268,10 @@ def reject(
     """Send deliveries to the DeadQueue; a letter for each: d dead, 0 lost."""
     return Command(
         scripts.load("reject"),
-        (keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, _replay(keys, lane)),
+        (
+            keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, _replay(keys, lane),
+            keys.audit,
+        ),
         [
             _clock, lane.number, handle.channel, keys.index, reason,
             *ids, *map(repr, receipts), *errors,
@@ -378,7 +320,9 @@ def extend(
 
 def bury(keys: SlotKeys, id: bytes, record: bytes, told: bytes) -> Command[int]:
     """Put a popped message that cannot be read into the DeadQueue: 1 buried, 0 it is queued."""
-    return Command(scripts.load("bury"), _whole_slot(keys), [_clock, id, record, told], int)
+    return Command(
+        scripts.load("bury"), (*_whole_slot(keys), keys.audit), [_clock, id, record, told], int
+    )
 
 
 # --- one message -------------------------------------------------------------------------------
@@ -392,10 +336,13 @@ def cancel(keys: SlotKeys, lane: Lane, id: bytes) -> Command[str]:
     """Withdraw a waiting message: cancelled, in_flight, dead or gone."""
     return Command(
         scripts.load("cancel"),
-        (*_whole_slot(keys), keys.merge, keys.settled0, keys.settled1, _replay(keys, lane)),
+        (
+            *_whole_slot(keys), keys.merge, keys.settled0, keys.settled1, _replay(keys, lane),
+            keys.audit,
+        ),
         [_clock, lane.number, id],
         _text,
-    )
+    )  # fmt: skip
 
 
 def reschedule(handle: Handle, keys: SlotKeys, id: bytes, due: int) -> Command[tuple[str, int]]:
@@ -477,8 +424,8 @@ def purge(
     """Delete a page of waiting messages or dead letters; how many."""
     return Command(
         scripts.load("purge"),
-        (keys.slot, _queue(keys, place), keys.records, keys.failures, keys.merge),
-        [high, limit, *ids],
+        (keys.slot, _queue(keys, place), keys.records, keys.failures, keys.merge, keys.audit),
+        [_clock, high, limit, *ids],
         int,
     )
 
@@ -494,3 +441,42 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         [_clock],
         lambda reply: dict(zip(STATS, reply, strict=True)),
     )  # fmt: skip
+
+
+# --- auditing ----------------------------------------------------------------------------------
+
+
+def account(
+    keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
+) -> Command[int]:
+    """Tell that numbers up to `sent` are accepted, and account for those that no message has.
+
+    `old`: what was told before, 0 at first.
+    """
+    pairs = [number for pair in ranges for number in pair]
+    return Command(
+        scripts.load("account"), (keys.slot, keys.audit), [_clock, producer, old, sent, *pairs], int
+    )
+
+
+def audit(
+    keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
+) -> Command[OpenPage | None]:
+    """Read a page of the numbers that are not accounted for; None: somebody has asked lately."""
+
+    def parse(reply: list[Any]) -> OpenPage | None:
+        return OpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:]) if reply[0] else None
+
+    return Command(
+        scripts.load("audit"), (keys.slot, keys.audit), [_clock, after, limit, every_ms], parse
+    )
+
+
+def census(keys: SlotKeys, cursor: bytes, limit: int) -> Command[Census]:
+    """A page of the numbered messages that live in a slot."""
+    return Command(
+        scripts.load("census"),
+        (keys.slot, keys.store, keys.prepare, keys.dead, keys.records),
+        [cursor, limit],
+        lambda reply: Census(reply[0], reply[1], reply[2:]),
+    )

@@ -39,6 +39,11 @@ def _reseed() -> None:
 os.register_at_fork(after_in_child=_reseed)
 
 
+def process() -> bytes:
+    """The five bytes by which this process is known in the ids it makes."""
+    return _random
+
+
 class MessageId(bytes):
     """The id of a message: 16 bytes that know their text form, slot and time."""
 

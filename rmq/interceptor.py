@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from rmq.delivery import DeliveryData
-from rmq.errors import InvalidType
+from rmq.errors import InvalidType, InvalidValue
 from rmq.message import Outgoing, SendResult
+from rmq.numbering import Numbering
 
 log = logging.getLogger("rmq")
 
@@ -56,6 +57,10 @@ class Interceptor:
     def watch(self, worker: Any) -> None:
         """A worker that calls these hooks is about to start; it may start again later."""
 
+    def _numbering(self) -> Numbering | None:
+        """The numbers of a client whose messages this one numbers: `rmq.Audit` alone does."""
+        return None
+
 
 Hook = Callable[..., Any]
 
@@ -66,7 +71,9 @@ class Hooks:
     `before_*` in order, `after_*` in reverse: the first one is the outermost.
     """
 
-    __slots__ = ("after_handle", "after_send", "before_handle", "before_send", "chain")
+    __slots__ = (
+        "after_handle", "after_send", "before_handle", "before_send", "chain", "numbering",
+    )  # fmt: skip
 
     def __init__(self, chain: Iterable[Interceptor] = ()) -> None:
         self.chain = tuple(chain)
@@ -75,6 +82,10 @@ class Hooks:
                 raise InvalidType(
                     f"interceptors: {one!r}; give objects of subclasses of rmq.Interceptor"
                 )
+        found = [numbers for one in self.chain if (numbers := one._numbering())]
+        if len(found) > 1:
+            raise InvalidValue("interceptors: rmq.Audit is given twice; one is enough")
+        self.numbering = found[0] if found else None
         self.before_send = self._find("before_send")
         self.after_send = self._find("after_send")[::-1]
         self.before_handle = self._find("before_handle")

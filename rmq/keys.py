@@ -20,6 +20,7 @@ TYPES = {
     "dead": "zset",
     "failures": "hash",
     "merge": "hash",
+    "audit": "zset",
     "settled0": "set",
     "settled1": "set",
     "replay": "string",
@@ -48,8 +49,8 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "dead", "failures", "index", "merge", "prepare", "records", "replay_stem", "settled0",
-        "settled1", "slot", "store", "topic",
+        "audit", "dead", "failures", "index", "merge", "prepare", "records", "replay_stem",
+        "settled0", "settled1", "slot", "store", "topic",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int) -> None:
@@ -62,6 +63,7 @@ class SlotKeys:
         self.records = stem + b"records"
         self.dead = stem + b"dead"
         self.failures = stem + b"failures"
+        self.audit = stem + b"audit"
         self.merge = stem + b"merge"
         self.settled0 = stem + b"settled0"
         self.settled1 = stem + b"settled1"

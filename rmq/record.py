@@ -25,6 +25,7 @@ from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
 RESERVED = "rmq-"  # how the names of headers begin that RMQ itself adds
+_NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others
 _NUMBER_BITS = 32
 
 _heads: dict[tuple[int, int, int], bytes] = {}
@@ -98,6 +99,21 @@ def read(data: bytes) -> Record:
         headers,
         data[at:],
     )
+
+
+def number_of(data: bytes) -> bytes:
+    """The `<producer>.<number>` that `rmq.Audit` has put on a message; empty where there is none.
+
+    The twin of `lua/lib/number.lua`, which takes the first header alone.
+    """
+    flags = data[0]
+    at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
+    if flags & MERGES:
+        at += 2 + int.from_bytes(data[at : at + 2])
+    at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
+    if not flags & HEADERS or data[at : at + 10] != _NUMBER or len(data) < at + 11:
+        return b""
+    return data[at + 11 : at + 11 + data[at + 10] - 0xA0]
 
 
 def pieces(body: bytes) -> list[bytes]:

@@ -25,7 +25,7 @@ end
 if expired then
   --- @include "lib/failure"
   local on = redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms')
-  local live = {}
+  local live, numbered = {}, {}
   n = 0
   for i = 1, all do
     local left = lefts and lefts[i]
@@ -36,11 +36,17 @@ if expired then
       redis.call('HDEL', records, ids[i])
       redis.call('HDEL', failures, ids[i])
       redis.call('HINCRBY', slot, 'expired', 1)
+      numbered[#numbered + 1] = found[i]
     else
-      bury(slot, dead, records, failures, ids[i], now, max_retries - (left or max_retries), 'x', '', tonumber(on[2]))
+      bury(slot, dead, records, failures, s[9] and audit, ids[i], now, max_retries - (left or max_retries), 'x', '',
+        tonumber(on[2]))
     end
   end
   lefts = lefts and live
+  if s[9] and #numbered > 0 then
+    --- @include "lib/depart"
+    depart(slot, audit, 'accounted', numbers_in(numbered, number_of, {}), now)
+  end
   if n == 0 then
     return reply
   end

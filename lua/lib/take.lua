@@ -2,14 +2,17 @@
 -- in its branch with what it needs: every function of a script is made anew at each run, which is dear for
 -- a script that takes one message.
 --
--- Expects slot, store, prepare, records, dead, failures, merge (keys), now, now_us, limit, waits, ordered.
+-- Expects slot, store, prepare, records, dead, failures, merge, audit (keys), now, now_us, limit, waits, ordered.
 -- Leaves ids and reply (its fields but the deadline), max_retries, lefts (false, or what remains to those
 -- that have failed before, by place), drained (nothing more to take just now). Ends the script when there
 -- is nothing to take.
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
-  'ordered')
+  'ordered', 'audited')
 if not s[1] then
   fail('GONE', slot)
+end
+if s[9] then
+  redis.call('ZCARD', audit)
 end
 local max_retries, chunk, takes = tonumber(s[2]), tonumber(s[3]), tonumber(s[6] or 0) + 1
 -- A deadline is a whole second, a receipt just above it.

@@ -6,7 +6,7 @@ run the same conversation, and a test can run it without a server.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from rmq.commands import Command
@@ -57,6 +57,16 @@ class Sleep:
         self.seconds = seconds
 
 
+class Later:
+    """Run another flow beside this one, after so many seconds; not once the client is closed."""
+
+    __slots__ = ("flow", "seconds")
+
+    def __init__(self, seconds: float, flow: Callable[[], Flow[None]]) -> None:
+        self.seconds = seconds
+        self.flow = flow
+
+
 class Await:
     """Wait for an async interceptor; only an async executor can."""
 
@@ -89,7 +99,7 @@ class Listen:
         self.seconds = seconds
 
 
-Step = Command[Any] | Pipeline | Durably | Members | Sleep | Await | Listen
+Step = Command[Any] | Pipeline | Durably | Members | Sleep | Later | Await | Listen
 Flow = Generator[Step, Any, T]
 
 

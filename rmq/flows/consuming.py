@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Literal, TypeVar
 
 from rmq import codec, commands, failure, record
-from rmq.commands import Batch
 from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Retry, Snooze
 from rmq.errors import AlreadySettled, DecodeError, InvalidReceipt, InvalidType, InvalidValue
 from rmq.flows import Flow, opening, operating, receiving, settling
@@ -19,6 +18,7 @@ from rmq.flows.settling import Lease, Leases
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.message import Receipt
+from rmq.replies import Batch
 from rmq.score import moved_deadline
 from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.units import TEN_YEARS_MS, Duration, milliseconds
@@ -164,6 +164,11 @@ class ConsumerFlows(Generic[D]):
         mine, leases = self._leases(deliveries)
         if self._pops:
             return self._settled(mine, "1" * len(mine))
+        marks = [
+            record.number_of(one._entry) if one._entry[0] & record.HEADERS else b"" for one in mine
+        ]
+        if any(marks):
+            leases = leases._replace(marks=marks)
         letters = yield from settling.ack(self._handle, leases)
         return self._settled(mine, letters)
 

@@ -12,7 +12,6 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from rmq import codec, commands, failure, record
-from rmq.commands import STATS, Found
 from rmq.errors import DecodeError, InvalidType, InvalidValue
 from rmq.flows import Flow, Sleep, opening, together
 from rmq.handle import Handle
@@ -20,6 +19,7 @@ from rmq.ids import MessageId
 from rmq.keys import SlotKeys
 from rmq.message import Message, Place, moment
 from rmq.record import Record
+from rmq.replies import STATS, Found
 from rmq.score import TIMED_MIN, receipt_deadline_ms
 from rmq.units import Moment, epoch_ms, milliseconds, whole
 from rmq.units import priority as check_priority

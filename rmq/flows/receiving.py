@@ -11,10 +11,11 @@ import time
 from typing import Any
 
 from rmq import commands
-from rmq.commands import Batch, Command
+from rmq.commands import Command
 from rmq.flows import Flow, Listen, Listener, opening, settling
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
+from rmq.replies import Batch
 from rmq.score import receipt_score
 from rmq.settings import BATCH_MAX
 from rmq.units import milliseconds, whole

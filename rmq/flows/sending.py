@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from rmq import commands, ids, record
+from rmq import numbering as numbers
 from rmq.codec import Codec
-from rmq.commands import Merged, Sent
 from rmq.errors import (
     InvalidType,
     InvalidValue,
@@ -20,10 +20,12 @@ from rmq.errors import (
     QueueFull,
     RMQError,
 )
-from rmq.flows import Durably, Flow, Pipeline, Sleep, opening
+from rmq.flows import Durably, Flow, Pipeline, Sleep, auditing, opening
 from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.message import Outgoing, SendResult, SendStatus
+from rmq.numbering import Line
+from rmq.replies import Merged, Sent
 from rmq.retry import policy
 from rmq.score import TIMED_MIN
 from rmq.settings import BATCH_MAX, CALL_BYTES, Durability, Fsync, Settings
@@ -49,6 +51,7 @@ class _Draft:
     head: bytes
     body: bytes
     envelope = b""
+    headers = b""
     basis: str | bytes | None = None
     id: MessageId | None = None
     merge_key = ""
@@ -162,8 +165,7 @@ def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
         flags |= record.MERGES | (record.COLLECTS if draft.mode == "collect" else 0)
         envelope += record.sized(draft.merge_key.encode())
     if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
-        flags |= record.HEADERS
-        envelope += record.sized(_headers(out))
+        draft.headers = _headers(out)
     draft.body = _body(handle.codec, out.body, settings.max_body)
     draft.head = record.head(handle.codec.number, flags, priority)
     draft.envelope = envelope
@@ -204,7 +206,9 @@ def _is_plain(out: Outgoing) -> bool:
 class _Group:
     """Messages for one call to one slot."""
 
-    __slots__ = ("bytes", "given", "ids", "merging", "parts", "places", "slot", "timed")
+    __slots__ = (
+        "bytes", "given", "ids", "line", "merging", "numbers", "parts", "places", "slot", "timed",
+    )  # fmt: skip
 
     def __init__(self, slot: int, merging: _Draft | None) -> None:
         self.slot = slot
@@ -215,13 +219,14 @@ class _Group:
         self.places: list[int] = []  # where its results go
         self.timed: list[tuple[int, int]] = []  # (due, place) of those with a time of their own
         self.bytes = 0
+        self.numbers: list[int] = []  # of each, where the client has rmq.Audit
+        self.line: Line | None = None
 
 
-def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
+def _sort(handle: Handle, messages: Iterable[Outgoing], groups: list[_Group]) -> None:
     """Check and encode all messages, and sort them into calls."""
-    settings, codec = handle.settings, handle.codec
+    settings, codec, numbering = handle.settings, handle.codec, handle.hooks.numbering
     plain_head = record.head(codec.number, 0, settings.default_priority)
-    groups: list[_Group] = []
     filling: dict[int, _Group] = {}
     run_slot = run_left = 0
     for place, out in enumerate(messages):
@@ -230,10 +235,11 @@ def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
             head, slot = plain_head, -1
             if out.priority is not None:
                 head = record.head(codec.number, 0, check_priority(out.priority))
-            rest = _body(codec, out.body, settings.max_body)
+            envelope, headers, body = b"", b"", _body(codec, out.body, settings.max_body)
         else:
             draft = _draft(handle, settings, out)
-            head, rest, given = draft.head, draft.envelope + draft.body, draft.id
+            head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
+            given = draft.id
             at_ms = (
                 draft.at_ms if given is None else 0
             )  # a resend may be late: it is known by its id
@@ -244,6 +250,16 @@ def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
             if not run_left:
                 run_slot, run_left = handle.spread.next(), RUN
             slot, run_left = run_slot, run_left - 1
+        if numbering is not None:
+            line = numbering.line(handle.slots[slot], handle.created)
+            number = line.take()
+            headers = numbers.headers(line.producer, number, headers)
+        if headers:
+            head = _flagged(head)
+            envelope += record.sized(headers)
+            if merging is not None:
+                merging.head, merging.envelope = head, envelope
+        rest = envelope + body if envelope else body
         size = len(rest) + 64
         group = filling.get(slot)
         if (
@@ -266,7 +282,13 @@ def _groups(handle: Handle, messages: Iterable[Outgoing]) -> list[_Group]:
         group.parts.append(head)
         group.parts.append(rest)
         group.bytes += size
-    return groups
+        if numbering is not None:
+            group.line = line
+            group.numbers.append(number)
+
+
+def _flagged(head: bytes) -> bytes:
+    return bytes((head[0] | record.HEADERS,)) + head[1:]
 
 
 def send_many(
@@ -278,24 +300,51 @@ def send_many(
     go in one call, which is all or nothing; calls share a round trip.
     """
     yield from opening.ensure(handle)
-    groups = _groups(handle, messages)
-    if not groups:
-        return []
-    for group in groups:
-        group.ids = ids.make(group.slot, handle.check, len(group.places))
-        for position, given in group.given.items():
-            group.ids[position] = given
-    timed = [one for group in groups for one in group.timed]
-    if timed and len(groups) > 1:
-        # A slot refuses what is past by itself; several are asked first, so that all of them do.
-        first, place = min(timed)
-        now = yield commands.stats(handle.slots[0])
-        if first <= now["now_ms"] - GRACE_MS:
-            raise _past(place)
-    calls = [_call(handle, group) for group in groups]
-    results: list[SendResult | None] = [None] * sum(len(group.places) for group in groups)
-    yield from _deliver(handle, calls, groups, results, asked, timeout)
+    groups: list[_Group] = []
+    results: list[SendResult | None] = []
+    numbering = handle.hooks.numbering
+    try:
+        _sort(handle, messages, groups)
+        if not groups:
+            return []
+        if numbering is not None:
+            yield from auditing.begin({one.line for one in groups if one.line is not None})
+        for group in groups:
+            group.ids = ids.make(group.slot, handle.check, len(group.places))
+            for position, given in group.given.items():
+                group.ids[position] = given
+        timed = [one for group in groups for one in group.timed]
+        if timed and len(groups) > 1:
+            # A slot refuses what is past by itself; several are asked first, so that all do.
+            first, place = min(timed)
+            now = yield commands.stats(handle.slots[0])
+            if first <= now["now_ms"] - GRACE_MS:
+                raise _past(place)
+        calls = [_call(handle, group) for group in groups]
+        results += [None] * sum(len(group.places) for group in groups)
+        yield from _deliver(handle, calls, groups, results, asked, timeout)
+    finally:
+        if numbering is not None:
+            _settle_numbers(groups, results)
+    if numbering is not None:
+        yield from auditing.soon(numbering)
     return [result for result in results if result is not None]
+
+
+def _settle_numbers(groups: list[_Group], results: list[SendResult | None]) -> None:
+    """What became of the numbers: an accepted message has one, or nobody."""
+    for group in groups:
+        void = []
+        for position, number in enumerate(group.numbers):
+            place = group.places[position]
+            status = getattr(results[place], "status", "") if place < len(results) else ""
+            # A duplicate of an id that we made ourselves is this very message: the reply to it was
+            # lost. One that merges may have merged, which the answer does not tell.
+            ours = position not in group.given and group.merging is None
+            if status != "stored" and not (ours and status == "duplicate"):
+                void.append(number)
+        if group.line is not None:
+            group.line.settle(group.numbers, void)
 
 
 def new_id(handle: Handle, basis: str | bytes | None) -> Flow[MessageId]:

@@ -34,6 +34,7 @@ class Leases(NamedTuple):
     ids: Sequence[bytes]
     scores: Sequence[float]
     numbers: Sequence[int]
+    marks: Sequence[bytes] = ()  # of rmq.Audit; empty where nobody knows of any
 
     @classmethod
     def of(cls, rows: Iterable[Lease]) -> Leases:
@@ -48,12 +49,13 @@ class Leases(NamedTuple):
 
     def pick(self, places: Sequence[int]) -> Leases:
         """Some of the rows."""
-        slots, ids, scores, numbers = self
+        slots, ids, scores, numbers, marks = self
         return Leases(
             [slots[p] for p in places],
             [ids[p] for p in places],
             [scores[p] for p in places],
             [numbers[p] for p in places],
+            [marks[p] for p in places] if marks else (),
         )
 
 
@@ -109,7 +111,7 @@ def ack(handle: Handle, leases: Leases) -> Flow[str]:
     """Settle for good: 1 settled, 0 lost."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
-        return commands.ack(handle, keys, lane, some.ids, some.scores, some.numbers)
+        return commands.ack(handle, keys, lane, some.ids, some.scores, some.numbers, some.marks)
 
     return (yield from _letters(handle, leases, build))
 

@@ -21,7 +21,18 @@ from redis.backoff import NoBackoff
 from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
-from rmq.flows import Await, Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
+from rmq.flows import (
+    Await,
+    Durably,
+    Flow,
+    Later,
+    Listen,
+    Listener,
+    Members,
+    Pipeline,
+    Sleep,
+    Step,
+)
 from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
@@ -53,6 +64,7 @@ class AsyncExecutor(Base):
         super().__init__(address, retry_for, timeout_s)
         self._idle: deque[Any] = deque()
         self._loaded: set[Script] = set()
+        self._laters: set[Any] = set()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()
@@ -65,6 +77,8 @@ class AsyncExecutor(Base):
 
     async def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
+        for task in self._laters:
+            task.cancel()
         while self._idle:
             await self._idle.pop().disconnect()
         with contextlib.suppress(*TROUBLE):
@@ -101,10 +115,22 @@ class AsyncExecutor(Base):
             return await self._listen(step.listener, step.seconds)
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
+        if isinstance(step, Later):
+            return self._later(step)
         if isinstance(step, Await):
             return await self._awaited(step)
         assert isinstance(step, Members)
         return await self._members(step)
+
+    def _later(self, step: Later) -> None:
+        task = asyncio.get_running_loop().create_task(self._beside(step))
+        self._laters.add(task)
+        task.add_done_callback(self._laters.discard)
+
+    async def _beside(self, step: Later) -> None:
+        await asyncio.sleep(step.seconds)
+        with contextlib.suppress(RMQError):
+            await self.run(step.flow())
 
     async def _awaited(self, step: Await) -> Any:
         return await step.awaitable

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,18 @@ from redis.retry import Retry
 from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
-from rmq.flows import Await, Durably, Flow, Listen, Listener, Members, Pipeline, Sleep, Step
+from rmq.flows import (
+    Await,
+    Durably,
+    Flow,
+    Later,
+    Listen,
+    Listener,
+    Members,
+    Pipeline,
+    Sleep,
+    Step,
+)
 from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
@@ -56,6 +68,7 @@ class Executor(Base):
         super().__init__(address, retry_for, timeout_s)
         self._idle: deque[Any] = deque()
         self._loaded: set[Script] = set()
+        self._laters: set[Any] = set()
         if address.scheme == "embedded":
             self.embedded = Embedded.open(address.directory)
         self.redis = self._connect()
@@ -68,6 +81,8 @@ class Executor(Base):
 
     def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
+        for timer in self._laters:
+            timer.cancel()
         while self._idle:
             self._idle.pop().disconnect()
         with contextlib.suppress(*TROUBLE):
@@ -100,10 +115,23 @@ class Executor(Base):
             return self._listen(step.listener, step.seconds)
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
+        if isinstance(step, Later):
+            return self._later(step)
         if isinstance(step, Await):
             return self._awaited(step)
         assert isinstance(step, Members)
         return self._members(step)
+
+    def _later(self, step: Later) -> None:
+        timer = threading.Timer(step.seconds, self._beside, (step,))
+        timer.daemon = True
+        timer.name = "rmq-later"
+        timer.start()
+        self._laters = {one for one in self._laters if one.is_alive()} | {timer}
+
+    def _beside(self, step: Later) -> None:
+        with contextlib.suppress(RMQError):
+            self.run(step.flow())
 
     def _awaited(self, step: Await) -> Any:
         raise AssertionError(f"a blocking client has no loop to wait in for {step.awaitable!r}")

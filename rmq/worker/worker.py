@@ -27,6 +27,7 @@ from rmq.interceptor import Hooks, Interceptor, contained
 from rmq.settings import LEASE_MIN_MS
 from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
+from rmq.worker import auditor as auditors
 from rmq.worker import keeper as keepers
 from rmq.worker.board import Board
 from rmq.worker.crew import Crew, most_held
@@ -89,6 +90,7 @@ class Worker:
         self._board: Board | None = None
         self._loop: Loop | None = None
         self._watch: Watch | None = None
+        self._auditor: auditors.Auditor | None = None
         self._stopping = threading.Event()
         self._heard: SimpleQueue[int] = SimpleQueue()  # signals: `put` may interrupt itself
         self._told = self._hurry = False  # by a first signal, and by a second
@@ -159,6 +161,7 @@ class Worker:
         self._keeper = keepers.start(self._where, board, executor, handles)
         for interceptor in self._hooks.chain:
             contained(interceptor.watch, self)
+        self._auditor = auditors.start(self._hooks.chain, executor, handles)
         for crew in self._crews:
             crew.start()
         self._watch = Watch(
@@ -190,6 +193,8 @@ class Worker:
         self._stopping.set()
         for crew in self._crews:
             crew.stop_taking()
+        if self._auditor is not None:
+            self._auditor.ask_to_stop()
         # Hands that have nothing to do need a moment to end too.
         finished, until = True, time.monotonic() + max(seconds, WATCH_S)
         for crew in self._crews:
@@ -204,6 +209,9 @@ class Worker:
         assert self._keeper is not None
         assert self._board is not None
         assert self._executor is not None
+        if self._auditor is not None:
+            self._auditor.stop()
+            self._auditor = None
         assert self._watch is not None
         self._watch.end()
         self._keeper.stop()

@@ -13,6 +13,8 @@ from rmq import commands
 from rmq.commands import Command
 from tests.lua.box import Box, Lease
 
+PRODUCER = "0123456789"  # who numbers messages here
+
 
 class Furnished(NamedTuple):
     """What stands in the slot."""
@@ -55,6 +57,7 @@ def furnish(box: Box) -> Furnished:
     later = box.one(due=60_000)
     window, _ = box.merge(key=b"open", range_ms=30_000)
     waiting = box.one()
+    box.run(commands.account(box.keys, PRODUCER, 0, 3))
     for name in [name for name in box.state() if name.startswith("replay:")]:
         box.redis.delete(box.keys.replay_stem + name.removeprefix("replay:").encode())
     return Furnished(
@@ -71,9 +74,12 @@ def _call(build: Callable[[Furnished, Box], Command[Any]]) -> Call:
 
 
 CALLS: dict[str, Call] = {
+    "account": _call(lambda f, b: commands.account(b.keys, PRODUCER, 3, 5, [(1, 2)])),
     "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.lane())),
+    "audit": _call(lambda f, b: commands.audit(b.keys, every_ms=1000)),
     "bury": _call(lambda f, b: commands.bury(b.keys, f.settled, f.leased.record, b"why")),
     "cancel": _call(lambda f, b: commands.cancel(b.keys, b.lane(), f.window)),
+    "census": _call(lambda f, b: commands.census(b.keys, b"0", 100)),
     "extend": _call(lambda f, b: b.extend_command([f.leased], b.lane())),
     "get": _call(lambda f, b: commands.get(b.keys, f.retry)),
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
@@ -128,14 +134,18 @@ def _next_turn(f: Furnished) -> Command[Any]:
 REACHING |= {
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
+    ("send", "audit"): _dropping,
     ("ack", "settled0"): _next_turn,
 }
 
 NUMBERS: dict[str, dict[int, str]] = {
     # script: position in ARGV (negative: from the end) -> the name that the error tells
+    "account": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
     "ack": {0: "now_us", 4: "runs", 5: "run"},
+    "audit": {0: "now_us", 2: "limit", 3: "every_ms"},
     "bury": {0: "now_us"},
     "cancel": {0: "now_us"},
+    "census": {1: "limit"},
     "extend": {0: "now_us", 2: "lease_ms"},
     "merge": {0: "now_us", 9: "max_wait_ms", 10: "most bytes"},
     "nack": {0: "now_us", 4: "wait_ms"},
@@ -143,7 +153,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "peek": {3: "offset", 4: "limit"},
     "pop": {0: "now_us", 2: "limit"},
     "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},
-    "purge": {1: "limit"},
+    "purge": {0: "now_us", 2: "limit"},
     "redrive": {0: "now_us"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},

@@ -15,7 +15,8 @@ NAMES = {
 }  # fmt: skip
 # Where redis-py's two connections differ in more than a word.
 OWN_WAYS = {
-    "_awaited", "_exchange", "_listen", "_load", "_revive", "_subscribed", "close", "deafen",
+    "_awaited", "_beside", "_exchange", "_later", "_listen", "_load", "_revive", "_subscribed",
+    "close", "deafen",
 }  # fmt: skip
 THREADS = {"nudge"}  # one thread wakes another; a task is cancelled instead
 

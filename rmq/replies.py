@@ -1,0 +1,95 @@
+"""What scripts answer, as typed values; `rmq.commands` reads replies into them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Sent(NamedTuple):
+    """The reply to send: `offset` of the last one stored, and a letter for each message."""
+
+    offset: int
+    letters: (
+        str  # '' : all stored; 'F': refused as full; 'P': refused, `position` is due in the past
+    )
+    position: int = 0
+
+
+class Merged(NamedTuple):
+    """The reply to merge."""
+
+    offset: int
+    letter: str  # s stored, m merged, d duplicate, F full
+    into: bytes
+
+
+class Batch(NamedTuple):
+    """The reply to prepare and pop."""
+
+    wait_us: int
+    lapsed: bool
+    deadline_s: int
+    first_delivery: int
+    newest: int
+    lefts: bytes
+    ids: list[bytes]
+    records: list[bytes]
+
+
+class RolledBack(NamedTuple):
+    """The reply to rollback."""
+
+    retried: int
+    dead: int
+    more: bool
+
+
+class Extended(NamedTuple):
+    """The reply to extend: the new deadline and, for each, whether it was extended."""
+
+    deadline_s: int
+    letters: str
+
+
+class Found(NamedTuple):
+    """One member of a queue, as get and peek see it."""
+
+    place: str
+    id: bytes
+    score: float
+    record: bytes
+    failure: bytes
+    newest: int
+
+
+class Opened(NamedTuple):
+    """The reply to topic."""
+
+    state: int  # 1 created, 0 was there, -1 is missing
+    kept: dict[str, str]
+
+
+class OpenPage(NamedTuple):
+    """The reply to audit: the slot's account, and a page of what is not accounted for."""
+
+    now_ms: int
+    numbered: int
+    seen: int
+    accounted: int
+    members: list[bytes]
+
+
+class Census(NamedTuple):
+    """The reply to census: where to go on (b"0" at the end), records looked at, who lives."""
+
+    cursor: bytes
+    looked: int
+    living: list[bytes]
+
+
+STATS = (
+    "retries", "priority", "due", "later", "in_flight", "dead", "records", "merge_windows",
+    "remembered", "late_ms", "accepted", "merged", "delivered", "settled", "returned",
+    "rolled_back", "buried", "redriven", "cancelled", "expired", "dropped", "purged",
+    "dead_dropped", "now_ms",
+)  # fmt: skip

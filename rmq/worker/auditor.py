@@ -1,0 +1,86 @@
+"""The auditor: a worker's thread that looks for lost messages, where its client has `rmq.Audit`.
+
+All workers of a topic do this together: who asks first in an interval audits it, the others see
+that somebody has.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterable
+
+from rmq.audit import Audit
+from rmq.errors import RMQError
+from rmq.flows import auditing
+from rmq.handle import Handle
+from rmq.interceptor import Interceptor
+from rmq.wire import Executor
+
+log = logging.getLogger("rmq")
+
+STOP_S = 1.0  # for a look at one page to come to its end; the thread is no reason to stay
+
+
+class Auditor:
+    """Audits topics until it is stopped."""
+
+    def __init__(self, audit: Audit, executor: Executor, handles: Iterable[Handle]) -> None:
+        self._audit = audit
+        self._executor = executor
+        self._handles = list(handles)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-audit", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        assert self._audit.every_ms is not None
+        # Not all workers at the same moment; and none is late for its own last time.
+        while not self._stop.wait(self._audit.every_ms / 1000 * random.uniform(0.95, 1.0)):
+            for handle in self._handles:
+                if self._stop.is_set():
+                    return
+                self._look(handle)
+
+    def _look(self, handle: Handle) -> None:
+        every_ms = round((self._audit.every_ms or 0) * 0.9)
+        try:
+            found = self._executor.run(
+                auditing.audit(
+                    handle, self._audit.older_ms, every_ms=every_ms, progress=self._go_on
+                )
+            )
+        except _Stopped:
+            return
+        except RMQError as error:
+            log.warning("topic %r cannot be audited just now: %s", handle.name, error)
+            return
+        self._audit.report(handle.name, found)
+
+    def _go_on(self, done: int, whole: int) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+
+    def ask_to_stop(self) -> None:
+        """Ask it to end; it does not look at another page."""
+        self._stop.set()
+
+    def stop(self) -> None:
+        """End it, and wait for that a moment."""
+        self._stop.set()
+        self._thread.join(STOP_S)
+
+
+class _Stopped(Exception):
+    """The worker stops in the midst of an audit."""
+
+
+def start(
+    chain: Iterable[Interceptor], executor: Executor, handles: Iterable[Handle]
+) -> Auditor | None:
+    """Start one where an interceptor asks for it."""
+    for one in chain:
+        if isinstance(one, Audit) and one.every_ms is not None:
+            return Auditor(one, executor, handles)
+    return None

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import rmq
+from tests.integration.auditing import lose
+
+
+@pytest.fixture
+def raw(server):
+    client = server.raw()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def sent(server, name):
+    with rmq.Client(server.url, interceptors=[rmq.Audit()]) as client:
+        topic = client.topic(name)
+        return [topic.send(n).id for n in range(8)]
+
+
+def test_table_of_a_topic_where_nothing_is_missing(run, client, name, sent):
+    with client.topic(name).consumer() as consumer:
+        consumer.ack(consumer.receive(3))
+
+    done = run("audit", name, "--older-than", "0s")
+
+    assert done.exit_code == 0
+    head, row = done.stdout.splitlines()
+    assert head.split() == [
+        "TOPIC", "PRODUCERS", "NUMBERED", "SEEN", "ACCOUNTED", "WAITING", "IN-FLIGHT", "DEAD",
+        "MISSING",
+    ]  # fmt: skip
+    assert row.split() == [name, "1", "8", "3", "0", "5", "0", "0", "0"]
+    assert [head.index("MISSING") + 7, len(head)] == [len(row), len(row)]
+
+
+def test_missing_messages_are_named_and_the_exit_code_is_1(shell, raw, name, sent):
+    number, *_ = (lose(raw, name, sent[n]) for n in (2, 3, 7))
+
+    done = shell("audit", name, "--older-than", "0")
+
+    assert done.returncode == 1
+    assert re.search(rf"^{name} +0 +{number[0]} +3-4$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^{name} +0 +{number[0]} +8$", done.stdout, re.MULTILINE)
+    assert done.stderr == f"rmq: 3 messages of {name} missing\n"
+
+
+def test_json_of_a_topic(run, raw, name, sent):
+    producer, slot, _ = lose(raw, name, sent[0])
+    lose(raw, name, sent[1])
+
+    done = run("audit", name, "--older-than", "0", "--json")
+
+    assert done.exit_code == 1
+    assert json.loads(done.stdout) == {
+        "topic": name, "producers": 1, "numbered": 8, "seen": 0, "accounted": 0, "waiting": 6,
+        "in_flight": 0, "dead": 0, "missing": 2,
+        "lost": [{"producer": producer, "slot": slot, "first": 1, "last": 2}],
+    }  # fmt: skip
+    told = json.loads(done.stderr)["error"]
+    assert (told["type"], told["exit"]) == ("Missing", 1)
+
+
+def test_younger_losses_wait_for_their_time(run, raw, name, sent):
+    lose(raw, name, sent[0])
+
+    assert run("audit", name).exit_code == 0
+    assert run("audit", name, "--older-than", "0").exit_code == 1
+
+
+def test_forget_reports_once_more(run, raw, name, sent):
+    lose(raw, name, sent[0])
+
+    done = run("audit", name, "--older-than", "0", "--forget")
+
+    assert done.exit_code == 1
+    assert "forgotten" in done.stderr
+    assert run("audit", name, "--older-than", "0").exit_code == 0
+
+
+def test_forget_needs_a_topic(run, name, sent):
+    assert run("audit", "--forget").exit_code == 2
+
+
+def test_all_topics_and_only_those_that_are_audited(run, client, name, sent):
+    client.topic(f"{name}-plain").send("a")
+
+    done = run("audit", "--older-than", "0")
+    found = json.loads(run("audit", "--json").stdout)
+
+    assert name in done.stdout
+    assert f"{name}-plain" not in done.stdout
+    assert {one["topic"] for one in found} >= {name, f"{name}-plain"}
+
+
+def test_topic_that_nobody_audits_says_so(run, client, name):
+    client.topic(name).send("a")
+
+    done = run("audit", name)
+
+    assert done.exit_code == 0
+    assert "rmq.Audit" in done.stderr
+
+
+def test_missing_topic_is_exit_code_3(run, name):
+    assert run("audit", name).exit_code == 3
+
+
+def test_many_ranges_are_cut_in_the_table_and_whole_in_json(run, server, raw, name):
+    with rmq.Client(server.url, interceptors=[rmq.Audit()]) as client:
+        ids = [one.id for one in client.topic(name).send_many([rmq.Outgoing(n) for n in range(60)])]
+    for id in ids[::2]:
+        lose(raw, name, id)
+
+    done = run("audit", name, "--older-than", "0")
+    told = json.loads(run("audit", name, "--older-than", "0", "--json").stdout)
+
+    assert len(done.stdout.splitlines()) == 2 + 1 + 1 + 20
+    assert "20 of 30 ranges" in done.stderr
+    assert len(told["lost"]) == 30

@@ -1,0 +1,66 @@
+"""Numbered messages in a slot, and what is open of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmq import commands, numbering, record
+from tests.lua.box import Box, stored
+
+P, Q = "0123456789", "abcdef0123"  # producers
+
+
+def begin(box: Box, producer: str = P) -> None:
+    """What a producer says before its first message."""
+    box.run(commands.account(box.keys, producer, 0, 0))
+
+
+def told(
+    box: Box, sent: int, ranges: Sequence[tuple[int, int]] = (), old: int = 0, producer: str = P
+) -> int:
+    """What a producer says later."""
+    return box.run(commands.account(box.keys, producer, old, sent, ranges))
+
+
+def numbered(
+    box: Box,
+    number: int,
+    producer: str = P,
+    *,
+    priority: int = 100,
+    due: int | None = None,
+    expires: int | None = None,
+    others: bytes = b"",
+    body: bytes = b"7",
+) -> bytes:
+    """Send a message with a number; its id."""
+    whole = stored(0, b"", priority=0 if due else priority, due=due, expires=expires)
+    head = bytes((whole[0] | record.HEADERS,)) + whole[1:4]
+    rest = whole[8:] + record.sized(numbering.headers(producer, number, others)) + body
+    id = box.ids()[0]
+    assert box.run(commands.send(box.handle, box.keys, [id], [head, rest])).letters == ""
+    return id
+
+
+def merged(box: Box, number: int, key: bytes = b"key", range_ms: int = 500) -> bytes:
+    """Merge a message with a number; its id."""
+    whole = stored(0, b"", due=range_ms, key=key)
+    id = box.ids()[0]
+    box.run(
+        commands.merge(
+            box.handle, box.keys, id=id, head=bytes((whole[0] | record.HEADERS,)) + whole[1:4],
+            envelope=whole[8:] + record.sized(numbering.headers(P, number)), body=b"b",
+            merge_key=key, mode="first", max_wait_ms=0, most_bytes=1000,
+        )  # type: ignore[arg-type]
+    )  # fmt: skip
+    return id
+
+
+def open_of(box: Box, producer: str = P) -> list[tuple[int, int | None]]:
+    """Ranges of open numbers, without those that have not been told; None: the rest."""
+    found = []
+    for member in box.redis.zrange(box.keys.audit, 0, -1):
+        name, last, first, *_ = member.decode().split(":")
+        if name == producer:
+            found.append((int(first), None if last == "~" else int(last)))
+    return found
