@@ -94,8 +94,14 @@ LEASE_LOST = Metric(
     "Deliveries of the watched workers whose lease had run out before they could be settled.",
 )  # fmt: skip
 
+AUDIT_MISSING = Metric(
+    "rmq_audit_missing", "gauge", "messages", ("topic",),
+    "Messages that the last audit of the watched workers found missing.",
+)  # fmt: skip
+
 METRICS = (
     LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, TAKEN, LEASE_LOST,
+    AUDIT_MISSING,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------

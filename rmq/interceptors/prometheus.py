@@ -22,6 +22,9 @@ class Counting(Protocol):
     def counts(self) -> dict[str, dict[str, int]]:
         """By topic, how many deliveries were taken, are held, were lost."""
 
+    def missing(self) -> dict[str, int]:
+        """By topic, how many messages its last audit found missing."""
+
 
 class Prometheus(Interceptor):
     """Counts and times messages. How they are exposed is the program's choice, as ever.
@@ -98,6 +101,8 @@ class Prometheus(Interceptor):
         for worker in list(self._workers):
             for topic, counts in worker.counts().items():
                 totals.setdefault(topic, Counter()).update(counts)
+            for topic, count in worker.missing().items():
+                totals.setdefault(topic, Counter())["missing"] = count  # one audit serves them all
         yield from self._watched(totals)
 
     def _watched(self, totals: dict[str, Counter[str]]) -> Iterator[Any]:
@@ -105,10 +110,12 @@ class Prometheus(Interceptor):
             (telemetry.IN_HAND, "held"),
             (telemetry.TAKEN, "taken"),
             (telemetry.LEASE_LOST, "lost"),
+            (telemetry.AUDIT_MISSING, "missing"),
         ):
             kind = "Gauge" if metric.kind == "gauge" else "Counter"
             family = getattr(self._families, f"{kind}MetricFamily")
             made = family(metric.name, metric.help, labels=metric.labels)
             for topic, counts in totals.items():
-                made.add_metric((topic,), counts[key])
+                if key in counts:
+                    made.add_metric((topic,), counts[key])
             yield made

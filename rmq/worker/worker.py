@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from rmq.audit import Audit
 from rmq.client import AsyncClient, Client
 from rmq.errors import (
     ConfigurationError,
@@ -306,6 +307,15 @@ class Worker:
         """How it is: for a liveness or readiness check."""
         watch = self._watch
         return Health(False, ["it is not running"], True) if watch is None else watch.health()
+
+    def missing(self) -> dict[str, int]:
+        """By topic: how many messages were missing when `rmq.Audit` last looked, here."""
+        return {
+            topic: count
+            for one in self._hooks.chain
+            if isinstance(one, Audit)
+            for topic, count in one.missing.items()
+        }
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By topic: how many deliveries were taken, are in hand, and what became of the others.

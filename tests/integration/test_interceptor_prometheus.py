@@ -41,7 +41,7 @@ def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
     link: Any, registry: CollectorRegistry, name: str, style: str
 ) -> None:
     metrics = Prometheus(registry)
-    client = link(metrics)
+    client = link(metrics, rmq.Audit(every=1))
     topic = client.topic(name, retry="immediate")
 
     def run(body: str, d: Any) -> None:
@@ -53,10 +53,10 @@ def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
     topic.send("bad")
     with pytest.raises(rmq.EncodeError):
         topic.send({1})
-    with rmq.Worker(getattr(client, "target", client), keeper="thread") as worker:
-        metrics.watch(worker)
+    with rmq.Worker(getattr(client, "target", client), keeper="thread"):
         until(lambda: total(registry, "rmq_handled_total") == 3)
         until(lambda: total(registry, "rmq_in_hand") == 0)
+        until(lambda: [one for one in samples(registry) if one.name == "rmq_audit_missing"])
         found = list(registry.collect())
 
     catalogue = {metric.name: metric for metric in METRICS}
@@ -143,9 +143,13 @@ def test_a_worker_that_is_gone_is_no_longer_watched(
         def counts(self) -> dict[str, dict[str, int]]:
             return {name: {"held": 5, "taken": 5}}
 
+        def missing(self) -> dict[str, int]:
+            return {name: 2}
+
     workers = Workers()
     metrics.watch(workers)
     assert total(registry, "rmq_in_hand") == 5
+    assert total(registry, "rmq_audit_missing") == 2
     del workers
     assert total(registry, "rmq_in_hand") == 0
 
