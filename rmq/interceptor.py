@@ -18,8 +18,6 @@ from rmq.numbering import Numbering
 
 log = logging.getLogger("rmq")
 
-HOOKS = ("before_send", "after_send", "before_handle", "after_handle")
-
 
 class Outcome(NamedTuple):
     """What a run of a handler came to.
