@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -58,6 +59,7 @@ def measure(
                             results.skipped[peer.name] = f"{part}: {why}"
                         else:
                             results.add(peer.name, part, number, found)
+    machine["load after"] = f"{os.getloadavg()[0]:.1f}"
     return machine, results
 
 
