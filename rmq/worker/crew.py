@@ -28,6 +28,9 @@ from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, Settler, Trouble
 log = logging.getLogger("rmq")
 
 WAIT_S = 1.0  # one turn of the fetcher without messages; a turn is a sign of life
+GATHER_S = 0.001  # for more messages to come, where over ...
+GATHER_RATE = 2500  # ... of them come in a second, each take finding less than ...
+FEW = 20
 WAIT_MOST_S = 10.0  # for what a suspect must not take with it
 IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker has the slot
 
@@ -54,6 +57,7 @@ class Crew:
         self._pending: list[Delivery] = []  # of a batch that waits for more
         self._pending_since = 0.0
         self._free = threading.Semaphore(handler.concurrency)  # hands of an ordered crew
+        self._took = 0.0  # when the last messages were taken
         self._limits: dict[DeliveryData, tuple[float, float]] = {}  # when each is overdue, limit
         self._limiting = threading.Lock()  # a run ends in time or late, not both
         self._suspects: set[DeliveryData] = set()  # that run now, and may kill this process
@@ -141,6 +145,18 @@ class Crew:
                 self._gather(found)
             elif found:
                 self._hands.put(found)
+            if self._trickles(len(found)):
+                time.sleep(GATHER_S)
+
+    def _trickles(self, count: int) -> bool:
+        """Whether many messages come a few at a time: then some time lets them gather.
+
+        Each take and each ack is then for several, and what that saves of a machine's time its
+        producers have. A message that comes alone is never kept waiting.
+        """
+        now = time.monotonic()
+        gap, self._took = now - self._took, now if count else self._took
+        return 0 < count < FEW and count > gap * GATHER_RATE and not self.handler.ordered
 
     def _stand_back(self, found: list[Delivery]) -> list[Delivery]:
         """A suspect began while these were taken: keep what can begin at once."""
