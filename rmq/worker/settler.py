@@ -207,7 +207,7 @@ class Settler:
         self, verb: str, some: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
     ) -> None:
         """Settle these, however long Redis is away; give up only what it refuses."""
-        pause, left = PAUSE_S, some
+        pause, left, lost = PAUSE_S, some, []
         trouble: RMQError | None = None
         while True:
             left = [one for one in left if one._state == OPEN]
@@ -237,6 +237,9 @@ class Settler:
                               self._handler, len(left), verb)  # fmt: skip
                 self._desk.board.leave(left)
                 break
-        self.tally["own"] += len(some) - len(left)
+        if len(left) < len(some):
+            before = sum(one._state == LOST for one in some) - len(lost)  # it never began
+            self.tally["lost"] += before
+            self.tally["own"] += len(some) - len(left) - before
         self._desk.board.leave(one for one in some if one._state != OPEN)
         self.finished += len(some)

@@ -213,6 +213,32 @@ def test_a_delivery_that_was_taken_away_is_lost_and_cannot_be_settled(
     assert found == [False, True, rmq.LeaseLost]
 
 
+def test_what_was_lost_before_it_began_is_not_begun_and_counts_as_lost(
+    client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name, retry=rmq.Levels((600,)))
+    begun: list[Any] = []
+    go = threading.Event()
+
+    @topic.handler(concurrency=1, prefetch=2, lease=LEASE_S)
+    def work(body: Any, d: rmq.Delivery) -> None:
+        begun.append(body)
+        go.wait(30)
+
+    topic.send_many([rmq.Outgoing(1), rmq.Outgoing(2)])
+    with rmq.Worker(client, keeper="thread") as worker:
+        eventually(lambda: worker.counts()[name]["held"] == 2 and begun)
+        with topic.consumer(lease=60) as thief:
+            rob(client, name, thief)
+        time.sleep(LEASE_S + 1)  # until nobody can take it for held any more
+        go.set()
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        counts = worker.counts()[name]
+
+    assert begun == [1]
+    assert (counts["lost"], counts["own"], counts["ack"]) == (2, 0, 0)
+
+
 def rob(api: Any, name: str, thief: Any) -> None:
     """Take a message out of the PrepareQueue as a rollback does, behind everybody's back."""
     client = getattr(api, "target", api)
