@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 
@@ -11,23 +10,25 @@ TICK_S = 0.5
 
 
 class Loop:
-    """An event loop in a thread of its own."""
+    """A loop in a thread of its own. It ends as `asyncio.run` does: what is left is cancelled."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
         self._beat = time.monotonic()
+        self._running = threading.Event()
+        self._ended: asyncio.Event
+        self.loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="rmq-loop", daemon=True)
         self._thread.start()
+        self._running.wait()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.call_soon(self._tick)
-        try:
-            self.loop.run_forever()
-        finally:
-            with contextlib.suppress(Exception):
-                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self.loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._tick()
+        self._running.set()
+        await self._ended.wait()
 
     def _tick(self) -> None:
         self._beat = time.monotonic()
@@ -39,5 +40,5 @@ class Loop:
 
     def stop(self, wait_s: float) -> None:
         """End it."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(wait_s)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rmq.worker.hands import AIR, Hands, Tasks, Threads
+from rmq.worker.loop import Loop
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 
@@ -31,9 +32,8 @@ class Bench:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.spoilt: list[Any] = []
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+        self._loop = Loop()
+        self.loop = self._loop.loop
 
     def hands(self, count: int, function: Callable[[Any], None]) -> Hands:
         def note(work: Any, error: BaseException) -> None:
@@ -52,9 +52,7 @@ class Bench:
         return Tasks(count, run, note, self.loop)
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
-        self.loop.close()
+        self._loop.stop(10)
 
 
 @pytest.fixture(params=["threads", "tasks"])
