@@ -31,6 +31,7 @@ WAIT_S = 1.0  # one turn of the fetcher without messages; a turn is a sign of li
 GATHER_S = 0.001  # for more messages to come, where over ...
 GATHER_RATE = 2500  # ... of them come in a second, each take finding less than ...
 FEW = 20
+SUSPECT_WAIT_S = 1.0  # until a suspect is tried again that met another one
 WAIT_MOST_S = 10.0  # for what a suspect must not take with it
 IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker has the slot
 
@@ -61,6 +62,8 @@ class Crew:
         self._limits: dict[DeliveryData, tuple[float, float]] = {}  # when each is overdue, limit
         self._limiting = threading.Lock()  # a run ends in time or late, not both
         self._suspects: set[DeliveryData] = set()  # that run now, and may kill this process
+        self._turn = threading.Condition()  # suspects begin one at a time
+        self._undecided = 0  # hands that look whether theirs is one
         self._suspect_below = 0.0
         self.settler = Settler(handler, desk, self.runner.overran, self.trouble, self._moved)
         self._overdue = self.settler.overdue
@@ -198,15 +201,39 @@ class Crew:
             one._state = LOST
             self._report(one, ACK)
             return False
-        if one._score % 1000 < self._suspect_below and self.desk.crashed_before(one):
-            self._suspects.add(one)
+        return one._score % 1000 >= self._suspect_below or self._suspect_may_start(one)
+
+    def _suspect_may_start(self, one: DeliveryData) -> bool:
+        """A message that may kill this process begins when nothing else waits to begin in it.
+
+        Of two such messages one goes back, for a while: beside each other they would die together
+        each time, though one of them alone is to blame.
+        """
+        with self._turn:
+            self._undecided += 1
+        try:
+            if not self.desk.crashed_before(one):
+                return True
+            with self._turn:
+                alone = not self._suspects
+                if alone:
+                    self._suspects.add(one)
+            if not alone:
+                self._hand_back_now([one], Ruling("release", SUSPECT_WAIT_S))
+                return False
             self._hand_back_now(self._hands.take_back())
+        finally:
+            with self._turn:
+                self._undecided -= 1
+                self._turn.notify_all()
+        with self._turn:
+            self._turn.wait_for(lambda: not self._undecided, WAIT_MOST_S)
         return True
 
-    def _hand_back_now(self, works: Sequence[Work]) -> None:
+    def _hand_back_now(self, works: Sequence[Work], ruling: Ruling = BACK) -> None:
         """Give these back, and wait for it: this process may be about to end."""
         for work in works:
-            self._give_back(work)
+            self._give_back(work, ruling)
         self.settler.wait(WAIT_MOST_S)
 
     def _alone(self, batch: list[DeliveryData]) -> list[DeliveryData]:
@@ -328,9 +355,9 @@ class Crew:
         for one in work if isinstance(work, list) else [work]:
             self._report(one, Ruling("nack", None, error))
 
-    def _give_back(self, work: Work) -> None:
+    def _give_back(self, work: Work, ruling: Ruling = BACK) -> None:
         for one in work if isinstance(work, list) else [work]:
-            self._report(one, BACK)
+            self._report(one, ruling)
 
     def watch(self) -> None:
         """Find what runs for too long; called a few times a second."""

@@ -239,6 +239,36 @@ def test_what_was_lost_before_it_began_is_not_begun_and_counts_as_lost(
     assert (counts["lost"], counts["own"], counts["ack"]) == (2, 0, 0)
 
 
+@pytest.mark.parametrize("handles", ["threads", "tasks"])
+def test_two_messages_whose_consumers_died_do_not_run_beside_each_other(
+    client: rmq.Client, name: str, handles: str
+) -> None:
+    topic = client.topic(name, retry="immediate")
+    running: set[int] = set()
+    beside: list[set[int]] = []
+    attempts: list[int] = []
+
+    def work(d: Any) -> Any:
+        running.add(d.body)
+        beside.append(set(running))
+        attempts.append(d.attempt)
+        yield 0.3
+        running.remove(d.body)
+
+    scene = Scene(client, handles)
+    scene.handle(topic, work, concurrency=2, prefetch=2)
+    topic.send_many([rmq.Outgoing(1), rmq.Outgoing(2)])
+    for _ in range(2):
+        with topic.consumer(lease=60) as victim:
+            assert len(victim.receive(2)) == 2
+            rob(client, name, victim)
+    with scene.working(keeper="thread"):
+        eventually(lambda: client.admin.stats(name)["settled"] == 2)
+
+    assert [len(one) for one in beside] == [1, 1]
+    assert attempts == [3, 3], "the one that went back had not begun"
+
+
 def rob(api: Any, name: str, thief: Any) -> None:
     """Take a message out of the PrepareQueue as a rollback does, behind everybody's back."""
     client = getattr(api, "target", api)
