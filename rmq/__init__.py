@@ -22,11 +22,13 @@ from rmq.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
 from rmq.delivery import Reject, Retry, Snooze
 from rmq.errors import (
     AlreadySettled,
+    ClaimLost,
     ConfigurationError,
     DecodeError,
     DeliveryError,
     EmbeddedError,
     EncodeError,
+    InvalidKey,
     InvalidReceipt,
     InvalidType,
     InvalidValue,
@@ -45,6 +47,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.flows.operating import Redriven
+from rmq.idempotency import Claims, idempotent
 from rmq.ids import MessageId
 from rmq.interceptor import Interceptor, Outcome
 from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
@@ -66,6 +69,8 @@ __all__ = [
     "AsyncTopic",
     "Audit",
     "Audited",
+    "ClaimLost",
+    "Claims",
     "Client",
     "Compressed",
     "ConfigurationError",
@@ -81,6 +86,7 @@ __all__ = [
     "Health",
     "Immediate",
     "Interceptor",
+    "InvalidKey",
     "InvalidReceipt",
     "InvalidType",
     "InvalidValue",
@@ -113,4 +119,5 @@ __all__ = [
     "TopicVanished",
     "Unavailable",
     "Worker",
+    "idempotent",
 ]

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from rmq import record
+from rmq.claim import Claim
 from rmq.ids import MessageId
 from rmq.keys import SlotKeys
 from rmq.message import Receipt, moment
@@ -56,7 +57,9 @@ class Origin(NamedTuple):
 class DeliveryData:
     """What a delivery carries. All but the body is read from the record when it is asked for."""
 
-    __slots__ = ("_entry", "_id", "_origin", "_row", "_score", "_state", "body", "fence")
+    __slots__ = (
+        "_claim", "_entry", "_id", "_origin", "_row", "_score", "_state", "body", "fence",
+    )  # fmt: skip
 
     def __init__(
         self, origin: Origin, id: bytes, score: float, entry: bytes, fence: int, body: Any
@@ -67,6 +70,7 @@ class DeliveryData:
         self._entry = entry
         self._state = OPEN
         self._row = -1  # on the board of a worker, which renews its lease
+        self._claim: Claim | None = None  # on its business key
         self.fence = fence
         self.body = body
 

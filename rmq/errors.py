@@ -117,6 +117,22 @@ class AlreadySettled(DeliveryError):
     """This delivery was settled before, by this very object."""
 
 
+class InvalidKey(DeliveryError, ValueError):
+    """A message has no usable business key; its handler was not run.
+
+    It counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}` sends such
+    messages to the DeadQueue at once.
+    """
+
+
+class ClaimLost(DeliveryError):
+    """The claim on a business key was gone when the work was done.
+
+    It had expired, or was deleted, while the handler ran: another delivery may have done, or be
+    doing, the same work. This one has nothing to mark any more.
+    """
+
+
 class DecodeError(RMQError, ValueError):
     """Bytes in Redis cannot be read as the body or headers of a message."""
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmq import retry as policies
-from rmq import typed
+from rmq import guard, typed
 from rmq.consumer import AsyncDelivery, Delivery
 from rmq.delivery import DeliveryData, Reject, Retry, Snooze
 from rmq.errors import InvalidType, InvalidValue
 from rmq.flows.sending import RETRY_MARK, RUNTIME_MARK
+from rmq.guard import Guard
 from rmq.handle import Handle
+from rmq.idempotency import Idempotent
 from rmq.record import HEADERS
 from rmq.retry import Policy
 from rmq.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
@@ -86,10 +88,39 @@ class Handler:
         )
         self.retry = _retry(retry)
         self.rules = _rules(on_error)
+        self._read_guards()
         self._read_signature(body, names)
 
     def __repr__(self) -> str:
         return f"<handler {self.name} of {self.handle.name!r}>"
+
+    # --- guards ----------------------------------------------------------------------------------
+
+    def _read_guards(self) -> None:
+        """What stands around the function. Claims are taken when a message comes, before all."""
+        found = guard.guards_of(self.function)
+        claiming = [one for one in found if isinstance(one, Idempotent)]
+        if len(claiming) > 1:
+            raise InvalidValue(f"handler {self.name}: @idempotent stands twice with Claims")
+        self.claims = claiming[0] if claiming else None
+        self.guards: tuple[Guard, ...] = found
+        for one in found:
+            if self.batch and not one.batches:
+                raise InvalidValue(
+                    f"handler {self.name}: batch: {type(one).__name__} guards one message at a "
+                    "time; leave batch out"
+                )
+            one.fits(self)
+        guard.registered(self.function)
+
+    def opened(self, lease_ms: int) -> None:
+        """The topic's lease is known: let the guards refuse what cannot work with it.
+
+        Raises:
+            InvalidValue: naming the guard's option.
+        """
+        for one in self.guards:
+            one.opened(lease_ms if self.lease_ms is None else self.lease_ms)
 
     # --- the signature ---------------------------------------------------------------------------
 
@@ -107,6 +138,11 @@ class Handler:
             raise self._refuse(f"its signature cannot be read ({error})") from None
         if inspect.isgeneratorfunction(self._inner) or inspect.isasyncgenfunction(self._inner):
             raise self._refuse("it has a yield, so calling it would run nothing")
+        filled = {one.passes for one in self.guards if one.passes}
+        absent = filled - {one.name for one in given}
+        if absent:
+            raise self._refuse(f"its guard fills {absent.pop()!r}, which it does not take")
+        given = [one for one in given if one.name not in filled]
         hints = self._hints(names, given, lenient=body is not None)
         kinds = inspect.Parameter
         for one in given:
@@ -176,6 +212,16 @@ class Handler:
                     ) from None
         return found
 
+    def fit(self, delivery: DeliveryData) -> Any:
+        """The body as its type asks for; read once, by whoever comes first.
+
+        Raises:
+            DecodeError: the body does not fit.
+        """
+        if self.read is not None and delivery._claim is None:
+            delivery.body = self.read(delivery.body)
+        return delivery.body
+
     def arguments(self, delivery: DeliveryData) -> tuple[Any, ...]:
         """What the function is called with.
 
@@ -184,7 +230,7 @@ class Handler:
         """
         body = delivery.body
         if self.read is not None:
-            body = delivery.body = self.read(body)
+            body = self.fit(delivery)
         if self.takes == "b":
             return (body,)
         if self.takes == "bd":

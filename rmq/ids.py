@@ -101,6 +101,10 @@ class MessageId(bytes):
         """When the producer made it, by the producer's clock; accurate to a few ms."""
         return datetime.fromtimestamp((int.from_bytes(self[:8], "big") >> 16) / 1000, UTC)
 
+    def placed(self, slot: int, check: int) -> MessageId:
+        """The same id in another slot and topic."""
+        return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
+
 
 def topic_check(prefix: str, topic: str) -> int:
     """14 bits of CRC-32 over prefix and topic."""

@@ -24,6 +24,7 @@ TYPES = {
     "settled0": "set",
     "settled1": "set",
     "replay": "string",
+    "claim": "string",
     "topic": "hash",
     "topics": "set",
 }
@@ -49,7 +50,7 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "dead", "failures", "index", "merge", "prepare", "records", "replay_stem",
+        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "records", "replay_stem",
         "settled0", "settled1", "slot", "store", "topic",
     )  # fmt: skip
 
@@ -68,6 +69,7 @@ class SlotKeys:
         self.settled0 = stem + b"settled0"
         self.settled1 = stem + b"settled1"
         self.replay_stem = stem + b"replay:"
+        self.claim_stem = stem + b"claim:"
 
 
 def topic_key(prefix: str, topic: str) -> bytes:
@@ -87,7 +89,7 @@ def wake_channel(prefix: str, topic: str) -> bytes:
 
 def type_of(key: bytes) -> str | None:
     """The Redis type that belongs behind one of our keys; None for a key that is not ours."""
-    name = key.rsplit(b"}:", 1)[-1].rsplit(b":topics", 1)
-    if len(name) == 2 and not name[1]:
-        return TYPES["topics"]
-    return TYPES.get(name[0].split(b":", 1)[0].decode("ascii", "replace"))
+    _, tagged, rest = key.partition(b"}:")  # what follows may hold a caller's text
+    if not tagged:
+        return TYPES["topics"] if key.endswith(b":topics") else None
+    return TYPES.get(rest.split(b":", 1)[0].decode("ascii", "replace"))

@@ -81,18 +81,18 @@ class Line:
         """The function, noting what it raises before a rule makes something of it."""
         if self.handler.is_async:
 
-            async def noted_async(*args: Any) -> Any:
+            async def noted_async(*args: Any, **filled: Any) -> Any:
                 try:
-                    return await function(*args)
+                    return await function(*args, **filled)
                 except BaseException as error:
                     self.raised = error
                     raise
 
             return noted_async
 
-        def noted(*args: Any) -> Any:
+        def noted(*args: Any, **filled: Any) -> Any:
             try:
-                return function(*args)
+                return function(*args, **filled)
             except BaseException as error:
                 self.raised = error
                 raise

@@ -9,10 +9,14 @@ import asyncio
 import inspect
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from rmq.claim import BUSY, DONE, FAILED, FIRST
 from rmq.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
 from rmq.errors import DecodeError, InvalidType, RMQError
+from rmq.guard import around, around_async, standing
 from rmq.handler import Handler
 from rmq.interceptor import Hooks, Outcome, awaited, contained
 from rmq.retry import Policy, wait_ms
@@ -33,6 +37,7 @@ class Ruling(NamedTuple):
 
 
 ACK = Ruling("ack")
+DONE_BEFORE = Ruling("ack")  # a duplicate: its work was done, and this delivery did nothing
 BACK = Ruling("release", 0.0)
 
 
@@ -111,11 +116,29 @@ class Runner:
     def __init__(self, handler: Handler, hooks: Hooks) -> None:
         self.handler = handler
         self.hooks = hooks
+        self.guards = standing(handler.guards)
+
+    def claimed(self, one: DeliveryData) -> Ruling | None:
+        """What its claim says before anything is run; None: run it."""
+        claim = one._claim
+        if claim is None or claim.state == FIRST:
+            return None
+        if claim.state == DONE:
+            return DONE_BEFORE
+        if claim.state == BUSY:
+            return Ruling("release", claim.wait_s)
+        assert claim.state == FAILED
+        assert claim.error is not None
+        if isinstance(claim.error, DecodeError):
+            return misfit(claim.error)
+        return rule(self.handler, one, claim.error)
 
     # --- in a thread -----------------------------------------------------------------------------
 
     def run(self, one: DeliveryData) -> Ruling:
         """Run a plain function."""
+        if one._claim is not None and (told := self.claimed(one)):
+            return told
         for hook in self.hooks.before_handle:
             contained(hook, one)
         started = time.monotonic()
@@ -126,8 +149,12 @@ class Runner:
             raised, ruling = error, misfit(error)
         else:
             try:
-                self._call(*arguments)
-                ruling = ACK
+                if not self.guards:
+                    self._call(*arguments)
+                    ruling = ACK
+                else:
+                    call = partial(self._call, *arguments)
+                    ruling = ACK if around(self.guards, one, call) else DONE_BEFORE
             except BaseException as error:  # sys.exit() in a handler is a failure of the handler
                 raised, ruling = error, rule(self.handler, one, error)
         if self.hooks.after_handle:
@@ -136,8 +163,8 @@ class Runner:
                 contained(hook, one, outcome)
         return ruling
 
-    def _call(self, *arguments: Any) -> None:
-        found = self.handler.function(*arguments)
+    def _call(self, *arguments: Any, **filled: Any) -> None:
+        found = self.handler.function(*arguments, **filled)
         if inspect.iscoroutine(found):
             found.close()
             raise InvalidType(
@@ -151,6 +178,7 @@ class Runner:
 
     def run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run a plain function for a list."""
+        batch, early = self._claimed(batch)
         for one in batch:
             for hook in self.hooks.before_handle:
                 contained(hook, one)
@@ -166,18 +194,29 @@ class Runner:
             outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
             for hook in self.hooks.after_handle:
                 contained(hook, one, outcome)
-        return [(one, ruling) for one, ruling, _ in rulings]
+        return early + [(one, ruling) for one, ruling, _ in rulings]
+
+    def _claimed(
+        self, batch: list[DeliveryData]
+    ) -> tuple[list[DeliveryData], list[tuple[DeliveryData, Ruling]]]:
+        """Those to run, and rulings about those whose claims say otherwise."""
+        if self.handler.claims is None:
+            return batch, []
+        told = [(one, self.claimed(one)) for one in batch]
+        return (
+            [one for one, ruling in told if ruling is None],
+            [(one, ruling) for one, ruling in told if ruling is not None],
+        )
 
     def _fit(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[_Ruled]]:
         """Those whose bodies fit, read; and rulings about the others."""
-        read = self.handler.read
-        if read is None:
+        if self.handler.read is None:
             return batch, []
         ready: list[DeliveryData] = []
         rulings: list[_Ruled] = []
         for one in batch:
             try:
-                one.body = read(one.body)
+                self.handler.fit(one)
                 ready.append(one)
             except DecodeError as error:
                 rulings.append((one, misfit(error), error))
@@ -190,6 +229,8 @@ class Runner:
 
     async def run_async(self, one: DeliveryData) -> Ruling:
         """Run an async function."""
+        if one._claim is not None and (told := self.claimed(one)):
+            return told
         if self.hooks.before_handle:
             await awaited(self.hooks.before_handle, one)
         started = time.monotonic()
@@ -200,8 +241,14 @@ class Runner:
             raised, ruling = error, misfit(error)
         else:
             try:
-                raised = await self._await(arguments, self.handler.runtime_of(one))
-                ruling = ACK if raised is None else rule(self.handler, one, raised)
+                call = partial(self.handler.function, *arguments)
+                if self.guards:
+                    call = partial(around_async, self.guards, one, call)
+                found = await self._await(call, self.handler.runtime_of(one))
+                if isinstance(found, BaseException):
+                    raised, ruling = found, rule(self.handler, one, found)
+                else:
+                    ruling = DONE_BEFORE if self.guards and not found else ACK
             except asyncio.CancelledError:
                 ruling = BACK  # the worker is stopping
         if self.hooks.after_handle:
@@ -209,30 +256,28 @@ class Runner:
             await awaited(self.hooks.after_handle, one, outcome)
         return ruling
 
-    async def _await(
-        self, arguments: tuple[Any, ...], seconds: float | None
-    ) -> BaseException | None:
-        """Wait for the function; what it raised."""
+    async def _await(self, call: Callable[[], Awaitable[object]], seconds: float | None) -> object:
+        """Wait for a call; what it returned, or the exception that it raised."""
         if seconds is None:
             try:
-                await self.handler.function(*arguments)
+                return await call()
             except asyncio.CancelledError:
                 if _being_cancelled():
                     raise
                 return RMQError("the handler cancelled itself")
             except BaseException as error:
                 return error
-            return None
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                raised = await self._await(arguments, None)
+                found = await self._await(call, None)
         except TimeoutError:
             return exceeded(seconds)
-        return exceeded(seconds) if limit.expired() else raised  # it may swallow a cancellation
+        return exceeded(seconds) if limit.expired() else found  # it may swallow a cancellation
 
     async def run_batch_async(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run an async function for a list."""
+        batch, early = self._claimed(batch)
         for one in batch:
             await awaited(self.hooks.before_handle, one)
         started = time.monotonic()
@@ -241,14 +286,15 @@ class Runner:
             limits = [self.handler.runtime_of(one) for one in ready]
             seconds = min((one for one in limits if one is not None), default=None)
             try:
-                failed = await self._await((ready,), seconds)
+                found = await self._await(partial(self.handler.function, ready), seconds)
+                failed = found if isinstance(found, BaseException) else None
                 rulings += [self._of_batch(one, failed) for one in ready]
             except asyncio.CancelledError:
                 rulings += [(one, BACK, None) for one in ready]  # the worker is stopping
         for one, ruling, raised in rulings:
             outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
             await awaited(self.hooks.after_handle, one, outcome)
-        return [(one, ruling) for one, ruling, _ in rulings]
+        return early + [(one, ruling) for one, ruling, _ in rulings]
 
 
 def outcome_of(
