@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST, DONE, BUSY, FAILED = "first", "done", "busy", "failed"
+FIRST, DONE, BUSY, UNSURE, FAILED = "first", "done", "busy", "unsure", "failed"
 
 
 class Claim:
@@ -13,8 +13,8 @@ class Claim:
         owner: who claims it: message id and delivery number.
         ttl_ms: how long the key is remembered once the work is done.
         state: "first": it is ours; "done": its work was done before; "busy": another delivery is
-            at it; "failed": there is no key, or Redis was away.
-        wait_s: of a busy one, when to look again.
+            at it; "unsure": Redis did not answer, it may be ours; "failed": there is no key.
+        wait_s: of a busy or unsure one, when to look again.
         error: of a failed one.
         lost: it was gone when the work was done.
     """
@@ -25,7 +25,7 @@ class Claim:
         self.name = name
         self.owner = owner
         self.ttl_ms = ttl_ms
-        self.state = FIRST
+        self.state = UNSURE
         self.wait_s = 0.0
         self.error: Exception | None = None
         self.lost = False

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from rmq.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
-from rmq.errors import LeaseLost, StorageError
+from rmq.errors import ClaimLost, LeaseLost, StorageError
 from rmq.flows.consuming import ConsumerFlows, Mode
 from rmq.handle import Handle
 from rmq.message import Receipt
@@ -30,6 +30,16 @@ def _lost(lost: Sequence[DeliveryData], verb: str) -> None:
         )
 
 
+def _claim_lost(one: DeliveryData) -> None:
+    if one.claim_lost:
+        assert one._claim is not None
+        raise ClaimLost(
+            f"claim: {one._claim.name.decode()!r} was gone when the work of {one.id} was done: it "
+            "had expired, or was deleted. The message is acked; look whether the work was done "
+            "twice, and give a longer lease, or extend it while you work"
+        )
+
+
 class Delivery(DeliveryData):
     """One attempt to hand a message to a consumer.
 
@@ -40,8 +50,9 @@ class Delivery(DeliveryData):
     __slots__ = ()
 
     def ack(self) -> None:
-        """Settle it for good. Raises LeaseLost, AlreadySettled."""
+        """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
         _lost(self._origin.consumer.ack([self]), "ack")
+        _claim_lost(self)
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -86,6 +97,7 @@ class Delivery(DeliveryData):
                 return False  # the handler's own error is the one to tell; the lease ends by itself
             if told:
                 _lost(lost, "settle")
+                _claim_lost(self)
         return isinstance(error, TOLD)
 
 
@@ -192,6 +204,7 @@ class AsyncDelivery(DeliveryData):
     async def ack(self) -> None:
         """As `Delivery.ack`."""
         _lost(await self._origin.consumer.ack([self]), "ack")
+        _claim_lost(self)
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -231,6 +244,7 @@ class AsyncDelivery(DeliveryData):
                 return False  # the handler's own error is the one to tell; the lease ends by itself
             if told:
                 _lost(lost, "settle")
+                _claim_lost(self)
         return isinstance(error, TOLD)
 
 

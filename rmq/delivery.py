@@ -162,6 +162,11 @@ class DeliveryData:
         """
         return self._state == LOST or (self._row >= 0 and self._origin.consumer.board.lost(self))
 
+    @property
+    def claim_lost(self) -> bool:
+        """Whether the claim on its business key was gone when it was acked (`rmq.Claims`)."""
+        return self._claim is not None and self._claim.lost
+
     def _place(self) -> int:
         """Where it stood in the StoreQueue: its priority, or when it was due."""
         return int.from_bytes(self._entry[1:4], "big") or int.from_bytes(self._entry[8:14], "big")

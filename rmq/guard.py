@@ -164,7 +164,9 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
     if callable(key):
         return lambda one: _checked(_called(key, one), one)
     if not isinstance(key, str):
-        raise InvalidType(f"key: {type(key).__name__}; give 'header:NAME' or a function of the body")
+        raise InvalidType(
+            f"key: {type(key).__name__}; give 'header:NAME' or a function of the body"
+        )
     if not key.startswith(HEADER) or key == HEADER:
         raise InvalidValue(f"key: {key!r}; give 'header:NAME' or a function of the body")
     name = key.removeprefix(HEADER)

@@ -14,8 +14,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rmq import retry as policies
 from rmq import guard, typed
+from rmq import retry as policies
 from rmq.consumer import AsyncDelivery, Delivery
 from rmq.delivery import DeliveryData, Reject, Retry, Snooze
 from rmq.errors import InvalidType, InvalidValue

@@ -50,8 +50,8 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "records", "replay_stem",
-        "settled0", "settled1", "slot", "store", "topic",
+        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "records",
+        "replay_stem", "settled0", "settled1", "slot", "store", "topic",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int) -> None:
@@ -93,3 +93,9 @@ def type_of(key: bytes) -> str | None:
     if not tagged:
         return TYPES["topics"] if key.endswith(b":topics") else None
     return TYPES.get(rest.split(b":", 1)[0].decode("ascii", "replace"))
+
+
+def shown(key: bytes) -> str:
+    """A key in an error or a log: a claim's name holds a caller's text, of any bytes."""
+    text = key.decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

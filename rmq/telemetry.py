@@ -93,6 +93,14 @@ LEASE_LOST = Metric(
     "rmq_lease_lost_total", "counter", "deliveries", ("topic",),
     "Deliveries of the watched workers whose lease had run out before they could be settled.",
 )  # fmt: skip
+DUPLICATES = Metric(
+    "rmq_duplicates_total", "counter", "deliveries", ("topic",),
+    "Deliveries of the watched workers that were acked because their work had been done before.",
+)  # fmt: skip
+CLAIM_LOST = Metric(
+    "rmq_claim_lost_total", "counter", "deliveries", ("topic",),
+    "Deliveries of the watched workers whose claim was gone when their work was done.",
+)  # fmt: skip
 
 AUDIT_MISSING = Metric(
     "rmq_audit_missing", "gauge", "messages", ("topic",),
@@ -101,7 +109,7 @@ AUDIT_MISSING = Metric(
 
 METRICS = (
     LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, TAKEN, LEASE_LOST,
-    AUDIT_MISSING,
+    DUPLICATES, CLAIM_LOST, AUDIT_MISSING,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------

@@ -105,7 +105,11 @@ Flow = Generator[Step, Any, T]
 
 def together(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
     """Make calls in one round trip; the first error is raised after all have been made."""
-    replies: list[Any] = yield Pipeline(commands)
+    return raised((yield Pipeline(commands)))
+
+
+def raised(replies: list[Any]) -> list[Any]:
+    """The replies of a pipeline; the first error among them is raised."""
     for reply in replies:
         if isinstance(reply, RMQError):
             raise reply

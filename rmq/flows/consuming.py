@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Literal, TypeVar
 
 from rmq import codec, commands, failure, record
+from rmq.claim import UNSURE
 from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Retry, Snooze
 from rmq.errors import AlreadySettled, DecodeError, InvalidReceipt, InvalidType, InvalidValue
-from rmq.flows import Flow, opening, operating, receiving, settling
+from rmq.flows import Flow, claiming, opening, operating, receiving, settling
 from rmq.flows.receiving import Reception
 from rmq.flows.settling import Lease, Leases
 from rmq.handle import Handle
@@ -169,7 +170,7 @@ class ConsumerFlows(Generic[D]):
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
-        letters = yield from settling.ack(self._handle, leases)
+        letters = yield from settling.ack(self._handle, leases, claiming.finish(self._handle, mine))
         return self._settled(mine, letters)
 
     def _nack(
@@ -179,8 +180,9 @@ class ConsumerFlows(Generic[D]):
         mine, leases = self._leases(deliveries)
         self._needs_leases()
         letters = yield from settling.nack(
-            self._handle, leases, [failure.tell(error)] * len(mine), wait_ms
-        )
+            self._handle, leases, [failure.tell(error)] * len(mine), wait_ms,
+            claiming.unclaim(self._handle, mine),
+        )  # fmt: skip
         return self._settled(mine, letters)
 
     def _reject(
@@ -189,8 +191,9 @@ class ConsumerFlows(Generic[D]):
         mine, leases = self._leases(deliveries)
         self._needs_leases()
         letters = yield from settling.reject(
-            self._handle, leases, [failure.tell(reason)] * len(mine), kind
-        )
+            self._handle, leases, [failure.tell(reason)] * len(mine), kind,
+            claiming.unclaim(self._handle, mine),
+        )  # fmt: skip
         return self._settled(mine, letters)
 
     def _release(self, deliveries: Iterable[D], delay: Duration) -> Flow[list[D]]:
@@ -198,15 +201,17 @@ class ConsumerFlows(Generic[D]):
         mine, leases = self._leases(deliveries)
         self._needs_leases()
         letters = yield from settling.release(
-            self._handle, leases, [d._place() for d in mine], wait_ms
-        )
+            self._handle, leases, [d._place() for d in mine], wait_ms,
+            claiming.unclaim(self._handle, mine),
+        )  # fmt: skip
         return self._settled(mine, letters)
 
     def _extend(self, deliveries: Iterable[D], lease: Duration | None) -> Flow[list[D]]:
         mine, leases = self._leases(deliveries)
         self._needs_leases()
         lease_ms = _lease(lease) or self._reception.lease_ms or self._handle.settings.lease_ms
-        deadlines = yield from settling.extend(self._handle, leases, lease_ms)
+        beside = claiming.renew(self._handle, claiming.held(mine), lease_ms)
+        deadlines = yield from settling.extend(self._handle, leases, lease_ms, beside)
         lost = []
         for one, deadline in zip(mine, deadlines, strict=True):
             if deadline is None:
@@ -236,6 +241,14 @@ class ConsumerFlows(Generic[D]):
                 "mode: an at_most_once delivery is settled when it is handed over; there is no "
                 "lease to ack, give back or extend. Use mode='at_least_once'"
             )
+
+    def _claim(self, deliveries: Sequence[D]) -> Flow[None]:
+        """Claim the keys of deliveries whose claims are made, for as long as their leases."""
+        self._needs_leases()
+        claims = [one._claim for one in deliveries if one._claim and one._claim.state == UNSURE]
+        lease_ms = self._reception.lease_ms or self._handle.settings.lease_ms
+        if claims:
+            yield from claiming.claim(self._handle, claims, lease_ms)
 
     def _close(self) -> Flow[None]:
         """Hand back what nobody has settled, at once and without costing a retry."""

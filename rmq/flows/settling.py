@@ -2,7 +2,8 @@
 
 Each verb takes the leases of the deliveries, makes one call for each slot and thousand, and answers
 a letter for each delivery in order. A lane stays ours until the reply is in: a command whose reply
-was lost is sent again under the same number, and done once.
+was lost is sent again under the same number, and done once. What is `beside` goes before them in
+the same round trip.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 
 from rmq import commands
 from rmq.commands import Command
-from rmq.flows import Flow, together
+from rmq.flows import Flow, Pipeline, raised, together
+from rmq.flows.claiming import Beside
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
 from rmq.settings import BATCH_MAX
@@ -78,7 +80,9 @@ def _parts(leases: Leases) -> list[tuple[int, Leases, Sequence[int]]]:
     ]
 
 
-def _call(handle: Handle, leases: Leases, build: _Build) -> Flow[list[Any]]:
+def _call(
+    handle: Handle, leases: Leases, build: _Build, beside: Beside | None = None
+) -> Flow[list[Any]]:
     """Make the calls; for each, (places, value). The first error is raised after all are made."""
     parts = _parts(leases)
     lanes = [handle.lanes.take() for _ in parts]
@@ -87,17 +91,24 @@ def _call(handle: Handle, leases: Leases, build: _Build) -> Flow[list[Any]]:
             build(handle.slots[slot], lane, some, places)
             for (slot, some, places), lane in zip(parts, lanes, strict=True)
         ]
-        replies = [(yield calls[0])] if len(calls) == 1 else (yield from together(calls))
+        if beside is not None:
+            both: list[Any] = yield Pipeline([*beside.commands, *calls])
+            beside.told(both[: len(beside.commands)])
+            replies = raised(both[len(beside.commands) :])
+        elif len(calls) == 1:
+            replies = [(yield calls[0])]
+        else:
+            replies = yield from together(calls)
     finally:
         for lane in lanes:
             handle.lanes.give(lane)
     return [(places, reply) for (_, _, places), reply in zip(parts, replies, strict=True)]
 
 
-def _letters(handle: Handle, leases: Leases, build: _Build) -> Flow[str]:
+def _letters(handle: Handle, leases: Leases, build: _Build, beside: Beside | None) -> Flow[str]:
     if not leases.ids:
         return ""
-    replies = yield from _call(handle, leases, build)
+    replies = yield from _call(handle, leases, build, beside)
     if len(replies) == 1:
         return str(replies[0][1])
     letters = ["0"] * len(leases.ids)
@@ -107,46 +118,66 @@ def _letters(handle: Handle, leases: Leases, build: _Build) -> Flow[str]:
     return "".join(letters)
 
 
-def ack(handle: Handle, leases: Leases) -> Flow[str]:
+def ack(handle: Handle, leases: Leases, beside: Beside | None = None) -> Flow[str]:
     """Settle for good: 1 settled, 0 lost."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         return commands.ack(handle, keys, lane, some.ids, some.scores, some.numbers, some.marks)
 
-    return (yield from _letters(handle, leases, build))
+    return (yield from _letters(handle, leases, build, beside))
 
 
-def nack(handle: Handle, leases: Leases, errors: Sequence[bytes], wait_ms: int | None) -> Flow[str]:
+def nack(
+    handle: Handle,
+    leases: Leases,
+    errors: Sequence[bytes],
+    wait_ms: int | None,
+    beside: Beside | None = None,
+) -> Flow[str]:
     """Give back as failed: r retry, d dead, 0 lost."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         told = [errors[p] for p in places]
         return commands.nack(handle, keys, lane, some.ids, some.scores, told, wait_ms)
 
-    return (yield from _letters(handle, leases, build))
+    return (yield from _letters(handle, leases, build, beside))
 
 
-def reject(handle: Handle, leases: Leases, errors: Sequence[bytes], reason: str) -> Flow[str]:
+def reject(
+    handle: Handle,
+    leases: Leases,
+    errors: Sequence[bytes],
+    reason: str,
+    beside: Beside | None = None,
+) -> Flow[str]:
     """To the DeadQueue at once: d dead, 0 lost. `reason`: r rejected, u undecodable."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         told = [errors[p] for p in places]
         return commands.reject(handle, keys, lane, some.ids, some.scores, told, reason)
 
-    return (yield from _letters(handle, leases, build))
+    return (yield from _letters(handle, leases, build, beside))
 
 
-def release(handle: Handle, leases: Leases, places_taken: Sequence[int], wait_ms: int) -> Flow[str]:
+def release(
+    handle: Handle,
+    leases: Leases,
+    places_taken: Sequence[int],
+    wait_ms: int,
+    beside: Beside | None = None,
+) -> Flow[str]:
     """Hand back unworked: 1 released, 0 lost. `places_taken`: priorities, or due times."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         taken = [places_taken[p] for p in places]
         return commands.release(handle, keys, lane, some.ids, some.scores, taken, wait_ms)
 
-    return (yield from _letters(handle, leases, build))
+    return (yield from _letters(handle, leases, build, beside))
 
 
-def extend(handle: Handle, leases: Leases, lease_ms: int) -> Flow[list[int | None]]:
+def extend(
+    handle: Handle, leases: Leases, lease_ms: int, beside: Beside | None = None
+) -> Flow[list[int | None]]:
     """Move deadlines: for each the new deadline in s, or None where the lease is lost."""
     deadlines: list[int | None] = [None] * len(leases.ids)
     if not deadlines:
@@ -155,7 +186,7 @@ def extend(handle: Handle, leases: Leases, lease_ms: int) -> Flow[list[int | Non
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         return commands.extend(keys, lane, some.ids, some.scores, lease_ms)
 
-    for places, reply in (yield from _call(handle, leases, build)):
+    for places, reply in (yield from _call(handle, leases, build, beside)):
         for place, letter in zip(places, reply.letters, strict=True):
             deadlines[place] = reply.deadline_s if letter == "1" else None
     return deadlines

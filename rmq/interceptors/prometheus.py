@@ -110,6 +110,8 @@ class Prometheus(Interceptor):
             (telemetry.IN_HAND, "held"),
             (telemetry.TAKEN, "taken"),
             (telemetry.LEASE_LOST, "lost"),
+            (telemetry.DUPLICATES, "duplicate"),
+            (telemetry.CLAIM_LOST, "claim_lost"),
             (telemetry.AUDIT_MISSING, "missing"),
         ):
             kind = "Gauge" if metric.kind == "gauge" else "Counter"

@@ -5,7 +5,7 @@ locked. Each field has one writer: the worker says what it holds, the keeper wha
 is known by a serial number that is never used twice, so what the keeper writes about a delivery
 that is gone by then concerns nobody.
 
-    worker   serial, topic, lease, id, receipt, when held, until when to renew
+    worker   serial, topic, lease, id, receipt, when held, until when to renew; claim
     keeper   serial, receipt, safe until when, serial of the renewal under way, serial that is lost
 
 A row is emptied by its serial, first, and filled before its serial, which comes last. So who finds
@@ -25,7 +25,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from rmq.claim import FIRST, Claim
 from rmq.delivery import LOST, DeliveryData
+from rmq.guard import KEY_BYTES
 from rmq.settings import LEASE_MIN_MS
 
 # Native and aligned: each number is one store. Packing in a named byte order writes byte by byte.
@@ -34,7 +36,10 @@ _HELD = struct.Struct("@II16sddd")  # after the serial: topic, lease ms, id, rec
 _KEPT = struct.Struct("@QdQdQ")  # serial, receipt, serial under way, safe until, serial lost
 _FLOAT = struct.Struct("@d")
 _KEPT_AT = _SERIAL.size + _HELD.size
-_ROW = _KEPT_AT + _KEPT.size
+_CLAIM = struct.Struct("@QHH")  # serial, sizes of name and owner, which follow
+_CLAIM_AT = _KEPT_AT + _KEPT.size
+_CLAIM_BYTES = 64 + 1 + KEY_BYTES + 64  # consumer, colon, key; owner
+_ROW = (_CLAIM_AT + _CLAIM.size + _CLAIM_BYTES + 7) // 8 * 8
 _HEADER = 64
 _KEPT_SERIAL, _SCORE, _BUSY, _SAFE, _GONE = (_KEPT_AT + 8 * n for n in range(5))
 FOREVER = float("inf")
@@ -52,6 +57,7 @@ class Row(NamedTuple):
     until: float
     safe: float  # when the lease ends at the earliest, as far as is known
     unsure: bool = False  # a renewal was begun, and nobody knows what became of it
+    claim: Claim | None = None  # held with it
 
 
 class Board:
@@ -91,6 +97,20 @@ class Board:
             at = _HEADER + row * size
             pack(memory, at + 8, topic, lease_ms, one._id, one._score, held, FOREVER)
             _SERIAL.pack_into(memory, at, serial)
+
+    def claim(self, deliveries: Iterable[DeliveryData]) -> None:
+        """Note the claims that deliveries on the board hold, to be renewed with their leases."""
+        memory = self._memory
+        for one in deliveries:
+            claim = one._claim
+            if claim is None or claim.state != FIRST or one._row < 0:
+                continue
+            at = _HEADER + one._row * _ROW + _CLAIM_AT
+            text = claim.name + claim.owner
+            memory[at + _CLAIM.size : at + _CLAIM.size + len(text)] = text
+            sizes = len(claim.name), len(claim.owner)
+            _CLAIM.pack_into(memory, at, 0, *sizes)
+            _SERIAL.pack_into(memory, at, self._serial[one._row])
 
     def leave(self, deliveries: Iterable[DeliveryData]) -> None:
         """Forget deliveries that are done with."""
@@ -172,7 +192,18 @@ class Board:
                 score = renewed
             else:
                 safe = since + lease_ms / 1000
-            yield Row(number, serial, topic, lease_ms, id, score, until, safe, busy == serial)
+            yield Row(
+                number, serial, topic, lease_ms, id, score, until, safe, busy == serial,
+                self._claim(at + _CLAIM_AT, serial),
+            )  # fmt: skip
+
+    def _claim(self, at: int, serial: int) -> Claim | None:
+        found, name, owner = _CLAIM.unpack_from(self._memory, at)
+        at += _CLAIM.size
+        text = self._memory[at : at + name + owner] if found == serial else b""
+        if not text or _SERIAL.unpack_from(self._memory, at - _CLAIM.size)[0] != serial:
+            return None
+        return Claim(text[:name], text[name:], 0)
 
     def shortest_ms(self) -> float:
         """The shortest lease that may stand here."""

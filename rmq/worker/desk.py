@@ -8,6 +8,7 @@ came in between, it asks again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,13 +17,16 @@ from rmq import failure
 from rmq.consumer import AsyncDelivery, Consumer, Delivery
 from rmq.delivery import LOST, OPEN, DeliveryData
 from rmq.errors import RMQError
-from rmq.flows import Flow, Sleep, operating, settling
+from rmq.flows import Flow, Sleep, claiming, operating, settling
 from rmq.flows.settling import Leases
 from rmq.handler import Handler
+from rmq.idempotency import Idempotent
 from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
 from rmq.worker.board import Board
+
+log = logging.getLogger("rmq")
 
 RENEWAL_S = 0.005  # between two looks at a renewal that is under way
 LOOKS_MAX = 2000  # a renewal that takes longer than ten seconds has failed
@@ -36,6 +40,8 @@ class Desk(Consumer):
         super().__init__(executor, handler.handle, lease, "at_least_once", handler.ordered)
         self.board = board
         self._topic = topic
+        self._guard = handler.claims
+        self._fit = handler.fit
         if handler.is_async:
             self._delivery = AsyncDelivery  # type: ignore[assignment]
             self._awaited = AwaitedDesk(self)
@@ -49,7 +55,19 @@ class Desk(Consumer):
         if found:
             # Counted from before Redis was asked: the reply may have come to a frozen process.
             self._enter(found, self._reception.lease_ms, self._reception.visited)
+            if self._guard is not None:
+                self._claim_keys(found, self._guard)
         return found
+
+    def _claim_keys(self, found: list[Delivery], guard: Idempotent) -> None:
+        """Claim what came, all in one call. What Redis does not answer comes back later."""
+        for one in found:
+            guard.prepare(one, self._fit)
+        try:
+            self._executor.run(self._claim(found))
+        except Exception as error:  # what is in hand must not be forgotten
+            log.warning("claims of %s are not known: %s", self._handle.name, error)
+        self.board.claim(found)
 
     def _enter(self, deliveries: Iterable[Delivery], lease_ms: int | None, held: float) -> None:
         assert lease_ms is not None
@@ -75,7 +93,8 @@ class Desk(Consumer):
         def verb(some: list[Delivery]) -> Flow[list[Delivery]]:
             mine, leases = self._leases(some)
             told = [failure.tell(errors[one]) for one in mine]
-            letters = yield from settling.nack(self._handle, leases, told, wait_ms)
+            beside = claiming.unclaim(self._handle, mine)
+            letters = yield from settling.nack(self._handle, leases, told, wait_ms, beside)
             return self._settled(mine, letters)
 
         return self._executor.run(self._renewed(verb, deliveries))
@@ -159,6 +178,7 @@ class Desk(Consumer):
         kept = [one for one in mine if one._state == OPEN]
         self.board.leave(kept)
         self._enter(kept, lease_ms, held)
+        self.board.claim(kept)
         return lost
 
 

@@ -1,4 +1,4 @@
-"""The keeper renews the leases of what a worker holds, all of a topic in one call.
+"""The keeper renews the leases of what a worker holds, all of a topic in one call; claims too.
 
 It runs as a process of its own, so that nothing a handler does can starve it: a blocked event loop,
 a C function that keeps the GIL for a minute. It stops renewing when the worker is stopped (SIGSTOP,
@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 from rmq import url as urls
 from rmq.codec import JSON
 from rmq.errors import Unavailable
-from rmq.flows import Flow, opening, settling
+from rmq.flows import Flow, claiming, opening, settling
 from rmq.flows.settling import Lease, Leases
 from rmq.handle import Handle, Lanes
 from rmq.ids import MessageId
@@ -120,7 +120,9 @@ class Keeper:
     def _extend(self, handle: Handle, lease_ms: int, rows: list[Row]) -> Flow[list[int | None]]:
         yield from opening.ensure(handle, create=False)
         leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
-        return (yield from settling.extend(handle, Leases.of(leases), lease_ms))
+        claims = [row.claim for row in rows if row.claim is not None]
+        beside = claiming.renew(handle, claims, lease_ms)
+        return (yield from settling.extend(handle, Leases.of(leases), lease_ms, beside))
 
 
 # --- beside the worker ---------------------------------------------------------------------------

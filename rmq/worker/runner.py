@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from rmq.claim import BUSY, DONE, FAILED, FIRST
+from rmq.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
 from rmq.errors import DecodeError, InvalidType, RMQError
 from rmq.guard import around, around_async, standing
@@ -125,7 +125,7 @@ class Runner:
             return None
         if claim.state == DONE:
             return DONE_BEFORE
-        if claim.state == BUSY:
+        if claim.state in (BUSY, UNSURE):
             return Ruling("release", claim.wait_s)
         assert claim.state == FAILED
         assert claim.error is not None

@@ -18,7 +18,7 @@ from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.handler import Handler
 from rmq.settings import BATCH_MAX
 from rmq.worker.desk import Desk
-from rmq.worker.runner import Halt, Overrun, Ruling
+from rmq.worker.runner import DONE_BEFORE, Halt, Overrun, Ruling
 
 log = logging.getLogger("rmq")
 
@@ -60,6 +60,7 @@ class Reports:
         overran: Callable[[Overrun], Ruling],
     ) -> None:
         self.acks: list[DeliveryData] = []
+        self.duplicates = 0  # of them: their work was done before
         self.others: list[tuple[DeliveryData, Ruling]] = []
         self.halts: list[Halt] = []
         self.late: list[DeliveryData] = []
@@ -79,6 +80,9 @@ class Reports:
                 self.others.append((item.one, overran(item)))
             elif item[0] in overdue:
                 overdue.discard(item[0])
+            elif item[1] is DONE_BEFORE:
+                self.acks.append(item[0])
+                self.duplicates += 1
             else:
                 self.others.append(item)
 
@@ -104,6 +108,8 @@ class Settler:
         self.overdue: set[DeliveryData] = set()  # given back while their runs go on
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
+        # What else there is to say of those acked, where the handler has guards.
+        self.guarded = {"duplicate": 0, "claim_lost": 0} if handler.guards else {}
         self.since = 0.0  # when the call began that is under way
         name = f"rmq-{handler.handle.name}-settle"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -155,6 +161,8 @@ class Settler:
         """Settle what was reported, each kind in one call."""
         found = Reports(items, self.overdue, self._overran)
         self._do("ack", found.acks, self._desk.ack)
+        if self.guarded:
+            self._count(found)
         self._others(found.others)
         for one in found.late:
             one._state = LOST  # told to the handler that still runs
@@ -164,6 +172,17 @@ class Settler:
                 self._others([halt.failed])
         for event in found.awaited:
             event.set()
+
+    def _count(self, found: Reports) -> None:
+        self.guarded["duplicate"] += found.duplicates
+        for one in found.acks:
+            if one.claim_lost:
+                self.guarded["claim_lost"] += 1
+                log.error(
+                    "%s: the claim of %s was gone when its work was done: it had expired, or was "
+                    "deleted. It is acked; look whether the work was done twice",
+                    self._handler, one.id,
+                )  # fmt: skip
 
     def _others(self, rulings: Sequence[tuple[DeliveryData, Ruling]]) -> None:
         failed: dict[float | None, list[tuple[DeliveryData, Any]]] = {}

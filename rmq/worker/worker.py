@@ -116,6 +116,7 @@ class Worker:
             for one in self.handlers:
                 try:
                     executor.run(opening.ensure(one.handle, create=False))
+                    one.opened(one.handle.settings.lease_ms)
                     found[one.handle.name] = True
                 except TopicNotFound:
                     found[one.handle.name] = False
@@ -142,6 +143,7 @@ class Worker:
         for one in self.handlers:
             try:
                 executor.run(opening.ensure(one.handle))
+                one.opened(one.handle.settings.lease_ms)
             except StorageError as error:
                 log.error("%s: its topic cannot be opened yet: %s", one, error)
             except BaseException:
@@ -320,14 +322,17 @@ class Worker:
     def counts(self) -> dict[str, dict[str, int]]:
         """By topic: how many deliveries were taken, are in hand, and what became of the others.
 
-        Of a worker that has stopped: when it did.
+        Of a worker that has stopped: when it did. Where the handler has guards, "duplicate" tells
+        how many of those acked had been done before, and "claim_lost" whose claims were gone.
         """
         if not self._crews:
             return self._counts
         return {
-            crew.handler.handle.name: {"taken": crew.taken, "held": crew.held, **crew.settler.tally}
+            crew.handler.handle.name: {
+                "taken": crew.taken, "held": crew.held, **crew.settler.tally, **crew.settler.guarded
+            }
             for crew in self._crews
-        }
+        }  # fmt: skip
 
 
 def _lease_ms(handler: Handler) -> int:

@@ -1,0 +1,143 @@
+"""Claim business keys, and say what became of them beside the verb that settles the message.
+
+A claim stands in the slot that its key hashes to, with `slot_of` as for a basis; so claims spread
+over a topic's slots, and one call serves many.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rmq import commands
+from rmq.claim import BUSY, FIRST, UNSURE, Claim
+from rmq.commands import Command
+from rmq.delivery import DeliveryData
+from rmq.errors import RMQError
+from rmq.flows import Flow, together
+from rmq.handle import Handle
+from rmq.keys import SlotKeys
+from rmq.settings import BATCH_MAX
+from rmq.slots import slot_of
+
+log = logging.getLogger("rmq")
+
+LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
+UNSURE_WAIT_S = 1.0  # until a message comes back whose claim Redis did not answer
+BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
+
+# keys of a slot, and the claims of one call -> the call
+_Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
+
+
+def owner_of(one: DeliveryData) -> bytes:
+    """Who claims for a delivery: its message and its delivery number."""
+    return f"{one.id}:{one.fence}".encode()
+
+
+def slot_of_name(name: bytes, slots: int) -> int:
+    """The slot of a claim: of its key, without the consumer before it."""
+    return slot_of(name.partition(b":")[2], slots)
+
+
+def _calls(
+    handle: Handle, claims: Iterable[Claim], build: _Build
+) -> list[tuple[Command[Any], list[Claim]]]:
+    by_slot: dict[int, list[Claim]] = {}
+    slots = len(handle.slots)
+    for one in claims:
+        by_slot.setdefault(slot_of_name(one.name, slots), []).append(one)
+    return [
+        (build(handle.slots[slot], some[at : at + BATCH_MAX]), some[at : at + BATCH_MAX])
+        for slot, some in by_slot.items()
+        for at in range(0, len(some), BATCH_MAX)
+    ]
+
+
+def claim(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
+    """Claim keys for as long as their leases; each claim then says what became of it.
+
+    Where the call fails its claims are "unsure": they may be ours, and are taken back with the
+    deliveries.
+    """
+    for one in claims:
+        one.state, one.wait_s = UNSURE, UNSURE_WAIT_S
+
+    def build(keys: SlotKeys, some: list[Claim]) -> Command[Any]:
+        owners = [c.owner for c in some]
+        return commands.claim(keys, [c.name for c in some], owners, lease_ms + BEYOND_MS)
+
+    calls = _calls(handle, claims, build)
+    if len(calls) == 1:
+        replies = [(yield calls[0][0])]
+    else:
+        replies = yield from together([call for call, _ in calls])
+    for (_, some), reply in zip(calls, replies, strict=True):
+        for one, (state, age_ms, left_ms) in zip(some, reply, strict=True):
+            one.state = state
+            if state == BUSY:
+                # As long again as its owner has been at it: soon for a short piece of work, and
+                # seldom for a long one.
+                wait_s = min(max(age_ms / 1000, LEAST_WAIT_S), MOST_WAIT_S)
+                one.wait_s = min(wait_s, max(left_ms / 1000, LEAST_WAIT_S))
+
+
+class Beside:
+    """Calls about claims that share the round trip of a verb, and go before it."""
+
+    def __init__(self, calls: list[tuple[Command[Any], list[Claim]]], finishes: bool) -> None:
+        self.commands = [call for call, _ in calls]
+        self._claims = [some for _, some in calls]
+        self._finishes = finishes
+
+    def told(self, replies: Sequence[Any]) -> None:
+        """Take note of the answers. What is wrong with a claim keeps no message from its end."""
+        for some, reply in zip(self._claims, replies, strict=True):
+            if isinstance(reply, RMQError):
+                log.error("%d claims are left to expire: %s", len(some), reply)
+            if not self._finishes:
+                continue
+            for place, one in enumerate(some):
+                one.lost = isinstance(reply, RMQError) or not reply[place]
+
+
+def _ours(deliveries: Iterable[DeliveryData], *states: str) -> list[Claim]:
+    return [one._claim for one in deliveries if one._claim and one._claim.state in states]
+
+
+def finish(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
+    """Mark what was claimed as done; None where nothing was."""
+
+    def build(keys: SlotKeys, some: list[Claim]) -> Command[Any]:
+        return commands.finish(
+            keys, [c.name for c in some], [c.owner for c in some], [c.ttl_ms for c in some]
+        )
+
+    ours = held(deliveries)
+    return Beside(_calls(handle, ours, build), finishes=True) if ours else None
+
+
+def unclaim(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
+    """Give up what was claimed, or may have been; None where nothing was."""
+
+    def build(keys: SlotKeys, some: list[Claim]) -> Command[Any]:
+        return commands.unclaim(keys, [c.name for c in some], [c.owner for c in some])
+
+    ours = _ours(deliveries, FIRST, UNSURE)
+    return Beside(_calls(handle, ours, build), finishes=False) if ours else None
+
+
+def renew(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Beside | None:
+    """Hold claims for as long as their leases from now; None where there are none."""
+
+    def build(keys: SlotKeys, some: list[Claim]) -> Command[Any]:
+        owners = [c.owner for c in some]
+        return commands.renew(keys, [c.name for c in some], owners, lease_ms + BEYOND_MS)
+
+    return Beside(_calls(handle, claims, build), finishes=False) if claims else None
+
+
+def held(deliveries: Iterable[DeliveryData]) -> list[Claim]:
+    """The claims that deliveries hold."""
+    return _ours(deliveries, FIRST)

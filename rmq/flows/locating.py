@@ -1,0 +1,82 @@
+"""Where messages are, for those who remember them longer than Redis has to: the outbox.
+
+A message that is in none of its slot's queues is settled, removed, or lost; which, only whoever
+noted its settling can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rmq import commands
+from rmq.errors import TopicNotFound, TopicVanished
+from rmq.flows import Flow, opening, together
+from rmq.handle import Handle
+from rmq.ids import MessageId
+from rmq.message import Place
+
+PAGE = 1000  # ids in one call
+_PLACES: dict[str, Place | None] = {"s": "store", "p": "prepare", "d": "dead", "g": None}
+
+
+class Located(NamedTuple):
+    """Where one message is, and what its slot says.
+
+    Attributes:
+        place: "store", "prepare", "dead"; None: in none of them.
+        newest: the acceptance number of its slot's newest message; 0: the slot never had one.
+        idle: whether nothing waits in its slot and nothing is in flight.
+    """
+
+    place: Place | None
+    newest: int
+    idle: bool
+
+
+NOWHERE = Located(None, 0, True)
+
+
+def locate(handle: Handle, ids: Sequence[MessageId]) -> Flow[list[Located]]:
+    """Look for messages of one topic; one answer for each, in order.
+
+    A topic that is not in Redis, and a slot that the topic does not have any more, hold nothing.
+    """
+    try:
+        yield from opening.ensure(handle, create=False)
+    except TopicNotFound:
+        return [NOWHERE] * len(ids)
+    try:
+        return (yield from _ask(handle, ids))
+    except TopicVanished:
+        handle.forget()
+    try:
+        yield from opening.open(handle, create=False)
+    except TopicNotFound:
+        return [NOWHERE] * len(ids)
+    # The topic stands and a slot of it does not: what the slot still holds shows once it is open.
+    yield from opening.open(handle)
+    return (yield from _ask(handle, ids))
+
+
+def _ask(handle: Handle, ids: Sequence[MessageId]) -> Flow[list[Located]]:
+    by_slot: dict[int, list[int]] = {}
+    for at, one in enumerate(ids):
+        if one.slot < len(handle.slots):
+            by_slot.setdefault(one.slot, []).append(at)
+    pages = [
+        (slot, places[at : at + PAGE])
+        for slot, places in by_slot.items()
+        for at in range(0, len(places), PAGE)
+    ]
+    found = [NOWHERE] * len(ids)
+    if not pages:
+        return found
+    replies: list[commands.Where] = yield from together(
+        [commands.where(handle.slots[slot], [ids[at] for at in page]) for slot, page in pages]
+    )
+    for (_, page), reply in zip(pages, replies, strict=True):
+        idle = not reply.waiting and not reply.in_flight
+        for at, letter in zip(page, reply.letters, strict=True):
+            found[at] = Located(_PLACES[letter], reply.newest, idle)
+    return found
