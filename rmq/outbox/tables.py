@@ -21,7 +21,7 @@ Times are epoch ms. All text is compared byte by byte, whatever the database's o
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import (
     BigInteger,
@@ -53,7 +53,7 @@ STATUSES: Final[tuple[Status, ...]] = (UNCONFIRMED, CONFIRMED, VOID, EXHAUSTED)
 TOPIC_CHARS = 128  # what a topic's name may have
 BASIS_BYTES = 512  # an index of every database has room for it beside a topic
 # SQLAlchemy reads the words of `mysql://` and those of `mariadb://` apart.
-_EXACT = {
+_EXACT: dict[str, Any] = {
     f"{dialect}_{name}": value
     for dialect in ("mysql", "mariadb")
     for name, value in (("default_charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
