@@ -1,15 +1,17 @@
-"""Fixtures: a real redis-server of each version we name, and a topic of its own for each test."""
+"""Fixtures: real servers, a topic of its own for each test, and a database if it asks for one."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import rmq
 from rmq import commands
+from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import Server, binaries
 
 VERSIONS = ("6.2", "7.x")
@@ -95,3 +97,43 @@ class Clock:
 def clock() -> Iterator[Clock]:
     yield Clock()
     commands.set_clock(None)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL; shared by the tests of a session."""
+    made = Postgres()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """A MariaDB; shared by the tests of a session."""
+    made = MariaDB()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A fresh database of each kind in turn."""
+    if request.param == "sqlite":
+        made = Database("sqlite", None, str(tmp_path / "test.sqlite"))
+        yield made
+        made.close()
+        return
+    name = {"postgresql": "postgres", "mariadb": "mariadb"}[request.param]
+    with fresh(request.getfixturevalue(name)) as made:
+        yield made
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def own_database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database on a server of its own, for one test that will hurt it; commits are durable."""
+    server = {"postgresql": Postgres, "mariadb": MariaDB}[request.param](durable=True)
+    try:
+        with fresh(server) as made:
+            yield made
+    finally:
+        server.stop()

@@ -1,0 +1,303 @@
+"""Real PostgreSQL and MariaDB servers for tests: each on a port and directory of its own.
+
+Neither is a service of this machine: nothing here logs in to a server that the tests did not start.
+Both refuse, or dislike, to run as root; for root they are run as an unprivileged user.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+USER, PASSWORD = "rmq", "s3cret-0f-tests"
+START_S = 60.0
+_DRIVERS = {
+    "postgresql": ("postgresql+psycopg", "postgresql+psycopg"),
+    "mariadb": ("mysql+pymysql", "mysql+aiomysql"),
+    "sqlite": ("sqlite", "sqlite+aiosqlite"),
+}
+_counter = itertools.count()
+
+
+def binary(name: str, package: str) -> str:
+    """Where a program is; a laptop without it skips, CI fails."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=_version)
+    path = str(found[-1]) if found else shutil.which(name)
+    if path is None and Path("/usr/sbin", name).is_file():
+        path = f"/usr/sbin/{name}"
+    if path is None:
+        text = f"no {name} here: apt-get install {package}"
+        if os.environ.get("CI"):
+            pytest.fail(text)
+        pytest.skip(text)
+    return path
+
+
+def _version(path: Path) -> float:
+    with contextlib.suppress(ValueError):
+        return float(path.parts[-3])
+    return 0.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    # Runs after the change of user, which would have cleared it.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class DatabaseServer:
+    """A server of our own. `start`, `stop`, `kill`, `restart` as a fault needs it.
+
+    Args:
+        durable: whether a commit is on the disk when it is answered; off, tests are quicker.
+    """
+
+    dialect = ""
+
+    def __init__(self, durable: bool = False) -> None:
+        self.durable = durable
+        self.port = _free_port()
+        self.dir = tempfile.mkdtemp(prefix=f"rmq-{self.dialect}-")
+        self.process: subprocess.Popen[bytes] | None = None
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(self.dir, nobody.pw_uid, nobody.pw_gid)
+            self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        atexit.register(self.stop)
+        try:
+            self._install()
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _install(self) -> None:
+        raise NotImplementedError
+
+    def _command(self) -> list[str]:
+        raise NotImplementedError
+
+    def _once(self, *command: str) -> None:
+        """Run a program to its end."""
+        done = subprocess.run(
+            command, cwd=self.dir, stdin=subprocess.DEVNULL, capture_output=True, **self._as
+        )
+        if done.returncode:
+            raise RuntimeError(f"{command[0]}: {done.stderr.decode() or done.stdout.decode()}")
+
+    def url(self, driver: str = "sync", database: str = "") -> str:
+        """A URL for SQLAlchemy. `driver`: "sync" or "async"."""
+        scheme = _DRIVERS[self.dialect][driver == "async"]
+        return f"{scheme}://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database or self.main}"
+
+    main = ""
+
+    def start(self) -> None:
+        """Start it in its directory, and wait until it answers."""
+        log = Path(self.dir, "log")
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self._command(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                preexec_fn=_die_with_parent, **self._as,
+            )  # fmt: skip
+        until = time.monotonic() + START_S
+        probe = sa.create_engine(self.url(), poolclass=sa.NullPool)
+        while True:
+            with contextlib.suppress(sa.exc.DBAPIError), probe.connect():
+                return
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{self.dialect} did not start:\n{log.read_text()}")
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> list[psutil.Process]:
+        """Send a signal to the server and all its processes, which have sessions of their own."""
+        assert self.process is not None
+        found: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self.process.pid)
+            found = [server, *server.children(recursive=True)]
+        for one in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+        return found
+
+    def kill(self) -> None:
+        """kill -9, and wait until all of it is gone."""
+        assert self.process is not None
+        killed = self.signal(signal.SIGKILL)
+        self.process.wait()
+        until = time.monotonic() + START_S
+        while any(_runs(one) for one in killed):
+            assert time.monotonic() < until, f"{killed} does not die"
+            time.sleep(0.005)
+
+    def restart(self) -> None:
+        """Kill it, and start it again on what it has on disk."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stand, and nothing answers."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        atexit.unregister(self.stop)
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def execute(self, statement: str) -> None:
+        """Run a statement outside of any transaction."""
+        engine = sa.create_engine(self.url(), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(statement)
+
+
+class Postgres(DatabaseServer):
+    """A PostgreSQL of our own."""
+
+    dialect = "postgresql"
+    main = "postgres"
+
+    def _install(self) -> None:
+        password = Path(self.dir, "password")
+        password.write_text(PASSWORD)
+        password.chmod(0o644)
+        self._once(
+            binary("initdb", "postgresql"), "-D", f"{self.dir}/data", "-U", USER, "-E", "UTF8",
+            "--locale=C.UTF-8", "--auth=scram-sha-256", f"--pwfile={password}", "--no-sync",
+        )  # fmt: skip
+
+    def _command(self) -> list[str]:
+        options = {
+            "port": self.port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "shared_buffers": "16MB",
+            "max_connections": 100,
+            "fsync": "on" if self.durable else "off",
+        }
+        told = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        return [binary("postgres", "postgresql"), "-D", f"{self.dir}/data", *told]
+
+
+class MariaDB(DatabaseServer):
+    """A MariaDB of our own."""
+
+    dialect = "mariadb"
+    main = "mysql"
+
+    def _install(self) -> None:
+        self._once(
+            binary("mariadb-install-db", "mariadb-server"), "--no-defaults", "--skip-test-db",
+            "--auth-root-authentication-method=normal", f"--datadir={self.dir}/data",
+            f"--tmpdir={self.dir}",
+        )  # fmt: skip
+        Path(self.dir, "init.sql").write_text(
+            f"CREATE USER IF NOT EXISTS '{USER}'@'%' IDENTIFIED BY '{PASSWORD}';\n"
+            f"GRANT ALL ON *.* TO '{USER}'@'%';\n"
+        )
+
+    def _command(self) -> list[str]:
+        options = {
+            "datadir": f"{self.dir}/data",
+            "tmpdir": self.dir,
+            "socket": f"{self.dir}/socket",
+            "pid-file": f"{self.dir}/pid",
+            "bind-address": "127.0.0.1",
+            "port": self.port,
+            "init-file": f"{self.dir}/init.sql",
+            "innodb-buffer-pool-size": "32M",
+            "innodb-log-file-size": "16M",
+            "innodb-flush-log-at-trx-commit": 1 if self.durable else 0,
+            "max-connections": 100,
+        }
+        told = [f"--{name}={value}" for name, value in options.items()]
+        return [binary("mariadbd", "mariadb-server"), "--no-defaults", "--skip-name-resolve", *told]
+
+
+class Database:
+    """A database for one test, empty at first.
+
+    Attributes:
+        dialect: "postgresql", "mariadb" or "sqlite".
+        server: what serves it; None for SQLite.
+    """
+
+    def __init__(self, dialect: str, server: DatabaseServer | None, place: str) -> None:
+        self.dialect = dialect
+        self.server = server
+        self._place = place
+        self._engines: list[sa.Engine] = []
+
+    def url(self, driver: str = "sync") -> str:
+        """A URL for SQLAlchemy. `driver`: "sync" or "async"."""
+        if self.server is not None:
+            return self.server.url(driver, self._place)
+        return f"{_DRIVERS[self.dialect][driver == 'async']}:///{self._place}"
+
+    def engine(self, **options: Any) -> sa.Engine:
+        """An engine that is disposed of when the test ends."""
+        made = sa.create_engine(self.url(), **options)
+        self._engines.append(made)
+        return made
+
+    def async_engine(self, **options: Any) -> AsyncEngine:
+        """As `engine`. It keeps no connection, because each belongs to the loop that made it."""
+        return create_async_engine(self.url("async"), poolclass=sa.NullPool, **options)
+
+    def close(self) -> None:
+        for one in self._engines:
+            one.dispose()
+
+
+@contextlib.contextmanager
+def fresh(server: DatabaseServer) -> Iterator[Database]:
+    """A new database on a server, dropped at the end."""
+    name = f"t{next(_counter)}_{os.getpid()}"
+    server.execute(f"CREATE DATABASE {name}")
+    made = Database(server.dialect, server, name)
+    try:
+        yield made
+    finally:
+        made.close()
+        if server.process is not None and server.process.poll() is None:
+            force = " WITH (FORCE)" if server.dialect == "postgresql" else ""
+            server.execute(f"DROP DATABASE IF EXISTS {name}{force}")
