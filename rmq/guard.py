@@ -65,6 +65,12 @@ class Guard:
         await inner()
         return True
 
+    def done_before(self, one: DeliveryData) -> None:
+        """The claim on its key says that its work was done before: nothing will be run for it."""
+
+    async def done_before_async(self, one: DeliveryData) -> None:
+        """As `done_before`, for an async handler."""
+
 
 def attach(function: F, guard: Guard, word: str) -> F:
     """Put a guard around a function and what stands around it already; returns the function.

@@ -133,12 +133,30 @@ class Runner:
             return misfit(claim.error)
         return rule(self.handler, one, claim.error)
 
+    def _done_before(self, one: DeliveryData) -> Ruling:
+        try:
+            for guard in self.guards:
+                guard.done_before(one)
+        except Exception as error:
+            return rule(self.handler, one, error)
+        return DONE_BEFORE
+
+    async def _done_before_async(self, one: DeliveryData) -> Ruling:
+        try:
+            for guard in self.guards:
+                await guard.done_before_async(one)
+        except asyncio.CancelledError:
+            return BACK  # the worker is stopping
+        except Exception as error:
+            return rule(self.handler, one, error)
+        return DONE_BEFORE
+
     # --- in a thread -----------------------------------------------------------------------------
 
     def run(self, one: DeliveryData) -> Ruling:
         """Run a plain function."""
         if one._claim is not None and (told := self.claimed(one)):
-            return told
+            return self._done_before(one) if told is DONE_BEFORE else told
         for hook in self.hooks.before_handle:
             contained(hook, one)
         started = time.monotonic()
@@ -230,7 +248,7 @@ class Runner:
     async def run_async(self, one: DeliveryData) -> Ruling:
         """Run an async function."""
         if one._claim is not None and (told := self.claimed(one)):
-            return told
+            return await self._done_before_async(one) if told is DONE_BEFORE else told
         if self.hooks.before_handle:
             await awaited(self.hooks.before_handle, one)
         started = time.monotonic()
