@@ -45,7 +45,7 @@ class Asked(NamedTuple):
     level: Durability
 
 
-class _Draft:
+class Draft:
     """A message checked and encoded, before it has an id. What a plain one lacks is told here."""
 
     head: bytes
@@ -111,7 +111,7 @@ def _due(out: Outgoing) -> int:
     return 0
 
 
-def _merging(out: Outgoing, draft: _Draft) -> int:
+def _merging(out: Outgoing, draft: Draft) -> int:
     """Checks what concerns merging; the time range in ms, 0 for a message that does not merge."""
     if out.merge_key is None and out.time_range is None:
         if out.extend or out.max_wait is not None or out.merge != "first":
@@ -141,10 +141,15 @@ def _merging(out: Outgoing, draft: _Draft) -> int:
     return time_range
 
 
-def _draft(handle: Handle, settings: Settings, out: Outgoing) -> _Draft:
+def checked(handle: Handle, settings: Settings, out: Outgoing) -> Draft:
+    """A message checked and encoded.
+
+    Raises:
+        InvalidValue, InvalidType, EncodeError, PayloadTooLarge: it cannot be sent as it is.
+    """
     if not isinstance(out, Outgoing):
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
-    draft = _Draft()
+    draft = Draft()
     due = _merging(out, draft) or _due(out)
     draft.at_ms = due if due >= TIMED_MIN else 0
     priority = settings.default_priority
@@ -210,7 +215,7 @@ class _Group:
         "bytes", "given", "ids", "line", "merging", "numbers", "parts", "places", "slot", "timed",
     )  # fmt: skip
 
-    def __init__(self, slot: int, merging: _Draft | None) -> None:
+    def __init__(self, slot: int, merging: Draft | None) -> None:
         self.slot = slot
         self.merging = merging  # such a message has a call to itself
         self.ids: list[MessageId] = []
@@ -237,7 +242,7 @@ def _sort(handle: Handle, messages: Iterable[Outgoing], groups: list[_Group]) ->
                 head = record.head(codec.number, 0, check_priority(out.priority))
             envelope, headers, body = b"", b"", _body(codec, out.body, settings.max_body)
         else:
-            draft = _draft(handle, settings, out)
+            draft = checked(handle, settings, out)
             head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
             given = draft.id
             at_ms = (
