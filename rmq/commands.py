@@ -1,15 +1,16 @@
 """For each script one builder and one reader: values to keys and args, reply to a typed value.
 
-A `Command` is what an executor sends. Builders take values that were checked at the door; scripts
-check numbers again before they write. No sockets here.
+Builders take values that were checked at the door; scripts check numbers again before they write.
+No sockets here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from rmq import scripts
+from rmq.command import Command as Command
 from rmq.errors import DecodeError
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
@@ -23,10 +24,8 @@ from rmq.replies import Opened as Opened
 from rmq.replies import OpenPage as OpenPage
 from rmq.replies import RolledBack as RolledBack
 from rmq.replies import Sent as Sent
-from rmq.score import DELIVERY_CYCLE
-from rmq.scripts import Script
-
-T = TypeVar("T")
+from rmq.replies import claimed
+from rmq.score import receipt_runs
 
 _clock = b""
 
@@ -35,23 +34,6 @@ def set_clock(now_us: int | None) -> None:
     """Give every later command a time instead of the server's clock; for tests only."""
     global _clock
     _clock = b"" if now_us is None else b"%d" % now_us
-
-
-class Command(Generic[T]):
-    """One call of one script."""
-
-    __slots__ = ("args", "keys", "parse", "script")
-
-    def __init__(
-        self, script: Script, keys: Sequence[bytes], args: Sequence[Any], parse: Callable[[Any], T]
-    ) -> None:
-        self.script = script
-        self.keys = keys
-        self.args = args
-        self.parse = parse
-
-    def __repr__(self) -> str:
-        return f"Command({self.script.name!r}, {list(self.keys)!r})"
 
 
 def _replay(slot: SlotKeys, lane: Lane) -> bytes:
@@ -185,26 +167,6 @@ def _text(reply: bytes) -> str:
     return reply.decode()
 
 
-def _runs(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Receipts as runs of deliveries that follow each other: how many, first receipt, number."""
-    count, first, number = len(receipts), receipts[0], numbers[0]
-    if numbers == list(range(number, number + count)) and receipts == [
-        first + step / DELIVERY_CYCLE for step in range(count)
-    ]:
-        return [1, count, repr(first), number]
-    starts = [
-        at
-        for at in range(count)
-        if not at
-        or numbers[at] != numbers[at - 1] + 1
-        or receipts[at] != receipts[at - 1] + 1 / DELIVERY_CYCLE
-    ]
-    runs: list[Any] = [len(starts)]
-    for at, end in zip(starts, [*starts[1:], count], strict=True):
-        runs += (end - at, repr(receipts[at]), numbers[at])
-    return runs
-
-
 def ack(
     handle: Handle,
     keys: SlotKeys,
@@ -227,7 +189,7 @@ def ack(
         ),
         [
             _clock, lane.number, handle.channel, keys.index,
-            *_runs(receipts, numbers or [0] * len(ids)), *ids, *marks,
+            *receipt_runs(receipts, numbers or [0] * len(ids)), *ids, *marks,
         ],
         _text,
     )  # fmt: skip
@@ -480,3 +442,44 @@ def census(keys: SlotKeys, cursor: bytes, limit: int) -> Command[Census]:
         [cursor, limit],
         lambda reply: Census(reply[0], reply[1], reply[2:]),
     )
+
+
+# --- claiming ----------------------------------------------------------------------------------
+
+
+def _claims(keys: SlotKeys, names: Sequence[bytes]) -> list[bytes]:
+    return [keys.claim_stem + name for name in names]
+
+
+def _yes(reply: bytes) -> list[bool]:
+    return [letter == ord("1") for letter in reply]
+
+
+def claim(
+    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
+) -> Command[list[tuple[str, int, int]]]:
+    """Take claims of one slot, each for its owner.
+
+    Answers for each: "first", it is the owner's; "done"; or "busy", with the ms since another
+    owner claimed it and the ms until that claim ends.
+    """
+    return Command(scripts.load("claim"), _claims(keys, names), [_clock, hold_ms, *owners], claimed)
+
+
+def renew(
+    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
+) -> Command[list[bool]]:
+    """Hold claims for longer; for each, whether it is still its owner's."""
+    return Command(scripts.load("renew"), _claims(keys, names), [hold_ms, *owners], _yes)
+
+
+def finish(
+    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
+) -> Command[list[bool]]:
+    """Mark claims as consumed, to be remembered so long; for each, whether its owner did."""
+    return Command(scripts.load("finish"), _claims(keys, names), [_clock, *owners, *ttls_ms], _yes)
+
+
+def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
+    """Let go of claims that are being consumed; for each, whether it was its owner's."""
+    return Command(scripts.load("unclaim"), _claims(keys, names), list(owners), _yes)

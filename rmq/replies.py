@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Sent(NamedTuple):
@@ -85,6 +85,18 @@ class Census(NamedTuple):
     cursor: bytes
     looked: int
     living: list[bytes]
+
+
+_CLAIMED = {"f": "first", "d": "done", "b": "busy"}
+
+
+def claimed(reply: list[Any]) -> list[tuple[str, int, int]]:
+    """The reply to claim: for each its state, and of a busy one its age and what it has left."""
+    times = list(zip(reply[1::2], reply[2::2], strict=True))[::-1]
+    return [
+        (_CLAIMED[letter], *(times.pop() if letter == "b" else (0, 0)))
+        for letter in reply[0].decode()
+    ]
 
 
 STATS = (

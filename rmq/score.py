@@ -8,7 +8,8 @@ StoreQueue score" and "Two phases", after the score families published by Alibab
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 PRIORITY_MIN = 17
 PRIORITY_MAX = 1_048_575
@@ -43,3 +44,23 @@ def receipt_retries_left(score: float) -> int:
 def moved_deadline(score: float, deadline_s: int) -> float:
     """The receipt of the same delivery under a new deadline."""
     return deadline_s * 1000 + math.fmod(score, 1000)
+
+
+def receipt_runs(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
+    """Receipts as runs of deliveries that follow each other: how many, first receipt, number."""
+    count, first, number = len(receipts), receipts[0], numbers[0]
+    if numbers == list(range(number, number + count)) and receipts == [
+        first + step / DELIVERY_CYCLE for step in range(count)
+    ]:
+        return [1, count, repr(first), number]
+    starts = [
+        at
+        for at in range(count)
+        if not at
+        or numbers[at] != numbers[at - 1] + 1
+        or receipts[at] != receipts[at - 1] + 1 / DELIVERY_CYCLE
+    ]
+    runs: list[Any] = [len(starts)]
+    for at, end in zip(starts, [*starts[1:], count], strict=True):
+        runs += (end - at, repr(receipts[at]), numbers[at])
+    return runs

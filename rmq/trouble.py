@@ -28,7 +28,7 @@ class Kind(Enum):
     REFUSED = "not executed, and repeating changes nothing"
 
 
-_OURS = re.compile(r"RMQ(GONE|RECORD|ARG|LATE) ([^\s,]+)")
+_OURS = re.compile(r"RMQ(GONE|RECORD|CLAIM|ARG|LATE) ([^\s,]+)")
 # redis-py turns prefixes into classes and takes them off the text, each version its own: both
 # count.
 _NOT_YET = (
@@ -93,6 +93,11 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
             f"{script}: {ours.group(2)} lacks the record of a queued message, or holds one "
             "that cannot be read. Nothing was moved; find it with rmq peek, remove it with "
             "cancel or purge"
+        )
+    if ours and ours.group(1) == "CLAIM":
+        return ScriptFailed(
+            f"{script}: {keys[int(ours.group(2)) - 1]} holds no claim that RMQ wrote. Nothing was "
+            "changed; see who wrote it, then rename or delete it"
         )
     if ours and ours.group(1) == "LATE":
         return ScriptFailed(

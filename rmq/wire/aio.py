@@ -33,6 +33,7 @@ from rmq.flows import (
     Sleep,
     Step,
 )
+from rmq.keys import shown
 from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
@@ -228,9 +229,7 @@ class AsyncExecutor(Base):
                 culprit = culprit_of(
                     command, [await self._ask("TYPE", key) for key in command.keys]
                 )
-        return translate(
-            error, command.script.name, [key.decode() for key in command.keys], culprit
-        )
+        return translate(error, command.script.name, [shown(key) for key in command.keys], culprit)
 
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None

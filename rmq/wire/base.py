@@ -112,7 +112,7 @@ def culprit_of(command: Command[Any], types: Sequence[Any]) -> str:
     for key, found in zip(command.keys, types, strict=True):
         expected = our_keys.type_of(key)
         if isinstance(found, bytes) and found != b"none" and found.decode() != expected:
-            return f"{key.decode()} (a {found.decode()}, RMQ keeps a {expected} there)"
+            return f"{our_keys.shown(key)} (a {found.decode()}, RMQ keeps a {expected} there)"
     return ""
 
 

@@ -37,6 +37,7 @@ from rmq.flows import (
     Sleep,
     Step,
 )
+from rmq.keys import shown
 from rmq.scripts import Script
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
@@ -225,9 +226,7 @@ class Executor(Base):
         if wrong_type(error):
             with contextlib.suppress(*TROUBLE):
                 culprit = culprit_of(command, [self._ask("TYPE", key) for key in command.keys])
-        return translate(
-            error, command.script.name, [key.decode() for key in command.keys], culprit
-        )
+        return translate(error, command.script.name, [shown(key) for key in command.keys], culprit)
 
     def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None

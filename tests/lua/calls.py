@@ -14,6 +14,8 @@ from rmq.commands import Command
 from tests.lua.box import Box, Lease
 
 PRODUCER = "0123456789"  # who numbers messages here
+CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
+CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
 
 class Furnished(NamedTuple):
@@ -58,6 +60,7 @@ def furnish(box: Box) -> Furnished:
     window, _ = box.merge(key=b"open", range_ms=30_000)
     waiting = box.one()
     box.run(commands.account(box.keys, PRODUCER, 0, 3))
+    box.run(commands.claim(box.keys, [CLAIM], [OWNER], 600_000))
     for name in [name for name in box.state() if name.startswith("replay:")]:
         box.redis.delete(box.keys.replay_stem + name.removeprefix("replay:").encode())
     return Furnished(
@@ -80,7 +83,9 @@ CALLS: dict[str, Call] = {
     "bury": _call(lambda f, b: commands.bury(b.keys, f.settled, f.leased.record, b"why")),
     "cancel": _call(lambda f, b: commands.cancel(b.keys, b.lane(), f.window)),
     "census": _call(lambda f, b: commands.census(b.keys, b"0", 100)),
+    "claim": _call(lambda f, b: commands.claim(b.keys, [CLAIM], [OWNER], 600_000)),
     "extend": _call(lambda f, b: b.extend_command([f.leased], b.lane())),
+    "finish": _call(lambda f, b: commands.finish(b.keys, [CLAIM], [OWNER], [600_000])),
     "get": _call(lambda f, b: commands.get(b.keys, f.retry)),
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
     "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.lane())),
@@ -92,6 +97,7 @@ CALLS: dict[str, Call] = {
     "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, [f.dead])),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.lane())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.lane())),
+    "renew": _call(lambda f, b: commands.renew(b.keys, [CLAIM], [OWNER], 600_000)),
     "reschedule": _call(lambda f, b: commands.reschedule(b.handle, b.keys, f.retry, 5000)),
     "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
     "send": _call(lambda f, b: b.send_command(b.ids(2))),
@@ -99,6 +105,7 @@ CALLS: dict[str, Call] = {
     "slot": _call(lambda f, b: commands.slot(b.keys, b.created, b.settings.for_slot())),
     "stats": _call(lambda f, b: commands.stats(b.keys)),
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
+    "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
 }
 
 # A key that the call above need not look at, and a call that must.
@@ -146,7 +153,9 @@ NUMBERS: dict[str, dict[int, str]] = {
     "bury": {0: "now_us"},
     "cancel": {0: "now_us"},
     "census": {1: "limit"},
+    "claim": {0: "now_us", 1: "hold_ms"},
     "extend": {0: "now_us", 2: "lease_ms"},
+    "finish": {0: "now_us", -1: "ttl_ms"},
     "merge": {0: "now_us", 9: "max_wait_ms", 10: "most bytes"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next": {0: "now_us"},
@@ -157,6 +166,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "redrive": {0: "now_us"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},
+    "renew": {0: "hold_ms"},
     "reschedule": {0: "now_us", 4: "due"},
     "rollback": {0: "now_us", 3: "limit"},
     "send": {0: "now_us", 3: "count"},

@@ -34,7 +34,9 @@ def code(text: str) -> str:
 def documented_keys(name: str) -> list[tuple[int, str]]:
     """The number and type of each key in the header."""
     found = re.findall(
-        r"^KEYS\[(\d+)\]\s+(?:\S+ )*?\S+\s+(hash|zset|set|str|only)\b", header(name), re.MULTILINE
+        r"^KEYS\[(\d+)(?:\.\.)?\]\s+(?:\S+ )*?\S+\s+(hash|zset|set|str|only)\b",
+        header(name),
+        re.MULTILINE,
     )
     return [(int(number), kind) for number, kind in found]
 

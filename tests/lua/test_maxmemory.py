@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from rmq import commands
-from tests.lua.calls import CALLS, Furnished, furnish
+from tests.lua.calls import CALLS, CLAIM, OWNER, Furnished, furnish
 
 
 @pytest.fixture
@@ -137,6 +137,28 @@ def test_looking_works(full):
     for script in ("get", "peek", "stats", "topic", "slot"):
         assert box.run(CALLS[script](full)) is not None
     assert box.state() == before
+
+
+def test_claims_are_taken_renewed_finished_and_let_go(full):
+    box, other = full.box, b"another:1"
+
+    first = commands.claim(box.keys, [b"new", b"newer"], [other] * 2, 60_000)
+    assert box.run(first) == [("first", 0, 0)] * 2
+    assert box.run(commands.renew(box.keys, [CLAIM, b"new"], [OWNER, other], 60_000)) == [True] * 2
+    assert box.run(commands.finish(box.keys, [b"new", CLAIM], [other, OWNER], [60_000] * 2)) == [
+        True, True,
+    ]  # fmt: skip
+    assert box.run(commands.unclaim(box.keys, [b"newer"], [other])) == [True]
+
+    state = box.state()
+    assert state["claim:new"].startswith(b"consumed another:1 ")
+    assert state["claim:" + CLAIM.decode()].startswith(b"consumed " + OWNER)
+    assert "claim:newer" not in state
+
+
+@pytest.mark.parametrize("script", ["claim", "renew", "finish", "unclaim"])
+def test_each_of_them_works_as_the_first_write_of_all(full, script):
+    assert full.box.run(CALLS[script](full)) in ([True], [("first", 0, 0)])
 
 
 def test_full_slot_drains_to_the_end_and_takes_again(tight):

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from rmq import commands, keys
-from tests.lua.calls import CALLS, NUMBERS, REACHING, furnish, place_of
+from tests.lua.calls import CALLS, CLAIMS, NUMBERS, REACHING, furnish, place_of
 
 PLACES = {
     "account": "slot audit",
@@ -15,7 +15,9 @@ PLACES = {
     "bury": "slot store prepare records dead failures audit",
     "cancel": "slot store prepare records dead failures merge settled0 settled1 replay audit",
     "census": "slot store prepare dead records",
+    "claim": "claim",
     "extend": "slot prepare replay",
+    "finish": "claim",
     "get": "slot store prepare records dead failures",
     "merge": "slot store records merge settled0 settled1",
     "nack": "slot store prepare records dead failures replay audit",
@@ -27,6 +29,7 @@ PLACES = {
     "redrive": "slot store records dead failures",
     "reject": "slot prepare records dead failures replay audit",
     "release": "slot store prepare failures replay",
+    "renew": "claim",
     "reschedule": "slot store prepare records dead failures",
     "rollback": "slot store prepare records dead failures audit",
     "send": "slot store records settled0 settled1 failures merge audit",
@@ -34,7 +37,9 @@ PLACES = {
     "slot": "slot",
     "stats": "slot store prepare records dead merge settled0 settled1",
     "topic": "topic",
+    "unclaim": "claim",
 }
+NEED_NO_SLOT = {"topic", "slot", *CLAIMS}
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
@@ -60,7 +65,8 @@ def test_every_script_and_every_key_of_it_is_looked_at_here(box):
 def test_the_furnished_slot_has_every_key(box):
     furnish(box)
 
-    assert set(box.state()) | {"replay", "topic", "topics"} == set(keys.TYPES)
+    found = {name.split(":")[0] for name in box.state()}
+    assert found | {"replay", "topic", "topics"} == set(keys.TYPES)
 
 
 @pytest.mark.parametrize(("script", "place"), AT_ONCE)
@@ -81,7 +87,7 @@ def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(box, script, place
         assert box.state()[key.split(b"}:")[1].decode()] in (b"another's", [b"another's"])
 
 
-@pytest.mark.parametrize("script", sorted(set(CALLS) - {"topic", "slot"}))
+@pytest.mark.parametrize("script", sorted(set(CALLS) - NEED_NO_SLOT))
 def test_vanished_slot_is_named_and_no_key_changes(box, script):
     command = CALLS[script](furnish(box))
     box.redis.delete(box.keys.slot)
@@ -94,12 +100,11 @@ def test_vanished_slot_is_named_and_no_key_changes(box, script):
     assert box.state() == before
 
 
-@pytest.mark.parametrize("script", sorted(set(CALLS) - {"topic", "slot"}))
+@pytest.mark.parametrize("script", sorted(set(CALLS) - NEED_NO_SLOT))
 def test_nothing_is_created_where_there_is_no_slot_at_all(box, script):
     command = CALLS[script](furnish(box))
-    box.redis.delete(
-        *command.keys, *(getattr(box.keys, p) for p in PLACES["cancel"].split() if p != "replay")
-    )
+    stem = box.keys.slot.removesuffix(b"slot")
+    box.redis.delete(*(stem + name.encode() for name in box.state()))
 
     with pytest.raises(redis.ResponseError, match="RMQGONE"):
         box.run(command)
@@ -202,7 +207,7 @@ def test_receipt_of_another_slot_changes_nothing_here(make_box, script):
 
 
 @pytest.mark.parametrize(
-    "script", sorted(set(CALLS) - {"next", "peek", "get", "stats", "slot", "census"})
+    "script", sorted(set(CALLS) - {"next", "peek", "get", "stats", "slot", "census", "unclaim"})
 )
 def test_answer_of_an_error_never_repeats_what_the_caller_sent(box, script):
     command = CALLS[script](furnish(box))

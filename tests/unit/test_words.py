@@ -220,11 +220,13 @@ def test_an_error_is_told_with_type_and_traceback_and_cut_to_size() -> None:
 def test_every_key_of_a_slot_has_its_tag_and_its_type() -> None:
     slot = keys.SlotKeys("rmq", "orders", 3)
     for name in keys.SlotKeys.__slots__:
-        if name not in ("index", "replay_stem", "topic"):
+        if name not in ("claim_stem", "index", "replay_stem", "topic"):
             key = getattr(slot, name)
             assert key == f"rmq:{{orders_3}}:{name}".encode()
             assert keys.type_of(key) == keys.TYPES[name]
     assert keys.type_of(slot.replay_stem + b"abc-1") == "string"
+    assert slot.claim_stem == b"rmq:{orders_3}:claim:"
+    assert keys.type_of(slot.claim_stem + b"mail:{a}:b}:\xff") == "string"
     assert keys.type_of(keys.topic_key("rmq", "orders")) == "hash"
     assert keys.type_of(keys.topics_key("rmq")) == "set"
     assert keys.type_of(b"somebody:else") is None
@@ -279,6 +281,16 @@ class OutOfMemoryError(Exception):
 )
 def test_an_error_of_redis_is_read_for_what_it_means(error: Exception, kind: trouble.Kind) -> None:
     assert trouble.kind_of(error) is kind
+
+
+def test_a_claim_that_is_none_is_named_in_text_that_fits_on_a_line() -> None:
+    stem = keys.SlotKeys("rmq", "orders", 3).claim_stem
+    named = [keys.shown(stem + name) for name in (b"a", "ü 1\r\n-ERR".encode() + b"\xff", b"c")]
+
+    error = trouble.translate(Exception("RMQCLAIM 2 script: 1f"), "claim", named)
+
+    assert isinstance(error, rmq.ScriptFailed)
+    assert "rmq:{orders_3}:claim:ü 1\\r\\n-ERR\\xff holds no claim that RMQ wrote" in str(error)
 
 
 def test_a_password_is_redacted_wherever_it_stands() -> None:

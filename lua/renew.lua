@@ -1,0 +1,24 @@
+--[[
+renew: hold claims for longer, counted from now.
+
+KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
+ARGV[1]   hold_ms              1 to 86 400 000
+ARGV[2..] the owner of each; n of them, at most 1000
+Returns   a letter for each: 1 held, 0 it is not being consumed by that owner
+Cost      O(n)
+Atomic    All are read before the first write, and no write needs memory. Run twice, it does the same.
+]]
+--- @include "lib/check"
+--- @include "lib/claimed"
+local hold = whole(ARGV[1], 1, 86400000, 'hold_ms')
+local letters = {}
+for i = 1, owners(2, 1) do
+  local state, holder = claimed(i)
+  letters[i] = state == 'consuming' and holder == ARGV[1 + i] and '1' or '0'
+end
+for i = 1, #letters do
+  if letters[i] == '1' then
+    redis.call('PEXPIRE', KEYS[i], hold)
+  end
+end
+return table.concat(letters)

@@ -1,0 +1,23 @@
+--[[
+unclaim: let go of claims whose work was not done.
+
+KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
+ARGV[1..] the owner of each; n of them, at most 1000
+Returns   a letter for each: 1 removed, 0 it was not being consumed by that owner
+Cost      O(n)
+Atomic    All are read before the first write, and no write needs memory. What is consumed stays. Run twice,
+          it removes nothing more, and says so.
+]]
+--- @include "lib/check"
+--- @include "lib/claimed"
+local letters = {}
+for i = 1, owners(1, 1) do
+  local state, holder = claimed(i)
+  letters[i] = state == 'consuming' and holder == ARGV[i] and '1' or '0'
+end
+for i = 1, #letters do
+  if letters[i] == '1' then
+    redis.call('DEL', KEYS[i])
+  end
+end
+return table.concat(letters)

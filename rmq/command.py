@@ -1,0 +1,27 @@
+"""What an executor sends: one call of one script, and how to read the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from rmq.scripts import Script
+
+T = TypeVar("T")
+
+
+class Command(Generic[T]):
+    """One call of one script."""
+
+    __slots__ = ("args", "keys", "parse", "script")
+
+    def __init__(
+        self, script: Script, keys: Sequence[bytes], args: Sequence[Any], parse: Callable[[Any], T]
+    ) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+        self.parse = parse
+
+    def __repr__(self) -> str:
+        return f"Command({self.script.name!r}, {list(self.keys)!r})"
