@@ -24,6 +24,7 @@ from rmq.replies import Opened as Opened
 from rmq.replies import OpenPage as OpenPage
 from rmq.replies import RolledBack as RolledBack
 from rmq.replies import Sent as Sent
+from rmq.replies import Where as Where
 from rmq.replies import claimed
 from rmq.score import receipt_runs
 
@@ -331,6 +332,16 @@ def get(keys: SlotKeys, id: bytes) -> Command[Found | None]:
         return Found(reply[0].decode(), id, float(reply[1]), reply[2], reply[3], reply[4])
 
     return Command(scripts.load("get"), _whole_slot(keys), [id], parse)
+
+
+def where(keys: SlotKeys, ids: Sequence[bytes]) -> Command[Where]:
+    """In which queue messages of one slot are, at most 1000, and what else the slot holds."""
+    return Command(
+        scripts.load("where"),
+        (keys.slot, keys.store, keys.prepare, keys.dead),
+        list(ids),
+        lambda reply: Where(*reply[:3], reply[3].decode()),
+    )
 
 
 # --- operating ---------------------------------------------------------------------------------

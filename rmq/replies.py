@@ -62,6 +62,15 @@ class Found(NamedTuple):
     newest: int
 
 
+class Where(NamedTuple):
+    """The reply to where: what the slot holds, and a letter for each message asked for."""
+
+    newest: int  # acceptance number
+    waiting: int
+    in_flight: int
+    letters: str  # s waiting, p in flight, d dead, g gone
+
+
 class Opened(NamedTuple):
     """The reply to topic."""
 

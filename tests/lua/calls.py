@@ -106,6 +106,7 @@ CALLS: dict[str, Call] = {
     "stats": _call(lambda f, b: commands.stats(b.keys)),
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
+    "where": _call(lambda f, b: commands.where(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
 
 # A key that the call above need not look at, and a call that must.

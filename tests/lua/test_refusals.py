@@ -38,6 +38,7 @@ PLACES = {
     "stats": "slot store prepare records dead merge settled0 settled1",
     "topic": "topic",
     "unclaim": "claim",
+    "where": "slot store prepare dead",
 }
 NEED_NO_SLOT = {"topic", "slot", *CLAIMS}
 BAD_NUMBERS = (

@@ -1,0 +1,35 @@
+--[[
+where: tell in which queue messages are, and what their slot holds beside them. Changes nothing.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  message id -> receipt
+KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
+ARGV[1..] ids                  16 bytes each, 1 to 1000
+Returns   {acceptance number of the newest, messages waiting, messages in flight, a letter for each id: s waiting,
+          p in flight, d dead, g gone}
+Cost      O(k log L), k = ids, L = messages of the slot. No record is read.
+Atomic    Reads only: one moment of one slot, so a message that moves between its queues is in one of them.
+]]
+--- @include "lib/check"
+if #ARGV < 1 or #ARGV > 1000 then
+  fail('ARG', 'ids')
+end
+local s = redis.call('HMGET', KEYS[1], 'created', 'accepted')
+if not s[1] then
+  fail('GONE', KEYS[1])
+end
+local store, prepare, dead = KEYS[2], KEYS[3], KEYS[4]
+local waiting, in_flight, died = redis.call('ZCARD', store), redis.call('ZCARD', prepare), redis.call('ZCARD', dead)
+local letters = {}
+for i = 1, #ARGV do
+  local id = ARGV[i]
+  if #id ~= 16 then
+    fail('ARG', 'id')
+  end
+  letters[i] = waiting > 0 and redis.call('ZSCORE', store, id) and 's'
+    or in_flight > 0 and redis.call('ZSCORE', prepare, id) and 'p'
+    or died > 0 and redis.call('ZSCORE', dead, id) and 'd'
+    or 'g'
+end
+return { tonumber(s[2] or 0), waiting, in_flight, table.concat(letters) }
