@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,8 +46,15 @@ class Scene:
     def client(self) -> Any:
         return self.api.target if isinstance(self.api, Driven) else self.api
 
-    def handle(self, topic: Any, work: Callable[[Any], Any], **options: Any) -> None:
-        """Register `work(delivery)`, or `work(deliveries)` for a batch.
+    def handle(
+        self,
+        topic: Any,
+        work: Callable[[Any], Any],
+        *,
+        guards: Sequence[Callable[[Any], Any]] = (),
+        **options: Any,
+    ) -> None:
+        """Register `work(delivery)`, or `work(deliveries)` for a batch. `guards`: innermost first.
 
         It may be a generator: it yields what an async def would await, a pause in seconds, or an
         event to wait for.
@@ -61,6 +68,8 @@ class Scene:
 
         function = handle_async if self.is_async else handle
         function.__annotations__ = {} if options.get("batch") else {"d": self.delivery}
+        for guard in guards:
+            guard(function)
         self.client.topic(topic.name).handler(**options)(function)
 
     @contextmanager
