@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from rmq.claim import BUSY, FIRST, Claim
 from rmq.delivery import LOST, DeliveryData, Origin
+from rmq.guard import KEY_BYTES
 from rmq.score import moved_deadline, receipt_score
 from rmq.worker.board import FOREVER, Board
 
@@ -235,3 +237,54 @@ def test_a_row_is_never_read_half_written() -> None:
     assert seen > 100
     assert torn == 0
     board.close()
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+
+def claimed(one: DeliveryData, key: str, state: str = FIRST) -> DeliveryData:
+    one._claim = Claim(f"default:{key}".encode(), f"{one.id}:{one.fence}".encode(), 60_000)
+    one._claim.state = state
+    return one
+
+
+def test_the_keeper_sees_the_claim_of_a_row_and_of_no_other(two: Two) -> None:
+    held, bare = claimed(delivery(two.worker, 1), "\u00fc" * 100), delivery(two.worker, 2)
+    busy = claimed(delivery(two.worker, 3), "b", BUSY)
+    enter(two.worker, held, bare, busy)
+    two.worker.claim([held, bare, busy])
+
+    found = two.row(held).claim
+
+    assert (found.name, found.owner) == (held._claim.name, held._claim.owner)  # type: ignore[union-attr]
+    assert two.row(bare).claim is None
+    assert two.row(busy).claim is None
+
+
+def test_a_claim_does_not_outlive_its_row(two: Two) -> None:
+    one = claimed(delivery(two.worker, 1), "a")
+    enter(two.worker, one)
+    two.worker.claim([one])
+    row = one._row
+    two.worker.leave([one])
+    two.worker.claim([one])
+    other = delivery(two.worker, 2)
+    enter(two.worker, other)
+
+    assert other._row == row
+    assert two.row(other).claim is None
+
+
+def test_the_longest_claim_fits_a_row(two: Two) -> None:
+    one = delivery(two.worker, 1)
+    one.fence = 2**53
+    claimed(one, "k" * KEY_BYTES)
+    assert one._claim is not None
+    one._claim.name = b"c" * 64 + b":" + b"k" * KEY_BYTES
+    neighbour = claimed(delivery(two.worker, 2), "n")
+    enter(two.worker, one, neighbour)
+    two.worker.claim([one, neighbour])
+
+    assert two.row(one).claim.name == one._claim.name
+    assert two.row(one).claim.owner == one._claim.owner
+    assert two.row(neighbour).claim.name == b"default:n"
