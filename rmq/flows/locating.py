@@ -6,18 +6,21 @@ noted its settling can tell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rmq import commands
-from rmq.errors import TopicNotFound, TopicVanished
+from rmq.errors import TopicVanished
 from rmq.flows import Flow, opening, together
 from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.message import Place
+from rmq.replies import Where
 
 PAGE = 1000  # ids in one call
 _PLACES: dict[str, Place | None] = {"s": "store", "p": "prepare", "d": "dead", "g": None}
+
+Ids = Callable[[Handle], Sequence[MessageId]]
 
 
 class Located(NamedTuple):
@@ -37,33 +40,32 @@ class Located(NamedTuple):
 NOWHERE = Located(None, 0, True)
 
 
-def locate(handle: Handle, ids: Sequence[MessageId]) -> Flow[list[Located]]:
+def locate(handle: Handle, ids: Ids) -> Flow[list[Located]]:
     """Look for messages of one topic; one answer for each, in order.
 
-    A topic that is not in Redis, and a slot that the topic does not have any more, hold nothing.
+    A topic that is gone from Redis holds nothing; that is left for the next send to tell, which may
+    create it again as it was.
+
+    Args:
+        handle: of the topic, open.
+        ids: makes the ids for the slots that the topic has when it is asked.
     """
     try:
-        yield from opening.ensure(handle, create=False)
-    except TopicNotFound:
-        return [NOWHERE] * len(ids)
-    try:
-        return (yield from _ask(handle, ids))
+        return (yield from _ask(handle, ids(handle)))
     except TopicVanished:
-        handle.forget()
-    try:
-        yield from opening.open(handle, create=False)
-    except TopicNotFound:
-        return [NOWHERE] * len(ids)
-    # The topic stands and a slot of it does not: what the slot still holds shows once it is open.
+        topic = yield commands.topic(handle, None)
+        if topic.state < 0:
+            return [NOWHERE] * len(ids(handle))
+    # The topic stands, in another life or without this slot: what is there shows once it is open.
+    handle.forget()
     yield from opening.open(handle)
-    return (yield from _ask(handle, ids))
+    return (yield from _ask(handle, ids(handle)))
 
 
 def _ask(handle: Handle, ids: Sequence[MessageId]) -> Flow[list[Located]]:
     by_slot: dict[int, list[int]] = {}
     for at, one in enumerate(ids):
-        if one.slot < len(handle.slots):
-            by_slot.setdefault(one.slot, []).append(at)
+        by_slot.setdefault(one.slot, []).append(at)
     pages = [
         (slot, places[at : at + PAGE])
         for slot, places in by_slot.items()
@@ -72,7 +74,7 @@ def _ask(handle: Handle, ids: Sequence[MessageId]) -> Flow[list[Located]]:
     found = [NOWHERE] * len(ids)
     if not pages:
         return found
-    replies: list[commands.Where] = yield from together(
+    replies: list[Where] = yield from together(
         [commands.where(handle.slots[slot], [ids[at] for at in page]) for slot, page in pages]
     )
     for (_, page), reply in zip(pages, replies, strict=True):
