@@ -45,19 +45,17 @@ def change_price(connection: Connection, body: dict[str, Any]) -> bool:
 
 
 def pay(connection: Connection, body: dict[str, Any]) -> bool:
-    """Unique constraint: what follows is done by whoever inserts the row of the payment."""
-    inserted = connection.execute(
-        text(
-            "INSERT INTO payment (id, member, amount) SELECT :id, :member, :amount "
-            "WHERE NOT EXISTS (SELECT 1 FROM payment WHERE id = :id)"
-        ),
-        body,
+    """Unique constraint: who inserts the row also pays. Of two at once one fails, and comes again."""
+    query = "SELECT id FROM payment WHERE id = :id"
+    if connection.execute(text(query), body).first():
+        return False
+    connection.execute(
+        text("INSERT INTO payment (id, member, amount) VALUES (:id, :member, :amount)"), body
     )
-    if inserted.rowcount == 1:
-        connection.execute(
-            text("UPDATE member SET balance = balance - :amount WHERE id = :member"), body
-        )
-    return inserted.rowcount == 1
+    connection.execute(
+        text("UPDATE member SET balance = balance - :amount WHERE id = :member"), body
+    )
+    return True
 
 
 def add_points(connection: Connection, body: dict[str, Any]) -> bool:
