@@ -45,7 +45,7 @@ def change_price(connection: Connection, body: dict[str, Any]) -> bool:
 
 
 def pay(connection: Connection, body: dict[str, Any]) -> bool:
-    """Unique constraint: who inserts the row also pays. Of two at once one fails, and comes again."""
+    """Unique constraint: who inserts the row pays. Of two at once one fails, and comes again."""
     query = "SELECT id FROM payment WHERE id = :id"
     if connection.execute(text(query), body).first():
         return False
