@@ -1,1 +1,25 @@
-"""In the making."""
+"""The outbox: no message lost between the database and the consumer.
+
+    from rmq.outbox import Outbox
+
+    outbox = Outbox()
+    with engine.begin() as connection:
+        connection.execute(...)  # the business change
+        outbox.send(connection, "orders", {"id": 7}, slot_basis="customer:42")
+
+The message is written in the business transaction and sent once that is committed, by a relay:
+`rmq outbox run`, or a `Relay` in a process of yours. docs/outbox.md tells the whole way.
+
+outbox     write messages in the caller's transaction; the policy of resends
+relay      send what was committed; rows: its SQL; dispatch: from stubs to Redis
+stub       a row, and the message that it becomes; naming: their ids
+tables     rmq_stub and rmq_log, for migrations
+"""
+
+from rmq.database import now_ms as _now_ms  # noqa: F401 - tells which extra brings SQLAlchemy
+from rmq.outbox.naming import stub_id
+from rmq.outbox.outbox import Outbox
+from rmq.outbox.relay import Relay
+from rmq.outbox.tables import metadata
+
+__all__ = ["Outbox", "Relay", "metadata", "stub_id"]

@@ -1,0 +1,192 @@
+"""What the relay asks of the database: the next stubs, in an order that holds, and their marks.
+
+A relay locks what it takes and passes over what another has locked, so several share the work. Of
+one basis it may send only what nothing unsent stands before: a stub whose forerunner is in another
+relay's hands waits for the next turn, and whoever holds the forerunner may take what follows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from rmq.database import MYSQL, now_ms
+from rmq.outbox.stub import COLUMNS, Stub
+from rmq.outbox.tables import EXHAUSTED, UNCONFIRMED, stubs, unsent
+
+TAKE_BYTES = 8 * 1024 * 1024  # of bodies in one turn, so that a slot's part is one call to Redis
+ERROR_CHARS = 1000
+
+_SIZE = sa.func.length(stubs.c.body).label("size")  # bytes, in all of our databases
+_INDEX = "FORCE INDEX (rmq_stub_unsent)"  # MySQL likes to walk the primary key where LIMIT is small
+
+
+class Mark(NamedTuple):
+    """What is written of a stub that was sent."""
+
+    seq: int
+    slot: int
+    offset: int
+    resend_at: int
+    status: str
+
+
+def locks(dialect: sa.Dialect) -> dict[str, Any]:
+    """How rows are locked: passing over what others have locked, where the database can.
+
+    SQLite locks no rows. MySQL before 8 and MariaDB before 10.6 let one relay wait for the other.
+    """
+    version = dialect.server_version_info or (0,)
+    old = (10, 6) if getattr(dialect, "is_mariadb", False) else (8, 0, 1)
+    return {"skip_locked": dialect.name not in MYSQL or version >= old}
+
+
+def anything(connection: sa.Connection) -> bool:
+    """Whether anything is unsent; locks nothing."""
+    return connection.execute(_ANYTHING).first() is not None
+
+
+def take(
+    connection: sa.Connection, most: int, but: Collection[str] = ()
+) -> tuple[list[Stub], int, int]:
+    """Lock the next stubs to be sent, until the transaction ends.
+
+    Args:
+        connection: in a transaction that reads what is committed, not a snapshot.
+        most: how many at most.
+        but: topics that are passed over.
+
+    Returns:
+        The stubs, in order; how many rows were looked at; and the database's clock.
+    """
+    if connection.dialect.name == "sqlite":
+        connection.execute(_WRITE)
+    query = _TAKE.limit(most).with_for_update(**locks(connection.dialect))
+    found = connection.execute(_without(query, but)).all()
+    if not found:
+        return [], 0, 0
+    heads = _sendable(connection, found, but)
+    chosen: list[Any] = []
+    room = TAKE_BYTES
+    for row in heads:
+        room -= row.size
+        if chosen and room < 0:
+            break
+        chosen.append(row)
+    bodies: dict[int, bytes] = {}
+    if chosen:
+        rows = connection.execute(_BODIES, {"seqs": [row.seq for row in chosen]})
+        bodies = {seq: body for seq, body in rows}
+    taken = [Stub.of({**row._mapping, "body": bodies[row.seq]}) for row in chosen]
+    return taken, len(found), found[0].now
+
+
+def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
+    return query.where(stubs.c.topic.not_in(sorted(topics))) if topics else query
+
+
+def _sendable(connection: sa.Connection, found: Sequence[Any], but: Collection[str]) -> list[Any]:
+    """Those of the locked rows that nothing unsent of their basis stands before."""
+    if all(row.slot_basis is None for row in found):
+        return list(found)
+    ours = {row.seq for row in found}
+    # Read after they are locked: whoever had the forerunners has committed, or they are seen here.
+    first: dict[tuple[str, bytes], int] = {}
+    before = connection.execute(_without(_BEFORE, but), {"last": found[-1].seq})
+    for seq, topic, basis in before:
+        if seq not in ours:
+            first.setdefault((topic, bytes(basis)), seq)
+    return [
+        row
+        for row in found
+        if row.slot_basis is None
+        or row.seq < first.get((row.topic, bytes(row.slot_basis)), row.seq + 1)
+    ]
+
+
+def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> None:
+    """Count a send of each."""
+    dialect = "mysql" if connection.dialect.name in MYSQL else connection.dialect.name
+    if dialect in _MARK_ALL:
+        rows = json.dumps(marks, separators=(",", ":"))
+        connection.execute(_MARK_ALL[dialect], {"rows": rows, "now": now})
+        return
+    connection.execute(
+        _MARK,
+        [
+            {
+                "this": one.seq, "slot": one.slot, "offset": one.offset, "status": one.status,
+                "resend_at": one.resend_at, "sent_at": now,
+            }
+            for one in marks
+        ],
+    )  # fmt: skip
+
+
+def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
+    """Give up stubs, with the reason."""
+    rows = [{"this": seq, "error": text.replace("\x00", "")[:ERROR_CHARS]} for seq, text in errors]
+    connection.execute(_EXHAUST, rows)
+
+
+def _hinted(query: sa.Select[Any]) -> sa.Select[Any]:
+    for dialect in MYSQL:
+        query = query.with_hint(stubs, _INDEX, dialect)
+    return query
+
+
+_TAKE = _hinted(
+    sa.select(
+        *(column for column in COLUMNS if column is not stubs.c.body),
+        _SIZE,
+        now_ms().label("now"),
+    )
+    .where(unsent)
+    .order_by(stubs.c.seq)
+)
+_BEFORE = _hinted(
+    sa.select(stubs.c.seq, stubs.c.topic, stubs.c.slot_basis)
+    .where(unsent, stubs.c.slot_basis.is_not(None), stubs.c.seq < sa.bindparam("last"))
+    .order_by(stubs.c.seq)
+)
+# SQLite has one writer at a time. It becomes this one with its first statement that could write: a
+# reader that wants to write later may find that somebody else has written meanwhile.
+_WRITE = sa.text("UPDATE rmq_stub SET sends = sends WHERE seq IS NULL")
+_ANYTHING = _hinted(sa.select(stubs.c.seq).where(unsent).limit(1))
+_BODIES = sa.select(stubs.c.seq, stubs.c.body).where(
+    stubs.c.seq.in_(sa.bindparam("seqs", expanding=True))
+)
+_EXHAUST = (
+    sa.update(stubs)
+    .where(stubs.c.seq == sa.bindparam("this"), stubs.c.status == UNCONFIRMED)
+    .values(status=EXHAUSTED)
+)
+
+# All marks in one statement and one parameter: a statement for each would be a round trip for each,
+# and a list of values a text that no database has seen before. SQLite has no round trips.
+_MARK_ALL = {
+    "postgresql": sa.text(
+        """UPDATE rmq_stub AS s
+           SET status = v.item ->> 4, sends = s.sends + 1, slot = CAST(v.item ->> 1 AS int),
+               "offset" = CAST(v.item ->> 2 AS bigint),
+               resend_at = CAST(v.item ->> 3 AS bigint), sent_at = CAST(:now AS bigint)
+           FROM json_array_elements(CAST(:rows AS json)) AS v (item)
+           WHERE s.seq = CAST(v.item ->> 0 AS bigint)"""
+    ),
+    "mysql": sa.text(
+        """UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
+               seq BIGINT PATH '$[0]', slot INT PATH '$[1]', place BIGINT PATH '$[2]',
+               resend_at BIGINT PATH '$[3]', status VARCHAR(16) PATH '$[4]')) AS v
+           STRAIGHT_JOIN rmq_stub AS s ON s.seq = v.seq
+           SET s.status = v.status, s.sends = s.sends + 1, s.slot = v.slot,
+               s.`offset` = v.place, s.resend_at = v.resend_at, s.sent_at = :now"""
+    ),
+}
+_MARK = (
+    sa.update(stubs)
+    .where(stubs.c.seq == sa.bindparam("this"))
+    .values(sends=stubs.c.sends + 1)  # the other columns are those of the values
+)
