@@ -18,19 +18,25 @@ Atomic    All are read before the first write, which needs no memory. A claim th
 --- @include "lib/claimed"
 local now = clock(ARGV[1])
 local hold = whole(ARGV[2], 1, 86400000, 'hold_ms')
-local letters, answer, mine, fresh = {}, { '' }, {}, {}
-for i = 1, owners(3, 1) do
+local n = owners(3, 1)
+local values = standing()
+local letters, answer, again, fresh, taken = {}, { '' }, {}, {}, {}
+for i = 1, n do
   local key, owner = KEYS[i], ARGV[2 + i]
-  local state, holder, since = claimed(i)
-  if not state then
-    fresh[key] = fresh[key] or owner
-    holder, since = fresh[key], now
+  local state, holder, since = nil, taken[key], now
+  if values[i] then
+    state, holder, since = claimed(values[i], i)
+  elseif not holder then
+    fresh[#fresh + 1] = i
+    taken[key], holder = owner, owner
   end
   if state == 'consumed' then
     letters[i] = 'd'
   elseif holder == owner then
     letters[i] = 'f'
-    mine[#mine + 1] = i
+    if state then
+      again[#again + 1] = key
+    end
   else
     local left = state and redis.call('PTTL', key) or hold
     letters[i] = 'b'
@@ -38,10 +44,15 @@ for i = 1, owners(3, 1) do
     answer[#answer + 1] = left < 0 and hold or left -- a person took its life away: PERSIST
   end
 end
-for m = 1, #mine do
-  local i = mine[m]
-  if redis.call('PEXPIRE', KEYS[i], hold) == 0 then -- absent; and this needs no memory, see lib/drain
-    redis.call('SET', KEYS[i], string.format('consuming %s %d', ARGV[2 + i], now), 'PX', hold)
+for a = 1, #again do
+  redis.call('PEXPIRE', again[a], hold)
+end
+if #fresh > 0 then
+  redis.call('PEXPIRE', KEYS[fresh[1]], hold) -- it is absent; a write that needs no memory, see lib/drain
+  local since = string.format(' %d', now)
+  for f = 1, #fresh do
+    local i = fresh[f]
+    redis.call('SET', KEYS[i], 'consuming ' .. ARGV[2 + i] .. since, 'PX', hold)
   end
 end
 answer[1] = table.concat(letters)

@@ -14,19 +14,24 @@ Atomic    All are read before the first write, which needs no memory. What is no
 --- @include "lib/clock"
 --- @include "lib/claimed"
 local now = clock(ARGV[1])
-local letters, lives, ending = {}, {}, {}
 local n = owners(2, 2)
+local values, letters, lives, ending = standing(), {}, {}, {}
 for i = 1, n do
+  local owner = ARGV[1 + i]
   lives[i] = whole(ARGV[1 + n + i], 1, 315619200000, 'ttl_ms')
-  local state, holder = claimed(i)
-  letters[i] = holder == ARGV[1 + i] and '1' or '0'
-  if letters[i] == '1' and state == 'consuming' then
+  if consumes(values[i], owner, i) then
+    letters[i] = '1'
     ending[#ending + 1] = i
+  else
+    letters[i] = values[i] and select(2, claimed(values[i], i)) == owner and '1' or '0'
   end
 end
-for e = 1, #ending do
-  local i = ending[e]
-  redis.call('PEXPIRE', KEYS[i], lives[i]) -- needs no memory, see lib/drain
-  redis.call('SET', KEYS[i], string.format('consumed %s %d', ARGV[1 + i], now), 'PX', lives[i])
+if #ending > 0 then
+  redis.call('PEXPIRE', KEYS[ending[1]], lives[ending[1]]) -- needs no memory, see lib/drain
+  local at = string.format(' %d', now)
+  for e = 1, #ending do
+    local i = ending[e]
+    redis.call('SET', KEYS[i], 'consumed ' .. ARGV[1 + i] .. at, 'PX', lives[i])
+  end
 end
 return table.concat(letters)

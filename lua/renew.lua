@@ -11,12 +11,12 @@ Atomic    All are read before the first write, and no write needs memory. Run tw
 --- @include "lib/check"
 --- @include "lib/claimed"
 local hold = whole(ARGV[1], 1, 86400000, 'hold_ms')
-local letters = {}
-for i = 1, owners(2, 1) do
-  local state, holder = claimed(i)
-  letters[i] = state == 'consuming' and holder == ARGV[1 + i] and '1' or '0'
+local n = owners(2, 1)
+local values, letters = standing(), {}
+for i = 1, n do
+  letters[i] = consumes(values[i], ARGV[1 + i], i) and '1' or '0'
 end
-for i = 1, #letters do
+for i = 1, n do
   if letters[i] == '1' then
     redis.call('PEXPIRE', KEYS[i], hold)
   end

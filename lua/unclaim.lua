@@ -10,12 +10,12 @@ Atomic    All are read before the first write, and no write needs memory. What i
 ]]
 --- @include "lib/check"
 --- @include "lib/claimed"
-local letters = {}
-for i = 1, owners(1, 1) do
-  local state, holder = claimed(i)
-  letters[i] = state == 'consuming' and holder == ARGV[i] and '1' or '0'
+local n = owners(1, 1)
+local values, letters = standing(), {}
+for i = 1, n do
+  letters[i] = consumes(values[i], ARGV[i], i) and '1' or '0'
 end
-for i = 1, #letters do
+for i = 1, n do
   if letters[i] == '1' then
     redis.call('DEL', KEYS[i])
   end
