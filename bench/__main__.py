@@ -15,6 +15,7 @@ from bench.latency import due, idle, latency
 from bench.leases import leases
 from bench.machine import description, server
 from bench.memory import memory
+from bench.once import claims
 from tests.servers import Server
 
 PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
@@ -25,6 +26,7 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
     "due": due,
     "idle": idle,
     "leases": leases,
+    "claims": claims,
 }
 
 
