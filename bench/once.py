@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import redis
-
 import rmq
 from bench.figures import Figure
 from bench.machine import settle
