@@ -340,7 +340,7 @@ def where(keys: SlotKeys, ids: Sequence[bytes]) -> Command[Where]:
         scripts.load("where"),
         (keys.slot, keys.store, keys.prepare, keys.dead),
         list(ids),
-        lambda reply: Where(*reply[:3], reply[3].decode()),
+        lambda reply: Where(reply[0], reply[1], reply[2], reply[3].decode()),
     )
 
 

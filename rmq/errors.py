@@ -133,6 +133,25 @@ class ClaimLost(DeliveryError):
     """
 
 
+# --- the outbox --------------------------------------------------------------------------------
+
+
+class StubNotFound(ConfigurationError):
+    """The outbox has no stub with this id: it was purged, or is of another database."""
+
+
+class StubSettled(ConfigurationError):
+    """Nothing is sent of this stub any more: it is confirmed, or void; nothing was changed.
+
+    Attributes:
+        status: "confirmed" or "void".
+    """
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class DecodeError(RMQError, ValueError):
     """Bytes in Redis cannot be read as the body or headers of a message."""
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
 
 from rmq import codec as codecs
 from rmq.codec import Codec
@@ -24,18 +22,16 @@ from rmq.handle import Handle, Lanes
 from rmq.ids import MessageId
 from rmq.message import Outgoing
 from rmq.outbox import naming
+from rmq.outbox.confirm import Confirming
+from rmq.outbox.here import CREATE as CREATE
+from rmq.outbox.here import Here, HereAsync, check, check_async
+from rmq.outbox.repair import Repair
 from rmq.outbox.tables import BASIS_BYTES, UNCONFIRMED, stubs
 from rmq.retry import Exponential, Retry, policy
 from rmq.settings import BODY_CEILING, Settings
 from rmq.slots import slot_of
 from rmq.units import Duration, Moment, milliseconds, whole
 
-Here = sa.Connection | Session | scoped_session[Any]
-HereAsync = AsyncConnection | AsyncSession | async_scoped_session[Any]
-_HERE = (sa.Connection, Session, scoped_session)
-_HERE_ASYNC = (AsyncConnection, AsyncSession, async_scoped_session)
-
-CREATE = "rmq outbox create"  # the command that creates the tables, for errors
 MAX_SENDS = 16
 MAX_BODY = 256 * 1024  # as a topic's own default
 LOG_FOR_S = 3600.0
@@ -52,8 +48,11 @@ class _Line(NamedTuple):
     is_delayed: bool
 
 
-class Outbox:
+class Outbox(Confirming, Repair):
     """Writes messages into the database of a business transaction, and knows how to resend them.
+
+    Beside `send`: `confirms`, `unconfirmed` and `confirm_handler` for consumers, in
+    `rmq.outbox.confirm`; `resend`, `void` and `purge` for stubs, in `rmq.outbox.repair`.
 
     One for a program. It holds no connection; threads and tasks may share it. Its tables are those
     of `rmq.outbox.metadata`: let your migrations create them, or `rmq outbox create`.
@@ -140,7 +139,7 @@ class Outbox:
                 nothing was written.
             ConfigurationError: the table is missing. What the database raises.
         """
-        _check(here, _HERE, "outbox.send", "a Connection or a Session")
+        check(here, "outbox.send")
         out = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime,
@@ -168,7 +167,7 @@ class Outbox:
         confirm: bool = True,
     ) -> MessageId:
         """As `send`, on an AsyncConnection or an AsyncSession."""
-        _check(here, _HERE_ASYNC, "outbox.send_async", "an AsyncConnection or an AsyncSession")
+        check_async(here, "outbox.send_async")
         out = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime,
@@ -211,17 +210,6 @@ class Outbox:
 
 
 _LANES = Lanes()
-
-
-def _check(here: object, kinds: tuple[type, ...], verb: str, wanted: str) -> None:
-    if isinstance(here, kinds):
-        return
-    other = ""
-    if isinstance(here, _HERE):
-        other = "; outbox.send takes this one"
-    elif isinstance(here, _HERE_ASYNC):
-        other = "; await outbox.send_async for this one"
-    raise InvalidType(f"{verb}: {type(here).__name__}; give {wanted}{other}")
 
 
 def _basis(value: str | bytes | None) -> bytes | None:

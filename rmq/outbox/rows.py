@@ -162,7 +162,7 @@ _BODIES = sa.select(stubs.c.seq, stubs.c.body).where(
 _EXHAUST = (
     sa.update(stubs)
     .where(stubs.c.seq == sa.bindparam("this"), stubs.c.status == UNCONFIRMED)
-    .values(status=EXHAUSTED)
+    .values(status=EXHAUSTED, resend_at=now_ms())  # from now on there is somebody to be told
 )
 
 # All marks in one statement and one parameter: a statement for each would be a round trip for each,

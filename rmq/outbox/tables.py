@@ -111,6 +111,13 @@ Index(
     postgresql_where=unsent,
     sqlite_where=unsent,
 )
+# The newest of a slot that a consumer has confirmed.
+_done = stubs.c.status == literal(CONFIRMED, literal_execute=True)
+Index(
+    "rmq_stub_passed",
+    stubs.c.topic, stubs.c.slot, stubs.c.status, stubs.c.offset,
+    postgresql_where=_done, sqlite_where=_done,
+)  # fmt: skip
 # What is due to be sent again, and what nobody has been told of.
 Index("rmq_stub_due", stubs.c.status, stubs.c.resend_at)
 

@@ -1,0 +1,297 @@
+"""Send again what was lost: by Redis, by a person who deleted too much, by nobody knows whom.
+
+A stub is lost when it is unconfirmed, its time has come, and nothing else explains it: no consumer
+works on it, Redis has it in no queue, consumers have got past it (docs/decisions/0011). The relay
+sends stubs for the first time (`rmq.outbox.relay`); what runs both is `rmq outbox run`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from rmq.client import Client
+from rmq.database import is_conflict, needing
+from rmq.errors import InvalidType, InvalidValue
+from rmq.flows import locating
+from rmq.flows.locating import NOWHERE, Located
+from rmq.handle import Handle
+from rmq.ids import MessageId
+from rmq.message import SendResult
+from rmq.outbox import lost, notify, rows
+from rmq.outbox.dispatch import Dispatcher, Refused
+from rmq.outbox.here import CREATE
+from rmq.outbox.lost import Due
+from rmq.outbox.naming import message_id
+from rmq.outbox.notify import Exhausted, Notify
+from rmq.outbox.outbox import Outbox
+from rmq.outbox.rows import Mark
+from rmq.outbox.stub import Stub
+from rmq.outbox.tables import UNCONFIRMED, logs, stubs
+from rmq.units import whole
+
+log = logging.getLogger("rmq.outbox")
+
+BATCH = 100  # stubs of one round
+TELL_MS = 60_000  # for so long a stub is one resender's to tell of; then it has died
+
+
+class Round(NamedTuple):
+    """What a round did.
+
+    Attributes:
+        sent: stubs sent again; each counts as a send of its stub.
+        waiting: put off, because their messages are in a queue: waiting, in flight or dead.
+        held: put off, because consumers have not got past them, or Redis refused them for now.
+        exhausted: given up in this round.
+        told: exhausted stubs, of this round or of earlier ones, that the hook was told of.
+    """
+
+    sent: int = 0
+    waiting: int = 0
+    held: int = 0
+    exhausted: int = 0
+    told: int = 0
+
+    @property
+    def anything(self) -> bool:
+        """Whether there was anything to do, so that there may be more."""
+        return any(self)
+
+
+class Resender:
+    """Sends stubs again that were lost, and tells of those that are exhausted.
+
+    Any number may run, in any number of processes; each row is in one's hands at a time.
+
+    Args:
+        outbox: its limits and intervals.
+        engine: where the tables are; a plain one.
+        client: sends with its prefix and its interceptors.
+        notify: told of every exhausted stub, at least once; None: an error on the logger "rmq".
+        batch: how many stubs one round looks at, 1 to 1000.
+
+    Guarantee:
+        Of a message that was lost, the stub is sent again, under the same id, and each send is
+        counted in the transaction that made it. A process that dies between the two leaves one send
+        uncounted; its message is then in the queue, and is not sent once more.
+
+    Raises:
+        InvalidType, InvalidValue: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        engine: sa.Engine,
+        client: Client,
+        notify: Notify | None = None,
+        *,
+        batch: int = BATCH,
+    ) -> None:
+        for value, kind, field in (
+            (outbox, Outbox, "outbox"), (engine, sa.Engine, "engine"), (client, Client, "client"),
+        ):  # fmt: skip
+            if not isinstance(value, kind):
+                raise InvalidType(f"{field}: {type(value).__name__}; give {_named(kind)}")
+        if notify is not None and not callable(notify):
+            raise InvalidType(
+                f"notify: {type(notify).__name__}; give a function of an rmq.outbox.Exhausted"
+            )
+        self._outbox = outbox
+        # As the relay: a snapshot would hide what others have just marked.
+        self._engine = (
+            engine
+            if engine.dialect.name == "sqlite"
+            else engine.execution_options(isolation_level="READ COMMITTED")
+        )
+        self._client = client
+        self._notify = notify or _log_error
+        self._batch = whole(batch, "batch", 1, 1000)
+        self._dispatcher = Dispatcher(client)
+
+    def run_once(self) -> Round:
+        """Do what there is to do, at most a batch of it.
+
+        Raises:
+            Unavailable, OutcomeUnknown: Redis is away; nothing was put off, what was sent may be
+                sent again.
+            ConfigurationError: a table is missing. What the database raises.
+        """
+        with needing(stubs, CREATE), needing(logs, CREATE):
+            try:
+                done = self._look()
+            except sa.exc.DBAPIError as error:
+                if not is_conflict(error):
+                    raise
+                done = Round(held=1)  # rolled back; the next round does it
+            return done._replace(told=self._tell())
+
+    # --- lost ------------------------------------------------------------------------------------
+
+    def _look(self) -> Round:
+        with self._engine.begin() as connection:
+            found = lost.due(connection, self._batch, self._outbox.log_for_ms)
+        if not found:
+            return Round()
+        # Asked before the rows are locked. A consumer confirms before it acks, so one whose message
+        # is gone, and whose stub is found unconfirmed after that, was not confirmed.
+        located = self._locate(found)
+        gone = [one for one in found if located[one.seq].place is None]
+        missing = self._behind(gone, located)
+        spent = {one.seq for one in missing if one.sends >= self._outbox.max_sends}
+        again = [one for one in missing if one.seq not in spent]
+        with self._engine.begin() as connection:
+            kept = lost.lock(connection, [one for one in found if one not in again])
+            later = [one for one in kept if one.seq not in spent]
+            lost.put_off(
+                connection,
+                [(one.seq, self._outbox.resend_after_ms(one.sends)) for one in later],
+            )
+            given_up = [one for one in kept if one.seq in spent]
+            if given_up:
+                rows.exhaust(
+                    connection,
+                    [(one.seq, f"sent {one.sends} times, never confirmed") for one in given_up],
+                )
+        waiting = sum(located[one.seq].place is not None for one in later)
+        done = Round(waiting=waiting, held=len(later) - waiting, exhausted=len(given_up))
+        if again:
+            sent, refused, unfit = self._send(again)
+            done = done._replace(
+                sent=sent, held=done.held + refused, exhausted=done.exhausted + unfit
+            )
+        return done
+
+    def _locate(self, found: Sequence[Due]) -> dict[int, Located]:
+        """Where Redis has their messages, by seq."""
+        by_topic: dict[str, list[Due]] = {}
+        for one in found:
+            by_topic.setdefault(one.topic, []).append(one)
+        located: dict[int, Located] = {}
+        for topic, these in by_topic.items():
+
+            def ids(handle: Handle, these: Sequence[Due] = these) -> list[MessageId]:
+                return [message_id(one.id, handle, one.slot_basis) for one in these]
+
+            try:
+                handle = self._dispatcher.handle(topic, these[0].codec)
+            except (InvalidType, InvalidValue):
+                # A row that somebody edited: its send tells what is wrong with it.
+                located.update((one.seq, NOWHERE) for one in these)
+                continue
+            answers = self._client._executor.run(locating.locate(handle, ids))
+            located.update((one.seq, at) for one, at in zip(these, answers, strict=True))
+        return located
+
+    def _behind(self, gone: Sequence[Due], located: dict[int, Located]) -> list[Due]:
+        """Those that consumers have got past, or that Redis never had."""
+        unsure = [
+            one
+            for one in gone
+            if not located[one.seq].idle and located[one.seq].newest >= one.offset
+        ]
+        if not unsure:
+            return list(gone)
+        with self._engine.begin() as connection:
+            newest = lost.passed(connection, [one.place for one in unsure])
+        back = {one.seq for one in unsure if newest[one.place] <= one.offset}
+        return [one for one in gone if one.seq not in back]
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def _send(self, again: Sequence[Due]) -> tuple[int, int, int]:
+        """Send and count, in one transaction; how many were sent, put off, and given up."""
+        with self._engine.begin() as connection:
+            these, now = lost.whole(connection, lost.lock(connection, again))
+            outcomes = self._dispatcher.send(these, now)
+            marks: list[Mark] = []
+            later: list[tuple[int, int]] = []
+            unfit: list[tuple[int, str]] = []
+            before = {one.seq: one for one in again}
+            for stub, outcome in zip(these, outcomes, strict=True):
+                if isinstance(outcome, SendResult):
+                    marks.append(self._mark(stub, outcome, before[stub.seq], now))
+                elif outcome.for_good:
+                    unfit.append((stub.seq, str(outcome.error)))
+                else:
+                    later.append((stub.seq, self._outbox.resend_after_ms(stub.sends)))
+            if marks:
+                rows.mark(connection, marks, now)
+            lost.put_off(connection, later)
+            if unfit:
+                rows.exhaust(connection, unfit)
+        _report(these, outcomes)
+        return len(marks), len(later), len(unfit)
+
+    def _mark(self, stub: Stub, result: SendResult, before: Due, now: int) -> Mark:
+        """A send of it: a duplicate too, which Redis settled and nobody confirmed."""
+        is_new = result.status == "stored"
+        begins = max(now, stub.due_ms)
+        return Mark(
+            stub.seq,
+            result.slot,
+            result.offset if is_new else before.offset,
+            begins + self._outbox.resend_after_ms(stub.sends + 1),
+            UNCONFIRMED,
+        )
+
+    # --- telling ---------------------------------------------------------------------------------
+
+    def _tell(self) -> int:
+        """Tell of exhausted stubs, until the hook fails; how many."""
+        with self._engine.begin() as connection:
+            found = lost.untold(connection, self._batch)
+        done = 0
+        for row in found:
+            with self._engine.begin() as connection:
+                if not lost.take_to_tell(connection, row, TELL_MS):
+                    continue
+            created = datetime.fromtimestamp(row.created / 1000, UTC)
+            one = Exhausted(row.id, row.topic, row.sends, created, row.error or "")
+            try:
+                self._notify(one)
+                success = True
+            except Exception as error:
+                success = False
+                log.warning(
+                    "outbox: the hook failed for stub %s, which is exhausted (%s: %s); it is tried "
+                    "again in the next round",
+                    one.id, type(error).__name__, error,
+                )  # fmt: skip
+            with self._engine.begin() as connection:
+                lost.told(connection, row.seq, success)
+            if not success:
+                break  # those behind it are first in the next round
+            done += 1
+        return done
+
+
+def _log_error(told: Exhausted) -> None:
+    notify.log_error(told)
+
+
+def _named(kind: type) -> str:
+    known = {Outbox: "an rmq.outbox.Outbox", sa.Engine: "an Engine of SQLAlchemy, not an async one"}
+    return known.get(kind, "an rmq.Client")
+
+
+def _report(these: Sequence[Stub], outcomes: Sequence[SendResult | Refused]) -> None:
+    """Say what was lost; that is worth a line each time."""
+    sent = [s for s, told in zip(these, outcomes, strict=True) if isinstance(told, SendResult)]
+    for topic in sorted({one.topic for one in sent}):
+        mine = [one for one in sent if one.topic == topic]
+        log.warning(
+            "outbox: %d messages of topic %s were lost and are sent again, stub %s among them",
+            len(mine), topic, mine[0].id,
+        )  # fmt: skip
+    refused = [told for told in outcomes if isinstance(told, Refused)]
+    if refused:
+        log.warning(
+            "outbox: %d messages were lost and cannot be sent again now: %s",
+            len(refused), refused[0].error,
+        )  # fmt: skip
