@@ -43,6 +43,12 @@ class Outgoing:
         headers: at most 32 names and values, str, 4 KiB in all.
         expires: how long after it is due it may still be taken; None: the topic's setting.
         id: of an earlier attempt at this very send; None: a new one.
+        dedup_key: what this message stands for in the sender's own words, 1 to 200 bytes of UTF-8;
+            the id is derived from it. While a message of that key lives, and for the topic's
+            `dedup_window` after it is settled, another one is a "duplicate": nothing is stored, and
+            the result has the id of the first. A window of 0 still covers the message's life. The
+            key chooses the slot, unless slot_basis does, which must then be the same whenever the
+            key is. Not with `id` or `merge_key`.
         retry: how long this message waits after a handler failed, before all other policies.
         max_runtime: how long one run of a handler may take for this message.
         marks: what interceptors of RMQ note on it; names begin with `rmq-`.
@@ -61,6 +67,7 @@ class Outgoing:
     headers: Mapping[str, str] | None = None
     expires: Duration | None = None
     id: MessageId | str | bytes | None = None
+    dedup_key: str | bytes | None = None
     retry: Retry | None = None
     max_runtime: Duration | None = None
     marks: dict[str, str] | None = None

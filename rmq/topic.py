@@ -165,6 +165,7 @@ class Topic(_TopicBase):
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
         id: Id | None = None,
+        dedup_key: str | bytes | None = None,
         retry: Retry | None = None,
         max_runtime: Duration | None = None,
         durability: Durability | str | None = None,
@@ -180,9 +181,8 @@ class Topic(_TopicBase):
 
         Guarantee:
             Once this returns, the message is in Redis as durably as asked. After OutcomeUnknown it
-            may
-            be: send again with `id=` of the same attempt (make one with `new_id`), which adds
-            nothing where the first attempt arrived.
+            may be: send again with the same `dedup_key`, or with `id=` of the same attempt (make
+            one with `new_id`), which adds nothing where the first attempt arrived.
 
         Raises:
             InvalidValue, InvalidType: an argument cannot work; nothing was sent.
@@ -194,7 +194,7 @@ class Topic(_TopicBase):
         """
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
-            headers, expires, id, retry, max_runtime,
+            headers, expires, id, dedup_key, retry, max_runtime,
         )  # fmt: skip
         return self._run(hooked.send(self._handle, out, _asked(durability), _wait(timeout)))
 
@@ -298,6 +298,7 @@ class AsyncTopic(_TopicBase):
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
         id: Id | None = None,
+        dedup_key: str | bytes | None = None,
         retry: Retry | None = None,
         max_runtime: Duration | None = None,
         durability: Durability | str | None = None,
@@ -306,7 +307,7 @@ class AsyncTopic(_TopicBase):
         """As `Topic.send`."""
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
-            headers, expires, id, retry, max_runtime,
+            headers, expires, id, dedup_key, retry, max_runtime,
         )  # fmt: skip
         return await self._run(hooked.send(self._handle, out, _asked(durability), _wait(timeout)))
 

@@ -356,6 +356,7 @@ def _gather(given: dict[str, Any]) -> dict[str, Any]:
 @click.option("--header", "headers", type=HEADER, multiple=True, help="May be given several times.")
 @click.option("--expires", type=DURATION, help="How long after it is due it may still be taken.")
 @click.option("--id", type=MESSAGE_ID, help="Of an earlier attempt: nothing is added twice.")
+@click.option("--dedup-key", metavar="KEY", help="Nothing is added twice under one key.")
 @click.option("--durability", type=DURABILITY, help="memory, replicated[:N[:T]] or fsync[:N[:T]].")
 @click.option("--timeout", type=DURATION, help="How long to wait for room in a topic that blocks.")
 @click.option("--create", is_flag=True, help="Create the topic if it is missing.")
@@ -387,8 +388,9 @@ def send(
     if (body is None) == (file is None):
         raise click.UsageError("give one of BODY, --file FILE, or - to read lines from stdin")
     stream = body == "-"
-    if stream and "id" in options:
-        raise click.UsageError("--id names one message; with - give ids by --envelope")
+    for name, option in (("id", "--id"), ("dedup_key", "--dedup-key")):
+        if stream and name in options:
+            raise click.UsageError(f"{option} names one message; with - give each by --envelope")
     if results and not stream:
         raise click.UsageError("--results goes with -; a single message always prints its result")
     read = _reader(options, raw, envelope)

@@ -178,7 +178,13 @@ def checked(handle: Handle, settings: Settings, out: Outgoing) -> Draft:
         draft.basis = out.slot_basis
     elif draft.merge_key:
         draft.basis = draft.merge_key
-    if out.id is not None:
+    if out.dedup_key is not None:
+        if out.id is not None or draft.merge_key:
+            raise InvalidValue("dedup_key: given with id or merge_key; each tells copies, give one")
+        key = ids.key_bytes(out.dedup_key)
+        basis = key if draft.basis is None else draft.basis
+        draft.id = ids.derived(key, slot_of(basis, settings.slots), handle.check)
+    elif out.id is not None:
         draft.id = handle.own_id(out.id)
         if draft.basis is not None and slot_of(draft.basis, settings.slots) != draft.id.slot:
             raise InvalidValue(
@@ -199,6 +205,7 @@ def _is_plain(out: Outgoing) -> bool:
         and out.retry is None
         and out.max_runtime is None
         and out.id is None
+        and out.dedup_key is None
         and out.expires is None
         and out.merge_key is None
         and out.time_range is None
@@ -219,7 +226,7 @@ class _Group:
         self.slot = slot
         self.merging = merging  # such a message has a call to itself
         self.ids: list[MessageId] = []
-        self.given: dict[int, MessageId] = {}  # position -> the id that the caller brought
+        self.given: dict[int, MessageId] = {}  # position -> the id that the caller brought or named
         self.parts: list[bytes] = []  # head and rest of each record
         self.places: list[int] = []  # where its results go
         self.timed: list[tuple[int, int]] = []  # (due, place) of those with a time of their own
@@ -245,9 +252,7 @@ def _sort(handle: Handle, messages: Iterable[Outgoing], groups: list[_Group]) ->
             draft = checked(handle, settings, out)
             head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
             given = draft.id
-            at_ms = (
-                draft.at_ms if given is None else 0
-            )  # a resend may be late: it is known by its id
+            at_ms = 0 if given else draft.at_ms  # a resend may be late: it is known by its id
             merging = draft if draft.merge_key else None
             slot = -1 if draft.basis is None else slot_of(draft.basis, settings.slots)
             slot = slot if given is None else given.slot
@@ -344,7 +349,8 @@ def _settle_numbers(groups: list[_Group], results: list[SendResult | None]) -> N
             place = group.places[position]
             status = getattr(results[place], "status", "") if place < len(results) else ""
             # A duplicate of an id that we made ourselves is this very message: the reply to it was
-            # lost. One that merges may have merged, which the answer does not tell.
+            # lost. One of a dedup key may be another's, which has its own number. One that merges
+            # may have merged, which the answer does not tell.
             ours = position not in group.given and group.merging is None
             if status != "stored" and not (ours and status == "duplicate"):
                 void.append(number)

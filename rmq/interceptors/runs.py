@@ -88,12 +88,17 @@ def _where() -> tuple[int, object]:
 def late_s(delivery: DeliveryData) -> float | None:
     """How late the handler starts that is about to run, seconds; None for a retry.
 
-    From when the message was due; of one sent to be taken at once, from when its id was made. By
-    this machine's clock. A message that was snoozed or redriven counts from its first due time.
+    From when the message was due; of one sent to be taken at once, from when its id was made, and
+    None where the id tells no time: it was derived from a dedup key. By this machine's clock. A
+    message that was snoozed or redriven counts from its first due time.
     """
     if delivery.attempt != 1:
         return None
     entry, due = delivery._entry, 0
     if entry[0] & TIMED:
         due = int.from_bytes(entry[8:14], "big")
-    return lateness_s(1, due, int(delivery.id.made_at.timestamp() * 1000), time.time() * 1000)
+    made = delivery.id.made_at
+    if made is None and not due:
+        return None
+    made_ms = 0 if made is None else int(made.timestamp() * 1000)
+    return lateness_s(1, due, made_ms, time.time() * 1000)

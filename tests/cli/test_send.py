@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,12 @@ def test_delay_merge_and_resend(run, topic):
     assert "stored" in run("send", topic.name, "1", "--id", id).stderr
     assert "duplicate" in run("send", topic.name, "1", "--id", id).stderr
 
+    first, again = (run("send", topic.name, body, "--dedup-key", "order 7") for body in "12")
+    assert first.stdout == again.stdout
+    assert "duplicate: it was sent before" in again.stderr
+    assert topic.get(first.stdout.strip()).body == 1
+    assert re.search(r"^made +-$", run("get", topic.name, first.stdout.strip()).stdout, re.M)
+
 
 def test_raw_text_and_files(run, topic, tmp_path):
     path = tmp_path / "body"
@@ -89,6 +96,8 @@ def test_what_is_not_json_is_not_sent(run, topic, client, body):
     "words",
     [
         (), ("1", "--file", "-"), ("-", "--id", "0" * 26), ("1", "--results"),
+        ("-", "--dedup-key", "k"), ("1", "--dedup-key", ""), ("1", "--dedup-key", "k" * 201),
+        ("1", "--dedup-key", "k", "--merge-key", "k", "--time-range", "1s"),
         ("1", "--priority", "5"), ("1", "--delay", "0"), ("1", "--delay", "1s", "--merge-key", "k"),
         ("1", "--merge", "last"), ("1", "--at", "2001-01-01T00:00:00Z"),
         ("1", "--delay", "1s", "--at", "2100-01-01T00:00Z"), ("1", "--header", "rmq-x=1"),
@@ -167,6 +176,7 @@ class TestStream:
             (b'{"body": 1, "headers": {"a": 1}}', "headers"),
             (b'{"body": 1, "merge_key": "k"}', "time_range"),
             (b'{"body": 1, "id": "zzz"}', "id"),
+            (b'{"body": 1, "dedup_key": 7}', "dedup_key: int"),
             (b'{"body": "' + b"x" * 300_000 + b'"}', "max_body"),
         ],
         ids=lambda one: one[:30].decode("latin-1") if isinstance(one, bytes) else "",

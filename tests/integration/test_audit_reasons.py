@@ -117,6 +117,14 @@ def repeated(client: Any, topic: Any, other: Any) -> None:
     assert topic.send("a", id=id).status == "duplicate"
 
 
+def deduplicated(client: Any, topic: Any, other: Any) -> None:
+    keys = ["a", "b", "a", "a"]
+    found = topic.send_many([rmq.Outgoing(n, dedup_key=key) for n, key in enumerate(keys)])
+    assert [one.status for one in found] == ["stored"] * 2 + ["duplicate"] * 2
+    assert len(_take(other, 2)) == 2
+    assert topic.send("c", dedup_key="b").status == "duplicate"
+
+
 def refused(client: Any, topic: Any, other: Any) -> None:
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     for bad in ([rmq.Outgoing("a"), rmq.Outgoing(object())], [rmq.Outgoing("a", priority=3)]):
@@ -179,6 +187,7 @@ REASONS: dict[str, Reason] = {
     ),
     "merged": Reason(merged, {}, [], 12),
     "repeated": Reason(repeated, {}, [], 3),
+    "deduplicated": Reason(deduplicated, {}, [], 3),
     "refused": Reason(refused, {"max_length": 3}, [], 4),
 }
 

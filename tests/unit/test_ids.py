@@ -1,3 +1,4 @@
+import hashlib
 import multiprocessing
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ def test_text_sorts_as_bytes_do(raws: list[bytes]) -> None:
 def test_an_id_carries_its_slot_and_its_topic_check(slot: int, check: int) -> None:
     (made,) = ids.make(slot, check)
     assert (made.slot, made.check) == (slot, check)
+    assert made.made_at is not None
     assert abs(made.made_at - datetime.now(UTC)) < timedelta(minutes=5)
 
 
@@ -68,3 +70,61 @@ def test_another_type_is_refused() -> None:
 def test_topics_and_prefixes_differ_in_their_check() -> None:
     checks = {ids.topic_check(p, t) for p in ("rmq", "other") for t in ("a", "b", "a_1")}
     assert len(checks) == 6
+
+
+# --- of a dedup key ------------------------------------------------------------------------------
+
+# Golden vectors, for whoever writes a client in another language: key, slot, check, text of the id.
+# The digest is that of `printf KEY | b2sum -l 104`.
+DERIVED = [
+    (b"order-7", 3, 1234, "lnpl8vh7snlso064q87rm7r31s"),
+    ("é".encode(), 0, 0, "sr12852q65cnq00000am4qlj4g"),
+    (bytes(200), 1023, 16383, "ilt7551a56b8nvvvvvg3d7ai54"),
+]
+
+
+@pytest.mark.parametrize(("key", "slot", "check", "text"), DERIVED)
+def test_the_id_of_a_golden_dedup_key_stands(key: bytes, slot: int, check: int, text: str) -> None:
+    made = ids.derived(key, slot, check)
+    assert (str(made), made.slot, made.check, made.made_at) == (text, slot, check, None)
+    digest = hashlib.blake2b(key, digest_size=13).digest()
+    assert made[:8] + made[11:] == bytes((digest[0] | 0x80,)) + digest[1:]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=200), unique=True), st.integers(0, 1023))
+def test_derived_ids_are_distinct_and_never_those_that_are_made(
+    keys: list[bytes], slot: int
+) -> None:
+    found = [ids.derived(key, slot, 5) for key in keys]
+    assert len(set(found)) == len(keys)
+    assert found == [ids.derived(key, slot, 5) for key in keys]
+    assert {one[0] >> 7 for one in found} <= {1}
+    assert {one[0] >> 7 for one in ids.make(slot, 5, 10)} == {0}
+
+
+@given(st.datetimes(datetime(2000, 1, 1), datetime(6400, 1, 1)))
+def test_an_id_made_in_any_year_to_come_is_no_derived_one(when: datetime) -> None:
+    ms = int(when.replace(tzinfo=UTC).timestamp() * 1000)
+    made = MessageId((ms << 16 | 0xFFFF).to_bytes(8, "big") + bytes(8))
+    assert made.made_at is not None
+    assert abs(made.made_at - when.replace(tzinfo=UTC)) < timedelta(milliseconds=2)
+
+
+def test_a_dedup_key_is_its_utf8() -> None:
+    assert ids.key_bytes("é") == ids.key_bytes("é".encode()) == b"\xc3\xa9"
+    assert len(ids.key_bytes("é" * 100)) == 200
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "told"),
+    [
+        ("", InvalidValue, "dedup_key: 0 bytes; give 1 to 200"),
+        ("é" * 101, InvalidValue, "dedup_key: 202 bytes"),
+        ("\ud800", InvalidValue, "UTF-8"),
+        (7, InvalidType, "dedup_key: int; give str or bytes"),
+        (bytearray(b"k"), InvalidType, "bytearray"),
+    ],
+)
+def test_what_is_no_dedup_key_is_refused(bad: object, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        ids.key_bytes(bad)

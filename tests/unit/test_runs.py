@@ -17,9 +17,13 @@ from rmq.keys import SlotKeys
 from rmq.score import receipt_score
 
 
-def delivery(attempt: int = 1, due_ms: int = 0, topic: str = "a_b-c.0") -> Delivery:
+def delivery(
+    attempt: int = 1, due_ms: int = 0, topic: str = "a_b-c.0", dedup_key: bytes = b""
+) -> Delivery:
     origin = Origin(None, SlotKeys("rmq", topic, 12), 0, 16, 0.0)
     (id,) = ids.make(12, ids.topic_check("rmq", topic))
+    if dedup_key:
+        id = ids.derived(dedup_key, 12, id.check)
     head = bytes((1 if due_ms else 0,)) + bytes(7)
     entry = head + (due_ms.to_bytes(6, "big") if due_ms else b"") + b"{}"
     return Delivery(origin, id, receipt_score(1_790_000_000, 17 - attempt, 1), entry, 1, {})
@@ -99,9 +103,12 @@ def test_a_run_in_an_inherited_context_is_another_one() -> None:
 
 def test_lateness_counts_from_when_it_was_due_or_made(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, timed = delivery(), delivery(due_ms=1_790_000_000_000)
+    assert plain.id.made_at is not None
     made = plain.id.made_at.timestamp()
     monkeypatch.setattr(runs.time, "time", lambda: made + 2)
     assert runs.late_s(plain) == pytest.approx(2, abs=0.01)
     monkeypatch.setattr(runs.time, "time", lambda: 1_790_000_003.5)
     assert runs.late_s(timed) == 3.5
     assert runs.late_s(delivery(attempt=2)) is None
+    assert runs.late_s(delivery(dedup_key=b"k")) is None, "its id holds no time"
+    assert runs.late_s(delivery(dedup_key=b"k", due_ms=1_790_000_000_000)) == 3.5

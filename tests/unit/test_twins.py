@@ -1,12 +1,17 @@
-"""The awaiting executor is the blocking one with `await` in it: both are mended together."""
+"""What is said twice is said alike: the two executors, and what a message may be sent with."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+import rmq
+from rmq.cli.send import send
 
 WIRE = Path(__file__).parents[2] / "rmq" / "wire"
 NAMES = {
@@ -38,3 +43,13 @@ def test_the_twins_have_the_same_methods() -> None:
 def test_a_method_differs_from_its_twin_in_await_alone(name: str) -> None:
     ours, theirs = (methods(WIRE / f"{twin}.py")[name] for twin in ("blocking", "aio"))
     assert theirs == ours
+
+
+def test_a_send_takes_what_an_outgoing_has_in_its_order() -> None:
+    own = [one.name for one in fields(rmq.Outgoing) if one.name != "marks"]
+
+    for topic in (rmq.Topic, rmq.AsyncTopic):
+        taken = list(inspect.signature(topic.send).parameters)
+        assert taken == ["self", *own, "durability", "timeout"]
+    options = {one.name for one in send.params}
+    assert options >= set(own) - {"retry", "max_runtime"}, "those two need a handler, and code"
