@@ -203,6 +203,24 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
     return bool(result.rowcount == 1)
 
 
+def refuse_autocommit(connection: sa.Connection) -> None:
+    """Refuse a connection on which every statement commits alone; asked before the first write.
+
+    Raises:
+        ConfigurationError: nothing that is written there can be taken back together.
+    """
+    option = connection.get_execution_options().get("isolation_level")
+    usual = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    raw: Any = connection.connection.driver_connection
+    told = getattr(raw, "get_autocommit", lambda: getattr(raw, "autocommit", None))  # MySQL; others
+    of_sqlite = getattr(raw, "in_transaction", True) is False and raw.isolation_level is None
+    if (option or usual) == "AUTOCOMMIT" or told() is True or of_sqlite:
+        raise ConfigurationError(
+            "engine: it commits every statement alone (AUTOCOMMIT), and this needs a transaction; "
+            "give an engine without that isolation_level"
+        )
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 

@@ -1,1 +1,23 @@
-"""In the making."""
+"""The ledger: what was done stands in a database, so that a message's effect comes once.
+
+Two ways. `Ledger` is a store for `@rmq.idempotent`, in place of `rmq.Claims`, for those who do not
+trust Redis with the memory of what was done. `exactly_once` goes further: the row and the handler's
+own writes commit in one transaction.
+
+    from rmq.ledger import exactly_once
+
+    @orders.handler
+    @exactly_once(engine, key=lambda order: order["id"])
+    def book(order, connection):
+        connection.execute(insert(bookings).values(order=order["id"]))
+
+PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: pip install "rmq[sql]", and a driver.
+`rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
+"""
+
+from rmq.ledger.purging import purge, purge_async
+from rmq.ledger.store import Ledger
+from rmq.ledger.tables import metadata
+from rmq.ledger.transaction import exactly_once
+
+__all__ = ["Ledger", "exactly_once", "metadata", "purge", "purge_async"]
