@@ -16,6 +16,7 @@ What is named here is the public face; what is not may change without notice.
 
 from rmq.admin import Admin, AsyncAdmin
 from rmq.audit import Audit, Audited, Missing
+from rmq.claim import Claimed
 from rmq.client import AsyncClient, Client
 from rmq.codec import Compressed
 from rmq.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
@@ -70,6 +71,7 @@ __all__ = [
     "Audit",
     "Audited",
     "ClaimLost",
+    "Claimed",
     "Claims",
     "Client",
     "Compressed",

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rmq.audit import Audited
+from rmq.claim import Claimed
 from rmq.codec import JSON
-from rmq.flows import Flow, Members, auditing, opening, operating, receiving
+from rmq.flows import Flow, Members, auditing, claiming, opening, operating, receiving
 from rmq.flows.operating import Filter, Id, Progress, Redriven
+from rmq.guard import check_consumer, check_key
 from rmq.handle import Handle, Lanes
 from rmq.keys import topics_key
 from rmq.message import Message, Place
@@ -38,6 +40,9 @@ class _AdminBase:
 
     def _handle(self, topic: str) -> Handle:
         return Handle(self._prefix, topic, JSON, self._lanes, {})
+
+    def _claim_key(self, handle: Handle, key: str, consumer: str) -> bytes:
+        return claiming.key_of(handle, f"{check_consumer(consumer)}:{check_key(key)}".encode())
 
 
 class Admin(_AdminBase):
@@ -164,6 +169,30 @@ class Admin(_AdminBase):
         assert found is not None
         return found
 
+    def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
+        """What stands in Redis for a business key (`rmq.Claims`); None: nothing.
+
+        Args:
+            topic: its name.
+            key: as the handler's `key` gives it, as text.
+            consumer: as the handler's `rmq.Claims` names it.
+        """
+        handle = self._handle(topic)
+        self._executor.run(_show(handle))
+        where = self._claim_key(handle, key, consumer)
+        value = self._executor.ask("claim", "GET", where)
+        left_ms = self._executor.ask("claim", "PTTL", where)
+        return None if value is None else Claimed.read(value, left_ms)
+
+    def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
+        """Forget a business key, whatever its state; whether there was anything to forget.
+
+        The work of its next message is done, even where it was done before.
+        """
+        handle = self._handle(topic)
+        self._executor.run(_show(handle))
+        return bool(self._executor.ask("unclaim", "DEL", self._claim_key(handle, key, consumer)))
+
     def rollback(self, topic: str) -> int:
         """Take back every lease that has run out; how many. Consumers do it as they take."""
         handle = self._handle(topic)
@@ -257,6 +286,22 @@ class AsyncAdmin(_AdminBase):
         )
         assert found is not None
         return found
+
+    async def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
+        """As `Admin.claim`."""
+        handle = self._handle(topic)
+        await self._executor.run(_show(handle))
+        where = self._claim_key(handle, key, consumer)
+        value = await self._executor.ask("claim", "GET", where)
+        left_ms = await self._executor.ask("claim", "PTTL", where)
+        return None if value is None else Claimed.read(value, left_ms)
+
+    async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
+        """As `Admin.unclaim`."""
+        handle = self._handle(topic)
+        await self._executor.run(_show(handle))
+        where = self._claim_key(handle, key, consumer)
+        return bool(await self._executor.ask("unclaim", "DEL", where))
 
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from rmq.errors import DecodeError
+from rmq.ids import MessageId
+from rmq.message import moment
+
 FIRST, DONE, BUSY, UNSURE, FAILED = "first", "done", "busy", "unsure", "failed"
 
 
@@ -29,3 +36,41 @@ class Claim:
         self.wait_s = 0.0
         self.error: Exception | None = None
         self.lost = False
+
+
+class Claimed(NamedTuple):
+    """What stands in Redis for a business key.
+
+    Attributes:
+        state: "consuming": a delivery is at its work; "consumed": the work is done.
+        message_id: of the message whose delivery claimed it.
+        delivery: its delivery number, `d.fence`.
+        since: when it was claimed, or done.
+        left_s: seconds until it is forgotten unless it is renewed; None: never.
+    """
+
+    state: Literal["consuming", "consumed"]
+    message_id: MessageId
+    delivery: int
+    since: datetime
+    left_s: float | None
+
+    @classmethod
+    def read(cls, value: bytes, left_ms: int) -> Claimed:
+        """From the value of its key in Redis, and PTTL.
+
+        Raises:
+            DecodeError: RMQ writes no such value.
+        """
+        try:
+            state, owner, since = value.decode("ascii").split(" ")
+            message_id, _, delivery = owner.partition(":")
+            known: Any = {"consuming": "consuming", "consumed": "consumed"}[state]
+            return cls(
+                known, MessageId.parse(message_id), int(delivery), moment(int(since)),
+                None if left_ms < 0 else left_ms / 1000,
+            )  # fmt: skip
+        except (ValueError, KeyError):
+            raise DecodeError(
+                f"claim: {value[:80]!r} is none; if nobody needs it, delete it"
+            ) from None

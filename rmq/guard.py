@@ -12,12 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from rmq.delivery import DeliveryData
 from rmq.errors import InvalidKey, InvalidType, InvalidValue
+from rmq.keys import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 Inner = Callable[..., Any]
 InnerAsync = Callable[..., Awaitable[Any]]
 
 KEY_BYTES = 200  # of UTF-8; a unique index of MariaDB and a row of the keeper have room for it
+CONSUMER_BYTES = 64
 HEADER = "header:"
 _GUARDS, _REGISTERED = "__rmq_guards__", "__rmq_registered__"
 
@@ -190,20 +192,38 @@ def _called(key: Callable[[Any], object], one: DeliveryData) -> object:
 
 
 def _checked(found: object, one: DeliveryData, what: str = "the function") -> str:
-    if isinstance(found, int) and not isinstance(found, bool):
-        found = str(found)
-    if not isinstance(found, str):
-        raise InvalidKey(
-            f"key: {what} gave {type(found).__name__} for {one.id}; a key is a str or an int. "
-            "Nothing was run"
-        )
     try:
-        size = len(found.encode())
+        return check_key(str(found) if type(found) is int else found)
+    except InvalidValue as error:
+        why = str(error).removeprefix("key: ")
+        raise InvalidKey(f"key: {what} gave for {one.id}: {why}. Nothing was run") from None
+
+
+def check_key(key: object) -> str:
+    """A business key: 1 to 200 bytes of UTF-8.
+
+    Raises:
+        InvalidValue: anything else.
+    """
+    if not isinstance(key, str):
+        raise InvalidValue(f"key: {type(key).__name__}; a key is a str or an int")
+    try:
+        size = len(key.encode())
     except UnicodeEncodeError:
-        raise InvalidKey(f"key: {what} gave no valid text for {one.id}; nothing was run") from None
+        raise InvalidValue("key: text that is no valid Unicode") from None
     if not 1 <= size <= KEY_BYTES:
-        raise InvalidKey(
-            f"key: {what} gave {size} bytes for {one.id}; a key has 1 to {KEY_BYTES}. "
-            "Give a digest of what is longer; nothing was run"
+        raise InvalidValue(
+            f"key: {size} bytes; a key has 1 to {KEY_BYTES}, give a digest of what is longer"
         )
-    return found
+    return key
+
+
+def check_consumer(name: str) -> str:
+    """The name under which one consumer of a topic keeps its claims or ledger rows.
+
+    Raises:
+        InvalidType, InvalidValue: it is not 1 to 64 of A-Z a-z 0-9 . _ -
+    """
+    if len(check_name(name, "consumer")) > CONSUMER_BYTES:
+        raise InvalidValue(f"consumer: {len(name)} characters; give at most {CONSUMER_BYTES}")
+    return name

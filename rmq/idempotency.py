@@ -21,8 +21,16 @@ from rmq.delivery import DeliveryData
 from rmq.errors import InvalidType, InvalidValue
 from rmq.flows import Flow
 from rmq.flows.claiming import owner_of
-from rmq.guard import Guard, Guarded, Inner, InnerAsync, Key, attach, key_reader
-from rmq.keys import check_name
+from rmq.guard import (
+    Guard,
+    Guarded,
+    Inner,
+    InnerAsync,
+    Key,
+    attach,
+    check_consumer,
+    key_reader,
+)
 from rmq.units import Duration, milliseconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,18 +39,6 @@ Check = Callable[[Any], bool | Awaitable[bool]]
 KeyOf = Callable[[DeliveryData], str]
 
 DAY_S = 86_400.0
-CONSUMER_BYTES = 64
-
-
-def check_consumer(name: str) -> str:
-    """The name under which one consumer of a topic keeps its claims or ledger rows.
-
-    Raises:
-        InvalidType, InvalidValue: it is not 1 to 64 of A-Z a-z 0-9 . _ -
-    """
-    if len(check_name(name, "consumer")) > CONSUMER_BYTES:
-        raise InvalidValue(f"consumer: {len(name)} characters; give at most {CONSUMER_BYTES}")
-    return name
 
 
 class Store(Protocol):

@@ -4,13 +4,13 @@ app      the root, options that hold everywhere, errors and exit codes
 values   what options are made of: durations, moments, sizes, policies
 show     tables, JSON, and text that cannot harm a terminal
 confirm  the question before a verb that cannot be undone, and progress
-ping, topics, send, look, tail, change, dlq, stats, audit, worker: the commands
+ping, topics, send, look, tail, change, dlq, stats, audit, claim, worker: the commands
 target   of a worker: the client or worker that MODULE:ATTR names
 account  of a worker: what it serves, what it did, how it ended
 logs     of a worker: lines or JSON on stderr
 """
 
-from rmq.cli import audit, change, dlq, look, ping, send, stats, tail, topics, worker
+from rmq.cli import audit, change, claim, dlq, look, ping, send, stats, tail, topics, worker
 from rmq.cli.app import cli
 
 for command in (
@@ -27,6 +27,7 @@ for command in (
     dlq.purge,
     stats.stats,
     audit.audit,
+    claim.claim,
     worker.worker,
 ):
     cli.add_command(command)

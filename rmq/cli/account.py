@@ -21,6 +21,7 @@ from rmq.cli.values import spell_seconds
 from rmq.worker.worker import FINISHED, HANDED_BACK, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")
+GUARDED = ("duplicate", "claim_lost")  # shown where a handler has guards
 
 COLUMNS = (
     Column("TOPIC"),
@@ -114,9 +115,11 @@ class Account:
             )  # fmt: skip
             return
         if counts:
-            columns = [Column(op.upper(), right=True) for op in (*OPS, "held")]
+            more = [op for op in GUARDED if any(op in one for one in counts.values())]
+            ops = (*OPS, *more, "held")
+            columns = [Column(op.upper().replace("_", "-"), right=True) for op in ops]
             rows = [
-                [topic, *(show.number(one.get(op, 0)) for op in (*OPS, "held"))]
+                [topic, *(show.number(one.get(op, 0)) for op in ops)]
                 for topic, one in counts.items()
             ]
             with contextlib.redirect_stdout(sys.stderr):

@@ -41,6 +41,11 @@ def slot_of_name(name: bytes, slots: int) -> int:
     return slot_of(name.partition(b":")[2], slots)
 
 
+def key_of(handle: Handle, name: bytes) -> bytes:
+    """The key in Redis of a claim; the topic is open."""
+    return handle.slots[slot_of_name(name, len(handle.slots))].claim_stem + name
+
+
 def _calls(
     handle: Handle, claims: Iterable[Claim], build: _Build
 ) -> list[tuple[Command[Any], list[Claim]]]:
