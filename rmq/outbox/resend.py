@@ -8,6 +8,7 @@ sends stubs for the first time (`rmq.outbox.relay`); what runs both is `rmq outb
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -16,7 +17,15 @@ import sqlalchemy as sa
 
 from rmq.client import Client
 from rmq.database import is_conflict, needing
-from rmq.errors import InvalidType, InvalidValue
+from rmq.errors import (
+    ConfigurationError,
+    InvalidType,
+    InvalidValue,
+    OutcomeUnknown,
+    RMQError,
+    StorageError,
+    Unavailable,
+)
 from rmq.flows import locating
 from rmq.flows.locating import NOWHERE, Located
 from rmq.handle import Handle
@@ -37,6 +46,8 @@ from rmq.units import whole
 log = logging.getLogger("rmq.outbox")
 
 BATCH = 100  # stubs of one round
+EVERY_S = 1.0  # between rounds
+TROUBLE_S, TROUBLE_MOST_S = 1.0, 30.0  # between attempts, while Redis or the database is away
 TELL_MS = 60_000  # for so long a stub is one resender's to tell of; then it has died
 
 
@@ -58,9 +69,9 @@ class Round(NamedTuple):
     told: int = 0
 
     @property
-    def anything(self) -> bool:
-        """Whether there was anything to do, so that there may be more."""
-        return any(self)
+    def looked(self) -> int:
+        """How many stubs were lost or put off; a full batch of them has more behind it."""
+        return self.sent + self.waiting + self.held + self.exhausted
 
 
 class Resender:
@@ -131,6 +142,32 @@ class Resender:
                 done = Round(held=1)  # rolled back; the next round does it
             return done._replace(told=self._tell())
 
+    def run(self, stop: threading.Event) -> None:
+        """Look once a second until `stop` is set; what has begun is finished first.
+
+        While Redis or the database is away it tries again, more and more rarely, up to 30 s apart.
+
+        Raises:
+            ConfigurationError: a table is missing.
+        """
+        pause = TROUBLE_S
+        while not stop.is_set():
+            try:
+                done = self.run_once()
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                if isinstance(error, StorageError | sa.exc.DBAPIError):
+                    log.warning("outbox: no resend, again in %.1f s: %s", pause, _line(error))
+                else:
+                    log.exception("outbox: the resend failed, again in %.1f s", pause)
+                stop.wait(pause)
+                pause = min(pause * 2, TROUBLE_MOST_S)
+                continue
+            pause = TROUBLE_S
+            if done.looked < self._batch:
+                stop.wait(EVERY_S)
+
     # --- lost ------------------------------------------------------------------------------------
 
     def _look(self) -> Round:
@@ -141,7 +178,7 @@ class Resender:
         # Asked before the rows are locked. A consumer confirms before it acks, so one whose message
         # is gone, and whose stub is found unconfirmed after that, was not confirmed.
         located = self._locate(found)
-        gone = [one for one in found if located[one.seq].place is None]
+        gone = [one for one in found if _is_nowhere(located[one.seq])]
         missing = self._behind(gone, located)
         spent = {one.seq for one in missing if one.sends >= self._outbox.max_sends}
         again = [one for one in missing if one.seq not in spent]
@@ -158,7 +195,8 @@ class Resender:
                     connection,
                     [(one.seq, f"sent {one.sends} times, never confirmed") for one in given_up],
                 )
-        waiting = sum(located[one.seq].place is not None for one in later)
+        gone_too = {one.seq for one in gone}
+        waiting = sum(located[one.seq] is not None and one.seq not in gone_too for one in later)
         done = Round(waiting=waiting, held=len(later) - waiting, exhausted=len(given_up))
         if again:
             sent, refused, unfit = self._send(again)
@@ -167,34 +205,44 @@ class Resender:
             )
         return done
 
-    def _locate(self, found: Sequence[Due]) -> dict[int, Located]:
-        """Where Redis has their messages, by seq."""
+    def _locate(self, found: Sequence[Due]) -> dict[int, Located | None]:
+        """Where Redis has their messages, by seq; None where a topic cannot be asked."""
         by_topic: dict[str, list[Due]] = {}
+        located: dict[int, Located | None] = {}
         for one in found:
-            by_topic.setdefault(one.topic, []).append(one)
-        located: dict[int, Located] = {}
+            located[one.seq] = NOWHERE
+            # What is no id was written by somebody else. Its send tells what is wrong with it.
+            if _is_id(one.id):
+                by_topic.setdefault(one.topic, []).append(one)
         for topic, these in by_topic.items():
-
-            def ids(handle: Handle, these: Sequence[Due] = these) -> list[MessageId]:
-                return [message_id(one.id, handle, one.slot_basis) for one in these]
-
             try:
-                handle = self._dispatcher.handle(topic, these[0].codec)
+                answers = self._ask(topic, these)
+            except (Unavailable, OutcomeUnknown):
+                raise
             except (InvalidType, InvalidValue):
-                # A row that somebody edited: its send tells what is wrong with it.
-                located.update((one.seq, NOWHERE) for one in these)
-                continue
-            answers = self._client._executor.run(locating.locate(handle, ids))
+                continue  # no name of a topic, as with an id
+            except RMQError as error:
+                # One topic in trouble must not hold up the others.
+                log.warning("outbox: topic %r cannot be asked: %s", topic, error)
+                answers = [None] * len(these)
             located.update((one.seq, at) for one, at in zip(these, answers, strict=True))
         return located
 
-    def _behind(self, gone: Sequence[Due], located: dict[int, Located]) -> list[Due]:
+    def _ask(self, topic: str, these: Sequence[Due]) -> Sequence[Located | None]:
+        def ids(handle: Handle) -> list[MessageId]:
+            return [message_id(one.id, handle, one.slot_basis) for one in these]
+
+        handle = self._dispatcher.handle(topic, these[0].codec)
+        return self._client._executor.run(locating.locate(handle, ids))
+
+    def _behind(self, gone: Sequence[Due], located: dict[int, Located | None]) -> list[Due]:
         """Those that consumers have got past, or that Redis never had."""
-        unsure = [
-            one
-            for one in gone
-            if not located[one.seq].idle and located[one.seq].newest >= one.offset
-        ]
+        unsure = []
+        for one in gone:
+            at = located[one.seq]
+            assert at is not None
+            if not at.idle and at.newest >= one.offset:
+                unsure.append(one)
         if not unsure:
             return list(gone)
         with self._engine.begin() as connection:
@@ -269,6 +317,24 @@ class Resender:
                 break  # those behind it are first in the next round
             done += 1
         return done
+
+
+def _is_nowhere(at: Located | None) -> bool:
+    return at is not None and at.place is None
+
+
+def _is_id(text: str) -> bool:
+    try:
+        MessageId.parse(text)
+    except InvalidValue:
+        return False
+    return True
+
+
+def _line(error: Exception) -> str:
+    """What an error says, on one line, without the statement that a database was given."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig else error
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 def _log_error(told: Exhausted) -> None:
