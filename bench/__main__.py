@@ -14,13 +14,14 @@ from bench.figures import Figure
 from bench.latency import due, idle, latency
 from bench.leases import leases
 from bench.machine import description, server
-from bench.memory import memory
+from bench.memory import memory, remembered
 from bench.once import claims
 from tests.servers import Server
 
 PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
     "throughput": throughput,
     "memory": memory,
+    "remembered": remembered,
     "depth": depth,
     "latency": latency,
     "due": due,

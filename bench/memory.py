@@ -1,8 +1,9 @@
-"""What a waiting message costs in Redis's memory."""
+"""What RMQ keeps in Redis's memory: a waiting message, a remembered id, a claim."""
 
 from __future__ import annotations
 
 import time
+import uuid
 
 import redis
 
@@ -10,7 +11,12 @@ import rmq
 from bench.core import BODY
 from bench.figures import Figure
 from bench.machine import settle
+from rmq import commands, ids, scripts
+from rmq.keys import SlotKeys
+from rmq.wire.base import words_of
 from tests.servers import Server
+
+DAY_MS = 86_400_000
 
 
 def _used(raw: redis.Redis) -> int:
@@ -44,4 +50,57 @@ def memory(server: Server, rounds: int, quick: bool) -> list[Figure]:
     each_of = [figure.value for figure in figures]
     growth = max(each_of) / min(each_of)
     figures.append(Figure("memory", "dearest / cheapest of these", [growth], "x", 1.1, True))
+    return figures
+
+
+def _settle(server: Server, count: int) -> None:
+    """Send and take for good, each under a key of its own; the window is longer than the run."""
+    with rmq.Client(server.url) as client:
+        topic = client.topic("remembered", codec="bytes", dedup_window=DAY_MS / 1000)
+        with topic.consumer(mode="at_most_once") as consumer:
+            for first in range(0, count, 1000):
+                out = [rmq.Outgoing(b"", dedup_key=f"order-{first + n}") for n in range(1000)]
+                topic.send_many(out)
+                assert len(consumer.receive(1000)) == 1000
+
+
+def _claim(raw: redis.Redis, count: int) -> int:
+    """Claim keys of 36 characters; what that takes. Then finish them."""
+    keys, names = SlotKeys("rmq", "orders", 0), [b"default:%s" % str(uuid.uuid4()).encode()
+                                                 for _ in range(count)]  # fmt: skip
+    owners = [b"%s:1" % str(one).encode() for one in ids.make(0, 0, count)]
+    for script in ("claim", "finish"):
+        raw.script_load(scripts.load(script).text)
+    before = _used(raw)
+    for at in range(0, count, 1000):
+        part = slice(at, at + 1000)
+        raw.execute_command(*words_of(commands.claim(keys, names[part], owners[part], DAY_MS)))
+    consuming = _used(raw) - before
+    for at in range(0, count, 1000):
+        part = slice(at, at + 1000)
+        ttls = [DAY_MS] * 1000
+        raw.execute_command(*words_of(commands.finish(keys, names[part], owners[part], ttls)))
+    return consuming
+
+
+def remembered(server: Server, rounds: int, quick: bool) -> list[Figure]:
+    """Bytes for an id in the dedup window, and for a claim on a key of 36 characters."""
+    figures = []
+    with server.raw() as raw:
+        _settle(server, 1000)
+        for count in (10_000,) if quick else (100_000, 1_000_000):
+            raw.flushall()
+            before = _used(raw)
+            _settle(server, count)
+            each = (_used(raw) - before) / count
+            figures.append(Figure("remembered", f"{count:,} settled ids, each", [each], "B"))
+            raw.flushall()
+            before = _used(raw)
+            consuming = _claim(raw, count) / count
+            consumed = (_used(raw) - before) / count
+            figures += [
+                Figure("remembered", f"{count:,} claims, consuming, each", [consuming], "B"),
+                Figure("remembered", f"{count:,} claims, consumed, each", [consumed], "B"),
+            ]
+        settle(raw)
     return figures
