@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import report
+from bench.books import books
 from bench.core import depth, throughput
 from bench.figures import Figure
 from bench.latency import due, idle, latency
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
     "idle": idle,
     "leases": leases,
     "claims": claims,
+    "books": books,
 }
 
 
