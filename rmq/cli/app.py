@@ -37,7 +37,7 @@ Exit codes:
   2  wrong usage, or an argument that cannot work
   3  nothing matched: no such topic, no such message, nothing to do
   4  partly done; the message says how far
-  5  Redis cannot be reached, or did not answer
+  5  Redis, or the database, cannot be reached, or did not answer
   6  refused for safety: nobody confirmed
   70 a worker that was stuck; see rmq worker --help
   130 stopped with Ctrl-C
@@ -223,7 +223,9 @@ def secrets(url: str | None) -> list[str]:
 
 
 def scrub(text: str, url: str | None) -> str:
-    """A text without the passwords of the URL."""
+    """A text without the passwords of the URL, nor that of any other URL in it."""
+    text = re.sub(r"(://[^\s/@:]*:)[^\s/]*@", r"\1***@", text)
+    text = re.sub(r"([?&]password=)[^\s&]+", r"\1***", text)
     for secret in secrets(url):
         if len(secret) >= 4:
             text = text.replace(secret, "***")

@@ -15,9 +15,12 @@ PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: pip install "rmq[sq
 `rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
 """
 
+from rmq.ledger.looking import Entry, look, look_async
 from rmq.ledger.purging import purge, purge_async
 from rmq.ledger.store import Ledger
 from rmq.ledger.tables import metadata
 from rmq.ledger.transaction import exactly_once
 
-__all__ = ["Ledger", "exactly_once", "metadata", "purge", "purge_async"]
+__all__ = [
+    "Entry", "Ledger", "exactly_once", "look", "look_async", "metadata", "purge", "purge_async",
+]  # fmt: skip

@@ -38,12 +38,14 @@ class Found(NamedTuple):
     """What stands in a row that is there.
 
     Attributes:
+        created_ms: when it was claimed, epoch ms.
         left_ms: until it expires; None: it does not.
         age_ms: since it was claimed.
     """
 
     state: str
     owner: str
+    created_ms: int
     left_ms: int | None
     age_ms: int
 
@@ -98,6 +100,7 @@ def look(connection: sa.Connection, row: Row) -> Found | None:
         sa.select(
             _C.state,
             _C.owner,
+            _C.created,
             (_C.expires - now_ms()).label("left"),
             (now_ms() - _C.created).label("age"),
         ).where(_place(row))
