@@ -26,7 +26,7 @@ from rmq.outbox.confirm import Confirming
 from rmq.outbox.here import CREATE as CREATE
 from rmq.outbox.here import Here, HereAsync, check, check_async
 from rmq.outbox.repair import Repair
-from rmq.outbox.tables import BASIS_BYTES, UNCONFIRMED, stubs
+from rmq.outbox.tables import UNCONFIRMED, stubs
 from rmq.retry import Exponential, Retry, policy
 from rmq.settings import BODY_CEILING, Settings
 from rmq.slots import slot_of
@@ -120,7 +120,6 @@ class Outbox(Confirming, Repair):
             topic: where the message goes.
             body: what the codec can write.
             delay: counts from now, by the database's clock.
-            slot_basis: at most 512 bytes.
             codec: "json", "msgpack", "bytes", rmq.Compressed(), or one of your own.
             confirm: whether a consumer confirms it (see docs/outbox.md). If not, it counts as
                 confirmed once Redis has it.
@@ -216,13 +215,7 @@ def _basis(value: str | bytes | None) -> bytes | None:
     if value is None:
         return None
     slot_of(value, 1)  # its check of the type
-    found = value.encode() if isinstance(value, str) else bytes(value)
-    if len(found) > BASIS_BYTES:
-        raise InvalidValue(
-            f"slot_basis: {len(found)} bytes; the outbox takes at most {BASIS_BYTES}. Give a "
-            "digest of it"
-        )
-    return found
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _options(out: Outgoing) -> str:

@@ -30,7 +30,6 @@ from sqlalchemy import (
     Column,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     SmallInteger,
     String,
@@ -39,8 +38,8 @@ from sqlalchemy import (
     and_,
     literal,
 )
-from sqlalchemy.dialects import mysql
 
+from rmq.database import Bytes
 from rmq.ids import TEXT_SIZE
 
 Status = Literal["unconfirmed", "confirmed", "void", "exhausted"]
@@ -51,7 +50,6 @@ EXHAUSTED: Final = "exhausted"
 STATUSES: Final[tuple[Status, ...]] = (UNCONFIRMED, CONFIRMED, VOID, EXHAUSTED)
 
 TOPIC_CHARS = 128  # what a topic's name may have
-BASIS_BYTES = 512  # an index of every database has room for it beside a topic
 # SQLAlchemy reads the words of `mysql://` and those of `mariadb://` apart.
 _EXACT: dict[str, Any] = {
     f"{dialect}_{name}": value
@@ -68,13 +66,8 @@ stubs = Table(
     Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("id", String(TEXT_SIZE), nullable=False, unique=True),
     Column("topic", String(TOPIC_CHARS), nullable=False),
-    Column(
-        "slot_basis", LargeBinary().with_variant(mysql.VARBINARY(BASIS_BYTES), "mysql", "mariadb")
-    ),
-    # A plain BLOB of MySQL ends at 64 KiB.
-    Column(
-        "body", LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False
-    ),
+    Column("slot_basis", Bytes),
+    Column("body", Bytes, nullable=False),
     Column("codec", SmallInteger, nullable=False),
     Column("options", Text, nullable=False),
     Column("due_ms", BigInteger, nullable=False),
