@@ -32,7 +32,7 @@ from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.message import SendResult
 from rmq.outbox import lost, notify, rows
-from rmq.outbox.dispatch import Dispatcher, Refused
+from rmq.outbox.dispatch import Dispatcher, Outcome, Refused
 from rmq.outbox.here import CREATE
 from rmq.outbox.lost import Due
 from rmq.outbox.naming import message_id
@@ -45,7 +45,8 @@ from rmq.units import whole
 
 log = logging.getLogger("rmq.outbox")
 
-BATCH = 100  # stubs of one round
+BATCH = 1000  # stubs of one round
+CHUNK = 100  # of them, sent in one transaction
 EVERY_S = 1.0  # between rounds
 TROUBLE_S, TROUBLE_MOST_S = 1.0, 30.0  # between attempts, while Redis or the database is away
 TELL_MS = 60_000  # for so long a stub is one resender's to tell of; then it has died
@@ -252,28 +253,50 @@ class Resender:
 
     # --- sending ---------------------------------------------------------------------------------
 
-    def _send(self, again: Sequence[Due]) -> tuple[int, int, int]:
-        """Send and count, in one transaction; how many were sent, put off, and given up."""
-        with self._engine.begin() as connection:
-            these, now = lost.whole(connection, lost.lock(connection, again))
-            outcomes = self._dispatcher.send(these, now)
-            marks: list[Mark] = []
-            later: list[tuple[int, int]] = []
-            unfit: list[tuple[int, str]] = []
-            before = {one.seq: one for one in again}
-            for stub, outcome in zip(these, outcomes, strict=True):
-                if isinstance(outcome, SendResult):
-                    marks.append(self._mark(stub, outcome, before[stub.seq], now))
-                elif outcome.for_good:
-                    unfit.append((stub.seq, str(outcome.error)))
-                else:
-                    later.append((stub.seq, self._outbox.resend_after_ms(stub.sends)))
-            if marks:
-                rows.mark(connection, marks, now)
-            lost.put_off(connection, later)
-            if unfit:
-                rows.exhaust(connection, unfit)
-        _report(these, outcomes)
+    def _send(self, again: list[Due]) -> tuple[int, int, int]:
+        """Send them all; how many were sent, put off, and given up.
+
+        All that were found lost together: once the first are back in a slot, it would seem that
+        consumers have not got past the others.
+        """
+        sent = refused = unfit = 0
+        while again:
+            with self._engine.begin() as connection:
+                ours = lost.lock(connection, again[:CHUNK])
+                these, now = lost.whole(connection, ours)
+                outcomes = self._dispatcher.send(these, now)
+                done = self._count(connection, these, outcomes, again, now)
+            _report(these, outcomes)
+            sent, refused, unfit = sent + done[0], refused + done[1], unfit + done[2]
+            left = {one.seq for one in ours} - {stub.seq for stub in these}
+            again = [one for one in again[:CHUNK] if one.seq in left] + again[CHUNK:]
+        return sent, refused, unfit
+
+    def _count(
+        self,
+        connection: sa.Connection,
+        these: Sequence[Stub],
+        outcomes: Sequence[Outcome],
+        found: Sequence[Due],
+        now: int,
+    ) -> tuple[int, int, int]:
+        """Write down what became of a send, in the transaction that made it."""
+        before = {one.seq: one for one in found}
+        marks: list[Mark] = []
+        later: list[tuple[int, int]] = []
+        unfit: list[tuple[int, str]] = []
+        for stub, outcome in zip(these, outcomes, strict=True):
+            if isinstance(outcome, SendResult):
+                marks.append(self._mark(stub, outcome, before[stub.seq], now))
+            elif outcome.for_good:
+                unfit.append((stub.seq, str(outcome.error)))
+            else:
+                later.append((stub.seq, self._outbox.resend_after_ms(stub.sends)))
+        if marks:
+            rows.mark(connection, marks, now)
+        lost.put_off(connection, later)
+        if unfit:
+            rows.exhaust(connection, unfit)
         return len(marks), len(later), len(unfit)
 
     def _mark(self, stub: Stub, result: SendResult, before: Due, now: int) -> Mark:
