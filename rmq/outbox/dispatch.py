@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from rmq.client import Client
 from rmq.errors import (
@@ -52,13 +53,16 @@ class Refused(NamedTuple):
 
 Outcome = SendResult | Refused
 
+# By client, so that what any dispatcher of it has opened, all can open again as it was.
+_HANDLES: WeakKeyDictionary[Client, dict[tuple[str, int], Handle]] = WeakKeyDictionary()
+
 
 class Dispatcher:
     """Sends stubs through a client, with its prefix and its interceptors."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._handles: dict[tuple[str, int], Handle] = {}
+        self._handles = _HANDLES.setdefault(client, {})
 
     def send(self, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
         """Send stubs, those of one topic in their order; an outcome for each.
@@ -127,7 +131,7 @@ class Dispatcher:
             "that waited in it; it is created again, and what is not yet sent follows",
             topic,
         )
-        for (name, _), handle in self._handles.items():
+        for (name, _), handle in list(self._handles.items()):
             if name == topic and handle.is_open:
                 before = handle.settings
                 handle.asked = {one.name: getattr(before, one.name) for one in fields(Settings)}
