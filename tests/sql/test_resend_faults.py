@@ -222,7 +222,6 @@ def test_two_processes_share_what_was_lost_and_send_nothing_more_often_than_is_c
     (tmp_path / "gate").touch()
     told = [int(child.wait()) for child in children]
 
-    assert min(told) > 0
     assert sends(scene)[2] == sum(told)
     found = drain(scene.topic)
     # Some may have been held: what one sends makes it seem that others' are not yet passed.
