@@ -166,7 +166,8 @@ _EXHAUST = (
 )
 
 # All marks in one statement and one parameter: a statement for each would be a round trip for each,
-# and a list of values a text that no database has seen before. SQLite has no round trips.
+# and a list of values a text that no database has seen before. SQLite has no round trips. MySQL, not
+# forced, would scan a small table, and wait at every row that another relay has locked.
 _MARK_ALL = {
     "postgresql": sa.text(
         """UPDATE rmq_stub AS s
@@ -180,7 +181,7 @@ _MARK_ALL = {
         """UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
                seq BIGINT PATH '$[0]', slot INT PATH '$[1]', place BIGINT PATH '$[2]',
                resend_at BIGINT PATH '$[3]', status VARCHAR(16) PATH '$[4]')) AS v
-           STRAIGHT_JOIN rmq_stub AS s ON s.seq = v.seq
+           STRAIGHT_JOIN rmq_stub AS s FORCE INDEX (PRIMARY) ON s.seq = v.seq
            SET s.status = v.status, s.sends = s.sends + 1, s.slot = v.slot,
                s.`offset` = v.place, s.resend_at = v.resend_at, s.sent_at = :now"""
     ),
