@@ -1,8 +1,8 @@
 """A teller of the bank, a worker that dies when it is told to: `python -m tests.faults.bank_child`.
 
 Its task is the JSON in the first argument: topics, each with the way in which it is kept once, and
-the faults that the process does to itself, one after another: at which step, for the how manieth
-time that the step is reached, and what: kill, stop (SIGSTOP), or wait (until a file is there).
+the faults that the process does to itself, one after another: at which step, at which of the times
+that the step is reached, and what: kill, stop (SIGSTOP), wait (until a file is there), or raise.
 
     taken      it is leased                        committed  the money is moved, for good
     claimed    its key is claimed                  finished   its key is marked as done
@@ -70,6 +70,8 @@ class Faults:
 
     def _do(self, fault: dict[str, Any]) -> None:
         self._book.write("fault", name=f"{fault['what']} {fault['step']}")
+        if fault["what"] == "raise":
+            raise ConnectionError("asked to raise")
         if fault["what"] == "wait":
             while not Path(fault["gate"]).exists():
                 time.sleep(0.01)
@@ -139,7 +141,10 @@ class Teller:
         self.faults.reach("within")
 
     def handler(self, way: str) -> Callable[..., None]:
-        """A function to register, of "<store>[+check][+condition]", or "transaction"."""
+        """A function to register: "nothing", a store "claims" or "ledger", "transaction".
+
+        A store may have more behind it, each after a "+": check, condition, transaction.
+        """
         store, *more = way.split("+")
 
         def begin(body: dict[str, Any]) -> None:

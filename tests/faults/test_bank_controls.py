@@ -23,6 +23,8 @@ COPIES = 3
 SLOW_S = 1.0  # so long that a copy comes back meanwhile
 Open = Callable[[str], AbstractContextManager[Bank]]
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture
 def database(postgres: Postgres) -> Iterator[Database]:

@@ -32,6 +32,8 @@ RUNGS = ("claims", "claims+check", "ledger", "transaction")  # 2 to 5, with noth
 ONCE = dict.fromkeys(WAYS, 1)
 ALL = len(WAYS)
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture
 def bank(server: Server, postgres: Postgres, name: str, tmp_path: Path) -> Iterator[Bank]:
@@ -52,7 +54,6 @@ def told(bank: Bank, capsys: pytest.CaptureFixture[str], moment: str) -> dict[st
     return times
 
 
-@pytest.mark.timeout(240)
 def test_a_kill_before_the_commit_or_after_the_mark_is_applied_once_on_every_rung(
     server: Server,
     postgres: Postgres,
@@ -88,6 +89,18 @@ def test_a_kill_between_commit_and_mark_repeats_what_neither_checks_nor_has_a_co
     bank.drained()
 
     assert told(bank, capsys, "killed between commit and mark") == {
+        **ONCE, "claims": 2, "ledger": 2,
+    }  # fmt: skip
+
+
+def test_a_commit_whose_answer_is_lost_repeats_what_neither_checks_nor_has_a_condition(
+    bank: Bank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank.send()
+    bank.teller([fault("committed", "raise") for _ in WAYS])
+    bank.drained()
+
+    assert told(bank, capsys, "the answer to the commit was lost") == {
         **ONCE, "claims": 2, "ledger": 2,
     }  # fmt: skip
 
