@@ -166,8 +166,8 @@ _EXHAUST = (
 )
 
 # All marks in one statement and one parameter: a statement for each would be a round trip for each,
-# and a list of values a text that no database has seen before. SQLite has no round trips. MySQL, not
-# forced, would scan a small table, and wait at every row that another relay has locked.
+# and a list of values a text that no database has seen before. SQLite has no round trips. MySQL has
+# to be forced: it would scan a small table, and wait at every row that another relay has locked.
 _MARK_ALL = {
     "postgresql": sa.text(
         """UPDATE rmq_stub AS s
