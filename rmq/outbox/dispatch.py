@@ -106,7 +106,12 @@ class Dispatcher:
                 client._prefix, topic, AsWritten(codec), client._lanes, {}, client._hooks
             )
             self._handles[topic, codec] = handle
-        self._client._executor.run(opening.ensure(handle))
+        try:
+            self._client._executor.run(opening.ensure(handle))
+        except SettingsMismatch:  # `_anew` asked for what it was; somebody was quicker
+            log.warning("outbox: topic %r was created again with other settings", topic)
+            handle.asked = {}
+            self._client._executor.run(opening.ensure(handle))
         return handle
 
     def _topic(self, topic: str, codec: int, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
@@ -125,7 +130,7 @@ class Dispatcher:
         raise AssertionError("two turns, and each returns or raises")
 
     def _anew(self, topic: str) -> None:
-        """Let the topic be created again, as it was, by whoever comes first."""
+        """Let the topic be created again, as it was, by whoever opens it next."""
         log.error(
             "outbox: topic %r is gone from Redis (deleted, flushed, or failed over empty) with all "
             "that waited in it; it is created again, and what is not yet sent follows",
@@ -136,12 +141,6 @@ class Dispatcher:
                 before = handle.settings
                 handle.asked = {one.name: getattr(before, one.name) for one in fields(Settings)}
                 handle.forget()
-                try:
-                    self._client._executor.run(opening.open(handle))
-                except SettingsMismatch:
-                    log.warning("outbox: topic %r was created again with other settings", topic)
-                    handle.forget()
-                handle.asked = {}
 
     def _prepared(self, handle: Handle, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
         """Those whose rows can be read are sent; TopicVanished passes through."""

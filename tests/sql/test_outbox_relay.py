@@ -216,6 +216,23 @@ def test_a_topic_that_came_back_with_other_slots_is_taken_as_it_is(database, own
         assert sorted(drain(other.topic(name))) == list(range(20))
 
 
+def test_a_topic_half_deleted_waits_for_a_person_and_ends_no_loop(database, client, server, name):
+    engine, outbox = prepared(database), Outbox()
+    relay = Relay(outbox, engine, client)
+    client.topic(name, slots=2).open()
+    fill(engine, outbox, name, ["before"])
+    relay.run_once()
+    with server.raw() as raw:
+        assert raw.delete(f"rmq:{{{name}}}:topic", f"rmq:{{{name}_0}}:slot") == 2
+        assert raw.hset(f"rmq:{{{name}_1}}:slot", "created", "another life") == 0
+    fill(engine, outbox, name, range(10))
+    fill(engine, outbox, f"{name}-other", ["after"])
+
+    assert relay.run_once() == 1
+
+    assert states(engine) == {("unconfirmed", 1): 2, ("unconfirmed", 0): 10}
+
+
 def test_a_message_sent_and_not_marked_is_sent_again_and_stored_once(
     database, client, name, monkeypatch
 ):
