@@ -99,11 +99,11 @@ def test_a_copy_that_comes_meanwhile_waits_for_the_end(books: Books, orm: bool, 
 COPIES = 8
 
 
-def until_settled(books: Books, guard: Any, one: Copy) -> bool:
+def until_settled(books: Books, guard: Any, one: Copy, work: Any = writing()) -> bool:  # noqa: B008
     """As a worker: what is put off comes again."""
     for _ in range(200):
         try:
-            return books.run(guard, one, writing())
+            return books.run(guard, one, work)
         except rmq.Snooze as snooze:
             time.sleep(float(snooze.delay))  # type: ignore[arg-type]
     raise AssertionError("it is put off for ever")
@@ -124,6 +124,44 @@ def test_of_copies_at_once_one_takes_effect(books: Books, orm: bool, before: str
     found = together(*(lambda one=one: until_settled(books, guard, one) for one in copies))
 
     assert sorted(found) == [False] * (COPIES - 1) + [True], found
+    assert books.effects() == ["k"]
+
+
+def test_of_copies_that_wait_one_goes_on_when_the_first_fails(books: Books) -> None:
+    # MariaDB wakes them all with a shared lock on the index, and ends all but one as deadlocked.
+    guard, failed, lock = books.once(), [], threading.Lock()
+
+    def failing_once(**given: Any) -> None:
+        (place,) = given.values()
+        with lock:
+            first = not failed
+            failed.append(1)
+        books.inside(place, write("k"))
+        if first:
+            time.sleep(0.5)  # until the others have come
+            raise ValueError("the first one")
+
+    copies = [Copy(fence=n) for n in range(COPIES)]
+    found = together(
+        *(lambda one=one: until_settled(books, guard, one, failing_once) for one in copies)
+    )
+
+    kinds = sorted(str(one) for one in found)
+    assert kinds == ["False"] * (COPIES - 2) + ["True", "the first one"]
+    assert books.effects() == ["k"]
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_at_every_isolation_level_one_takes_effect(books: Books, level: str) -> None:
+    if books.database.dialect == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    guard = books.once(source=books.source(isolation_level=level))
+    copies = [Copy(fence=n) for n in range(COPIES)]
+
+    found = together(*(lambda one=one: until_settled(books, guard, one) for one in copies))
+
+    assert found.count(True) == 1, found
+    assert all(isinstance(one, bool) for one in found), found
     assert books.effects() == ["k"]
 
 

@@ -434,6 +434,43 @@ def test_a_database_that_dies_while_it_runs_leaves_the_claim_until_it_expires(
     assert again.times == 1
 
 
+def conflict(books: Books) -> sa.exc.DBAPIError:
+    number: Any = "40001" if books.database.dialect == "postgresql" else 1213
+    cause: Any = OSError(number, "in each other's way")
+    cause.sqlstate = number
+    if isinstance(number, str):
+        cause.errno = None
+    return sa.exc.OperationalError("UPDATE", {}, cause)
+
+
+@pytest.mark.parametrize("verb", ["claim", "mark", "forget"])
+def test_a_transaction_that_another_one_stood_in_the_way_of_is_done_again(
+    books: Books, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    real, failed = getattr(rows, verb), []
+
+    def flaky(connection: Any, *arguments: Any) -> Any:
+        if len(failed) < 2:
+            failed.append(verb)
+            raise conflict(books)
+        return real(connection, *arguments)
+
+    monkeypatch.setattr(rows, verb, flaky)
+
+    def work() -> None:
+        if verb == "forget":
+            raise ValueError("no")
+
+    if verb == "forget":
+        with pytest.raises(ValueError, match="no"):
+            books.run(books.guard(), Copy(), work)
+        assert books.rows() == []
+    else:
+        assert books.run(books.guard(), Copy(), work)
+        assert books.states() == {"k": "consumed"}
+    assert len(failed) == 2
+
+
 # --- bad input -----------------------------------------------------------------------------------
 
 SECRET = "hunter2-hunter2"
