@@ -94,8 +94,9 @@ class Bank:
     """A bank, with a topic for each way to keep a transfer once (see `bank_child`)."""
 
     def __init__(
-        self, server: Server, database: Database, name: str, folder: Path, ways: Sequence[str]
-    ) -> None:
+        self, server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
+        lease: float = LEASE_S,
+    ) -> None:  # fmt: skip
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.server = server
@@ -105,11 +106,11 @@ class Bank:
         self.engine = database.engine(pool_pre_ping=True)
         bank.create(self.engine)
         self.client = rmq.Client(server.url, retry_for=30)
-        self.topics = {way: self._topic(f"{name}-{n}") for n, way in enumerate(ways)}
+        self.topics = {way: self._topic(f"{name}-{n}", lease) for n, way in enumerate(ways)}
 
-    def _topic(self, name: str) -> rmq.Topic:
+    def _topic(self, name: str, lease: float) -> rmq.Topic:
         # No dedup window: what is sent again after its ack is a message again.
-        made = self.client.topic(name, slots=4, lease=LEASE_S, retry=RETRY, dedup_window=0)
+        made = self.client.topic(name, slots=4, lease=lease, retry=RETRY, dedup_window=0)
         made.open()
         return made
 
@@ -217,10 +218,11 @@ class Bank:
 
 @contextmanager
 def opened(
-    server: Server, database: Database, name: str, folder: Path, ways: Sequence[str]
-) -> Iterator[Bank]:
+    server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
+    lease: float = LEASE_S,
+) -> Iterator[Bank]:  # fmt: skip
     """A bank that is closed at the end."""
-    made = Bank(server, database, name, folder, ways)
+    made = Bank(server, database, name, folder, ways, lease)
     try:
         yield made
     finally:

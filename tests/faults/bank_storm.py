@@ -22,13 +22,14 @@ import rmq
 from tests.faults import bank
 from tests.faults.bank_books import Books
 from tests.faults.bank_child import STEPS
-from tests.faults.bank_scene import LEASE_S, Bank, Teller, fault
+from tests.faults.bank_scene import Bank, Teller, fault
 
 TELLERS = 2
 HANDS = 4
 BATCH = 200  # messages of one send_many
 KEPT_BACK = 0.15  # of the messages, until all faults were done
-STOP_S = 2 * LEASE_S + 1.5  # a lease is up to a second longer, and a claim a second more
+LEASE_S = 2.0  # a claim lives on while Redis is restarted
+STOP_S = LEASE_S + 3.0  # a lease is up to a second longer, and a claim a second more
 LOOK_S = 0.1
 FORGET_EACH_S, FORGET_MOST = 0.3, 10
 PASSES = {"finished": 8, "acked": 8}  # an ack is for many; of other steps:

@@ -21,7 +21,7 @@ from tests.conftest import any_binary
 from tests.databases import Database, Postgres, fresh
 from tests.faults.bank_child import STEPS
 from tests.faults.bank_scene import opened, seeded
-from tests.faults.bank_storm import Storm, figures
+from tests.faults.bank_storm import LEASE_S, Storm, figures
 from tests.servers import Server
 
 MANY = 20_000
@@ -76,7 +76,7 @@ class Play:
     ) -> None:  # fmt: skip
         seed, rng = seeded()
         self.say(f"{way}: RMQ_TEST_SEED={seed}")
-        with opened(*self.servers, self.name, self.folder, (way,)) as bank:
+        with opened(*self.servers, self.name, self.folder, (way,), LEASE_S) as bank:
             began = time.monotonic()
             storm = Storm(
                 bank, rng, count, kills=kills, stop=stop, hurts=hurts, forgets=forgets,
