@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import Any
@@ -110,26 +109,69 @@ def test_a_run_that_fails_gives_its_claim_up_and_is_not_swallowed(books: Books, 
     assert ran.times == 1
 
 
-def test_an_expired_claim_is_taken_over_and_its_first_owner_cannot_mark_it(
-    books: Books, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_an_expired_claim_is_taken_over_and_its_first_owner_can_neither_mark_nor_remove_it(
+    books: Books, caplog: pytest.LogCaptureFixture, ends: str
 ) -> None:
-    guard, second = books.guard(), Ran()
+    guard = books.guard()
+    taken, first_has_ended = threading.Event(), threading.Event()
 
     def work() -> None:
         books.expire()
-        with pytest.raises(rmq.Snooze):
-            books.run(guard, OTHER, lambda: first_ends() or second())
+        taken.set()
+        assert within.wait(30)
+        if ends == "raises":
+            raise ValueError("too late")
 
-    def first_ends() -> None:
-        # In the midst of the second run, the first one ends.
-        assert books.row().owner == "m2:9"
-        raise rmq.Snooze(1)
+    def work_second() -> None:
+        within.set()
+        assert first_has_ended.wait(30)
 
-    with caplog.at_level(logging.ERROR, "rmq"):
-        assert books.run(guard, Copy(), work)
+    def first() -> bool:
+        try:
+            return books.run(guard, Copy(), work)
+        finally:
+            seen.append((books.row().owner, books.row().state))
+            first_has_ended.set()
 
-    assert "another delivery may have done the same work" in caplog.text
-    assert books.rows() == []  # of the second one, which has given it up
+    def second() -> bool:
+        assert taken.wait(30)
+        return books.run(guard, OTHER, work_second)
+
+    within, seen = threading.Event(), []
+    found = together(first, second)
+
+    assert seen == [("m2:9", "consuming")]
+    assert found[1] is True
+    assert (books.row().owner, books.row().state) == ("m2:9", "consumed")
+    if ends == "returns":
+        assert found[0] is True  # its work was done; a nack would do it once more
+        assert "another delivery may have done the same work" in caplog.text
+    else:
+        assert isinstance(found[0], ValueError)
+
+
+@pytest.mark.parametrize("meanwhile", ["another took over", "its owner renewed it", "nothing"])
+def test_a_take_over_succeeds_only_on_what_was_found(books: Books, meanwhile: str) -> None:
+    one, two, three = (rows.row_of("default", Copy(id=id), "k") for id in ("m1", "m2", "m3"))
+    with books.outside.connect() as connection:
+        rows.claim(connection, one, 60_000)
+        books.expire()
+        found = rows.look(connection, one)
+        connection.commit()
+        assert found is not None
+        if meanwhile == "another took over":
+            rows.claim(connection, two, 60_000)
+            books.expire()  # so that only the owner tells
+        elif meanwhile == "its owner renewed it":
+            rows.renew(connection, [one], 60_000)
+
+        taken = rows.replace(connection, three, found, "consuming", 60_000)
+        connection.commit()
+
+    owner = {"another took over": "m2:1", "its owner renewed it": "m1:1", "nothing": "m3:1"}
+    assert taken is (meanwhile == "nothing")
+    assert books.row().owner == owner[meanwhile]
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
