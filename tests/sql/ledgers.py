@@ -17,6 +17,8 @@ from rmq.ledger import Ledger, exactly_once, metadata
 from rmq.ledger.tables import ledger
 from tests.databases import Database
 
+CLOCK_MS = 200  # PostgreSQL reads its clock once for each column, and the machine is shared
+
 effects = sa.Table(
     "effects",
     sa.MetaData(),
