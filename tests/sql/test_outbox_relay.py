@@ -149,6 +149,20 @@ def test_a_full_topic_waits_and_the_others_go_on(database, client, name):
     assert found + drain(full) == list(range(7))
 
 
+def test_what_is_less_durable_than_asked_is_watched_or_sent_again(database, client, name):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, durability=rmq.Replicated(1, 0.05))  # and there is no replica
+    topic.open()
+    fill(engine, outbox, name, ["watched"])
+    fill(engine, outbox, name, ["nobody confirms"], confirm=False)
+
+    assert Relay(outbox, engine, client).run_once() == 1
+    assert Relay(outbox, engine, client).run_once() == 0
+
+    assert states(engine) == {("unconfirmed", 1): 1, ("unconfirmed", 0): 1}
+    assert drain(topic) == ["watched", "nobody confirms"]  # both are stored, once
+
+
 def test_a_login_that_redis_refuses_costs_no_stub_its_life(database, own_server, name):
     engine, outbox = prepared(database), Outbox()
     fill(engine, outbox, name, [1, 2])
