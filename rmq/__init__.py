@@ -37,6 +37,7 @@ from rmq.errors import (
     NotDurable,
     OutcomeUnknown,
     PayloadTooLarge,
+    QueryOwned,
     QueueFull,
     RMQError,
     ScriptFailed,
@@ -52,6 +53,7 @@ from rmq.idempotency import Claims, idempotent
 from rmq.ids import MessageId
 from rmq.interceptor import Interceptor, Outcome
 from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
+from rmq.query import Query
 from rmq.retry import Exponential, Immediate, Levels
 from rmq.settings import Fsync, Replicated, Settings
 from rmq.topic import AsyncTopic, Topic
@@ -102,6 +104,8 @@ __all__ = [
     "OutcomeUnknown",
     "Outgoing",
     "PayloadTooLarge",
+    "Query",
+    "QueryOwned",
     "QueueFull",
     "RMQError",
     "Receipt",

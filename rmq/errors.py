@@ -152,6 +152,18 @@ class StubSettled(ConfigurationError):
         self.status = status
 
 
+class QueryOwned(DeliveryError):
+    """Another driver runs this query; its checkpoint was copied, or started twice.
+
+    Attributes:
+        left_s: for how long nobody else may run it, unless it goes on.
+    """
+
+    def __init__(self, message: str, left_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.left_s = left_s
+
+
 class DecodeError(RMQError, ValueError):
     """Bytes in Redis cannot be read as the body or headers of a message."""
 

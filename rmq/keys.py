@@ -25,6 +25,9 @@ TYPES = {
     "settled1": "set",
     "replay": "string",
     "claim": "string",
+    "query": "hash",
+    "querylog": "zset",
+    "queries": "zset",
     "topic": "hash",
     "topics": "set",
 }
@@ -50,8 +53,9 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "records",
-        "replay_stem", "settled0", "settled1", "slot", "store", "topic",
+        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "queries",
+        "query_stem", "querylog_stem", "records", "replay_stem", "settled0", "settled1", "slot",
+        "store", "topic",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int) -> None:
@@ -70,6 +74,9 @@ class SlotKeys:
         self.settled1 = stem + b"settled1"
         self.replay_stem = stem + b"replay:"
         self.claim_stem = stem + b"claim:"
+        self.query_stem = stem + b"query:"
+        self.querylog_stem = stem + b"querylog:"
+        self.queries = stem + b"queries"
 
 
 def topic_key(prefix: str, topic: str) -> bytes:

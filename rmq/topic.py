@@ -14,6 +14,7 @@ from rmq.handle import Handle
 from rmq.handler import Handler, Handlers, RetryOption, Rule, locals_of_caller
 from rmq.ids import MessageId
 from rmq.message import Merge, Message, Outgoing, SendResult
+from rmq.query import Query
 from rmq.retry import Retry
 from rmq.settings import Durability, Settings, durability
 from rmq.units import Duration, Moment, milliseconds
@@ -268,6 +269,25 @@ class Topic(_TopicBase):
             run out.
         """
         return Consumer(self._executor, self._handle, lease, mode, ordered)
+
+    def query(
+        self,
+        run: str,
+        owner: str,
+        *,
+        lease: Duration = 600.0,
+        owner_lease: Duration = 15.0,
+    ) -> Query:
+        """A reader for engines that replay batches, as Spark does; see `rmq.query`.
+
+        Args:
+            run: 32 hex digits that name the query for as long as its checkpoint lives.
+            owner: who runs it now; another owner is refused meanwhile.
+            lease: what it holds goes back to the queue when it is not renewed for so long, 1 s to
+                12 h.
+            owner_lease: how long nobody else may run it, unless it goes on.
+        """
+        return Query(self._executor, self._handle, run, owner, lease, owner_lease)
 
 
 class AsyncTopic(_TopicBase):
