@@ -1,9 +1,10 @@
 --[[
 query_read: hand out messages that a query holds, without changing anything.
 
-KEYS[1]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[2]   records        hash  message id -> record
-KEYS[3]   query log      zset  message id -> number, for what the query holds
+KEYS[1]   slot           hash  only looked at: it is there
+KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   records        hash  message id -> record
+KEYS[4]   query log      zset  message id -> number, for what the query holds
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 1000
@@ -14,9 +15,12 @@ Cost      O(log n + k), n = messages that the query holds, k = limit
 Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
-local prepare, records, log = KEYS[1], KEYS[2], KEYS[3]
+local prepare, records, log = KEYS[2], KEYS[3], KEYS[4]
 local after, upto = whole(ARGV[1], 0, 9e15, 'after'), whole(ARGV[2], 0, 9e15, 'upto')
 local limit = whole(ARGV[3], 1, 1000, 'limit')
+if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
+  fail('GONE', KEYS[1])
+end
 local page = redis.call('ZRANGEBYSCORE', log, '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, limit)
 local numbers, ids, found = {}, {}, {}
 for i = 1, #page, 2 do

@@ -19,11 +19,11 @@ ARGV[4]   lease_ms             1000 to 43 200 000: what it holds goes back when 
 ARGV[5]   owner_ms             1000 to 43 200 000: nobody else may run it for so long
 ARGV[6]   from                 the newest number that the caller knows
 ARGV[7]   limit                1 to 1000
-Returns   {the newest number in the log, ms the owner has left, the owner}: the last two only where another one
-          has it, and nothing was done
+Returns   {how many messages the log has beyond `from`, the newest number, ms the owner has left, the owner}:
+          the last two only where another one has it, and nothing was done
 Cost      O(k log L), k = limit; at most 16 MiB of records are looked at
-Atomic    Where the log goes beyond `from`, nothing is taken: a command sent twice, and a caller that died
-          before it could note what it has, find the same messages again. Numbers are never used twice.
+Atomic    Where the log has anything beyond `from`, nothing is taken: a command sent twice, and a caller that
+          died before it could note what it has, find the same messages again. Numbers are never used twice.
           Everything taken is read and checked before it moves. The first write needs no memory.
 ]]
 --- @include "lib/check"
@@ -44,23 +44,14 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local other, left = foreign(query, owner, now)
-local tail = tonumber(redis.call('HGET', query, 'tail') or 0)
+local tail = math.max(from, tonumber(redis.call('HGET', query, 'tail') or 0)) -- Redis may have lost its own
+local held = redis.call('ZCOUNT', log, '(' .. ARGV[6], '+inf')
 if other then
-  return { tail, left, other }
+  return { held, tail, left, other }
 end
-redis.call('ZCARD', log)
 redis.call('ZCARD', queries)
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
-drain(store)
-hold_on(slot, query, queries, run, owner, now, lease, owner_ms)
-if tail > from then
-  return { tail }
-end
-if tail < from then
-  redis.call('HSET', query, 'tail', from) -- Redis has lost what the caller's checkpoint remembers
-  tail = from
-end
 local function taken()
   --- @include "lib/take"
   local first, leases, numbers = reply[4], {}, {}
@@ -73,8 +64,12 @@ local function taken()
   --- @include "lib/add_wide"
   add_wide(prepare, leases)
   add_wide(log, numbers)
-  redis.call('HSET', query, 'tail', tail + n)
-  tail = tail + n
+  tail, held = tail + n, n
 end
-taken() -- it ends early where there is nothing to take
-return { tail }
+if held == 0 then
+  taken() -- it ends early where there is nothing to take
+end
+drain(store)
+hold_on(slot, query, queries, run, owner, now, lease, owner_ms)
+redis.call('HSET', query, 'tail', tail)
+return { held, tail }

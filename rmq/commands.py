@@ -17,6 +17,7 @@ from rmq.errors import DecodeError
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
 from rmq.replies import STATS as STATS
+from rmq.replies import UNHELD as UNHELD
 from rmq.replies import Batch as Batch
 from rmq.replies import Census as Census
 from rmq.replies import Extended as Extended

@@ -27,8 +27,8 @@ class Holder(NamedTuple):
 class Log(NamedTuple):
     """The reply to query_take and query_renew."""
 
+    held: int  # messages of the batch that was asked about
     newest: int  # number in the log
-    held: int = 0  # messages of the batch that was asked about
     left_ms: int = 0
     owner: str = ""  # another one, for so long; then nothing was done
 
@@ -54,13 +54,9 @@ def _query(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
     return keys.query_stem + name, keys.querylog_stem + name
 
 
-def _taken(reply: list[Any]) -> Log:
-    return Log(reply[0], 0, reply[1], reply[2].decode()) if len(reply) > 1 else Log(reply[0])
-
-
-def _renewed(reply: list[Any]) -> Log:
-    owned = (reply[2], reply[3].decode()) if len(reply) > 2 else ()
-    return Log(reply[1], reply[0], *owned)
+def _log(reply: list[Any]) -> Log:
+    left_ms, owner = (reply[2], reply[3].decode()) if len(reply) > 2 else (0, "")
+    return Log(reply[0], reply[1], left_ms, owner)
 
 
 def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]:
@@ -74,7 +70,7 @@ def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]
         [
             now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, limit,
         ],
-        _taken,
+        _log,
     )  # fmt: skip
 
 
@@ -84,7 +80,7 @@ def renew(keys: SlotKeys, holder: Holder, after: int, upto: int) -> Command[Log]
         scripts.load("query_renew"),
         (keys.slot, *_query(keys, holder.run), keys.queries),
         [now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, upto],
-        _renewed,
+        _log,
     )
 
 
@@ -99,7 +95,7 @@ def read(
 
     return Command(
         scripts.load("query_read"),
-        (keys.prepare, keys.records, _query(keys, run)[1]),
+        (keys.slot, keys.prepare, keys.records, _query(keys, run)[1]),
         [after, upto, limit, 1 if records else 0],
         parse,
     )
@@ -107,7 +103,9 @@ def read(
 
 def trim(keys: SlotKeys, run: str, upto: int, limit: int) -> Command[int]:
     """Forget what is settled; how many."""
-    return Command(scripts.load("query_trim"), (_query(keys, run)[1],), [upto, limit], int)
+    return Command(
+        scripts.load("query_trim"), (keys.slot, _query(keys, run)[1]), [upto, limit], int
+    )
 
 
 def lapse(keys: SlotKeys, run: str, limit: int, force: bool = False) -> Command[Lapsed]:

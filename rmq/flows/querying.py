@@ -73,8 +73,7 @@ def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Fl
     """
     logs = yield from renew(handle, holder, after, None)
     tails = {
-        index: max(after.get(index, 0), log.newest if log.held else 0)
-        for index, log in enumerate(logs)
+        index: log.newest if log.held else after.get(index, 0) for index, log in enumerate(logs)
     }
     if any(log.held for log in logs):
         return tails
@@ -90,9 +89,9 @@ def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Fl
         for (index, limit), answer in zip(
             asked.items(), _ours(handle, holder, answers), strict=True
         ):
-            got, tails[index] = answer.newest - tails[index], answer.newest
-            wanted[index] -= got
-            if got < limit or wanted[index] <= 0:
+            tails[index] = answer.newest
+            wanted[index] -= answer.held
+            if answer.held < limit or wanted[index] <= 0:
                 del wanted[index]
     return tails
 

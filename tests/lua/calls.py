@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rmq import commands
+from rmq import commands, query_commands
 from rmq.commands import Command
+from rmq.query_commands import Holder
 from tests.lua.box import Box, Lease
 
 PRODUCER = "0123456789"  # who numbers messages here
+RUN = "0123456789abcdef" * 2
+QUERY = Holder(RUN, "host:1", 600_000, 15_000)
 CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
@@ -33,10 +36,13 @@ class Furnished(NamedTuple):
     lapsed: Lease
     dead: bytes
     settled: bytes
+    queried: bytes  # held by a query
 
 
 def furnish(box: Box) -> Furnished:
     """Fill a slot. Both settled sets are there, and every other key."""
+    queried = box.one()
+    assert box.run(query_commands.take(box.keys, QUERY, 0, 1)).newest == 1
     settled = b""
     for _ in range(2):
         settled = box.one()
@@ -65,7 +71,7 @@ def furnish(box: Box) -> Furnished:
         box.redis.delete(box.keys.replay_stem + name.removeprefix("replay:").encode())
     return Furnished(
         box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
-        dead, settled,
+        dead, settled, queried,
     )  # fmt: skip
 
 
@@ -94,6 +100,12 @@ CALLS: dict[str, Call] = {
     "pop": _call(lambda f, b: commands.pop(b.keys, b.lane(), 10, True)),
     "prepare": _call(lambda f, b: commands.prepare(b.keys, b.lane(), 10, 30_000, True)),
     "purge": _call(lambda f, b: commands.purge(b.keys, "store")),
+    "queries": _call(lambda f, b: query_commands.queries(b.keys)),
+    "query_lapse": _call(lambda f, b: query_commands.lapse(b.keys, RUN, 10, force=True)),
+    "query_read": _call(lambda f, b: query_commands.read(b.keys, RUN, 0, 10, 10)),
+    "query_renew": _call(lambda f, b: query_commands.renew(b.keys, QUERY, 0, 10)),
+    "query_take": _call(lambda f, b: query_commands.take(b.keys, QUERY, 1, 10)),
+    "query_trim": _call(lambda f, b: query_commands.trim(b.keys, RUN, 10, 10)),
     "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, [f.dead])),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.lane())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.lane())),
@@ -164,6 +176,12 @@ NUMBERS: dict[str, dict[int, str]] = {
     "pop": {0: "now_us", 2: "limit"},
     "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},
     "purge": {0: "now_us", 2: "limit"},
+    "queries": {0: "now_us", 1: "limit"},
+    "query_lapse": {0: "now_us", 2: "limit"},
+    "query_read": {0: "after", 1: "upto", 2: "limit"},
+    "query_renew": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "after", 6: "upto"},
+    "query_take": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "from", 6: "limit"},
+    "query_trim": {0: "upto", 1: "limit"},
     "redrive": {0: "now_us"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},

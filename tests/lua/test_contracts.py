@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from rmq import commands, keys, scripts
+from rmq import commands, keys, query_commands, scripts
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish, place_of
 
@@ -91,7 +91,10 @@ def test_no_key_and_argument_beyond_the_documented_is_read(verb):
 
 @pytest.mark.parametrize("verb", NAMES)
 def test_every_script_has_a_builder_of_its_name_and_a_call_here(verb):
-    assert callable(getattr(commands, verb))
+    where, name = commands, verb
+    if verb.startswith("quer"):
+        where, name = query_commands, verb.removeprefix("query_")
+    assert callable(getattr(where, name))
     assert verb in CALLS
 
 
