@@ -81,6 +81,7 @@ class Query:
         if not 1 <= len(owner.encode()) <= 200:
             raise InvalidValue("owner: give 1 to 200 bytes")
         self._run = executor.run
+        self._ask = executor.ask
         self._handle = handle
         self._holder = Holder(
             run,
@@ -138,6 +139,21 @@ class Query:
             after = page.numbers[-1]
             attempts = [most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts]
             yield Block(slot, page.numbers, page.ids, attempts, page.records)
+
+    def begun(self, batch: str, by: str) -> int:
+        """How many runs have begun a batch, this one too; for an owner that gives up some time.
+
+        Args:
+            batch: what names it; it takes the place of the one before.
+            by: what names the run; told twice, it counts once.
+        """
+        self._run(querying.opened(self._handle))
+        key = self._handle.slots[0].query_stem + self.run.encode()
+        kept = (self._ask("query_begun", "HGET", key, "begun") or b"\n\n0").decode()
+        name, last, runs = kept.rsplit("\n", 2)
+        count = int(runs) + (last != by) if name == batch else 1
+        self._ask("query_begun", "HSET", key, "begun", f"{batch}\n{by}\n{count}")
+        return count
 
     def settle(self, upto: Offsets) -> int:
         """Settle everything up to these numbers for good; how many messages that were."""
