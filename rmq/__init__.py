@@ -43,6 +43,7 @@ from rmq.errors import (
     ScriptFailed,
     SendError,
     SettingsMismatch,
+    StageLost,
     StorageError,
     TopicNotFound,
     TopicVanished,
@@ -56,6 +57,7 @@ from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
 from rmq.query import Query
 from rmq.retry import Exponential, Immediate, Levels
 from rmq.settings import Fsync, Replicated, Settings
+from rmq.stage import Published, Stage, Staged
 from rmq.topic import AsyncTopic, Topic
 from rmq.worker import Health, Worker
 
@@ -104,6 +106,7 @@ __all__ = [
     "OutcomeUnknown",
     "Outgoing",
     "PayloadTooLarge",
+    "Published",
     "Query",
     "QueryOwned",
     "QueueFull",
@@ -119,6 +122,9 @@ __all__ = [
     "Settings",
     "SettingsMismatch",
     "Snooze",
+    "Stage",
+    "StageLost",
+    "Staged",
     "StorageError",
     "Topic",
     "TopicNotFound",

@@ -186,5 +186,12 @@ class OutcomeUnknown(StorageError):
     """
 
 
+class StageLost(StorageError):
+    """What was staged is not there any more as it was: it expired, or Redis lost it.
+
+    Nothing of that stage is published any more. Stage the messages again, under another name.
+    """
+
+
 class ScriptFailed(StorageError):
     """A script stopped at a wrong type, an unreadable record or a server error; nothing moved."""
