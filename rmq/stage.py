@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Iterable
 
-from rmq.errors import InvalidType, InvalidValue
+from rmq.errors import InvalidType, InvalidValue, StageLost
 from rmq.flows import staging
 from rmq.flows.staging import Published, Staged
 from rmq.handle import Handle
@@ -50,26 +50,40 @@ class Stage:
         self._late = late
         made = uuid.uuid4().hex if name is None else check_text(name, "name")
         self._staged = Staged(made, {}, 0)
+        self._failed = False
 
     @property
     def staged(self) -> Staged:
-        """What stands in it; give this to `Topic.publish` or `Topic.discard`."""
+        """What stands in it; give this to `Topic.publish` or `Topic.discard`.
+
+        Raises:
+            StageLost: a push has failed, half-way perhaps.
+        """
+        if self._failed:
+            raise StageLost(f"stage {self._staged.name}: a push has failed; write another stage")
         return self._staged
 
     def push(self, messages: Iterable[Outgoing]) -> int:
         """Check, encode and name messages as a send does, and put them here; how many are here.
 
         Give many at a time: those of one slot become one entry, up to 1000. After an error the
-        stage is of no use; discard it.
+        stage is of no use; discard it, and write another one.
 
         Raises:
             What `Topic.send_many` raises for messages that cannot be sent; QueueFull: Redis is at
             maxmemory; StageLost: it has expired, or another writer has its name.
         """
+        before = self.staged
+        self._failed = True  # until it has not: repeated, a push would name its messages anew
         self._staged = self._run(
-            staging.push(self._handle, self._staged, messages, self._keep_ms, self._late)
+            staging.push(self._handle, before, messages, self._keep_ms, self._late)
         )
+        self._failed = False
         return self._staged.messages
+
+    def discard(self) -> None:
+        """Drop all that was put here, whatever became of the last push."""
+        self._run(staging.drop_everywhere(self._handle, self._staged.name))
 
     def __repr__(self) -> str:
         return f"Stage({self._staged.name!r}, {self._staged.messages} messages)"

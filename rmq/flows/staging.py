@@ -34,7 +34,7 @@ class Staged(NamedTuple):
 
     Attributes:
         name: of the stage.
-        lengths: by slot, how many elements its list has.
+        lengths: by slot, how many entries there are.
         messages: how many messages they are.
     """
 
@@ -87,21 +87,21 @@ def push(
         calls.append(
             stage_commands.stage_push(handle.slots[group.slot], stage.name, before, keep_ms, entry)
         )
-        lengths[group.slot] = before + len(entry)
+        lengths[group.slot] = before + 1
         count += len(group.ids)
     for at in range(0, len(calls), PUSHES):
         yield from together(calls[at : at + PUSHES])
     return Staged(stage.name, lengths, count)
 
 
-def _entry(handle: Handle, group: Group) -> list[Any]:
-    """The elements that publish takes at a time."""
+def _entry(handle: Handle, group: Group) -> list[bytes]:
+    """What publish moves in one step."""
     draft = group.merging
     if draft is None:
-        return [len(group.ids), *group.ids, *group.parts]
+        return [*group.ids, *group.parts]
     return [
-        b"m", group.ids[0], draft.head, draft.envelope, draft.body, draft.merge_key, draft.mode,
-        draft.max_wait_ms, handle.settings.max_body,
+        b"m", group.ids[0], draft.head, draft.envelope, draft.body, draft.merge_key.encode(),
+        draft.mode.encode(), b"%d" % draft.max_wait_ms, b"%d" % handle.settings.max_body,
     ]  # fmt: skip
 
 
@@ -113,6 +113,12 @@ def drop(handle: Handle, staged: Sequence[Staged], query: str | None = None) -> 
         kept = {one.name for one in _read(begun.stages)}
         staged = [one for one in staged if one.name not in kept]
     yield from _keep(handle, staged, 0)
+
+
+def drop_everywhere(handle: Handle, name: str) -> Flow[None]:
+    """Drop a stage in every slot, for a writer that does not know how far it came."""
+    if handle.is_open:  # else it has not come to Redis
+        yield from _keep(handle, [Staged(name, dict.fromkeys(range(len(handle.slots)), 0), 0)], 0)
 
 
 def _keep(
