@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rmq.errors import ConfigurationError, InvalidValue
 from rmq.keys import check_name
+from rmq.message import Merge
 from rmq.url import parse, redact
 
 QUEUES = ("store", "prepare", "dead")
@@ -152,6 +153,15 @@ SNAPSHOT = (
     Option("limit", count(1, 1_000_000_000_000)),
 )
 
+SINK = (
+    Option("url", _url),
+    Option("topic", _topic),
+    Option("prefix", _prefix, "rmq"),
+    Option("codec", choice("bytes", "json", "msgpack"), "bytes"),
+    Option("merge", choice("first", "last", "collect"), "first"),
+    Option("pastTimes", choice("fail", "now"), "fail"),
+)
+
 _POSITION = (
     "a queue has one position, and what is settled is gone: a query goes on with what waits; "
     "leave it out, or look at a queue with spark.read and `queue`"
@@ -168,6 +178,10 @@ _FOREIGN = {
     "kafka.group.id": "a query is known by its checkpoint; leave it out",
     "kafka.bootstrap.servers": "this is RMQ; say where Redis is with url",
     "path": "name the topic with subscribe, and give load() nothing",
+}
+_NO_SINK = {
+    "subscribe": "a write names its topic with topic",
+    "path": "name the topic with topic, and give save() or start() nothing",
 }
 
 
@@ -195,7 +209,7 @@ def checked(
         if lower in passed:
             continue
         if lower not in known:
-            raise InvalidValue(_unknown(key, known, where))
+            raise InvalidValue(_unknown(key, known, where, table))
         name = known[lower]
         option = names[name]
         if option.name in seen:
@@ -205,11 +219,13 @@ def checked(
     return found
 
 
-def _unknown(key: str, known: Mapping[str, str], where: str) -> str:
+def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option, ...]) -> str:
     shown = redact(key)[:60]
+    if table is SINK and key.lower() in _NO_SINK:
+        return f"{shown}: {_NO_SINK[key.lower()]}"
     if key.lower() in _FOREIGN:
         return f"{shown}: {_FOREIGN[key.lower()]}"
-    elsewhere = {one.name.lower(): one.name for one in (*STREAM, *SNAPSHOT)}
+    elsewhere = {one.name.lower(): one.name for one in (*STREAM, *SNAPSHOT, *SINK)}
     if key.lower() in elsewhere:
         return f"{elsewhere[key.lower()]}: it is no option of {where}; leave it out"
     near = difflib.get_close_matches(key.lower(), known, 1, 0.6)
@@ -230,7 +246,7 @@ class Connection:
     prefix: str
 
 
-def connection(found: Mapping[str, Any]) -> Connection:
+def connection(found: Mapping[str, Any], topic: str = "subscribe") -> Connection:
     """Where the topic is; the URL may stand in RMQ_URL of the driver instead.
 
     Raises:
@@ -243,9 +259,9 @@ def connection(found: Mapping[str, Any]) -> Connection:
                 "url: it is missing; give redis://host:6379/0, or set RMQ_URL on the driver"
             )
         url = _url("RMQ_URL", os.environ["RMQ_URL"])
-    if found["subscribe"] is None:
-        raise ConfigurationError("subscribe: it is missing; name the topic")
-    return Connection(url, found["subscribe"], found["prefix"])
+    if found[topic] is None:
+        raise ConfigurationError(f"{topic}: it is missing; name the topic")
+    return Connection(url, found[topic], found["prefix"])
 
 
 @dataclass(frozen=True)
@@ -305,3 +321,21 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
         connection(found), queues, found["slots"], found["limit"], found["minPartitions"],
         found["includeHeaders"], found["fetchSize"],
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What a write is asked for."""
+
+    at: Connection
+    codec: str
+    merge: Merge
+    late: bool
+
+
+def sink(given: Mapping[str, str]) -> SinkOptions:
+    """The options of `write` and `writeStream`. Raises ConfigurationError."""
+    found = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
+    return SinkOptions(
+        connection(found, "topic"), found["codec"], found["merge"], found["pastTimes"] == "now"
+    )
