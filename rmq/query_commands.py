@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from rmq import scripts
 from rmq.command import Command, now
 from rmq.keys import SlotKeys
+from rmq.score import HELD_MIN
 
-FAR_S = 4_000_000_000  # the deadline of what a query holds; twin of FAR in lua/lib/query.lua
+FAR_S = HELD_MIN // 1000  # the deadline of what a query holds; twin of FAR in lua/lib/query.lua
 
 
 class Holder(NamedTuple):
