@@ -242,7 +242,7 @@ def _blocks(query: Query, share: Share, most: int) -> Iterator[Block]:
 def lost(options: StreamOptions, batch: int, held: int) -> str:
     """What to tell when messages of a batch are not held any more."""
     return (
-        f"topic {options.at.topic!r}: {batch - held} of the {batch} messages of this batch are no "
+        f"topic {options.at.topic!r}: {batch - held} of {batch} messages of this batch are no "
         f"longer held, because its lease of {options.lease_s:g} s ran out or they were settled "
         "before; none is lost, they were given back and come again: restart with "
         "onClaimLoss=continue to go on without them in this batch"

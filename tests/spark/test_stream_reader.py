@@ -229,7 +229,7 @@ def test_claims_that_were_given_back_end_the_query_or_are_left_out(
     parts = reader.partitions(start, end)
     topic.query(start["run"], claims.owner()).release()
 
-    with pytest.raises(LeaseLost, match=r"9 of the 9 messages .* restart with onClaimLoss=cont"):
+    with pytest.raises(LeaseLost, match=r"9 of 9 messages .* restart with onClaimLoss=cont"):
         make().partitions(start, end)
     with pytest.raises(LeaseLost, match=r"of this batch are no longer held, because its lease of"):
         list(make().read(parts[0]))
