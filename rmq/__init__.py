@@ -50,6 +50,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.flows.operating import Redriven
+from rmq.flows.scanning import Page, Span
 from rmq.idempotency import Claims, idempotent
 from rmq.ids import MessageId
 from rmq.interceptor import Interceptor, Outcome
@@ -105,6 +106,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Outgoing",
+    "Page",
     "PayloadTooLarge",
     "Published",
     "Query",
@@ -122,6 +124,7 @@ __all__ = [
     "Settings",
     "SettingsMismatch",
     "Snooze",
+    "Span",
     "Stage",
     "StageLost",
     "Staged",

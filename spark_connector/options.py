@@ -295,6 +295,13 @@ def stream(given: Mapping[str, str]) -> StreamOptions:
     )  # fmt: skip
 
 
+def of_batch(given: Mapping[str, str]) -> bool:
+    """Whether an option is given that only a batch read has."""
+    streams = {name.lower() for one in STREAM for name in (one.name, one.alias)}
+    batches = {one.name.lower() for one in SNAPSHOT}
+    return any(key.lower() in batches - streams for key in given)
+
+
 @dataclass(frozen=True)
 class SnapshotOptions:
     """What a batch read is asked for."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmq.admin import Page, Span
+from rmq import Page, Span
 from rmq.errors import InvalidValue
 from rmq.message import Message, Place
 from spark_connector.claims import PATIENCE_S

@@ -34,20 +34,15 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
-from spark_connector import options
-
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-_BATCH_ONLY = {one.name.lower() for one in options.SNAPSHOT} - {
-    name.lower() for one in options.STREAM for name in (one.name, one.alias)
-}
 
 
 class RmqDataSource(DataSource):
     """RMQ as a source and a sink, for batches and for streams.
 
-    Holds the options alone: Spark pickles it to every process that it starts.
+    Holds the options alone: Spark pickles it to every process that it starts. Everything else is
+    loaded where it is used, since Spark may load this class only to learn its name.
     """
 
     @classmethod
@@ -60,14 +55,15 @@ class RmqDataSource(DataSource):
 
         Spark does not say which of the two is meant. An option that only a batch read has does.
         """
-        from spark_connector import schema
+        from spark_connector import options, schema
 
-        if any(name.lower() in _BATCH_ONLY for name in self.options):
+        if options.of_batch(self.options):
             return schema.snapshot_schema(options.snapshot(self.options).headers)
         return schema.stream_schema(options.stream(self.options).headers)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The streaming read."""
+        from spark_connector import options
         from spark_connector.schema import same, stream_schema
         from spark_connector.stream import RmqStreamReader
 
@@ -77,6 +73,7 @@ class RmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch read."""
+        from spark_connector import options
         from spark_connector.reader import RmqReader
         from spark_connector.schema import same, snapshot_schema
 

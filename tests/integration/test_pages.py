@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.admin import Page, Span
+from rmq import Page, Span
 from rmq.errors import InvalidValue
 from rmq.query_commands import FAR_S
 from rmq.score import HELD_MIN
