@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from rmq.errors import DecodeError, InvalidValue
-from rmq.ids import MessageId
+from rmq.ids import MessageId, texts
 from rmq.query import Block, Record, envelope_of, value_of
 
 # name, type, whether it may be null
@@ -125,7 +125,7 @@ def columns_of(ids: Sequence[bytes], records: Sequence[bytes]) -> dict[str, list
     """The columns that every read has, and `unreadable`: why a record could not be read."""
     empty: list[Any] = [None] * len(ids)
     columns: dict[str, list[Any]] = {
-        "message_id": [str(MessageId(one)) for one in ids],
+        "message_id": texts(ids),
         "timestamp": [made_us(one) for one in ids],
         "priority": [int.from_bytes(one[1:4], "big") or None for one in records],
         "value": empty.copy(),

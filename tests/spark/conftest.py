@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for a JVM that lives for seconds
 
 
 def _missing() -> str:
@@ -59,6 +60,8 @@ def session(master: str = "local[2,4]") -> SparkSession:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "768m")
         .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.driver.extraJavaOptions", QUICK)
+        .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.session.timeZone", "Asia/Kolkata")  # so that a time zone shows
         .getOrCreate()
     )

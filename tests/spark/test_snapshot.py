@@ -142,3 +142,25 @@ def test_dead_letters_are_counted_by_what_they_died_of(
     assert frame.select("topic", "reason").distinct().collect() == [(topic.name, "rejected")]
     with pytest.raises(Exception, match="queue: it is missing; a batch read looks at store"):
         spark.read.format("rmq").options(url=server.url, topic=topic.name).load().count()
+
+
+def test_a_password_is_in_no_plan(spark: SparkSession) -> None:
+    frame = (
+        spark.read.format("rmq")
+        .options(url="redis://:hunter2@localhost:6379/0", topic="orders", queue="dead")
+        .load()
+    )
+
+    plans = frame._jdf.queryExecution()
+
+    assert "hunter2" not in plans.analyzed().toString() + plans.optimizedPlan().toString()
+
+
+def test_a_session_that_registered_nothing_finds_the_source_by_its_package(
+    spark: SparkSession,
+) -> None:
+    reader = spark.newSession().read.format("rmq")
+
+    frame = reader.options(url="redis://localhost", topic="orders", queue="dead").load()
+
+    assert "error_fingerprint" in frame.columns
