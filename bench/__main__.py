@@ -17,6 +17,7 @@ from bench.leases import leases
 from bench.machine import description, server
 from bench.memory import memory, remembered
 from bench.once import claims
+from bench.outbox import outbox
 from tests.servers import Server
 
 PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
@@ -30,6 +31,7 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
     "leases": leases,
     "claims": claims,
     "books": books,
+    "outbox": outbox,
 }
 
 

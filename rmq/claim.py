@@ -23,7 +23,7 @@ class Claim:
             at it; "unsure": Redis did not answer, it may be ours; "failed": there is no key.
         wait_s: of a busy or unsure one, when to look again.
         error: of a failed one.
-        lost: it was gone when the work was done.
+        lost: it was gone when it was renewed, or when the work was done.
     """
 
     __slots__ = ("error", "lost", "name", "owner", "state", "ttl_ms", "wait_s")

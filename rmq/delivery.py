@@ -164,7 +164,7 @@ class DeliveryData:
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the claim on its business key was gone when it was acked (`rmq.Claims`)."""
+        """Whether the claim on its business key was gone when it was extended or acked."""
         return self._claim is not None and self._claim.lost
 
     def _place(self) -> int:

@@ -142,6 +142,7 @@ class Handler:
         absent = filled - {one.name for one in given}
         if absent:
             raise self._refuse(f"its guard fills {absent.pop()!r}, which it does not take")
+        order = [one.name for one in given]
         given = [one for one in given if one.name not in filled]
         hints = self._hints(names, given, lenient=body is not None)
         kinds = inspect.Parameter
@@ -156,6 +157,9 @@ class Handler:
         ]
         if not taken and any(one.kind is kinds.VAR_POSITIONAL for one in given):
             raise self._refuse("it takes *args, which does not say whether it wants the delivery")
+        for name in filled:  # the others are passed by their places
+            if any(order.index(name) < order.index(one.name) for one in taken):
+                raise self._refuse(f"its guard fills {name!r} by name; put that one last")
         most = 1 if self.batch else 2
         if not 1 <= len(taken) <= most:
             raise self._refuse(f"it takes {len(taken)} parameters")

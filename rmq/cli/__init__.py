@@ -4,15 +4,30 @@ app      the root, options that hold everywhere, errors and exit codes
 values   what options are made of: durations, moments, sizes, policies
 show     tables, JSON, and text that cannot harm a terminal
 confirm  the question before a verb that cannot be undone, and progress
-ping, topics, send, look, tail, change, dlq, stats, audit, claim, ledger, worker: the
-         commands
+ping, topics, send, look, tail, change, dlq, stats, audit, claim, ledger, outbox,
+         worker: the commands
 database which database, for those that need one
 target   of a worker: the client or worker that MODULE:ATTR names
 account  of a worker: what it serves, what it did, how it ended
 logs     of a worker: lines or JSON on stderr
 """
 
-from rmq.cli import audit, change, claim, dlq, ledger, look, ping, send, stats, tail, topics, worker
+from rmq.cli import (
+    audit,
+    change,
+    claim,
+    dlq,
+    ledger,
+    look,
+    outbox,
+    ping,
+    send,
+    stats,
+    tail,
+    topics,
+    worker,
+)
+from rmq.cli import outbox_repair as outbox_repair  # adds its commands to `rmq outbox`
 from rmq.cli.app import cli
 
 for command in (
@@ -31,6 +46,7 @@ for command in (
     audit.audit,
     claim.claim,
     ledger.ledger,
+    outbox.outbox,
     worker.worker,
 ):
     cli.add_command(command)

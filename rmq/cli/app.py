@@ -46,7 +46,7 @@ Exit codes:
 \b
 Data goes to stdout, everything else to stderr. With --json a command prints one
 JSON document, and NDJSON (one object a line) where it lists messages: peek,
-tail, dlq ls, send --results. Errors are then {"error": {...}} on stderr.
+tail, dlq ls, outbox ls, send --results. Errors are then {"error": {...}} on stderr.
 Durations: 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d.
 
 \b

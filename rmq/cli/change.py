@@ -22,7 +22,7 @@ WHY_NOT = {
 IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 
-def _read(ids: tuple[str, ...]) -> list[rmq.MessageId]:
+def read_ids(ids: tuple[str, ...]) -> list[rmq.MessageId]:
     """Ids from the arguments; - stands for those on stdin, one a line."""
     return [rmq.MessageId.parse(one) for one in _words(ids)]
 
@@ -38,7 +38,7 @@ def _words(ids: tuple[str, ...]) -> Iterator[str]:
 def _each(topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, bytes], str]) -> int:
     """Change one message after the other, and tell what became of each."""
     here = session()
-    wanted = _read(ids)
+    wanted = read_ids(ids)
     done: list[tuple[rmq.MessageId, str]] = []
     trouble: rmq.RMQError | None = None
     with here.client() as client:

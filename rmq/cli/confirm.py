@@ -14,8 +14,8 @@ from rmq.cli.app import Refused
 from rmq.cli.show import neutral
 
 
-def confirm(topic: str, what: str, yes: bool) -> None:
-    """Go on only if a person types the topic's name, or said --yes.
+def confirm(name: str, what: str, yes: bool, named: str = "topic") -> None:
+    """Go on only if a person types the name of the topic (or of what `named` says), or said --yes.
 
     Raises:
         Refused: nobody can be asked, or another name was typed; nothing was done.
@@ -28,9 +28,9 @@ def confirm(topic: str, what: str, yes: bool) -> None:
             "Add --yes to do it, or --dry-run to look first"
         )
     click.echo(f"This will {neutral(what)}.", err=True)
-    click.echo("Type the name of the topic to go on: ", err=True, nl=False)
-    if sys.stdin.readline().strip() != topic:
-        raise Refused("that is not the name of the topic; nothing was done")
+    click.echo(f"Type the name of the {named} to go on: ", err=True, nl=False)
+    if sys.stdin.readline().strip() != name:
+        raise Refused(f"that is not the name of the {named}; nothing was done")
 
 
 @contextmanager

@@ -91,17 +91,17 @@ def claim(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
 class Beside:
     """Calls about claims that share the round trip of a verb, and go before it."""
 
-    def __init__(self, calls: list[tuple[Command[Any], list[Claim]]], finishes: bool) -> None:
+    def __init__(self, calls: list[tuple[Command[Any], list[Claim]]], keeps: bool) -> None:
         self.commands = [call for call, _ in calls]
         self._claims = [some for _, some in calls]
-        self._finishes = finishes
+        self._keeps = keeps  # a claim that is not there is one that was lost
 
     def told(self, replies: Sequence[Any]) -> None:
         """Take note of the answers. What is wrong with a claim keeps no message from its end."""
         for some, reply in zip(self._claims, replies, strict=True):
             if isinstance(reply, RMQError):
                 log.error("%d claims are left to expire: %s", len(some), reply)
-            if not self._finishes:
+            if not self._keeps:
                 continue
             for place, one in enumerate(some):
                 one.lost = isinstance(reply, RMQError) or not reply[place]
@@ -120,7 +120,7 @@ def finish(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
         )
 
     ours = held(deliveries)
-    return Beside(_calls(handle, ours, build), finishes=True) if ours else None
+    return Beside(_calls(handle, ours, build), keeps=True) if ours else None
 
 
 def unclaim(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
@@ -130,7 +130,7 @@ def unclaim(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None
         return commands.unclaim(keys, [c.name for c in some], [c.owner for c in some])
 
     ours = _ours(deliveries, FIRST, UNSURE)
-    return Beside(_calls(handle, ours, build), finishes=False) if ours else None
+    return Beside(_calls(handle, ours, build), keeps=False) if ours else None
 
 
 def renew(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Beside | None:
@@ -140,7 +140,7 @@ def renew(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Beside | No
         owners = [c.owner for c in some]
         return commands.renew(keys, [c.name for c in some], owners, lease_ms + BEYOND_MS)
 
-    return Beside(_calls(handle, claims, build), finishes=False) if claims else None
+    return Beside(_calls(handle, claims, build), keeps=True) if claims else None
 
 
 def held(deliveries: Iterable[DeliveryData]) -> list[Claim]:

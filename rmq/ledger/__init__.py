@@ -15,6 +15,7 @@ PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: pip install "rmq[sq
 `rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
 """
 
+import rmq.database  # noqa: F401 - first, because it tells which extra is missing
 from rmq.ledger.looking import Entry, look, look_async
 from rmq.ledger.purging import purge, purge_async
 from rmq.ledger.store import Ledger

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from rmq.client import Client
 from rmq.errors import (
@@ -52,13 +53,16 @@ class Refused(NamedTuple):
 
 Outcome = SendResult | Refused
 
+# By client, so that what any dispatcher of it has opened, all can open again as it was.
+_HANDLES: WeakKeyDictionary[Client, dict[tuple[str, int], Handle]] = WeakKeyDictionary()
+
 
 class Dispatcher:
     """Sends stubs through a client, with its prefix and its interceptors."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._handles: dict[tuple[str, int], Handle] = {}
+        self._handles = _HANDLES.setdefault(client, {})
 
     def send(self, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
         """Send stubs, those of one topic in their order; an outcome for each.
@@ -102,7 +106,12 @@ class Dispatcher:
                 client._prefix, topic, AsWritten(codec), client._lanes, {}, client._hooks
             )
             self._handles[topic, codec] = handle
-        self._client._executor.run(opening.ensure(handle))
+        try:
+            self._client._executor.run(opening.ensure(handle))
+        except SettingsMismatch:  # `_anew` asked for what it was; somebody was quicker
+            log.warning("outbox: topic %r was created again with other settings", topic)
+            handle.asked = {}
+            self._client._executor.run(opening.ensure(handle))
         return handle
 
     def _topic(self, topic: str, codec: int, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
@@ -121,23 +130,17 @@ class Dispatcher:
         raise AssertionError("two turns, and each returns or raises")
 
     def _anew(self, topic: str) -> None:
-        """Let the topic be created again, as it was, by whoever comes first."""
+        """Let the topic be created again, as it was, by whoever opens it next."""
         log.error(
             "outbox: topic %r is gone from Redis (deleted, flushed, or failed over empty) with all "
             "that waited in it; it is created again, and what is not yet sent follows",
             topic,
         )
-        for (name, _), handle in self._handles.items():
+        for (name, _), handle in list(self._handles.items()):
             if name == topic and handle.is_open:
                 before = handle.settings
                 handle.asked = {one.name: getattr(before, one.name) for one in fields(Settings)}
                 handle.forget()
-                try:
-                    self._client._executor.run(opening.open(handle))
-                except SettingsMismatch:
-                    log.warning("outbox: topic %r was created again with other settings", topic)
-                    handle.forget()
-                handle.asked = {}
 
     def _prepared(self, handle: Handle, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
         """Those whose rows can be read are sent; TopicVanished passes through."""

@@ -42,6 +42,16 @@ class Due(NamedTuple):
         return self.topic, self.slot
 
 
+def topics(connection: sa.Connection) -> list[tuple[str, int]]:
+    """The topics of stubs that may have to be sent again, each with a codec of its bodies."""
+    query = (
+        sa.select(stubs.c.topic, sa.func.min(stubs.c.codec))
+        .where(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0)
+        .group_by(stubs.c.topic)
+    )
+    return [(topic, codec) for topic, codec in connection.execute(query)]
+
+
 def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[Due]:
     """Stubs that were sent, are unconfirmed, due, and in no log row that counts; locks nothing."""
     logged = sa.exists().where(logs.c.id == stubs.c.id, logs.c.received > now_ms() - log_for_ms)
@@ -53,7 +63,7 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[Due]:
             stubs.c.resend_at <= now_ms(),
             ~logged,
         )
-        .order_by(stubs.c.resend_at)
+        .order_by(stubs.c.resend_at, stubs.c.seq)  # as they were sent: see docs/decisions/0011
         .limit(most)
     )
     return [Due(*row) for row in connection.execute(query)]

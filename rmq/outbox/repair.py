@@ -7,7 +7,7 @@ is to be resent, and whoever voids a message that still waits in Redis cancels i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -116,6 +116,31 @@ class Repair:
             before = now - max(older_ms, self.log_for_ms)
             _purge(engine, logs, logs.c.id, logs.c.received < before, None, None)
         return done
+
+
+def exhausted(engine: sa.Engine, topic: str | None = None) -> list[str]:
+    """The ids of exhausted stubs, oldest first; only those of a topic, where one is named."""
+    query = sa.select(stubs.c.id).where(stubs.c.status == EXHAUSTED).order_by(stubs.c.seq)
+    if topic is not None:
+        query = query.where(stubs.c.topic == topic)
+    with needing(stubs, CREATE), engine.connect() as connection:
+        return list(connection.execute(query).scalars())
+
+
+class Whose(NamedTuple):
+    """What it takes to find the message of a stub in Redis."""
+
+    topic: str
+    slot_basis: bytes | None
+    status: str
+
+
+def whose(here: Here, id: Id) -> Whose | None:
+    """Where the message of a stub is sent; None where there is no such stub."""
+    query = sa.select(stubs.c.topic, stubs.c.slot_basis, stubs.c.status)
+    with needing(stubs, CREATE):
+        row = here.execute(query.where(stubs.c.id == _own(id))).first()
+    return None if row is None else Whose(*row)
 
 
 def _own(id: Id) -> str:

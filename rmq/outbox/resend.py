@@ -125,6 +125,7 @@ class Resender:
         self._notify = notify or _log_error
         self._batch = whole(batch, "batch", 1, 1000)
         self._dispatcher = Dispatcher(client)
+        self._knows_topics = False
 
     def run_once(self) -> Round:
         """Do what there is to do, at most a batch of it.
@@ -135,6 +136,7 @@ class Resender:
             ConfigurationError: a table is missing. What the database raises.
         """
         with needing(stubs, CREATE), needing(logs, CREATE):
+            self._know_topics()
             try:
                 done = self._look()
             except sa.exc.DBAPIError as error:
@@ -170,6 +172,21 @@ class Resender:
                 stop.wait(EVERY_S)
 
     # --- lost ------------------------------------------------------------------------------------
+
+    def _know_topics(self) -> None:
+        """Open all topics once, so that one that Redis loses can be created again as it was."""
+        if self._knows_topics:
+            return
+        with self._engine.begin() as connection:
+            topics = lost.topics(connection)
+        for topic, codec in topics:
+            try:
+                self._dispatcher.handle(topic, codec)
+            except (Unavailable, OutcomeUnknown):
+                raise
+            except RMQError:
+                continue  # told when something of it is due
+        self._knows_topics = True
 
     def _look(self) -> Round:
         with self._engine.begin() as connection:

@@ -18,9 +18,11 @@ from rmq.outbox.stub import COLUMNS, Stub
 from rmq.outbox.tables import EXHAUSTED, UNCONFIRMED, stubs, unsent
 
 TAKE_BYTES = 8 * 1024 * 1024  # of bodies in one turn, so that a slot's part is one call to Redis
+SMALL_BYTES = 4096  # a body of so many is read with its row; a batch of larger ones is not
 ERROR_CHARS = 1000
 
-_SIZE = sa.func.length(stubs.c.body).label("size")  # bytes, in all of our databases
+_SIZE = sa.func.length(stubs.c.body)  # bytes, in all of our databases
+_SMALL = sa.case((_SIZE <= SMALL_BYTES, stubs.c.body)).label("body")
 _INDEX = "FORCE INDEX (rmq_stub_unsent)"  # MySQL likes to walk the primary key where LIMIT is small
 
 
@@ -76,12 +78,18 @@ def take(
         if chosen and room < 0:
             break
         chosen.append(row)
-    bodies: dict[int, bytes] = {}
-    if chosen:
-        rows = connection.execute(_BODIES, {"seqs": [row.seq for row in chosen]})
-        bodies = {seq: body for seq, body in rows}
-    taken = [Stub.of({**row._mapping, "body": bodies[row.seq]}) for row in chosen]
-    return taken, len(found), found[0].now
+    return _whole(connection, chosen), len(found), found[0].now
+
+
+def _whole(connection: sa.Connection, chosen: Sequence[Any]) -> list[Stub]:
+    """The stubs of rows, with the bodies that were too large to be read at first."""
+    taken = [Stub(*row[: len(Stub._fields)]) for row in chosen]
+    missing = [one.seq for one in taken if one.body is None]
+    if not missing:
+        return taken
+    rows = connection.execute(_BODIES, {"seqs": missing})
+    bodies: dict[int, bytes] = {seq: body for seq, body in rows}
+    return [one._replace(body=bodies[one.seq]) if one.body is None else one for one in taken]
 
 
 def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
@@ -90,13 +98,15 @@ def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
 
 def _sendable(connection: sa.Connection, found: Sequence[Any], but: Collection[str]) -> list[Any]:
     """Those of the locked rows that nothing unsent of their basis stands before."""
-    if all(row.slot_basis is None for row in found):
+    ours = {row.seq for row in found if row.slot_basis is not None}
+    if not ours:
         return list(found)
-    ours = {row.seq for row in found}
     # Read after they are locked: whoever had the forerunners has committed, or they are seen here.
+    last = {"last": max(ours)}
+    if connection.execute(_without(_COUNT, but), last).scalar() == len(ours):
+        return list(found)
     first: dict[tuple[str, bytes], int] = {}
-    before = connection.execute(_without(_BEFORE, but), {"last": found[-1].seq})
-    for seq, topic, basis in before:
+    for seq, topic, basis in connection.execute(_without(_BEFORE, but), last):
         if seq not in ours:
             first.setdefault((topic, bytes(basis)), seq)
     return [
@@ -140,16 +150,18 @@ def _hinted(query: sa.Select[Any]) -> sa.Select[Any]:
 
 _TAKE = _hinted(
     sa.select(
-        *(column for column in COLUMNS if column is not stubs.c.body),
-        _SIZE,
+        *(_SMALL if column is stubs.c.body else column for column in COLUMNS),
+        _SIZE.label("size"),
         now_ms().label("now"),
     )
     .where(unsent)
     .order_by(stubs.c.seq)
 )
+_HAS_BASIS = (unsent, stubs.c.slot_basis.is_not(None), stubs.c.seq <= sa.bindparam("last"))
+_COUNT = _hinted(sa.select(sa.func.count()).select_from(stubs).where(*_HAS_BASIS))
 _BEFORE = _hinted(
     sa.select(stubs.c.seq, stubs.c.topic, stubs.c.slot_basis)
-    .where(unsent, stubs.c.slot_basis.is_not(None), stubs.c.seq < sa.bindparam("last"))
+    .where(*_HAS_BASIS)
     .order_by(stubs.c.seq)
 )
 # SQLite has one writer at a time. It becomes this one with its first statement that could write: a
@@ -166,7 +178,8 @@ _EXHAUST = (
 )
 
 # All marks in one statement and one parameter: a statement for each would be a round trip for each,
-# and a list of values a text that no database has seen before. SQLite has no round trips.
+# and a list of values a text that no database has seen before. SQLite has no round trips. MySQL has
+# to be forced: it would scan a small table, and wait at every row that another relay has locked.
 _MARK_ALL = {
     "postgresql": sa.text(
         """UPDATE rmq_stub AS s
@@ -180,7 +193,7 @@ _MARK_ALL = {
         """UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
                seq BIGINT PATH '$[0]', slot INT PATH '$[1]', place BIGINT PATH '$[2]',
                resend_at BIGINT PATH '$[3]', status VARCHAR(16) PATH '$[4]')) AS v
-           STRAIGHT_JOIN rmq_stub AS s ON s.seq = v.seq
+           STRAIGHT_JOIN rmq_stub AS s FORCE INDEX (PRIMARY) ON s.seq = v.seq
            SET s.status = v.status, s.sends = s.sends + 1, s.slot = v.slot,
                s.`offset` = v.place, s.resend_at = v.resend_at, s.sent_at = :now"""
     ),

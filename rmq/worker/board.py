@@ -6,7 +6,8 @@ is known by a serial number that is never used twice, so what the keeper writes 
 that is gone by then concerns nobody.
 
     worker   serial, topic, lease, id, receipt, when held, until when to renew; claim
-    keeper   serial, receipt, safe until when, serial of the renewal under way, serial that is lost
+    keeper   serial, receipt, safe until when, serial of the renewal under way, serial that is lost;
+             serial whose claim is lost
 
 A row is emptied by its serial, first, and filled before its serial, which comes last. So who finds
 the same serial before and after reading a row has read one delivery's row.
@@ -36,8 +37,9 @@ _HELD = struct.Struct("@II16sddd")  # after the serial: topic, lease ms, id, rec
 _KEPT = struct.Struct("@QdQdQ")  # serial, receipt, serial under way, safe until, serial lost
 _FLOAT = struct.Struct("@d")
 _KEPT_AT = _SERIAL.size + _HELD.size
-_CLAIM = struct.Struct("@QHH")  # serial, sizes of name and owner, which follow
+_CLAIM = struct.Struct("@QHH4xQ")  # serial, sizes of name and owner, serial lost; the two follow
 _CLAIM_AT = _KEPT_AT + _KEPT.size
+_UNCLAIMED = _CLAIM_AT + 16
 _CLAIM_BYTES = 64 + 1 + KEY_BYTES + 64  # consumer, colon, key; owner
 _ROW = (_CLAIM_AT + _CLAIM.size + _CLAIM_BYTES + 7) // 8 * 8
 _HEADER = 64
@@ -109,8 +111,15 @@ class Board:
             text = claim.name + claim.owner
             memory[at + _CLAIM.size : at + _CLAIM.size + len(text)] = text
             sizes = len(claim.name), len(claim.owner)
-            _CLAIM.pack_into(memory, at, 0, *sizes)
+            _CLAIM.pack_into(memory, at, 0, *sizes, 0)
             _SERIAL.pack_into(memory, at, self._serial[one._row])
+
+    def claim_lost(self, one: DeliveryData) -> bool:
+        """Whether the keeper has found that its claim is gone."""
+        if one._row < 0:
+            return False
+        at = _HEADER + one._row * _ROW + _UNCLAIMED
+        return bool(_SERIAL.unpack_from(self._memory, at)[0] == self._serial[one._row])
 
     def leave(self, deliveries: Iterable[DeliveryData]) -> None:
         """Forget deliveries that are done with."""
@@ -198,7 +207,7 @@ class Board:
             )  # fmt: skip
 
     def _claim(self, at: int, serial: int) -> Claim | None:
-        found, name, owner = _CLAIM.unpack_from(self._memory, at)
+        found, name, owner, _ = _CLAIM.unpack_from(self._memory, at)
         at += _CLAIM.size
         text = self._memory[at : at + name + owner] if found == serial else b""
         if not text or _SERIAL.unpack_from(self._memory, at - _CLAIM.size)[0] != serial:
@@ -229,6 +238,10 @@ class Board:
     def gone(self, row: Row) -> None:
         """Its lease is lost."""
         _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _GONE, row.serial)
+
+    def unclaimed(self, row: Row) -> None:
+        """Its claim is lost."""
+        _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _UNCLAIMED, row.serial)
 
     def end(self, rows: Iterable[Row]) -> None:
         """The renewal is over."""

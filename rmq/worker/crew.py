@@ -201,6 +201,9 @@ class Crew:
             one._state = LOST
             self._report(one, ACK)
             return False
+        if one._claim is not None and self.desk.board.claim_lost(one):
+            self._report(one, BACK)  # it is claimed anew when it comes again
+            return False
         return one._score % 1000 >= self._suspect_below or self._suspect_may_start(one)
 
     def _suspect_may_start(self, one: DeliveryData) -> bool:

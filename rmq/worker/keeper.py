@@ -90,6 +90,8 @@ class Keeper:
                 self.board.renewed(
                     row, moved_deadline(row.score, deadline), started + lease_ms / 1000
                 )
+            if row.claim is not None and row.claim.lost:
+                self.board.unclaimed(row)
         self.renewals += len(rows)
         self.board.end(rows)
         return True

@@ -33,8 +33,10 @@ def test_importing_rmq_loads_neither_click_nor_rich():
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "audit", "cancel", "claim", "dlq ls", "dlq purge", "dlq redrive", "dlq show", "get",
-        "ledger create", "ledger purge", "ledger show", "peek", "ping", "priority", "purge",
-        "reschedule", "send", "stats", "tail", "topic create", "topic ls", "topic show", "worker",
+        "ledger create", "ledger purge", "ledger show", "outbox create", "outbox ls",
+        "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",
+        "ping", "priority", "purge", "reschedule", "send", "stats", "tail",
+        "topic create", "topic ls", "topic show", "worker",
     ]  # fmt: skip
 
 

@@ -248,6 +248,32 @@ def test_a_claim_that_nobody_renews_is_lost(
     assert kept.states() == {}
 
 
+def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
+    scene: Scene, api: Any, name: str, kept: Kept
+) -> None:
+    go, ran = threading.Event(), []
+    topic = api.topic(name, lease=1)
+
+    def work(d: Any) -> Any:
+        ran.append((d.body[KEY], kept.states().get(f"default:{d.body[KEY]}")))
+        if len(ran) == 1:
+            yield go
+
+    scene.handle(topic, work, guards=[once()], concurrency=1, prefetch=2)
+    topic.send_many([rmq.Outgoing({KEY: key}) for key in ("first", "behind")])
+    with scene.working() as worker:
+        eventually(lambda: len(kept.keys()) == 2)
+        kept.redis.delete(kept.key("behind"))
+        time.sleep(1.5)  # for a renewal, which finds out
+        go.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        counts = worker.counts()[name]
+
+    assert ran == [("first", "consuming"), ("behind", "consuming")]
+    assert (counts["release"], counts["nack"], counts["claim_lost"]) == (1, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [

@@ -17,7 +17,13 @@ def until(true: Callable[[], Any], wait_s: float = 10) -> None:
         time.sleep(0.005)
 
 
-def handle(topic: Any, style: str, function: Callable[[Any, Any], Any], **options: Any) -> None:
+def handle(
+    topic: Any,
+    style: str,
+    function: Callable[[Any, Any], Any],
+    guard: Callable[[Any], Any] = lambda function: function,
+    **options: Any,
+) -> None:
     """Register a function of (body, delivery), or of a batch, as a plain or an async handler."""
     if "batch" in options:
 
@@ -36,7 +42,7 @@ def handle(topic: Any, style: str, function: Callable[[Any, Any], Any], **option
     async def awaited(body: Any, d: Any) -> None:
         function(body, d)
 
-    topic.handler(**options)(awaited if style == "async" else plain)
+    topic.handler(**options)(guard(awaited if style == "async" else plain))
 
 
 def work(client: Any, true: Callable[[], Any], **options: Any) -> None:

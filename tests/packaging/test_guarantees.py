@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import rmq
 from rmq import ledger, outbox
-from tests.integration.working import work
+from tests.integration.handling import eventually
 from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,8 @@ class Program:
             stats = self.client.admin.stats(topic)
             return stats["settled"] + stats["dead"] == (count or len(bodies))
 
-        work(self.client, ended)
+        with rmq.Worker(self.client, keeper="thread"):
+            eventually(ended)
 
     def close(self) -> None:
         self.client.close()

@@ -98,8 +98,11 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
 def check_keys(raw: redis.Redis, topic: str, slots: list[SlotKeys], prefix: str = "rmq") -> None:
     """No key under the prefix but those that rmq/keys.py spells."""
     ours = {topic_key(prefix, topic), topics_key(prefix)}
+    own = set(TYPES) - {"claim", "replay", "topic", "topics"}
     for one in slots:
-        ours |= {getattr(one, name) for name in TYPES if name not in ("replay", "topic", "topics")}
+        ours |= {getattr(one, name) for name in own}
     for key in raw.scan_iter(match=prefix + ":*", count=1000):
-        known = key in ours or any(key.startswith(one.replay_stem) for one in slots)
+        known = key in ours or any(
+            key.startswith((one.replay_stem, one.claim_stem)) for one in slots
+        )
         claim(known, f"a stray key: {key!r}")

@@ -149,6 +149,20 @@ def test_a_full_topic_waits_and_the_others_go_on(database, client, name):
     assert found + drain(full) == list(range(7))
 
 
+def test_what_is_less_durable_than_asked_is_watched_or_sent_again(database, client, name):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, durability=rmq.Replicated(1, 0.05))  # and there is no replica
+    topic.open()
+    fill(engine, outbox, name, ["watched"])
+    fill(engine, outbox, name, ["nobody confirms"], confirm=False)
+
+    assert Relay(outbox, engine, client).run_once() == 1
+    assert Relay(outbox, engine, client).run_once() == 0
+
+    assert states(engine) == {("unconfirmed", 1): 1, ("unconfirmed", 0): 1}
+    assert drain(topic) == ["watched", "nobody confirms"]  # both are stored, once
+
+
 def test_a_login_that_redis_refuses_costs_no_stub_its_life(database, own_server, name):
     engine, outbox = prepared(database), Outbox()
     fill(engine, outbox, name, [1, 2])
@@ -214,6 +228,23 @@ def test_a_topic_that_came_back_with_other_slots_is_taken_as_it_is(database, own
 
         assert relay.run_once() == 20
         assert sorted(drain(other.topic(name))) == list(range(20))
+
+
+def test_a_topic_half_deleted_waits_for_a_person_and_ends_no_loop(database, client, server, name):
+    engine, outbox = prepared(database), Outbox()
+    relay = Relay(outbox, engine, client)
+    client.topic(name, slots=2).open()
+    fill(engine, outbox, name, ["before"])
+    relay.run_once()
+    with server.raw() as raw:
+        assert raw.delete(f"rmq:{{{name}}}:topic", f"rmq:{{{name}_0}}:slot") == 2
+        assert raw.hset(f"rmq:{{{name}_1}}:slot", "created", "another life") == 0
+    fill(engine, outbox, name, range(10))
+    fill(engine, outbox, f"{name}-other", ["after"])
+
+    assert relay.run_once() == 1
+
+    assert states(engine) == {("unconfirmed", 1): 2, ("unconfirmed", 0): 10}
 
 
 def test_a_message_sent_and_not_marked_is_sent_again_and_stored_once(

@@ -288,3 +288,17 @@ def test_the_longest_claim_fits_a_row(two: Two) -> None:
     assert two.row(one).claim.name == one._claim.name
     assert two.row(one).claim.owner == one._claim.owner
     assert two.row(neighbour).claim.name == b"default:n"
+
+
+def test_what_the_keeper_finds_of_a_claim_the_worker_sees_of_that_row_alone(two: Two) -> None:
+    one, other = claimed(delivery(two.worker, 1), "a"), claimed(delivery(two.worker, 2), "b")
+    enter(two.worker, one, other)
+    two.worker.claim([one, other])
+    assert not two.worker.claim_lost(one)
+
+    two.keeper.unclaimed(two.row(one))
+
+    assert two.worker.claim_lost(one)
+    assert not two.worker.claim_lost(other)
+    two.worker.leave([one])
+    assert not two.worker.claim_lost(one)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rmq
+from rmq.guard import Guard, attach
 from rmq.handler import Handler
 from rmq.settings import BATCH_MAX
 
@@ -421,3 +422,34 @@ def test_a_handler_without_options_needs_no_parentheses() -> None:
 
     assert handle({}) == 7
     assert client._handlers.by_topic["orders"].function is handle
+
+
+# --- guards --------------------------------------------------------------------------------------
+
+
+class Filling(Guard):
+    passes = "connection"
+
+
+def filled(function: Any) -> Handler:
+    return registered(attach(function, Filling(), "filling"))
+
+
+def test_a_parameter_that_a_guard_fills_is_neither_body_nor_delivery() -> None:
+    def by_place(body: dict, d: rmq.Delivery, connection: Any) -> None: ...
+    def by_name(body: dict, *, connection: Any) -> None: ...
+    def before_its_own(body: dict, connection: Any, retries: int = 3) -> None: ...
+
+    assert filled(by_place).takes == "bd"
+    assert filled(by_name).takes == "b"
+    assert filled(before_its_own).takes == "b"
+
+
+def test_a_parameter_that_a_guard_fills_stands_last() -> None:
+    def wrong(body: dict, connection: Any, d: rmq.Delivery) -> None: ...
+    def absent(body: dict) -> None: ...
+
+    with pytest.raises(rmq.InvalidType, match="'connection' by name; put that one last"):
+        filled(wrong)
+    with pytest.raises(rmq.InvalidType, match="fills 'connection', which it does not take"):
+        filled(absent)

@@ -1,0 +1,73 @@
+"""Tellers that are broken on purpose; each patches this process and must be seen to cost money."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmq.claim import BUSY
+from rmq.delivery import DeliveryData
+from rmq.flows import claiming
+from rmq.ledger import rows
+from rmq.ledger.tables import CONSUMED
+from rmq.ledger.transaction import ExactlyOnce
+from rmq.worker.desk import Desk
+from rmq.worker.runner import DONE_BEFORE, Runner
+
+LONG_MS = 600_000
+DAY_MS = 86_400_000
+
+
+def deletes_any_claim(faults: Any) -> None:
+    """Whoever hands a message back deletes the claim on its key, be it another's."""
+    release = Desk.release
+
+    def releases(self: Desk, deliveries: Any, *, delay: Any = 0) -> Any:
+        mine = [deliveries] if isinstance(deliveries, DeliveryData) else list(deliveries)
+        for one in mine:
+            if one._claim is not None:
+                key = claiming.key_of(self._handle, one._claim.name)
+                self._executor.ask("unclaim", "DEL", key)
+        return release(self, mine, delay=delay)
+
+    Desk.release = releases  # type: ignore[method-assign, assignment]
+
+
+def acks_busy(faults: Any) -> None:
+    """A copy of what is in progress is acked.
+
+    Claims live on for a while when their owner is dead, so that a test need not hit the second.
+    """
+    claimed = Runner.claimed
+
+    def acks(self: Runner, one: Any) -> Any:
+        busy = one._claim is not None and one._claim.state == BUSY
+        return DONE_BEFORE if busy else claimed(self, one)
+
+    Runner.claimed = acks  # type: ignore[method-assign]
+    claiming.BEYOND_MS = LONG_MS
+
+
+def marks_first(faults: Any) -> None:
+    """The ledger says that the work is done before it is begun."""
+
+    def claim(connection: Any, row: Any, hold_ms: int) -> bool:
+        fresh = rows.insert(connection, row, CONSUMED, DAY_MS)
+        connection.commit()
+        return fresh
+
+    rows.claim = claim
+
+
+def commits_apart(faults: Any) -> None:
+    """The handler's writes have a transaction of their own, before that of the ledger's row."""
+    run = ExactlyOnce.run
+
+    def apart(self: ExactlyOnce, one: Any, inner: Any) -> bool:
+        def alone(**filled: Any) -> None:
+            with filled[self.passes].engine.begin() as connection:
+                inner(**{self.passes: connection})
+            faults.reach("committed")
+
+        return run(self, one, alone)
+
+    ExactlyOnce.run = apart  # type: ignore[method-assign]

@@ -1,0 +1,235 @@
+"""A bank with its queues, its tellers in processes of their own, and its books."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import rmq
+from tests.databases import Database
+from tests.faults import bank
+from tests.faults.bank import Transfer
+from tests.faults.bank_books import Books, audit
+from tests.faults.worker_account import events
+from tests.faults.worker_scene import WAITING, wait_for
+from tests.servers import Server, _die_with_parent
+
+LEASE_S = 1.0
+PATIENCE_S = 60.0  # for what takes seconds when nobody else is on this machine
+RETRY = rmq.Exponential(base=0.2, cap=2.0, jitter=0.5)  # 17 attempts outlast a server's restart
+
+Plan = Sequence[dict[str, Any]]
+
+
+def fault(step: str, what: str = "kill", after: int = 1, **more: Any) -> dict[str, Any]:
+    """A fault that a teller does to itself."""
+    return {"step": step, "what": what, "after": after, **more}
+
+
+class Teller:
+    """A teller's process."""
+
+    def __init__(self, scene: Bank, plan: Plan, task: dict[str, Any]) -> None:
+        self.plan = [f"{one['what']} {one['step']}" for one in plan]
+        self.errors = scene.folder / f"err-{len(scene.tellers)}"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.bank_child", json.dumps(task)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+                preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+        self.pid = self.process.pid
+
+    def is_stopped(self) -> bool:
+        """Whether it stands still."""
+        with suppress(psutil.NoSuchProcess):
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        return False
+
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def dies(self) -> None:
+        """Wait until it has killed itself."""
+        wait_for(self.is_gone, f"{self.plan}: {self.said()}", PATIENCE_S)
+        assert self.process.returncode == -signal.SIGKILL, self.said()
+
+    def stops(self) -> None:
+        """Wait until it has stopped itself."""
+        wait_for(self.is_stopped, f"{self.plan}: {self.said()}", PATIENCE_S)
+
+    def ends(self) -> None:
+        """SIGTERM: what is at work comes to its end."""
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_S) == 0, self.said()
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def said(self) -> str:
+        """What is on its stderr."""
+        return self.errors.read_text()[-4000:]
+
+
+class Bank:
+    """A bank, with a topic for each way to keep a transfer once (see `bank_child`)."""
+
+    def __init__(
+        self, server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
+        lease: float = LEASE_S,
+    ) -> None:  # fmt: skip
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.server = server
+        self.database = database
+        self.tellers: list[Teller] = []
+        self.ordered: list[Transfer] = []
+        self.engine = database.engine(pool_pre_ping=True)
+        bank.create(self.engine)
+        self.client = rmq.Client(server.url, retry_for=30)
+        self.topics = {way: self._topic(f"{name}-{n}", lease) for n, way in enumerate(ways)}
+
+    def _topic(self, name: str, lease: float) -> rmq.Topic:
+        # No dedup window: what is sent again after its ack is a message again.
+        made = self.client.topic(name, slots=4, lease=lease, retry=RETRY, dedup_window=0)
+        made.open()
+        return made
+
+    def close(self) -> None:
+        for teller in self.tellers:
+            teller.close()
+        self.client.close()
+
+    # --- what is done ----------------------------------------------------------------------------
+
+    def teller(
+        self, plan: Plan = (), *, together: bool = False, concurrency: int = 1,
+        mutants: Sequence[str] = (), slow_s: float = 0.0,
+    ) -> Teller:  # fmt: skip
+        """Start a teller, who serves all topics."""
+        task = {
+            "url": self.server.url, "database": self.database.url(),
+            "topics": {topic.name: way for way, topic in self.topics.items()},
+            "plan": list(plan), "together": together, "concurrency": concurrency,
+            "mutants": list(mutants), "slow_s": slow_s,
+            "faults": str(self.folder / "faults"), "begins": str(self.folder / "begins"),
+        }  # fmt: skip
+        made = Teller(self, plan, task)
+        self.tellers.append(made)
+        return made
+
+    def order(self, some: list[Transfer]) -> None:
+        """Note transfers that are to be done."""
+        bank.order(self.engine, some)
+        self.ordered += some
+
+    def send(self, some: Sequence[Transfer] | None = None) -> None:
+        """Send a transfer on each topic: those given, or new ones, whose accounts nobody shares."""
+        if some is None:
+            places = range(0, 2 * len(self.topics), 2)
+            some = [
+                Transfer(way, place, place + 1, 100 + place)
+                for way, place in zip(self.topics, places, strict=True)
+            ]
+            self.order(list(some))
+        for one, topic in zip(some, self.topics.values(), strict=True):
+            topic.send(one._asdict())
+
+    def forget_claims(self) -> int:
+        """Delete all claims of the topics, as somebody with a redis-cli may; how many."""
+        with self.server.raw() as redis:
+            keys = [
+                key
+                for topic in self.topics.values()
+                for key in redis.scan_iter(f"rmq:{{{topic.name}_*}}:claim:*")
+            ]
+            return int(redis.delete(*keys)) if keys else 0
+
+    # --- what is seen ----------------------------------------------------------------------------
+
+    def begun(self, of: Teller | None = None) -> Counter[str]:
+        """How often handlers have begun on each key."""
+        found = events(self.folder / "begins")
+        return Counter(one["key"] for one in found if of is None or one["pid"] == of.pid)
+
+    def begins(self, ways: set[str], times: int = 1, of: Teller | None = None) -> None:
+        """Wait until handlers, or those of one teller, have begun so often on all of these."""
+        wait_for(
+            lambda: all(self.begun(of)[way] >= times for way in ways),
+            f"{ways} begun: {self.begun()}, {self.said()}", PATIENCE_S,
+        )  # fmt: skip
+
+    def fired(self) -> Counter[str]:
+        """The faults that tellers did to themselves."""
+        return Counter(str(one["name"]) for one in events(self.folder / "faults"))
+
+    def left(self) -> int:
+        """How many messages are still to be settled."""
+        found = [self.client.admin.stats(topic.name) for topic in self.topics.values()]
+        return sum(stats[name] for stats in found for name in WAITING)
+
+    def dead(self) -> int:
+        """How many messages are in the DeadQueues."""
+        return sum(self.client.admin.stats(one.name)["dead"] for one in self.topics.values())
+
+    def said(self) -> str:
+        """What tellers have on their stderr."""
+        return "\n".join(one.said() for one in self.tellers)
+
+    def drained(self) -> None:
+        """Wait until nothing is left to do, and let the tellers that live come to their end."""
+        wait_for(lambda: not self.left(), f"{self.left()} left, {self.said()}", PATIENCE_S)
+        for one in self.tellers:
+            if not one.is_gone():
+                one.ends()
+
+    def books(self, more: Counter[str] | None = None) -> Books:
+        """Audit it. `more`: what else was done to it."""
+        plans = [name for one in self.tellers for name in one.plan]
+        return audit(
+            self.engine, self.ordered, left=self.left(), dead=self.dead(),
+            fired=self.fired() + (more or Counter()), planned=plans,
+        )  # fmt: skip
+
+    def times(self) -> dict[str, int]:
+        """How often the transfer of each way was applied."""
+        applied = self.books().applied
+        return {way: applied[way] for way in self.topics}
+
+
+@contextmanager
+def opened(
+    server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
+    lease: float = LEASE_S,
+) -> Iterator[Bank]:  # fmt: skip
+    """A bank that is closed at the end."""
+    made = Bank(server, database, name, folder, ways, lease)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def seeded() -> tuple[int, random.Random]:
+    """A seed, of RMQ_TEST_SEED if it is there, and its numbers."""
+    seed = int(os.environ.get("RMQ_TEST_SEED") or random.SystemRandom().randrange(2**32))
+    return seed, random.Random(seed)

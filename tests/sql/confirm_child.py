@@ -1,0 +1,50 @@
+"""A worker that confirms stubs, in a process of its own, and kills itself when it is told to.
+
+python -m tests.sql.confirm_child '{"db": ..., "redis": ..., "topic": ..., "die": "in the handler" |
+"before it confirms"}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import sqlalchemy as sa
+
+import rmq
+from rmq.ledger import exactly_once
+from rmq.outbox import Outbox
+from rmq.outbox.confirm import Confirms
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def build(client: rmq.Client, engine: sa.Engine, topic: str, die_inside: bool = False) -> None:
+    """Register the handler: a booking, exactly once, and its stub confirmed."""
+    outbox = Outbox()
+
+    @client.topic(topic).handler
+    @outbox.confirms(engine)
+    @exactly_once(engine)
+    def book(order: int, connection: sa.Connection) -> None:
+        connection.execute(sa.text("INSERT INTO bookings VALUES (:n)"), {"n": order})
+        if die_inside:
+            die()
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    if task["die"] == "before it confirms":
+        Confirms.done_before = die  # type: ignore[method-assign]
+    client = rmq.Client(task["redis"])
+    build(client, sa.create_engine(task["db"]), task["topic"], task["die"] == "in the handler")
+    rmq.Worker(client, keeper="thread").run()
+
+
+if __name__ == "__main__":
+    main()

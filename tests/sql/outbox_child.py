@@ -1,0 +1,45 @@
+"""A relay in a process of its own, for tests that run two of them, or kill one.
+
+    python -m tests.sql.outbox_child DATABASE_URL REDIS_URL BATCH [dies]
+
+It says how many stubs each turn sent, a line each, until its stdin is closed. One that `dies` is
+killed after Redis has answered and before anything is marked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import sqlalchemy as sa
+
+import rmq
+from rmq.outbox import Outbox, Relay, rows
+
+
+def main() -> None:
+    database, redis, batch, *dies = sys.argv[1:]
+    if dies:
+        rows.mark = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    engine = sa.create_engine(database)
+    with rmq.Client(redis) as client:
+        relay = Relay(Outbox(), engine, client, batch=int(batch))
+        turn = relay._turn
+
+        def told(connection: sa.Connection) -> object:
+            found = turn(connection)
+            if found.done:
+                print(found.done, flush=True)
+            return found
+
+        relay._turn = told  # type: ignore[method-assign, assignment]
+        print("ready", flush=True)
+        relay.run(stop)
+
+
+if __name__ == "__main__":
+    main()

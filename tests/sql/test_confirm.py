@@ -1,0 +1,421 @@
+"""The consumer's half: noted on receipt, confirmed on success, forgotten on failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import rmq
+from rmq.database import now_ms
+from rmq.outbox import Outbox, Round, metadata
+from rmq.outbox.tables import logs
+from tests.databases import Database
+from tests.integration.working import until
+from tests.servers import Server
+from tests.sql.lossy import HOUR, Lossy
+
+
+class Boom(Exception):
+    """What a handler fails of."""
+
+
+class Consuming(Lossy):
+    """A scene with a handler, plain or async, whose stubs are confirmed."""
+
+    kind = "sync"
+
+    def consume(
+        self, work: Callable[[Any, Any], Any], *guards: Callable[[Any], Any], **options: Any
+    ) -> None:
+        """Register `work(body, delivery)` below the guards, the first of them outermost."""
+
+        def handle(body: Any, d: Any) -> None:
+            work(body, d)
+
+        async def handle_async(body: Any, d: Any) -> None:
+            work(body, d)
+
+        function: Any = handle_async if self.kind == "async" else handle
+        for guard in reversed(guards):
+            function = guard(function)
+        self.topic.handler(**options)(function)
+
+    @property
+    def theirs(self) -> Any:
+        """An engine for the handler."""
+        if self.kind == "async":
+            return self.database.async_engine()
+        return self.database.engine()
+
+    def confirms(self) -> Any:
+        return self.outbox.confirms(self.theirs)
+
+    def work(self, true: Callable[[], Any]) -> None:
+        """Run a worker until it is so, and nothing is in flight any more."""
+        with rmq.Worker(self.client, keeper="thread"):
+            until(true, 30)
+            until(lambda: not self.client.admin.stats(self.name)["in_flight"], 30)
+
+
+@pytest.fixture(params=["sync", "async"])
+def scene(
+    request: pytest.FixtureRequest, database: Database, server: Server, name: str
+) -> Iterator[Consuming]:
+    made = Consuming(database, server, name)
+    made.kind = request.param
+    yield made
+    made.close()
+
+
+# --- success -------------------------------------------------------------------------------------
+
+
+def test_stub_is_confirmed_when_its_handler_has_returned_and_not_before(scene: Consuming) -> None:
+    id = scene.sent({"n": 1})
+    seen = []
+    scene.consume(
+        lambda body, d: seen.append((body, scene.status(id), scene.logged())), scene.confirms()
+    )
+
+    scene.work(lambda: scene.status(id) == "confirmed")
+
+    assert seen == [({"n": 1}, "unconfirmed", [id])]
+    assert scene.logged() == []
+    assert scene.round() == Round()
+
+
+def test_log_row_tells_topic_slot_offset_and_when_by_the_databases_clock(scene: Consuming) -> None:
+    scene.topic.send("before")
+    id = scene.sent("mine")
+    found = []
+
+    def look(body: Any, d: Any) -> None:
+        if body == "mine":
+            with scene.engine.connect() as connection:
+                found.append(connection.execute(sa.select(logs, now_ms().label("now"))).one())
+
+    scene.consume(look, scene.confirms(), concurrency=1)
+    scene.work(lambda: scene.status(id) == "confirmed")
+
+    (row,) = found
+    assert (row.id, row.topic, row.slot, row.offset) == (id, scene.name, 0, 2)
+    assert row.now - 10_000 < row.received <= row.now
+
+
+def test_message_without_a_stub_passes_untouched(scene: Consuming) -> None:
+    seen = []
+    scene.consume(lambda body, d: seen.append((body, scene.logged())), scene.confirms())
+    scene.topic.send("direct")
+
+    scene.work(lambda: seen)
+
+    assert seen == [("direct", [])]
+    assert scene.rows() == []
+
+
+def test_stub_that_is_exhausted_is_confirmed_by_a_late_success(scene: Consuming) -> None:
+    id = scene.sent()
+    scene.change(id, status="exhausted", notified=1)
+    scene.consume(lambda body, d: None, scene.confirms())
+
+    scene.work(lambda: scene.status(id) == "confirmed")
+
+
+def test_stub_that_is_void_stays_void(scene: Consuming) -> None:
+    id = scene.sent()
+    scene.change(id, status="void")
+    seen: list[Any] = []
+    scene.consume(lambda body, d: seen.append(body), scene.confirms())
+
+    scene.work(lambda: seen)
+
+    assert scene.status(id) == "void"
+    assert scene.logged() == []
+
+
+def test_confirmed_stub_whose_message_comes_again_stays_confirmed(scene: Consuming) -> None:
+    id = scene.sent()
+    scene.change(id, status="confirmed")
+    seen: list[Any] = []
+    scene.consume(lambda body, d: seen.append(body), scene.confirms())
+
+    scene.work(lambda: seen)
+
+    assert scene.status(id) == "confirmed"
+    assert scene.logged() == []
+
+
+# --- failure -------------------------------------------------------------------------------------
+
+
+def fails(body: Any, d: Any) -> None:
+    raise Boom("bad luck")
+
+
+def snoozes(body: Any, d: Any) -> None:
+    raise rmq.Snooze(600)
+
+
+def rejects(body: Any, d: Any) -> None:
+    raise rmq.Reject("never")
+
+
+@pytest.mark.parametrize(
+    ("work", "place", "reason"),
+    [(fails, "store", "failed"), (snoozes, "store", None), (rejects, "dead", "rejected")],
+)
+def test_handler_that_does_not_succeed_removes_its_log_row_and_its_error_goes_on(
+    scene: Consuming, work: Any, place: str, reason: str | None
+) -> None:
+    id = scene.sent()
+    seen: list[list[str]] = []
+
+    def wrapped(body: Any, d: Any) -> None:
+        seen.append(scene.logged())
+        work(body, d)
+
+    scene.consume(wrapped, scene.confirms(), retry=rmq.Exponential(600, 600, jitter=0))
+    scene.work(lambda: seen and scene.place(id) == place and not scene.logged())
+
+    assert seen == [[id]]
+    assert scene.status(id) == "unconfirmed"
+    message = scene.topic.get(scene.message(id))
+    assert message is not None
+    assert (message.failure.reason if message.failure else None) == reason
+    # It is in the queue, and in no log: nothing but the queue keeps it from being sent again.
+    scene.age(id)
+    assert scene.round() == Round(waiting=1)
+    scene.lose(id)
+    scene.age(id)
+    assert scene.round() == Round(sent=1)
+
+
+def test_handler_that_fails_and_then_succeeds_is_confirmed(scene: Consuming) -> None:
+    id = scene.sent()
+    attempts = []
+
+    def second(body: Any, d: Any) -> None:
+        attempts.append(d.attempt)
+        if d.attempt < 3:
+            raise Boom
+
+    scene.consume(second, scene.confirms(), retry="immediate")
+    scene.work(lambda: scene.status(id) == "confirmed")
+
+    assert attempts == [1, 2, 3]
+    assert scene.logged() == []
+
+
+def test_log_row_that_another_delivery_left_is_made_new(scene: Consuming) -> None:
+    id = scene.sent()
+    scene.log(id, HOUR * 5, offset=77)
+    received = []
+
+    def look(body: Any, d: Any) -> None:
+        with scene.engine.connect() as connection:
+            query = sa.select(now_ms() - logs.c.received, logs.c.offset)
+            received.append(tuple(connection.execute(query).one()))
+
+    scene.consume(look, scene.confirms())
+    scene.work(lambda: scene.status(id) == "confirmed")
+
+    ((age, offset),) = received
+    assert age < 10_000
+    assert offset == 1
+
+
+def test_handler_that_settles_its_delivery_itself_is_not_confirmed(
+    database: Database, server: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Consuming(database, server, name)
+    id = scene.sent()
+    seen: list[Any] = []
+
+    def gives_back(body: Any, d: rmq.Delivery) -> None:
+        seen.append(body)
+        d.release(delay=600)
+
+    scene.consume(gives_back, scene.confirms())
+    with caplog.at_level(logging.WARNING, "rmq"):
+        scene.work(lambda: seen and not scene.logged())
+
+    assert scene.status(id) == "unconfirmed"
+    assert "settled its delivery itself" in caplog.text
+    scene.close()
+
+
+# --- found done before ---------------------------------------------------------------------------
+
+
+def test_work_that_a_claim_says_was_done_is_confirmed_and_not_done_again(
+    scene: Consuming,
+) -> None:
+    first, copy = scene.sent({"pay": 7}), scene.sent({"pay": 7})
+    done: list[Any] = []
+    scene.consume(
+        lambda body, d: done.append(body),
+        scene.confirms(), rmq.idempotent(rmq.Claims(), key=lambda body: body["pay"]),
+        concurrency=1,
+    )  # fmt: skip
+
+    scene.work(lambda: scene.status(first) == scene.status(copy) == "confirmed")
+
+    assert done == [{"pay": 7}]
+    assert scene.logged() == []
+
+
+def test_work_that_a_guard_below_finds_done_is_confirmed(scene: Consuming) -> None:
+    id = scene.sent()
+    done: list[Any] = []
+
+    def check(one: Any) -> bool:
+        return False
+
+    scene.consume(
+        lambda body, d: done.append(body),
+        scene.confirms(), rmq.idempotent(rmq.Claims(), check=check),
+    )  # fmt: skip
+
+    scene.work(lambda: scene.status(id) == "confirmed")
+
+    assert done == []
+
+
+# --- rung 3: is the work still to be done? -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "runs"),
+    [("unconfirmed", 1), ("exhausted", 1), ("confirmed", 0), ("void", 0)],
+)
+def test_check_runs_the_handler_only_while_its_stub_is_not_settled(
+    scene: Consuming, status: str, runs: int
+) -> None:
+    id = scene.sent()
+    scene.change(id, status=status, notified=1)
+    done: list[Any] = []
+    check = scene.outbox.unconfirmed(scene.theirs)
+    scene.consume(
+        lambda body, d: done.append(body),
+        scene.confirms(), rmq.idempotent(rmq.Claims(), check=check),
+    )  # fmt: skip
+
+    scene.work(lambda: scene.place(id) is None)
+
+    assert len(done) == runs
+
+
+def test_check_runs_a_message_that_has_no_stub(scene: Consuming) -> None:
+    done: list[Any] = []
+    check = scene.outbox.unconfirmed(scene.theirs)
+    scene.consume(lambda body, d: done.append(body), rmq.idempotent(rmq.Claims(), check=check))
+    scene.topic.send("direct")
+
+    scene.work(lambda: done)
+
+
+@pytest.mark.parametrize(("checked", "runs"), [(True, 1), (False, 2)], ids=["checked", "control"])
+def test_claim_that_was_lost_does_not_let_work_be_done_again_that_its_stub_says_was_done(
+    scene: Consuming, checked: bool, runs: int
+) -> None:
+    id = scene.sent()
+    done: list[Any] = []
+    check = scene.outbox.unconfirmed(scene.theirs) if checked else None
+    scene.consume(
+        lambda body, d: done.append(body),
+        scene.confirms(), rmq.idempotent(rmq.Claims(), check=check),
+    )  # fmt: skip
+    scene.work(lambda: scene.status(id) == "confirmed")
+    with scene.server.raw() as raw:
+        raw.delete(*raw.keys(f"rmq:{{{scene.name}_*}}:claim*"))
+    scene.topic.send("x", id=scene.message(id))  # the same message once more
+
+    scene.work(lambda: scene.place(id) is None)
+
+    assert done == ["x"] * runs
+
+
+def test_check_that_cannot_ask_its_database_fails_and_nothing_is_run(
+    scene: Consuming, tmp_path: Any
+) -> None:
+    id = scene.sent()
+    gone = f"sqlite{'+aiosqlite' if scene.kind == 'async' else ''}:///{tmp_path}/none/x"
+    make: Any = create_async_engine if scene.kind == "async" else sa.create_engine
+    done: list[Any] = []
+    check = scene.outbox.unconfirmed(make(gone))
+    scene.consume(
+        lambda body, d: done.append(body),
+        rmq.idempotent(rmq.Claims(), check=check), retry=rmq.Exponential(600, 600, jitter=0),
+    )  # fmt: skip
+
+    def failed() -> bool:
+        message = scene.topic.get(scene.message(id))
+        return bool(message and message.failure)
+
+    scene.work(failed)
+
+    assert done == []
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def plain(body: Any) -> None: ...
+
+
+async def awaited(body: Any) -> None: ...
+
+
+def test_wrong_kind_of_engine_is_refused_when_the_handler_is_registered(
+    client: rmq.Client, name: str
+) -> None:
+    outbox, engine = Outbox(), sa.create_engine("sqlite://")
+    other = create_async_engine("sqlite+aiosqlite://")
+
+    with pytest.raises(rmq.InvalidType, match=r"handler awaited: .* give .* an AsyncEngine"):
+        client.topic(name).handler(outbox.confirms(engine)(awaited))
+    with pytest.raises(rmq.InvalidType, match=r"handler plain: .* give .* an Engine"):
+        client.topic(name).handler(outbox.confirms(other)(plain))
+
+
+def test_confirms_refuses_what_cannot_work_by_name(client: rmq.Client, name: str) -> None:
+    outbox, engine = Outbox(), sa.create_engine("sqlite://")
+    topic: Any = client.topic(name)
+
+    with pytest.raises(rmq.InvalidType, match="engine: str"):
+        outbox.confirms("sqlite://")  # type: ignore[arg-type]
+    with pytest.raises(rmq.InvalidType, match="via: str"):
+        outbox.confirms(engine, via=name)  # type: ignore[arg-type]
+    with pytest.raises(rmq.InvalidType, match="via: Topic beside AsyncEngine"):
+        outbox.confirms(create_async_engine("sqlite+aiosqlite://"), via=topic)
+    with pytest.raises(rmq.InvalidType, match="engine: NoneType"):
+        outbox.unconfirmed(None)  # type: ignore[arg-type]
+    with pytest.raises(rmq.InvalidType, match="engine: NoneType"):
+        outbox.confirm_handler(None)  # type: ignore[arg-type]
+    with pytest.raises(rmq.InvalidValue, match="Confirms guards one message at a time"):
+        topic.handler(batch=10)(outbox.confirms(engine)(lambda deliveries: None))
+
+
+def test_missing_tables_fail_the_handler_with_the_command_that_creates_them(
+    database: Database, server: Server, name: str
+) -> None:
+    scene = Consuming(database, server, name)
+    metadata.drop_all(scene.engine)
+    seen: list[Any] = []
+    scene.consume(lambda body, d: seen.append(body), scene.confirms(), retry=rmq.Levels((600,)))
+    id = scene.topic.send("x").id
+
+    def told() -> str:
+        message = scene.topic.get(id)
+        return message.failure.error if message and message.failure else ""
+
+    scene.work(told)
+
+    assert "rmq outbox create" in told()
+    assert seen == []
+    scene.close()

@@ -1,0 +1,447 @@
+"""`exactly_once`: the ledger's row and what the handler writes stand or fall together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import rmq
+from rmq.guard import guards_of
+from rmq.ledger import exactly_once, transaction
+from tests.sql.ledgers import CLOCK_MS, Books, Copy, effects, together, write
+
+OTHER = Copy(id="m2", fence=9)
+by_kind = pytest.mark.parametrize("orm", [False, True], ids=["connection", "session"])
+
+
+def writing(key: str = "k") -> Any:
+    return lambda **given: write(key)
+
+
+@by_kind
+def test_row_and_writes_commit_together_and_copies_write_nothing(books: Books, orm: bool) -> None:
+    guard, seen = books.once(orm), []
+
+    def work(**given: Any) -> Any:
+        seen.append((list(given), books.rows(), books.effects()))
+        return write("k")
+
+    found = [books.run(guard, one, work) for one in (Copy(), Copy(fence=2), OTHER)]
+
+    assert found == [True, False, False]
+    assert seen == [(["session" if orm else "connection"], [], [])]  # others see nothing before
+    assert books.effects() == ["k"]
+    row = books.row()
+    assert (row.consumer, row.topic, row.key) == ("default", "t", "k")
+    assert (row.state, row.owner, row.expires) == ("consumed", "m1:1", None)
+
+
+@by_kind
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), rmq.Snooze(1), rmq.Retry(1), rmq.Reject("no")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_handler_that_raises_leaves_nothing_and_the_next_delivery_runs(
+    books: Books, orm: bool, error: Exception
+) -> None:
+    guard = books.once(orm)
+
+    def work(**given: Any) -> Any:
+        def then(connection: sa.Connection) -> None:
+            write("k")(connection)
+            raise error
+
+        return then
+
+    with pytest.raises(type(error)):
+        books.run(guard, Copy(), work)
+    assert (books.rows(), books.effects()) == ([], [])
+    assert books.run(guard, Copy(fence=2), writing())
+    assert books.effects() == ["k"]
+
+
+@by_kind
+@pytest.mark.parametrize("ends", ["commits", "fails"])
+def test_a_copy_that_comes_meanwhile_waits_for_the_end(books: Books, orm: bool, ends: str) -> None:
+    guard, inside, order = books.once(orm), threading.Event(), []
+
+    def first(**given: Any) -> None:
+        (place,) = given.values()
+        books.inside(place, write("first"))
+        inside.set()
+        time.sleep(0.5)  # as long as the second one has to come and wait
+        order.append("first ends")
+        if ends == "fails":
+            raise ValueError("no")
+
+    def second() -> bool:
+        inside.wait(30)
+        found = books.run(guard, OTHER, writing("second"))
+        order.append("second ends")
+        return found
+
+    found = together(lambda: books.run(guard, Copy(), first), second)
+
+    assert order == ["first ends", "second ends"]
+    if ends == "commits":
+        assert (found, books.effects()) == ([True, False], ["first"])
+    else:
+        assert isinstance(found[0], ValueError)
+        assert (found[1], books.effects()) == (True, ["second"])
+
+
+COPIES = 8
+
+
+def until_settled(books: Books, guard: Any, one: Copy, work: Any = writing()) -> bool:  # noqa: B008
+    """As a worker: what is put off comes again."""
+    for _ in range(200):
+        try:
+            return books.run(guard, one, work)
+        except rmq.Snooze as snooze:
+            time.sleep(float(snooze.delay))  # type: ignore[arg-type]
+    raise AssertionError("it is put off for ever")
+
+
+@by_kind
+@pytest.mark.parametrize("before", ["nothing", "an expired claim", "an expired entry"])
+def test_of_copies_at_once_one_takes_effect(books: Books, orm: bool, before: str) -> None:
+    guard = books.once(orm, ttl=60)
+    if before != "nothing":
+        books.run(books.guard(), Copy(id="m0"))
+        if before == "an expired claim":
+            with books.outside.begin() as connection:
+                connection.exec_driver_sql("UPDATE rmq_ledger SET state = 'consuming'")
+        books.expire()
+    copies = [Copy(fence=n) for n in range(COPIES)]
+
+    found = together(*(lambda one=one: until_settled(books, guard, one) for one in copies))
+
+    assert sorted(found) == [False] * (COPIES - 1) + [True], found
+    assert books.effects() == ["k"]
+
+
+def test_of_copies_that_wait_one_goes_on_when_the_first_fails(books: Books) -> None:
+    # MariaDB wakes them all with a shared lock on the index, and ends all but one as deadlocked.
+    guard, failed, lock = books.once(), [], threading.Lock()
+
+    def failing_once(**given: Any) -> None:
+        (place,) = given.values()
+        with lock:
+            first = not failed
+            failed.append(1)
+        books.inside(place, write("k"))
+        if first:
+            time.sleep(0.5)  # until the others have come
+            raise ValueError("the first one")
+
+    copies = [Copy(fence=n) for n in range(COPIES)]
+    found = together(
+        *(lambda one=one: until_settled(books, guard, one, failing_once) for one in copies)
+    )
+
+    kinds = sorted(str(one) for one in found)
+    assert kinds == ["False"] * (COPIES - 2) + ["True", "the first one"]
+    assert books.effects() == ["k"]
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_at_every_isolation_level_one_takes_effect(books: Books, level: str) -> None:
+    if books.database.dialect == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    guard = books.once(source=books.source(isolation_level=level))
+    copies = [Copy(fence=n) for n in range(COPIES)]
+
+    found = together(*(lambda one=one: until_settled(books, guard, one) for one in copies))
+
+    assert found.count(True) == 1, found
+    assert all(isinstance(one, bool) for one in found), found
+    assert books.effects() == ["k"]
+
+
+def test_that_check_fails_without_the_row(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction, "_first", lambda connection, row, ttl_ms: True)
+    guard = books.once()
+
+    together(*(lambda n=n: until_settled(books, guard, Copy(fence=n)) for n in range(COPIES)))
+
+    assert books.effects() == ["k"] * COPIES
+
+
+def test_keys_topics_and_consumers_have_effects_of_their_own(books: Books) -> None:
+    first, second = books.once(), books.once(consumer="mailer")
+
+    for guard in (first, second, first, second):
+        for key in ("a", "A", "a ", "\u00e1"):
+            for topic in ("t", "u"):
+                books.run(guard, Copy(key, topic=topic), writing(key))
+
+    assert len(books.effects()) == len(books.rows()) == 16
+
+
+# --- beside a Ledger, and time -------------------------------------------------------------------
+
+
+def test_what_a_ledger_is_at_comes_back_later_until_it_expires(books: Books) -> None:
+    store, guard = books.guard(hold=20), books.once()
+
+    def work() -> None:
+        with pytest.raises(rmq.Snooze) as raised:
+            books.run(guard, OTHER, writing())
+        assert 0.1 <= raised.value.delay < 5
+        books.expire()
+        assert books.run(guard, OTHER, writing())
+
+    assert books.run(store, Copy(), work)
+    assert books.effects() == ["k"]
+    assert (books.row().owner, books.row().state, books.row().expires) == ("m2:9", "consumed", None)
+
+
+def test_what_a_ledger_has_done_is_done(books: Books) -> None:
+    books.run(books.guard(), Copy())
+
+    assert books.run(books.once(), OTHER, writing()) is False
+    assert books.effects() == []
+
+
+def test_with_a_ttl_a_key_is_forgotten_once_it_has_passed(books: Books) -> None:
+    guard = books.once(ttl=60)
+
+    assert books.run(guard, Copy(), writing())
+    assert books.row().expires - books.row().created == pytest.approx(60_000, abs=CLOCK_MS)
+    assert not books.run(guard, OTHER, writing())
+    books.expire()
+    assert books.run(guard, OTHER, writing())
+    assert (books.effects(), books.row().owner) == (["k", "k"], "m2:9")
+
+
+def test_without_a_ttl_a_key_is_kept(books: Books) -> None:
+    guard = books.once()
+    books.run(guard, Copy(), writing())
+
+    books.shift(created=-10 * 365 * 86_400_000)
+
+    assert not books.run(guard, OTHER, writing())
+
+
+# --- the database fails --------------------------------------------------------------------------
+
+
+@by_kind
+def test_an_error_of_the_handlers_own_writes_is_no_duplicate(books: Books, orm: bool) -> None:
+    guard = books.once(orm)
+
+    def work(**given: Any) -> Any:
+        def then(connection: sa.Connection) -> None:
+            connection.execute(sa.insert(effects).values(n=1, key="a"))
+            connection.execute(sa.insert(effects).values(n=1, key="b"))
+
+        return then
+
+    with pytest.raises(sa.exc.IntegrityError):
+        books.run(guard, Copy(), work)
+    assert (books.rows(), books.effects()) == ([], [])
+
+
+def test_without_the_table_nothing_is_run_and_the_command_is_told(books: Books) -> None:
+    books.drop()
+
+    with pytest.raises(
+        rmq.ConfigurationError, match="no table rmq_ledger; run `rmq ledger create`"
+    ):
+        books.run(books.once(), Copy(), writing())
+    assert books.effects() == []
+
+
+@pytest.mark.parametrize("when", ["before it begins", "while it runs"])
+def test_a_database_that_dies_leaves_all_or_nothing(own_books: Books, when: str) -> None:
+    guard, server = own_books.once(), own_books.database.server
+    if when == "before it begins":
+        server.kill()
+
+    def work(**given: Any) -> Any:
+        def then(connection: sa.Connection) -> None:
+            write("k")(connection)
+            server.kill()
+
+        return then
+
+    with pytest.raises(sa.exc.DBAPIError):
+        own_books.run(guard, Copy(), work)
+
+    server.start()
+    own_books.outside.dispose()
+    assert (own_books.rows(), own_books.effects()) == ([], [])
+    for fence in (2, 3):
+        own_books.run(own_books.once(), Copy(fence=fence), writing())
+    assert own_books.effects() == ["k"]
+
+
+# --- what a handler must not do ------------------------------------------------------------------
+
+
+@by_kind
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_handler_that_ends_the_transaction_itself_is_told(
+    books: Books, orm: bool, verb: str
+) -> None:
+    guard = books.once(orm)
+
+    def work(**given: Any) -> Any:
+        (place,) = given.values()
+
+        def then(connection: sa.Connection) -> None:
+            write("k")(connection)
+            if orm and books.is_async:
+                getattr(place.sync_session, verb)()
+            elif orm:
+                getattr(place, verb)()
+            else:
+                getattr(connection, verb)()
+
+        return then
+
+    with pytest.raises(rmq.ConfigurationError, match="has ended its transaction itself"):
+        books.run(guard, Copy(), work)
+
+    kept = verb == "commit"
+    assert (len(books.rows()), len(books.effects())) == (kept, kept)
+    assert books.run(guard, OTHER, writing()) is not kept
+    assert books.effects() == ["k"]
+
+
+def test_an_engine_that_commits_every_statement_is_refused_before_it_writes(books: Books) -> None:
+    source = books.source(isolation_level="AUTOCOMMIT")
+
+    with pytest.raises(rmq.ConfigurationError, match="AUTOCOMMIT"):
+        books.run(books.once(source=source), Copy(), writing())
+    assert (books.rows(), books.effects()) == ([], [])
+
+
+def test_autocommit_as_an_option_of_the_engine_is_refused_too(books: Books) -> None:
+    source = books.source().execution_options(isolation_level="AUTOCOMMIT")
+
+    with pytest.raises(rmq.ConfigurationError, match="AUTOCOMMIT"):
+        books.run(books.once(source=source), Copy(), writing())
+    assert books.rows() == []
+
+
+def test_autocommit_of_the_driver_is_refused_too(books: Books) -> None:
+    told = {
+        "postgresql": {"autocommit": True},
+        "mariadb": {"autocommit": True},
+        "sqlite": {"isolation_level": None},
+    }
+    source = books.source(connect_args=told[books.database.dialect])
+
+    with pytest.raises(rmq.ConfigurationError, match="AUTOCOMMIT"):
+        books.run(books.once(source=source), Copy(), writing())
+    assert books.rows() == []
+
+
+# --- registration --------------------------------------------------------------------------------
+
+ENGINE = sa.create_engine("sqlite://")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Booking(Base):
+    __tablename__ = "bookings"
+    n: Mapped[int] = mapped_column(primary_key=True)
+    order: Mapped[str] = mapped_column(sa.String(50))
+
+
+def test_a_session_writes_objects_and_a_direct_call_is_the_plain_function(books: Books) -> None:
+    if books.is_async:
+        pytest.skip("the plain function is what a unit test calls")
+    maker = books.source(orm=True)
+    Base.metadata.create_all(books.outside)
+
+    @exactly_once(maker, key=lambda body: body)
+    def book(body: str, session: Any) -> str:
+        session.add(Booking(order=body))
+        return body.upper()
+
+    (guard,) = guards_of(book)
+    for _ in range(2):
+        guard.run(Copy("order 7"), lambda session: book("order 7", session))  # type: ignore[arg-type]
+    with books.outside.connect() as connection:
+        assert connection.scalars(sa.select(Booking.order)).all() == ["order 7"]
+
+    class Sheet:
+        added: Any = None
+
+        def add(self, thing: Any) -> None:
+            self.added = thing
+
+    sheet = Sheet()
+    assert book("x", sheet) == "X"
+    assert sheet.added.order == "x"
+
+
+@pytest.mark.parametrize("source", ["postgresql://u:hunter2@h/x", None, ENGINE.connect])
+def test_what_is_no_source_is_refused_and_not_repeated(source: Any) -> None:
+    with pytest.raises(rmq.InvalidType, match=r"source: .*give an Engine") as raised:
+        exactly_once(source)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_function_without_the_parameter_is_refused() -> None:
+    def handle(body: Any, session: Any) -> None: ...
+
+    with pytest.raises(rmq.InvalidType, match=r"handle takes no 'connection' by name.*parameter="):
+        exactly_once(ENGINE)(handle)
+    with pytest.raises(rmq.InvalidType, match="takes no 'db' by name"):
+        exactly_once(ENGINE, parameter="db")(handle)
+    with pytest.raises(rmq.InvalidType, match="takes no 'given' by name"):
+        exactly_once(ENGINE, parameter="given")(lambda body, **given: None)
+    assert guards_of(exactly_once(ENGINE, parameter="session")(handle))[0].passes == "session"
+
+
+@pytest.mark.parametrize(
+    "options", [{"ttl": 0.5}, {"consumer": "a b"}, {"key": "id"}, {"parameter": 7}]
+)
+def test_options_that_cannot_work_are_refused(options: Any) -> None:
+    with pytest.raises(rmq.ConfigurationError, match=next(iter(options))):
+        exactly_once(ENGINE, **options)(lambda body, connection: None)
+
+
+def test_a_ttl_below_the_lease_is_refused(client: rmq.Client, name: str) -> None:
+    @client.topic(name, lease=30).handler
+    @exactly_once(ENGINE, ttl=20)
+    def handle(body: Any, connection: Any) -> None: ...
+
+    with pytest.raises(rmq.InvalidValue, match="ttl: 20 s, and a lease is 30 s"):
+        rmq.Worker(client, keeper="thread").start()
+
+
+def test_a_source_of_the_other_kind_is_refused_when_the_handler_is_registered(
+    books: Books, client: rmq.Client, name: str
+) -> None:
+    def plain(body: Any, session: Any) -> None: ...
+
+    async def awaited(body: Any, session: Any) -> None: ...
+
+    right, wrong = (awaited, plain) if books.is_async else (plain, awaited)
+    once = exactly_once(books.source(orm=True))
+
+    with pytest.raises(rmq.InvalidType, match=rf"handler .*{wrong.__name__}: .*; give it"):
+        client.topic(name).handler(once(wrong))
+    client.topic(name + "b").handler(once(right))
+
+
+def test_a_batch_is_refused(client: rmq.Client, name: str) -> None:
+    @exactly_once(ENGINE)
+    def handle(deliveries: Any, connection: Any) -> None: ...
+
+    with pytest.raises(rmq.InvalidValue, match="guards one message at a time"):
+        client.topic(name).handler(batch=10)(handle)

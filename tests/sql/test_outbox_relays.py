@@ -1,0 +1,254 @@
+"""Several relays: they share the work, keep the order of each basis, and may die at any point."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import sqlalchemy as sa
+
+import rmq
+from rmq.outbox import Outbox, Relay
+from rmq.outbox import rows as sql
+from tests.sql.stubs import drain, prepared, rows
+
+
+@pytest.fixture
+def sharing(database):
+    """A database whose locks are on rows."""
+    if database.dialect == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    return database
+
+
+@contextlib.contextmanager
+def child(database, server, batch=50, *dies):
+    words = [database.url(), server.url, str(batch), *dies]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.sql.outbox_child", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(30)
+
+
+def left(engine):
+    with engine.connect() as connection:
+        return connection.execute(sa.text("SELECT count(*) FROM rmq_stub WHERE sends = 0")).scalar()
+
+
+def wait_until_sent(engine, seconds=60.0):
+    end = time.monotonic() + seconds
+    while left(engine):
+        assert time.monotonic() < end, f"{left(engine)} are still unsent"
+        time.sleep(0.05)
+
+
+# --- what is locked -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def another_relay_holds(engine, seqs):
+    """A transaction of another relay that has locked these stubs and not yet marked them."""
+    engine = engine.execution_options(isolation_level="READ COMMITTED")
+    with engine.connect() as connection, connection.begin() as transaction:
+        # MariaDB reads a small table through any index, and locks what it passes.
+        hint = "FORCE INDEX (PRIMARY)" if engine.dialect.name == "mysql" else ""
+        query = sa.text(f"SELECT seq FROM rmq_stub {hint} WHERE seq IN :seqs FOR UPDATE")
+        locked = connection.execute(query.bindparams(sa.bindparam("seqs", seqs, expanding=True)))
+        assert len(locked.all()) == len(seqs)
+        yield
+        transaction.rollback()
+
+
+def fill(engine, outbox, topic, lines):
+    """A stub for each (basis, number); their seqs."""
+    with engine.begin() as connection:
+        for basis, number in lines:
+            outbox.send(connection, topic, [basis, number], slot_basis=basis)
+    return [row.seq for row in rows(engine)]
+
+
+def test_a_relay_passes_over_what_another_has_locked(sharing, client, name):
+    engine, outbox = prepared(sharing), Outbox()
+    seqs = fill(engine, outbox, name, [(None, n) for n in range(6)])
+    relay = Relay(outbox, engine, client)
+
+    with another_relay_holds(engine, seqs[:3]):
+        assert relay.run_once() == 3
+    assert [body[1] for body in drain(client.topic(name))] == [3, 4, 5]
+    assert relay.run_once() == 3
+
+
+def test_what_follows_a_locked_stub_of_its_basis_waits(sharing, client, name):
+    engine, outbox = prepared(sharing), Outbox()
+    lines = [("a", 1), ("a", 2), ("b", 1), ("a", 3), (None, 1), ("b", 2)]
+    seqs = fill(engine, outbox, name, lines)
+    relay = Relay(outbox, engine, client)
+
+    with another_relay_holds(engine, seqs[:1]):
+        assert relay.run_once() == 3
+        assert drain(client.topic(name)) == [["b", 1], [None, 1], ["b", 2]]
+    assert relay.run_once() == 3
+    assert drain(client.topic(name)) == [["a", 1], ["a", 2], ["a", 3]]
+
+
+def test_a_gap_in_the_middle_of_a_basis_ends_what_may_be_taken_of_it(sharing, client, name):
+    engine, outbox = prepared(sharing), Outbox()
+    seqs = fill(engine, outbox, name, [("a", n) for n in range(5)])
+    relay = Relay(outbox, engine, client)
+
+    with another_relay_holds(engine, seqs[2:3]):
+        assert relay.run_once() == 2
+        assert relay.run_once() == 0
+    assert relay.run_once() == 3
+    assert [body[1] for body in drain(client.topic(name))] == [0, 1, 2, 3, 4]
+
+
+def test_the_same_basis_of_another_topic_waits_for_nobody(sharing, client, name):
+    engine, outbox = prepared(sharing), Outbox()
+    (first,) = fill(engine, outbox, f"{name}-x", [("a", 1)])
+    fill(engine, outbox, f"{name}-y", [("a", 1)])
+
+    with another_relay_holds(engine, [first]):
+        assert Relay(outbox, engine, client).run_once() == 1
+
+
+def test_without_that_rule_a_follower_would_overtake(sharing, client, name, monkeypatch):
+    """The control of the tests above: they see a relay that looks at locks alone."""
+    monkeypatch.setattr(sql, "_sendable", lambda connection, found, but: list(found))
+    engine, outbox = prepared(sharing), Outbox()
+    seqs = fill(engine, outbox, name, [("a", 1), ("a", 2)])
+    relay = Relay(outbox, engine, client)
+
+    with another_relay_holds(engine, seqs[:1]):
+        relay.run_once()
+    relay.run_once()
+
+    assert drain(client.topic(name)) == [["a", 2], ["a", 1]]
+
+
+def test_producers_write_while_a_relay_holds_its_locks(sharing, client, name):
+    engine, outbox = prepared(sharing), Outbox()
+    fill(engine, outbox, name, [(None, n) for n in range(10)])
+    relay = Relay(outbox, engine, client)
+    sent = relay._dispatcher.send
+
+    def meanwhile(*what):
+        # Rows before, between and after those that are locked: nothing in them may be.
+        with engine.begin() as connection:
+            connection.execute(sa.text(_TIMEOUT[sharing.dialect]))
+            for number in range(10):
+                outbox.send(connection, name, [None, 10 + number])
+        return sent(*what)
+
+    relay._dispatcher.send = meanwhile
+    assert relay.run_once() == 10
+    relay._dispatcher.send = sent
+    assert relay.run_once() == 10
+
+
+_TIMEOUT = {
+    "postgresql": "SET LOCAL lock_timeout = '2s'",
+    "mariadb": "SET SESSION innodb_lock_wait_timeout = 2",
+}
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+BASES, EACH, PRODUCERS = 8, 60, 4
+
+
+def test_two_relay_processes_share_the_work_and_keep_the_order_of_each_basis(
+    database, server, client, name
+):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, slots=4)
+    topic.open()
+    trouble = []
+
+    def produce(number):
+        try:
+            for turn in range(EACH):
+                for basis in range(number, BASES, PRODUCERS):
+                    with engine.begin() as connection:
+                        outbox.send(connection, name, [basis, turn], slot_basis=f"basis:{basis}")
+                        outbox.send(connection, name, [None, turn])
+        except Exception as error:
+            trouble.append(error)
+
+    count = PRODUCERS if database.dialect != "sqlite" else 1
+    step = PRODUCERS // count
+    with child(database, server, 7) as one, child(database, server, 7) as two:
+        producers = [
+            threading.Thread(target=lambda n=n: [produce(n + k) for k in range(step)])
+            for n in range(count)
+        ]
+        for thread in producers:
+            thread.start()
+        for thread in producers:
+            thread.join()
+        wait_until_sent(engine)
+    turns = [sum(map(int, process.stdout.read().split())) for process in (one, two)]
+
+    assert trouble == []
+    total = BASES * EACH * 2
+    assert sum(turns) == total
+    assert min(turns) > total / 20, turns  # both had a real part of it
+    by_basis = collections.defaultdict(list)
+    for basis, turn in drain(topic):
+        by_basis[basis].append(turn)
+    assert sorted(by_basis.pop(None)) == sorted(list(range(EACH)) * BASES)
+    assert by_basis == {basis: list(range(EACH)) for basis in range(BASES)}
+    assert {(row.status, row.sends) for row in rows(engine)} == {("unconfirmed", 1)}
+
+
+def test_a_relay_killed_between_send_and_mark_loses_and_repeats_nothing(
+    database, server, client, name
+):
+    engine, outbox = prepared(database), Outbox()
+    fill(engine, outbox, name, [(f"b{n % 3}", n) for n in range(200)])
+
+    with child(database, server, 50, "dies") as dying:
+        dying.wait(30)
+    assert dying.returncode == -9
+    assert client.admin.stats(name)["priority"] == 50  # it had sent them
+    assert left(engine) == 200
+    with child(database, server, 50):
+        wait_until_sent(engine)
+
+    assert [body[1] for body in drain(client.topic(name))] == list(range(200))
+    assert {row.sends for row in rows(engine)} == {1}
+    assert client.admin.stats(name)["accepted"] == 200
+
+
+def test_relays_that_are_killed_again_and_again_lose_and_repeat_nothing(
+    database, server, client, name
+):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name)
+    fill(engine, outbox, name, [("one", n) for n in range(3000)])
+
+    kills = 0
+    while left(engine) and kills < 6:
+        with child(database, server, 40) as process:
+            time.sleep(0.05 * (1 + kills % 3))
+            process.kill()
+            kills += 1
+    with child(database, server, 500):
+        wait_until_sent(engine)
+
+    assert kills >= 2
+    assert [body[1] for body in drain(topic)] == list(range(3000))
+    assert rmq.Client(server.url).admin.stats(name)["accepted"] == 3000
