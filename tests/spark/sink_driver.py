@@ -3,8 +3,8 @@
     python -m tests.spark.sink_driver URL TOPIC DIRECTORY POINT
 
 It copies DIRECTORY/in into the topic. POINT is where everything is killed, or `end`: `staged`
-before the commit, `half` when some slots are published, `published` after the commit, before Spark notes
-it.
+before the commit, `half` when some slots are published, `published` after the commit, before Spark
+notes it.
 """
 
 from __future__ import annotations
