@@ -65,23 +65,14 @@ def _run(spark: SparkSession, asked: Options) -> int:
     is_live = any(one.format == reading.LIVE for one in asked.snapshot)
     if as_of_ms is None and (is_live or snapshot is None):
         as_of_ms = now_ms
-    kind = "outbox" if asked.is_outbox else "ledger"
     store = _Store(spark, asked)
-    found = audit(
-        _united(
-            spark, f"--{kind}", asked.ledger, words.OUTBOX if asked.is_outbox else words.LEDGER
-        ),
-        _united(spark, "--deliveries", asked.deliveries, words.DELIVERIES),
-        snapshot,
-        as_of_ms=as_of_ms,
-        settle_ms=asked.settle_ms,
-        is_outbox=asked.is_outbox,
-        scope=asked.scope,
-        topics=asked.topics,
-        limit=asked.limit,
-        faults=asked.faults,
-        keep=store.keep,
-    )
+    try:
+        found = _audited(spark, asked, snapshot, as_of_ms, store)
+    except UsageError as error:
+        raise UsageError(f"--{str(error).removeprefix('--')}") from error
+    finally:
+        if snapshot is not None:
+            snapshot.unpersist()
     left_out = store.finish(found)
     if asked.json:
         print(json.dumps(found.document(), indent=2))
@@ -95,6 +86,29 @@ def _run(spark: SparkSession, asked: Options) -> int:
     if not asked.json and asked.out is not None:
         print(f"report: {asked.out / 'report.html'}")
     return found.code
+
+
+def _audited(
+    spark: SparkSession,
+    asked: Options,
+    snapshot: DataFrame | None,
+    as_of_ms: int | None,
+    store: _Store,
+) -> Findings:
+    kind, columns = ("outbox", words.OUTBOX) if asked.is_outbox else ("ledger", words.LEDGER)
+    return audit(
+        _united(spark, f"--{kind}", asked.ledger, columns),
+        _united(spark, "--deliveries", asked.deliveries, words.DELIVERIES),
+        snapshot,
+        as_of_ms=as_of_ms,
+        settle_ms=asked.settle_ms,
+        is_outbox=asked.is_outbox,
+        scope=asked.scope,
+        topics=asked.topics,
+        limit=asked.limit,
+        faults=asked.faults,
+        keep=store.keep if asked.out or asked.table else None,
+    )
 
 
 def _snapshot(spark: SparkSession, asked: Options) -> DataFrame | None:
@@ -142,17 +156,16 @@ class _Store:
         self._messages: DataFrame | None = None
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
-        """Store rows; where they were stored they are read from, else from memory."""
+        """Store rows; what is to be read instead of them."""
         if self._table is not None:
             table = self._table if name == "messages" else f"{self._table}_{name}"
             rows.write.mode("overwrite").saveAsTable(table)
             kept = self._spark.read.table(table)
-        elif self._out is not None:
+        else:
+            assert self._out is not None
             path = self._out.absolute().joinpath(name).as_uri()
             rows.write.mode("overwrite").parquet(path)
             kept = self._spark.read.parquet(path)
-        else:
-            kept = rows.persist()
         if name == "messages":
             self._messages = kept
         return kept

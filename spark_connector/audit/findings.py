@@ -140,8 +140,9 @@ class Findings:
             return "No verdict: " + "; ".join(self.doubts()) + "."
         if self.code == CLEAN:
             return f"Clean: every message up to {utc(self.horizon_ms)} is accounted for."
+        found = self.found().items()
         return (
-            "Found: " + ", ".join(f"{n:,} {said(name)}" for name, n in self.found().items()) + "."
+            "Found: " + ", ".join(f"{count:,} {said(name, count)}" for name, count in found) + "."
         )
 
     def document(self) -> dict[str, Any]:
@@ -164,9 +165,9 @@ class Findings:
         }
 
 
-def said(word: str) -> str:
+def said(word: str, count: int = 0) -> str:
     """A status as people say it."""
-    return word.replace("_", " ")
+    return "gap" if word == words.GAPS and count == 1 else word.replace("_", " ")
 
 
 def utc(ms: int) -> str:

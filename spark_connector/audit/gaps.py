@@ -10,6 +10,7 @@ What is missing before the first number and after the last of a ledger cannot be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 from pyspark.sql import DataFrame, Window
@@ -46,7 +47,9 @@ def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
     )
 
 
-def gaps(rows: DataFrame, horizon_ms: int) -> DataFrame | None:
+def gaps(
+    rows: DataFrame, horizon_ms: int, hold: Callable[[DataFrame], DataFrame] = DataFrame.persist
+) -> DataFrame | None:
     """Ranges of numbers that are missing: topic, producer, slot, epoch, first, last, missing, at.
 
     `at` is when the number after the gap was produced; a gap younger than the horizon is none yet.
@@ -57,11 +60,12 @@ def gaps(rows: DataFrame, horizon_ms: int) -> DataFrame | None:
     Args:
         rows: as `numbered` gives them.
         horizon_ms: epoch ms.
+        hold: keeps a small table for as long as the result is read.
 
     Returns:
         None where no row has a number.
     """
-    blocks = _blocks(rows).persist()
+    blocks = hold(_blocks(rows))
     if blocks.isEmpty():
         return None
     restarted = _restarted(blocks)

@@ -6,6 +6,7 @@ found.code, found.totals, found.listed["lost"]
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -81,18 +82,28 @@ def audit(
     of_ledger = inputs.look(sent, "produced_at", None, (), told, horizon_ms)
     of_log = inputs.look(handed, "delivered_at", "outcome", words.OUTCOMES, "deliveries")
 
-    every = states(sent, handed, queued, horizon_ms)
-    found = keep("messages", every) if keep else every.persist(StorageLevel.MEMORY_AND_DISK)
-    counted = counting.count(found)
-    listed = counting.lists(found, counted, limit)
-    times = [at for one in (of_ledger, of_log) for at in (one.first_ms, one.last_ms) if at]
-    step_ms, timeline = counting.timeline(found, max(times) - min(times) if times else 0)
+    # What stays in memory would be taken for the same inputs in a later audit of this session,
+    # whatever has become of their files.
+    with contextlib.ExitStack() as stack:
 
-    jumps = gaps.gaps(gaps.numbered(sent, scope), horizon_ms)
-    number: int | None = None
-    missing, jump_list = 0, list[Gap]()
-    if jumps is not None:
-        number, missing, jump_list = counting.gaps(keep("gaps", jumps) if keep else jumps, limit)
+        def hold(frame: DataFrame) -> DataFrame:
+            held = frame.persist(StorageLevel.MEMORY_AND_DISK)
+            stack.callback(held.unpersist)
+            return held
+
+        every = states(sent, handed, queued, horizon_ms)
+        found = keep("messages", every) if keep else hold(every)
+        counted = counting.count(found)
+        listed = counting.lists(found, counted, limit)
+        times = [at for one in (of_ledger, of_log) for at in (one.first_ms, one.last_ms) if at]
+        step_ms, timeline = counting.timeline(found, max(times) - min(times) if times else 0)
+
+        jumps = gaps.gaps(gaps.numbered(sent, scope), horizon_ms, hold)
+        number: int | None = None
+        missing, jump_list = 0, list[Gap]()
+        if jumps is not None:
+            jumps = keep("gaps", jumps) if keep else jumps
+            number, missing, jump_list = counting.gaps(jumps, limit)
     unreadable = {told: of_ledger.unreadable, "delivery log": of_log.unreadable}
     if of_snapshot is not None:
         unreadable["snapshot"] = of_snapshot.unreadable

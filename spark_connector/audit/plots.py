@@ -70,12 +70,13 @@ def shares(totals: Mapping[str, int]) -> str:
             f"<title>{said(name)}: {count:,}</title></rect>"
         )
         at += wide
-    return _svg(22, "Messages by what became of them", parts)
+    return _svg(22, "Messages by what became of them", parts, stretched=True)
 
 
-def _svg(height: int, title: str, parts: Sequence[str]) -> str:
+def _svg(height: int, title: str, parts: Sequence[str], stretched: bool = False) -> str:
+    how = ' preserveAspectRatio="none"' if stretched else ""
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+        f'<svg viewBox="0 0 {WIDTH} {height}"{how} role="img" aria-label="{escape(title)}">'
         + "".join(parts)
         + "</svg>"
     )
@@ -85,7 +86,7 @@ def _y(value: float, most: float, top: int, height: int) -> float:
     return top + height - (value / most * height if most else 0)
 
 
-def _rulers(most: int, top: int, height: int, parts: int = 4) -> list[str]:
+def _rulers(most: int, top: int, height: int, parts: int = 3) -> list[str]:
     found = []
     step = _round(most / parts)
     for value in range(0, most + 1, step) if most else (0,):
@@ -101,13 +102,9 @@ def _rulers(most: int, top: int, height: int, parts: int = 4) -> list[str]:
 
 
 def _round(value: float) -> int:
-    """The next of 1, 2, 5, 10, 20, ... that is no less."""
-    size = 1
-    while True:
-        for first in (1, 2, 5):
-            if first * size >= value:
-                return first * size
-        size *= 10
+    """The last of 1, 2, 5, 10, 20, ... that is no more; at least 1."""
+    size = int("1" + "0" * (len(str(int(value))) - 1))
+    return next((first * size for first in (5, 2) if first * size <= value), size)
 
 
 def _short(value: int) -> str:

@@ -23,7 +23,7 @@ TITLES: Final = {
 }
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 T = TypeVar("T")
-Columns = Sequence[tuple[str, str]]  # title, class: n (a number), text (may wrap), or nothing
+Columns = Sequence[tuple[str, str]]  # title, class: n (a number), id, text (may wrap), or nothing
 
 
 def shown(value: object) -> str:
@@ -108,7 +108,7 @@ def _step(ms: int) -> str:
 def _listed(found: Findings, status: str) -> str:
     rows = found.listed[status]
     columns = [
-        ("message id", "text"), ("topic", "text"), ("slot", "n"), ("producer", "text"),
+        ("message id", "id"), ("topic", "text"), ("slot", "n"), ("producer", "text"),
         ("number", "n"), ("sent", ""), ("delivered", "n"), ("acks", "n"),
     ]  # fmt: skip
 
@@ -158,7 +158,7 @@ def _topics(found: Findings) -> str:
 
 
 def _first(listed: int, there: int) -> str:
-    return f'<p class="soft">{listed:,} of {there:,}.</p>' if listed < there else ""
+    return f'<p class="soft">The first {listed:,} of {there:,}.</p>' if listed < there else ""
 
 
 def _table(columns: Columns, rows: Iterable[T], cells: Callable[[T], Iterable[str]]) -> str:

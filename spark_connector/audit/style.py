@@ -25,12 +25,13 @@ code { font-size: 13px; overflow-wrap: anywhere; }
   border-top: 3px solid var(--line); }
 .tiles b { display: block; font-size: 19px; font-variant-numeric: tabular-nums; }
 .tiles span { color: var(--soft); font-size: 13px; }
-.wide { overflow-x: auto; } .wide svg { display: block; width: 100%; min-width: 560px; }
+.wide { overflow-x: auto; } .wide svg { display: block; width: 100%; }
 svg.bar, .bar svg { display: block; width: 100%; height: 22px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line);
+th, td { text-align: left; padding: 5px 18px 5px 0; border-bottom: 1px solid var(--line);
   vertical-align: top; white-space: nowrap; }
-td.text { white-space: normal; overflow-wrap: anywhere; min-width: 90px; }
+td.text { white-space: normal; overflow-wrap: anywhere; min-width: 110px; }
+td.id { white-space: normal; overflow-wrap: anywhere; min-width: 232px; }
 th { color: var(--soft); font-weight: 600; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td code { font-size: 12.5px; }
@@ -40,6 +41,7 @@ details > summary { cursor: pointer; margin: 8px 0; }
 .key.lost { background: var(--bad); height: 10px; }
 .legend span + span { margin-left: 16px; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
+@media (max-width: 600px) { svg text { font-size: 20px; } }
 .rule { stroke: var(--line); } .area { fill: var(--blue); opacity: .12; }
 .line { fill: none; stroke-width: 1.6; } .line.sent { stroke: var(--blue); }
 .line.delivered { stroke: var(--good); } rect.lost { fill: var(--bad); }

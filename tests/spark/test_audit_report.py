@@ -90,8 +90,8 @@ def test_a_page_says_the_verdict_what_is_lost_and_where_numbers_are_missing() ->
         report.page(findings(listed={"lost": [lost]}, gaps=1, gap_list=[gap], totals={"lost": 3}))
     ).said
 
-    assert "Found: 3 lost, 1 gaps." in said
-    assert "1 of 3." in said
+    assert "Found: 3 lost, 1 gap." in said
+    assert "The first 1 of 3." in said
     assert "0" * 26 in said
     assert "104" in said
 
