@@ -39,8 +39,8 @@ $(VENV)/spark.stamp: $(VENV)/dev.stamp
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
-test: $(VENV)/dev.stamp ## run all tests on real redis-servers that the suite starts itself
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+test: $(VENV)/dev.stamp ## run all tests but Spark's, on real servers that the suite starts itself
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --ignore=tests/spark
 
 # Workers, databases and what stands around handlers ask the same scripts of either Redis; those have tests on both.
 older: $(VENV)/dev.stamp ## what `make test` runs on the newest Redis alone, on the embedded 6.2
@@ -59,7 +59,7 @@ lint: $(VENV)/dev.stamp ## ruff, as CI runs it
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 
-types: $(VENV)/dev.stamp ## mypy --strict
+types: $(VENV)/spark.stamp ## mypy --strict
 	@$(BIN)/mypy
 
 layers: $(VENV)/dev.stamp ## a file imports from lower floors only
@@ -78,7 +78,7 @@ load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; C
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
-check: lint types layers test older ## everything that CI asks for
+check: lint types layers test older spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

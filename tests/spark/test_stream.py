@@ -186,7 +186,9 @@ def test_a_task_that_failed_reads_the_same_rows_again(
                 raise RuntimeError("this attempt fails")
             return value.decode()
 
-        queries.keep(df.withColumn("value", udf(once, StringType())("value")), batch)
+        queries.keep(
+            df.withColumn("value", udf(once, StringType(), useArrow=False)("value")), batch
+        )
 
     queries.run(sink)
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 import rmq
-from rmq.errors import LeaseLost, QueryOwned, TopicNotFound
+from rmq.errors import ConfigurationError, LeaseLost, QueryOwned, TopicNotFound
 from spark_connector import claims, options
 from spark_connector.schema import stream_schema
 from spark_connector.stream import Part, RmqStreamReader
@@ -389,6 +389,30 @@ def test_numbers_of_an_audited_producer_are_columns(
     assert [row["producer_seq"] for row in rows] == [1, 2, 3]
     assert len({row["producer"] for row in rows}) == 1
     assert [row["headers"] for row in rows] == [[], [], []]
+
+
+def test_a_checkpoint_of_another_topic_or_of_other_slots_is_refused(
+    client: rmq.Client, topic: rmq.Topic, make: Make
+) -> None:
+    fill(topic, 4)
+    reader = make()
+    start = begun(reader)
+    end = latest(reader, start)
+    client.topic("two-" + topic.name, slots=2).open()
+
+    def everywhere(reader: RmqStreamReader, told: str, start: Offset, end: Offset) -> None:
+        with pytest.raises(ConfigurationError, match=told):
+            reader.latestOffset(end, ReadMaxRows(1))
+        with pytest.raises(ConfigurationError, match=told):
+            reader.partitions(start, end)
+
+    other = make(subscribe="two-" + topic.name)
+    everywhere(other, f"it is of topic '{topic.name}' and subscribe names 'two-", start, end)
+    renamed = {"topic": "two-" + topic.name}
+    everywhere(
+        other, "has 2 slots in Redis and 3 in the checkpoint", start | renamed, end | renamed
+    )
+    assert state(client, topic) == (0, 4, 0)
 
 
 def test_a_topic_that_is_not_there_is_told(server: Server, make: Make) -> None:
