@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from datetime import timedelta
+from itertools import islice, repeat
+from operator import length_hint
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -54,6 +58,10 @@ COLUMNS = {
 }
 _KNOWN = ", ".join(COLUMNS)
 SLICE_ROWS, SLICE_BYTES = 8_000, 16 * 1024 * 1024  # encoded at a time
+
+
+_FIELDS = tuple(one.name for one in fields(Outgoing))
+_DEFAULTS = {one.name: one.default for one in fields(Outgoing)}
 
 
 class Encoded:
@@ -143,12 +151,22 @@ _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
 
 
 class Rows:
-    """Turns record batches into messages. Remembers where it is, for errors."""
+    """Turns record batches into messages. Knows how far it has been read, for errors."""
 
     def __init__(self, columns: dict[str, str], merge: Merge) -> None:
         self._columns = columns
         self._merge = merge
-        self.row = 0  # of the partition, from 1; the one that was read last
+        self._before = 0  # rows of the partition before those that are read now
+        self._bodies: list[Any] = []
+        self._left: Iterator[Any] = iter(self._bodies)
+        merges = ("merge",) if "merge_key" in columns else ()
+        last = max(_FIELDS.index(field) for field in (*columns, *merges))
+        self._fields = _FIELDS[: last + 1]
+
+    @property
+    def row(self) -> int:
+        """The row of the partition that was read last, from 1."""
+        return self._before + len(self._bodies) - length_hint(self._left)
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[Iterator[Outgoing]]:
         """The messages of a batch, some thousands at a time."""
@@ -158,23 +176,23 @@ class Rows:
             yield self._messages(batch.slice(at, step))
 
     def _messages(self, batch: pa.RecordBatch) -> Iterator[Outgoing]:
-        arrays = {field: batch.column(name) for field, name in self._columns.items()}
-        before = self.row
-        if arrays["body"].null_count:
-            nulls = arrays["body"].is_null().to_pylist()
-            self.row = before + 1 + nulls.index(True)
+        self._before = self.row
+        values = {
+            field: _READ.get(field, _plain)(batch.column(name))
+            for field, name in self._columns.items()
+        }
+        self._bodies = values["body"]
+        self._left = iter(self._bodies)
+        if batch.column(self._columns["body"]).null_count:
+            deque(islice(self._left, self._bodies.index(None) + 1), 0)
             raise InvalidValue(f"{self._columns['body']}: null; a message has a body")
-        values = {name: _READ.get(name, _plain)(array) for name, array in arrays.items()}
-        if len(values) == 1:
-            for self.row, body in enumerate(values["body"], before + 1):
-                yield Outgoing(body)
-            return
-        names = list(values)
-        for self.row, row in enumerate(zip(*values.values(), strict=True), before + 1):
-            out = Outgoing(**dict(zip(names, row, strict=True)))
-            if out.merge_key is not None:
-                out.merge = self._merge
-            yield out
+        if "merge_key" in values:
+            values["merge"] = [
+                "first" if one is None else self._merge for one in values["merge_key"]
+            ]
+        # Columns of lists and of what is the same for all: no row is ever made.
+        columns = [values.get(field, repeat(_DEFAULTS[field])) for field in self._fields[1:]]
+        return map(Outgoing, self._left, *columns)
 
     def explain(self, error: RMQError, partition: int) -> None:
         """Tell an error of a message in the words of the columns."""

@@ -47,7 +47,7 @@ def _sink(
 ) -> _Sink:
     if overwrite:
         raise InvalidValue(
-            f"{setting}: {word}; a queue is not overwritten: use {setting}(\"append\"), and rmq "
+            f'{setting}: {word}; a queue is not overwritten: use {setting}("append"), and rmq '
             "purge to delete what waits"
         )
     return _Sink(options.sink(given), columns.checked(schema))
