@@ -24,7 +24,7 @@ SLOTS, BODY = 4, b"x" * 200
 WARM = 3  # batches: the empty one, and two that are slow since workers start
 
 
-def measure(url: str, messages: int, batch: int) -> list[dict[str, float]]:
+def measure(url: str, messages: int, batch: int, checkpoint: str) -> list[dict[str, float]]:
     """Rows a second of each batch, and the ms of its steps."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
@@ -50,7 +50,7 @@ def measure(url: str, messages: int, batch: int) -> list[dict[str, float]]:
         .options(url=url, subscribe="bench", maxMessagesPerTrigger=str(batch))
         .load()
         .writeStream.format("noop")
-        .option("checkpointLocation", tempfile.mkdtemp(prefix="rmq-bench-"))
+        .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()
     )
@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=800_000)
     parser.add_argument("--batch", type=int, default=100_000)
     asked = parser.parse_args()
-    with server() as own:
-        batches = measure(own.url, asked.messages, asked.batch)
+    with server() as own, tempfile.TemporaryDirectory(prefix="rmq-source-") as checkpoint:
+        batches = measure(own.url, asked.messages, asked.batch, checkpoint)
     for one in batches:
         steps = " ".join(f"{name} {ms:.0f}" for name, ms in one.items() if name != "rows")
         print(
