@@ -71,7 +71,8 @@ def furnish(box: Box) -> Furnished:
     box.run(commands.claim(box.keys, [CLAIM], [OWNER], 600_000))
     staged = box.ids(2)
     for place, id in enumerate(staged):
-        box.run(stage_commands.stage_push(box.keys, STAGE, place, 86_400_000, [id, *box.part(priority=900)]))
+        entry = [id, *box.part(priority=900)]
+        box.run(stage_commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
     box.run(stage_commands.sink_begin(box.handle, SINK, 6, b"[]"))
     box.run(stage_commands.sink_end(box.handle, SINK, 6))
     for name in [name for name in box.state() if name.startswith("replay:")]:
