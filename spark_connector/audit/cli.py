@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _session(asked: Options) -> SparkSession:
+    local = asked.conf.get("spark.master", "local").startswith("local")
+    if local and "PYSPARK_GATEWAY_PORT" not in os.environ:  # nobody's spark-submit has chosen
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("rmq audit")
     settings = {
         "spark.ui.enabled": "false",

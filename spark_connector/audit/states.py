@@ -23,11 +23,14 @@ _REJECTED: Final = 16
 _STORE: Final = 32
 _PREPARE: Final = 64
 _DEAD: Final = 128
+_OWN: Final = 256  # its handler settled it
+
+# An ack is one number, its time and its attempt, so that two of them can be told apart.
+_ATTEMPTS: Final = 1000
 
 _SHAPE: Final = {
     "bits": "int", "slot": "int", "maker": "bigint", "seq": "bigint", "produced_at": "bigint",
-    "handed": "int", "attempt": "int", "delivered_at": "bigint",
-    "acked_at": "bigint", "acked_attempt": "int", "own_at": "bigint",
+    "attempt": "int", "delivered_at": "bigint", "acked": "bigint",
 }  # fmt: skip
 
 
@@ -45,7 +48,7 @@ def states(
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
         it), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first time),
-        acked_at (the first time).
+        acked_at (the first time; null where its handler settled it by itself).
     """
     together = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:
@@ -56,15 +59,12 @@ def states(
         F.max("maker").alias("maker"),
         F.max("seq").alias("seq"),
         F.min("produced_at").alias("produced_at"),
-        F.count("handed").alias("deliveries"),
+        F.count("delivered_at").alias("deliveries"),
         F.max("attempt").alias("attempt"),
         F.min("delivered_at").alias("delivered_at"),
-        F.count("acked_at").alias("acks"),
-        F.min("acked_at").alias("acked_at"),
-        F.max("acked_at").alias("_last_ack"),
-        F.min("acked_attempt").alias("_first_attempt"),
-        F.max("acked_attempt").alias("_last_attempt"),
-        F.min("own_at").alias("_own_at"),
+        F.count("acked").alias("acks"),
+        F.min("acked").alias("first_ack"),
+        F.max("acked").alias("last_ack"),
     )
     named = grouped.join(_producers(ledger), "maker", "left")
     return named.select(
@@ -82,13 +82,13 @@ def states(
         .alias("acks"),
         "attempt",
         F.timestamp_millis("delivered_at").alias("delivered_at"),
-        F.timestamp_millis(F.coalesce("acked_at", "_own_at")).alias("acked_at"),
+        F.timestamp_millis(F.expr(f"first_ack DIV {_ATTEMPTS}")).alias("acked_at"),
     )  # fmt: skip
 
 
 def _status(horizon_ms: int) -> Column:
     young = F.coalesce("produced_at", "delivered_at", F.lit(0)) > horizon_ms
-    settled = (F.col("acks") > 0) | F.col("_own_at").isNotNull() | _has(_CONFIRMED)
+    settled = (F.col("acks") > 0) | _has(_OWN) | _has(_CONFIRMED)
     delivered = F.col("deliveries") > 0
     return (
         F.when(~_has(_LISTED) & delivered & young, words.PENDING)
@@ -109,9 +109,7 @@ def _status(horizon_ms: int) -> Column:
 
 def _twice() -> Column:
     """Acked more than once; the very same row twice is a log that was read twice."""
-    other_time = F.col("_last_ack") > F.col("acked_at")
-    other_attempt = F.coalesce(F.col("_last_attempt") > F.col("_first_attempt"), F.lit(False))
-    return (F.col("acks") > 1) & (other_time | other_attempt)
+    return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
 
 
 def _has(bit: int) -> Column:
@@ -145,16 +143,16 @@ def _of_deliveries(frame: DataFrame) -> DataFrame:
     outcome = F.col("outcome")
     taken_out = outcome.isin(*words.TAKEN_OUT)
     acked = outcome == words.ACK
+    attempt = F.greatest(F.least(F.coalesce("attempt", F.lit(0)), F.lit(_ATTEMPTS - 1)), F.lit(0))
     return _shape(
         frame.filter(inputs.readable(frame, "delivered_at")),
-        bits=F.when(taken_out, _REMOVED).when(outcome == words.REJECT, _REJECTED),
+        bits=F.when(taken_out, _REMOVED)
+        .when(outcome == words.REJECT, _REJECTED)
+        .when(outcome == words.OWN, _OWN),
         slot=F.col("slot"),
-        handed=F.when(~taken_out, 1),
         attempt=F.col("attempt"),
         delivered_at=F.when(~taken_out, F.col("delivered_at")),
-        acked_at=F.when(acked, F.col("delivered_at")),
-        acked_attempt=F.when(acked, F.col("attempt")),
-        own_at=F.when(outcome == words.OWN, F.col("delivered_at")),
+        acked=F.when(acked, F.col("delivered_at") * _ATTEMPTS + attempt),
     )
 
 
