@@ -1,4 +1,4 @@
-"""What `exactly_once` costs a handler that writes to PostgreSQL."""
+"""What `exactly_once` and `Ledger` cost a handler that writes to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import rmq
 from bench.figures import Figure
 from bench.machine import settle
-from rmq.ledger import exactly_once, metadata
+from rmq.ledger import Ledger, exactly_once, metadata
 from tests.databases import Postgres
 from tests.servers import Server
 
@@ -60,6 +60,10 @@ def _once(engine: sa.Engine) -> Callable[..., None]:
     )
 
 
+def _ledger(engine: sa.Engine) -> Callable[..., None]:
+    return rmq.idempotent(Ledger(engine), key=lambda body: body["key"])(_plain(engine))
+
+
 def _rate(server: Server, engine: sa.Engine, count: int, made: Callable[[sa.Engine], Any]) -> float:
     """Messages/s of a worker with eight threads."""
     dice = random.Random(1)
@@ -101,20 +105,20 @@ def books(server: Server, rounds: int, quick: bool) -> list[Figure]:
                 connection.execute(
                     sa.insert(accounts), [{"id": n, "cents": 100_000} for n in range(ACCOUNTS)]
                 )
-            ratios, rates = [], []
+            kinds = (_plain, _once, _ledger)
+            rates: dict[Any, list[float]] = {made: [] for made in kinds}
             for number in range(rounds):
-                found: dict[Any, float] = {}
-                for made in (_plain, _once) if number % 2 else (_once, _plain):
+                for made in kinds if number % 2 else kinds[::-1]:
                     with server.raw() as raw:
                         settle(raw)
-                    found[made] = _rate(server, engine, count, made)
-                ratios.append(found[_once] / found[_plain])
-                rates.append(found[_plain])
+                    rates[made].append(_rate(server, engine, count, made))
         finally:
             engine.dispose()
             base.stop()
-        figures.append(
-            Figure("books", f"exactly_once, commits {name}: rate, to plain", ratios, target=TARGET,
-                   notes={"messages/s without": rates})
-        )  # fmt: skip
+        for made, told, target in ((_once, "exactly_once", TARGET), (_ledger, "Ledger", None)):
+            ratios = [one / plain for one, plain in zip(rates[made], rates[_plain], strict=True)]
+            figures.append(
+                Figure("books", f"{told}, commits {name}: rate, to plain", ratios, target=target,
+                       notes={"messages/s without": rates[_plain]})
+            )  # fmt: skip
     return figures

@@ -1,0 +1,43 @@
+"""Relays and resenders that are broken on purpose; each patches this process and must be caught."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmq.flows.locating import NOWHERE
+from rmq.outbox import Relay, Resender, rows
+from rmq.outbox.relay import _Turn
+from rmq.outbox.rows import Mark
+from rmq.outbox.tables import CONFIRMED, UNCONFIRMED
+
+
+def marks_first(faults: Any) -> None:
+    """The relay marks and commits, and sends then."""
+
+    def turn(self: Any, connection: Any) -> Any:
+        with connection.begin():
+            taken, looked, now = rows.take(connection, self._batch)
+            later = now + self._outbox.resend_after_ms(1)
+            marks = [
+                Mark(one.seq, 0, 0, later, UNCONFIRMED if one.confirm else CONFIRMED)
+                for one in taken
+            ]
+            if marks:
+                rows.mark(connection, marks, now)
+        if taken:
+            faults.reach("relay unsent", [one.id for one in taken])
+            self._dispatcher.send(taken, now)
+        return _Turn(looked, len(taken))
+
+    Relay._turn = turn  # type: ignore[method-assign]
+
+
+def ignores_the_queue(faults: Any) -> None:
+    """The resender takes for lost whatever nobody has confirmed in time."""
+    locate = Resender._locate
+
+    def nowhere(self: Any, found: Any) -> Any:
+        locate(self, found)
+        return {one.seq: NOWHERE for one in found}
+
+    Resender._locate = nowhere  # type: ignore[method-assign]

@@ -1,0 +1,139 @@
+"""Every committed order is packed once, while producers, relays, consumers and servers die.
+
+The checker takes nothing on trust: what was committed is in PostgreSQL, what Redis stored, lost and
+settled is in its append-only file, what was answered to whom the processes wrote down themselves.
+`RMQ_TEST_STUBS=10000` makes the run long, `RMQ_TEST_SEED` plays a seed again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import any_binary
+from tests.databases import Database, Postgres, fresh
+from tests.faults.bank_scene import seeded
+from tests.faults.outbox_books import Books
+from tests.faults.outbox_scene import PATIENCE_S, Shop, opened
+from tests.faults.outbox_shop import HELD, STORM, UNWATCHED
+from tests.faults.outbox_storm import PLANS, Storm, figures
+from tests.faults.worker_scene import wait_for
+from tests.servers import Server
+
+STUBS = int(os.environ.get("RMQ_TEST_STUBS", "") or 400)
+WITHIN_S = 1200.0  # on a machine that is busy with other things
+FEW = 5
+
+pytestmark = pytest.mark.timeout(WITHIN_S + 60)
+
+
+@pytest.fixture(scope="module")
+def durable() -> Iterator[Postgres]:
+    """A PostgreSQL that keeps what it has committed; its commits are on the disk."""
+    made = Postgres(durable=True)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def database(durable: Postgres) -> Iterator[Database]:
+    with fresh(durable) as made:
+        yield made
+
+
+@pytest.fixture
+def redis() -> Iterator[Server]:
+    """A Redis that keeps what it has answered, and all of its history."""
+    always = ("--appendfsync", "always", "--auto-aof-rewrite-percentage", "0")
+    made = Server(any_binary(), *always, aof=True)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def shop(redis: Server, database: Database, name: str, tmp_path: Path) -> Iterator[Shop]:
+    with opened(redis, database, name, tmp_path) as made:
+        yield made
+
+
+def say(capsys: Any, text: str) -> None:
+    with capsys.disabled():
+        print(f"\nFIG outbox, {text}")
+
+
+def test_each_committed_order_is_packed_once_and_resent_only_where_redis_lost_it(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed, rng = seeded()
+    rounds = 1 if STUBS < 5000 else 3
+    say(capsys, f"{STUBS} stubs: RMQ_TEST_SEED={seed}")
+
+    began = time.monotonic()
+    pace_s = 0.02 if STUBS < 5000 else 0.0
+    storm = Storm(shop, rng, STUBS, rounds=rounds, pace_s=pace_s, within_s=WITHIN_S)
+    books = storm.run()
+
+    say(capsys, figures(storm, books, time.monotonic() - began))
+    assert books.state == "valid", books.wrong
+    steps = Counter(f"kill {step}" for plan in PLANS.values() for step in plan * rounds)
+    assert books.fired.pop("flush") >= 2
+    assert books.fired == steps + Counter(["kill redis", "freeze postgres", "kill postgres"])
+    assert books.figures["stubs"] >= STUBS
+    assert books.figures["stubs resent"]
+    assert books.figures["rolled back stubs"]
+
+
+# --- controls ------------------------------------------------------------------------------------
+
+
+def played(shop: Shop, step: str, mutants: tuple[str, ...]) -> Books:
+    """A relay dies at a step, another one follows, and messages wait through resend times."""
+    for kind in (STORM, UNWATCHED):
+        shop.place(kind, FEW)
+    waiting = shop.place(HELD, FEW, topic=shop.held)
+    if step:
+        shop.child("relay", step, mutants=mutants).dies()
+        mutants = ()
+    shop.child("relay", mutants=mutants)
+    wait_for(lambda: shop.looked(waiting, 3), "looks for what waits", PATIENCE_S)
+    shop.child("consume", topics=[shop.work, shop.held])
+    shop.drained()
+    return shop.books()
+
+
+def test_sound_relay_and_resender_come_well_out_of_the_moments_of_the_controls(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    books = played(shop, "relay unmarked", ())
+
+    say(capsys, f"sound: {books}")
+    assert books.state == "valid", books.wrong
+    assert books.figures["sends"] - books.figures["counted"] == 3 * FEW
+
+
+def test_relay_that_marks_before_it_sends_loses_messages_and_the_books_show_it(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    books = played(shop, "relay unsent", ("marks_first",))
+
+    say(capsys, f"marks first: {books}")
+    assert books.state == "invalid"
+    assert len(books.lost) == FEW  # those that nobody watches; the others are sent again
+    assert len(books.miscounted) == 3 * FEW
+
+
+def test_resender_that_ignores_the_queue_sends_needlessly_and_the_books_show_it(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    books = played(shop, "", ("ignores_the_queue",))
+
+    say(capsys, f"ignores the queue: {books}")
+    assert books.state == "invalid"
+    assert len(books.needless) == 2 * FEW  # but for those that nobody watches
+    assert set(books.disturbed) < set(books.needless)
