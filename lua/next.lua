@@ -24,12 +24,14 @@ if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
 for i = 1, #KEYS, 3 do
-  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered')
+  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'queries_until')
   if not s[1] then
     fail('GONE', KEYS[i])
   end
   local hold = s[4] and hold_of(KEYS[i], KEYS[i + 1], s[4], now)
   local wait, note = soon(KEYS[i + 1], KEYS[i + 2], now_us, hold)
+  local unheld = s[5] and math.max(0, tonumber(s[5]) * 1000 - now_us)
+  wait = unheld and (wait < 0 or unheld < wait) and unheld or wait
   if wait ~= 0 and ARGV[2] == '1' and tonumber(s[note == 'waiting' and 2 or 3] or 0) < now + 1500 then
     asleep[#asleep + 1] = { i, note }
   end

@@ -17,7 +17,8 @@ ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and
                                one message alone where a living one has failed; 0: plainly, see below
-Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have run out and want a rollback,
+Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have run out and want a rollback, 2 more
+          if those of queries have,
           deadline s, number of the first delivery, acceptance number of the newest message,
           retries remaining of each as one byte ('' when none has failed), ids, records}
           An id of '' stands where a replayed delivery is no longer the caller's.

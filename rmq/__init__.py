@@ -37,23 +37,28 @@ from rmq.errors import (
     NotDurable,
     OutcomeUnknown,
     PayloadTooLarge,
+    QueryOwned,
     QueueFull,
     RMQError,
     ScriptFailed,
     SendError,
     SettingsMismatch,
+    StageLost,
     StorageError,
     TopicNotFound,
     TopicVanished,
     Unavailable,
 )
 from rmq.flows.operating import Redriven
+from rmq.flows.scanning import Page, Span
 from rmq.idempotency import Claims, idempotent
 from rmq.ids import MessageId
 from rmq.interceptor import Interceptor, Outcome
 from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
+from rmq.query import Query
 from rmq.retry import Exponential, Immediate, Levels
 from rmq.settings import Fsync, Replicated, Settings
+from rmq.stage import Published, Stage, Staged
 from rmq.topic import AsyncTopic, Topic
 from rmq.worker import Health, Worker
 
@@ -101,7 +106,11 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Outgoing",
+    "Page",
     "PayloadTooLarge",
+    "Published",
+    "Query",
+    "QueryOwned",
     "QueueFull",
     "RMQError",
     "Receipt",
@@ -115,6 +124,10 @@ __all__ = [
     "Settings",
     "SettingsMismatch",
     "Snooze",
+    "Span",
+    "Stage",
+    "StageLost",
+    "Staged",
     "StorageError",
     "Topic",
     "TopicNotFound",

@@ -8,12 +8,14 @@ from datetime import timedelta
 from rmq.audit import Audited
 from rmq.claim import Claimed
 from rmq.codec import JSON
-from rmq.flows import Flow, Members, auditing, claiming, opening, operating, receiving
+from rmq.flows import Flow, Members, auditing, claiming, opening, operating, receiving, scanning
 from rmq.flows.operating import Filter, Id, Progress, Redriven
+from rmq.flows.scanning import Cursor, Page, Span
 from rmq.guard import check_consumer, check_key
 from rmq.handle import Handle, Lanes
 from rmq.keys import topics_key
 from rmq.message import Message, Place
+from rmq.query import value_of
 from rmq.settings import Settings
 from rmq.units import milliseconds
 from rmq.wire import AsyncExecutor, Executor
@@ -89,6 +91,44 @@ class Admin(_AdminBase):
         """
         handle = self._handle(topic)
         return self._executor.run(operating.peek(handle, limit, place, slot))
+
+    def spans(self, topic: str, place: Place, slot: int, pieces: int = 1) -> list[Span]:
+        """A queue of a slot in parts of about the same size, for `page`; fewer where it is small.
+
+        Args:
+            topic: its name.
+            place: "store", "prepare" or "dead".
+            slot: its index.
+            pieces: in how many parts, 1 to 10 000.
+        """
+        handle = self._handle(topic)
+        return self._executor.run(scanning.spans(handle, place, slot, pieces))
+
+    def page(
+        self,
+        topic: str,
+        place: Place,
+        span: Span,
+        cursor: Cursor | None = None,
+        *,
+        raw: bool = False,
+    ) -> Page:
+        """The next messages of a part of a queue, up to 1000 and 16 MiB; takes nothing.
+
+        Args:
+            topic: its name.
+            place: "store", "prepare" or "dead".
+            span: one of those that `spans` gave.
+            cursor: of the page before; None: from the beginning.
+            raw: bodies as their producer's codec wrote them, instead of decoded.
+
+        Guarantee:
+            A message that stays where it is, is on one page. One that moves meanwhile may be seen
+            twice or not at all.
+        """
+        handle = self._handle(topic)
+        body = value_of if raw else None
+        return self._executor.run(scanning.page(handle, place, span, cursor, body))
 
     def redrive(
         self,
@@ -235,6 +275,25 @@ class AsyncAdmin(_AdminBase):
         """As `Admin.peek`."""
         handle = self._handle(topic)
         return await self._executor.run(operating.peek(handle, limit, place, slot))
+
+    async def spans(self, topic: str, place: Place, slot: int, pieces: int = 1) -> list[Span]:
+        """As `Admin.spans`."""
+        handle = self._handle(topic)
+        return await self._executor.run(scanning.spans(handle, place, slot, pieces))
+
+    async def page(
+        self,
+        topic: str,
+        place: Place,
+        span: Span,
+        cursor: Cursor | None = None,
+        *,
+        raw: bool = False,
+    ) -> Page:
+        """As `Admin.page`."""
+        handle = self._handle(topic)
+        body = value_of if raw else None
+        return await self._executor.run(scanning.page(handle, place, span, cursor, body))
 
     async def redrive(
         self,

@@ -204,19 +204,20 @@ class Compressed:
             DecodeError: it comes to more than `limit`, is cut short or damaged, or its way is
                 unknown here.
         """
-        codec, plain_bytes = self._opened(data, self.limit)
+        codec, plain_bytes = self.opened(data, self.limit)
         return codec.decode(plain_bytes)
 
     def decode_all(self, pieces: Iterable[bytes]) -> list[Any]:
         """Read the bodies of a collecting message, which share `limit`."""
         found, left = [], self.limit
         for piece in pieces:
-            codec, plain_bytes = self._opened(piece, left)
+            codec, plain_bytes = self.opened(piece, left)
             left -= len(plain_bytes)
             found.append(codec.decode(plain_bytes))
         return found
 
-    def _opened(self, data: bytes, most: int) -> tuple[Codec, bytes]:
+    def opened(self, data: bytes, most: int) -> tuple[Codec, bytes]:
+        """The codec that wrote a body, and what it wrote; at most so many bytes come out."""
         if not data:
             raise DecodeError("body of 0 bytes is not compressed: its first byte says how")
         how, number = data[0] >> 4, data[0] & 15

@@ -9,6 +9,19 @@ from rmq.scripts import Script
 
 T = TypeVar("T")
 
+_clock = b""
+
+
+def set_clock(now_us: int | None) -> None:
+    """Give every later command a time instead of the server's clock; for tests only."""
+    global _clock
+    _clock = b"" if now_us is None else b"%d" % now_us
+
+
+def now() -> bytes:
+    """What a command says of the time: nothing, for the server's clock, or a test's."""
+    return _clock
+
 
 class Command(Generic[T]):
     """One call of one script."""

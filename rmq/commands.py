@@ -11,10 +11,13 @@ from typing import Any
 
 from rmq import scripts
 from rmq.command import Command as Command
+from rmq.command import now
+from rmq.command import set_clock as set_clock
 from rmq.errors import DecodeError
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
 from rmq.replies import STATS as STATS
+from rmq.replies import UNHELD as UNHELD
 from rmq.replies import Batch as Batch
 from rmq.replies import Census as Census
 from rmq.replies import Extended as Extended
@@ -27,14 +30,6 @@ from rmq.replies import Sent as Sent
 from rmq.replies import Where as Where
 from rmq.replies import claimed
 from rmq.score import receipt_runs
-
-_clock = b""
-
-
-def set_clock(now_us: int | None) -> None:
-    """Give every later command a time instead of the server's clock; for tests only."""
-    global _clock
-    _clock = b"" if now_us is None else b"%d" % now_us
 
 
 def _replay(slot: SlotKeys, lane: Lane) -> bytes:
@@ -53,7 +48,7 @@ def topic(handle: Handle, create: dict[str, str] | None) -> Command[Opened]:
         return Opened(reply[0], dict(zip(texts[::2], texts[1::2], strict=True)))
 
     return Command(
-        scripts.load("topic"), (handle.key,), [_clock, 0 if create is None else 1, *pairs], parse
+        scripts.load("topic"), (handle.key,), [now(), 0 if create is None else 1, *pairs], parse
     )
 
 
@@ -80,7 +75,7 @@ def send(
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit,
         ),
-        [_clock, handle.channel, keys.index, len(ids), *ids, *parts],
+        [now(), handle.channel, keys.index, len(ids), *ids, *parts],
         _parse_sent,
     )  # fmt: skip
 
@@ -103,7 +98,7 @@ def merge(
         scripts.load("merge"),
         (keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1),
         [
-            _clock, handle.channel, keys.index, id, head, envelope, body, merge_key, mode,
+            now(), handle.channel, keys.index, id, head, envelope, body, merge_key, mode,
             max_wait_ms, most_bytes,
         ],
         lambda reply: Merged(reply[0], reply[1].decode(), reply[2]),
@@ -114,7 +109,7 @@ def merge(
 
 
 def _parse_batch(reply: list[Any]) -> Batch:
-    return Batch(reply[0], reply[1] == 1, *reply[2:])
+    return Batch(*reply)
 
 
 def prepare(
@@ -127,7 +122,7 @@ def prepare(
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             _replay(keys, lane), keys.audit,
         ),
-        [_clock, lane.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0],
+        [now(), lane.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0],
         _parse_batch,
     )  # fmt: skip
 
@@ -140,7 +135,7 @@ def pop(keys: SlotKeys, lane: Lane, limit: int, waits: bool) -> Command[Batch]:
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.settled0, keys.settled1, _replay(keys, lane), keys.audit,
         ),
-        [_clock, lane.number, limit, 1 if waits else 0],
+        [now(), lane.number, limit, 1 if waits else 0],
         _parse_batch,
     )  # fmt: skip
 
@@ -148,7 +143,7 @@ def pop(keys: SlotKeys, lane: Lane, limit: int, waits: bool) -> Command[Batch]:
 def next(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
     """Microseconds until each slot has work: 0 now, -1 never as things stand."""
     keys = [key for one in slots for key in (one.slot, one.store, one.prepare)]
-    return Command(scripts.load("next"), keys, [_clock, 1 if waits else 0], list)
+    return Command(scripts.load("next"), keys, [now(), 1 if waits else 0], list)
 
 
 def rollback(handle: Handle, keys: SlotKeys, limit: int = 100) -> Command[RolledBack]:
@@ -156,7 +151,7 @@ def rollback(handle: Handle, keys: SlotKeys, limit: int = 100) -> Command[Rolled
     return Command(
         scripts.load("rollback"),
         (*_whole_slot(keys), keys.audit),
-        [_clock, handle.channel, keys.index, limit],
+        [now(), handle.channel, keys.index, limit],
         lambda reply: RolledBack(reply[0], reply[1], reply[2] == 1),
     )
 
@@ -189,7 +184,7 @@ def ack(
             _replay(keys, lane), keys.audit,
         ),
         [
-            _clock, lane.number, handle.channel, keys.index,
+            now(), lane.number, handle.channel, keys.index,
             *receipt_runs(receipts, numbers or [0] * len(ids)), *ids, *marks,
         ],
         _text,
@@ -212,7 +207,7 @@ def nack(
             *_whole_slot(keys), _replay(keys, lane), keys.audit,
         ),
         [
-            _clock, lane.number, handle.channel, keys.index, b"" if wait_ms is None else wait_ms,
+            now(), lane.number, handle.channel, keys.index, b"" if wait_ms is None else wait_ms,
             *ids, *map(repr, receipts), *errors,
         ],
         _text,
@@ -236,7 +231,7 @@ def reject(
             keys.audit,
         ),
         [
-            _clock, lane.number, handle.channel, keys.index, reason,
+            now(), lane.number, handle.channel, keys.index, reason,
             *ids, *map(repr, receipts), *errors,
         ],
         _text,
@@ -257,7 +252,7 @@ def release(
         scripts.load("release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, _replay(keys, lane)),
         [
-            _clock, lane.number, handle.channel, keys.index, wait_ms,
+            now(), lane.number, handle.channel, keys.index, wait_ms,
             *ids, *map(repr, receipts), *places,
         ],
         _text,
@@ -276,7 +271,7 @@ def extend(
     return Command(
         scripts.load("extend"),
         (keys.slot, keys.prepare, _replay(keys, lane)),
-        [_clock, lane.number, lease_ms, *ids, *map(repr, receipts)],
+        [now(), lane.number, lease_ms, *ids, *map(repr, receipts)],
         parse,
     )
 
@@ -284,7 +279,7 @@ def extend(
 def bury(keys: SlotKeys, id: bytes, record: bytes, told: bytes) -> Command[int]:
     """Put a popped message that cannot be read into the DeadQueue: 1 buried, 0 it is queued."""
     return Command(
-        scripts.load("bury"), (*_whole_slot(keys), keys.audit), [_clock, id, record, told], int
+        scripts.load("bury"), (*_whole_slot(keys), keys.audit), [now(), id, record, told], int
     )
 
 
@@ -303,7 +298,7 @@ def cancel(keys: SlotKeys, lane: Lane, id: bytes) -> Command[str]:
             *_whole_slot(keys), keys.merge, keys.settled0, keys.settled1, _replay(keys, lane),
             keys.audit,
         ),
-        [_clock, lane.number, id],
+        [now(), lane.number, id],
         _text,
     )  # fmt: skip
 
@@ -313,7 +308,7 @@ def reschedule(handle: Handle, keys: SlotKeys, id: bytes, due: int) -> Command[t
     return Command(
         scripts.load("reschedule"),
         _whole_slot(keys),
-        [_clock, handle.channel, keys.index, id, due],
+        [now(), handle.channel, keys.index, id, due],
         lambda reply: (reply[0].decode(), reply[1]),
     )
 
@@ -386,7 +381,7 @@ def redrive(handle: Handle, keys: SlotKeys, ids: Sequence[bytes]) -> Command[str
     return Command(
         scripts.load("redrive"),
         (keys.slot, keys.store, keys.records, keys.dead, keys.failures),
-        [_clock, handle.channel, keys.index, *ids],
+        [now(), handle.channel, keys.index, *ids],
         _text,
     )
 
@@ -398,7 +393,7 @@ def purge(
     return Command(
         scripts.load("purge"),
         (keys.slot, _queue(keys, place), keys.records, keys.failures, keys.merge, keys.audit),
-        [_clock, high, limit, *ids],
+        [now(), high, limit, *ids],
         int,
     )
 
@@ -411,7 +406,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
             keys.settled1,
         ),
-        [_clock],
+        [now()],
         lambda reply: dict(zip(STATS, reply, strict=True)),
     )  # fmt: skip
 
@@ -428,7 +423,7 @@ def account(
     """
     pairs = [number for pair in ranges for number in pair]
     return Command(
-        scripts.load("account"), (keys.slot, keys.audit), [_clock, producer, old, sent, *pairs], int
+        scripts.load("account"), (keys.slot, keys.audit), [now(), producer, old, sent, *pairs], int
     )
 
 
@@ -441,7 +436,7 @@ def audit(
         return OpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:]) if reply[0] else None
 
     return Command(
-        scripts.load("audit"), (keys.slot, keys.audit), [_clock, after, limit, every_ms], parse
+        scripts.load("audit"), (keys.slot, keys.audit), [now(), after, limit, every_ms], parse
     )
 
 
@@ -474,7 +469,7 @@ def claim(
     Answers for each: "first", it is the owner's; "done"; or "busy", with the ms since another
     owner claimed it and the ms until that claim ends.
     """
-    return Command(scripts.load("claim"), _claims(keys, names), [_clock, hold_ms, *owners], claimed)
+    return Command(scripts.load("claim"), _claims(keys, names), [now(), hold_ms, *owners], claimed)
 
 
 def renew(
@@ -488,7 +483,7 @@ def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
     """Mark claims as consumed, to be remembered so long; for each, whether its owner did."""
-    return Command(scripts.load("finish"), _claims(keys, names), [_clock, *owners, *ttls_ms], _yes)
+    return Command(scripts.load("finish"), _claims(keys, names), [now(), *owners, *ttls_ms], _yes)
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:

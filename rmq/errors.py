@@ -152,6 +152,18 @@ class StubSettled(ConfigurationError):
         self.status = status
 
 
+class QueryOwned(DeliveryError):
+    """Another driver runs this query; its checkpoint was copied, or started twice.
+
+    Attributes:
+        left_s: for how long nobody else may run it, unless it goes on.
+    """
+
+    def __init__(self, message: str, left_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.left_s = left_s
+
+
 class DecodeError(RMQError, ValueError):
     """Bytes in Redis cannot be read as the body or headers of a message."""
 
@@ -171,6 +183,13 @@ class OutcomeUnknown(StorageError):
     """The call may have taken effect: its reply never came.
 
     Every RMQ call is safe to repeat; a send is repeated with the same message id.
+    """
+
+
+class StageLost(StorageError):
+    """What was staged is not there any more as it was: it expired, or Redis lost it.
+
+    Nothing of that stage is published any more. Stage the messages again, under another name.
     """
 
 

@@ -25,6 +25,11 @@ TYPES = {
     "settled1": "set",
     "replay": "string",
     "claim": "string",
+    "query": "hash",
+    "querylog": "zset",
+    "queries": "zset",
+    "stage": "list",
+    "sink": "hash",
     "topic": "hash",
     "topics": "set",
 }
@@ -50,8 +55,9 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "records",
-        "replay_stem", "settled0", "settled1", "slot", "store", "topic",
+        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "queries",
+        "query_stem", "querylog_stem", "records", "replay_stem", "settled0", "settled1", "slot",
+        "stage_stem", "store", "topic",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int) -> None:
@@ -70,11 +76,20 @@ class SlotKeys:
         self.settled1 = stem + b"settled1"
         self.replay_stem = stem + b"replay:"
         self.claim_stem = stem + b"claim:"
+        self.query_stem = stem + b"query:"
+        self.querylog_stem = stem + b"querylog:"
+        self.queries = stem + b"queries"
+        self.stage_stem = stem + b"stage:"
 
 
 def topic_key(prefix: str, topic: str) -> bytes:
     """The hash with the settings of a topic."""
     return f"{prefix}:{{{topic}}}:topic".encode()
+
+
+def sink_key(prefix: str, topic: str, query: str) -> bytes:
+    """The hash that says which batches of a query are published."""
+    return f"{prefix}:{{{topic}}}:sink:{query}".encode()
 
 
 def topics_key(prefix: str) -> bytes:

@@ -174,7 +174,7 @@ class Message:
         merge_key: of a merging message, or None.
         headers: its headers.
         deliveries: how often it has been handed to a consumer.
-        deadline: of its lease, while in flight.
+        deadline: of its lease, while in flight; None where a query holds it, whose lease counts.
         died: when, for a dead letter.
         failure: what it failed of last, or None.
         score: the sorted-set score, as `redis-cli` shows it.
@@ -197,6 +197,11 @@ class Message:
     failure: Failure | None
     score: float
     unreadable: str = ""
+
+    @property
+    def held_by_query(self) -> bool:
+        """Whether a query has it in flight, as Spark's are; its lease is not the message's own."""
+        return self.place == "prepare" and self.deadline is None
 
 
 def moment(epoch_ms: int) -> datetime:

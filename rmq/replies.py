@@ -23,11 +23,14 @@ class Merged(NamedTuple):
     into: bytes
 
 
+LAPSED, UNHELD = 1, 2  # leases have run out; those of queries have
+
+
 class Batch(NamedTuple):
     """The reply to prepare and pop."""
 
     wait_us: int
-    lapsed: bool
+    lapsed: int  # LAPSED and UNHELD, added up
     deadline_s: int
     first_delivery: int
     newest: int

@@ -15,6 +15,7 @@ PRIORITY_MIN = 17
 PRIORITY_MAX = 1_048_575
 TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of ours is below it
 DELIVERY_CYCLE = 2048
+HELD_MIN = 4_000_000_000_000  # from here on, a receipt is of what a query holds: the year 2096
 
 Family = Literal["retry", "priority", "timed"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from rmq.consumer import AsyncConsumer, Consumer
-from rmq.flows import hooked, opening, operating, sending
+from rmq.flows import hooked, opening, operating, sending, staging
 from rmq.flows.consuming import Mode
 from rmq.flows.operating import CancelStatus, Id, PriorityStatus, RescheduleStatus
 from rmq.flows.sending import Asked
@@ -14,9 +14,11 @@ from rmq.handle import Handle
 from rmq.handler import Handler, Handlers, RetryOption, Rule, locals_of_caller
 from rmq.ids import MessageId
 from rmq.message import Merge, Message, Outgoing, SendResult
+from rmq.query import Query
 from rmq.retry import Retry
 from rmq.settings import Durability, Settings, durability
-from rmq.units import Duration, Moment, milliseconds
+from rmq.stage import Published, Stage, Staged, check_text
+from rmq.units import Duration, Moment, milliseconds, whole
 from rmq.wire import AsyncExecutor, Executor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -268,6 +270,77 @@ class Topic(_TopicBase):
             run out.
         """
         return Consumer(self._executor, self._handle, lease, mode, ordered)
+
+    def query(
+        self,
+        run: str,
+        owner: str,
+        *,
+        lease: Duration = 600.0,
+        owner_lease: Duration = 15.0,
+    ) -> Query:
+        """A reader for engines that replay batches, as Spark does; see `rmq.query`.
+
+        Args:
+            run: 32 hex digits that name the query for as long as its checkpoint lives.
+            owner: who runs it now; another owner is refused meanwhile.
+            lease: what it holds goes back to the queue when it is not renewed for so long, 1 s to
+                12 h.
+            owner_lease: how long nobody else may run it, unless it goes on.
+        """
+        return Query(self._executor, self._handle, run, owner, lease, owner_lease)
+
+    def stage(
+        self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
+    ) -> Stage:
+        """A place for messages that are to be seen later, all at once; see `rmq.stage`.
+
+        Args:
+            name: 1 to 200 of A-Z a-z 0-9 . _ : -, used once; None: a random one.
+            keep: how long what is not published stays after the last push, 1 s to 30 days.
+            late: take messages whose time has passed; they are due when they are published.
+        """
+        return Stage(self._executor, self._handle, name, keep, late)
+
+    def publish(
+        self,
+        staged: Iterable[Staged],
+        *,
+        query: str | None = None,
+        batch: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Published:
+        """Send what is staged, and drop the stages.
+
+        Args:
+            staged: of each stage, `Stage.staged`.
+            query: who publishes its batches in turn; give `batch` too.
+            batch: its number. A batch is published once: when a call was interrupted, the next one
+                ends it with the stages of the first and drops its own; when it is published, or one
+                after it, the stages given are dropped.
+            timeout: how long to wait for room where the topic's overflow is "block"; default 30 s.
+
+        Guarantee:
+            Interrupted anywhere, and repeated, it goes on: each staged message is accepted once.
+            Without `query` that holds for these very stages; a message is also known by its id
+            within the topic's dedup_window. Readers see messages as they are published, about 1000
+            of a slot at a time. A delay, and the time range of a merge, count from publishing.
+
+        Raises:
+            StageLost: a stage is not as it was written; nothing, or nothing more, was published.
+            QueueFull: the topic is at max_length, or Redis at maxmemory; publish again later.
+            NotDurable: not as durable as the topic asks; publish again.
+        """
+        given = list(staged)
+        if query is None and batch is None:
+            return self._run(staging.publish(self._handle, given, _wait(timeout)))
+        name, number = check_text(query, "query"), whole(batch, "batch", 0, 2**53)
+        return self._run(staging.publish_once(self._handle, given, name, number, _wait(timeout)))
+
+    def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
+        """Drop stages unpublished, except what a batch of `query` that has begun is made of."""
+        name = None if query is None else check_text(query, "query")
+        self._run(staging.drop(self._handle, list(staged), name))
 
 
 class AsyncTopic(_TopicBase):

@@ -14,6 +14,7 @@ from rmq.errors import (
     QueueFull,
     RMQError,
     ScriptFailed,
+    StageLost,
     TopicVanished,
     Unavailable,
 )
@@ -28,7 +29,7 @@ class Kind(Enum):
     REFUSED = "not executed, and repeating changes nothing"
 
 
-_OURS = re.compile(r"RMQ(GONE|RECORD|CLAIM|ARG|LATE) ([^\s,]+)")
+_OURS = re.compile(r"RMQ(GONE|RECORD|CLAIM|ARG|LATE|STAGE) ([^\s,]+)")
 # redis-py turns prefixes into classes and takes them off the text, each version its own: both
 # count.
 _NOT_YET = (
@@ -93,6 +94,12 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
             f"{script}: {ours.group(2)} lacks the record of a queued message, or holds one "
             "that cannot be read. Nothing was moved; find it with rmq peek, remove it with "
             "cancel or purge"
+        )
+    if ours and ours.group(1) == "STAGE":
+        return StageLost(
+            f"{script}: {ours.group(2)} is not the stage that was written: it has expired, Redis "
+            "lost it, or somebody else has the same name. Nothing of it was published by this "
+            "call; stage the messages again, under another name"
         )
     if ours and ours.group(1) == "CLAIM":
         return ScriptFailed(

@@ -1,1 +1,27 @@
-"""The Spark data source `rmq` will stand here, on RMQ's public API; nothing is shipped yet."""
+"""RMQ as a data source of Spark: `spark.readStream.format("rmq")`, `read`, `write`, `writeStream`.
+
+    from spark_connector import RmqDataSource
+
+    spark.dataSource.register(RmqDataSource)
+
+Stands on RMQ's public API. Needs `rmq[spark]`: PySpark 4.2 or later, and pyarrow. What the options
+mean, and what is guaranteed, is in docs/spark.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_connector.source import RmqDataSource
+
+__all__ = ["RmqDataSource"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load PySpark when the data source is asked for, and not before."""
+    if name == "RmqDataSource":
+        from spark_connector.source import RmqDataSource
+
+        return RmqDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@
 -- that have failed before, by place), drained (nothing more to take just now). Ends the script when there
 -- is nothing to take.
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
-  'ordered', 'audited')
+  'ordered', 'audited', 'queries_until')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -21,7 +21,8 @@ local failed = redis.call('HLEN', failures)
 local any_failed = failed > 0
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
 local ids, lefts, joined, hold = {}, false, 0, nil
-local reply = { 0, lapsed > 0 and 1 or 0, 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
+local unheld = s[10] and tonumber(s[10]) <= now -- the lease of a query has run out
+local reply = { 0, (lapsed > 0 and 1 or 0) + (unheld and 2 or 0), 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
 if ordered or s[8] then
   --- @include "lib/one_batch"
 end

@@ -14,6 +14,7 @@ from rmq.cli.show import Column
 from rmq.cli.values import MESSAGE_ID
 
 PLACES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
+HELD = "held by a query"
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 ERROR = Column("ERROR", cut=True, style="red")
@@ -48,9 +49,12 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
     elif place == "prepare":
         columns = [ID, SLOT, Column("LEASED-UNTIL"), TRIES, BODY]
         rows = [
-            [str(m.id), str(m.slot), show.clock(m.deadline), str(m.deliveries), _body(m)]
+            [
+                str(m.id), str(m.slot), HELD if m.held_by_query else show.clock(m.deadline),
+                str(m.deliveries), _body(m),
+            ]
             for m in messages
-        ]
+        ]  # fmt: skip
     else:
         columns = [ID, SLOT, Column("PRIORITY", right=True), Column("DUE"), TRIES, BODY]
         rows = [
@@ -135,6 +139,8 @@ def detail(message: rmq.Message, as_json: bool) -> None:
     ]
     if message.deadline:
         pairs.append(("leased until", show.fine_clock(message.deadline)))
+    if message.held_by_query:
+        pairs.append(("leased", HELD))
     if message.died:
         pairs.append(("died", show.fine_clock(message.died)))
     pairs.append(("score", f"{message.score:.17g}"))

@@ -20,7 +20,7 @@ from rmq.keys import SlotKeys
 from rmq.message import Message, Place, moment
 from rmq.record import Record
 from rmq.replies import STATS, Found
-from rmq.score import TIMED_MIN, receipt_deadline_ms
+from rmq.score import HELD_MIN, TIMED_MIN, receipt_deadline_ms
 from rmq.units import Moment, epoch_ms, milliseconds, whole
 from rmq.units import priority as check_priority
 
@@ -48,19 +48,24 @@ class Redriven(NamedTuple):
     unreadable: int
 
 
-def _place(value: object) -> Place:
+def check_place(value: object) -> Place:
+    """One of the three queues of a slot. Raises InvalidValue."""
     for place in PLACES:
         if value == place:
             return place
     raise InvalidValue(f"place: {value!r}; give one of {', '.join(PLACES)}")
 
 
-def read(found: Found, max_retries: int) -> Message:
-    """A member of a queue as a message; what cannot be read is said in `unreadable`."""
-    message_id, place = MessageId(found.id), _place(found.place)
+def read(found: Found, max_retries: int, body_in: Callable[[bytes], Any] | None = None) -> Message:
+    """A member of a queue as a message; what cannot be read is said in `unreadable`.
+
+    `body_in` makes the body of the whole record; None: it is decoded.
+    """
+    message_id, place = MessageId(found.id), check_place(found.place)
     told = failure.read(found.failure)
     died = moment(int(found.score)) if found.place == "dead" else None
-    deadline = moment(receipt_deadline_ms(found.score)) if found.place == "prepare" else None
+    leased = found.place == "prepare" and found.score < HELD_MIN
+    deadline = moment(receipt_deadline_ms(found.score)) if leased else None
     deliveries = told.deliveries if told else 0
     if found.place == "prepare":
         deliveries = max_retries - int(found.score % 1000) + 1
@@ -76,7 +81,7 @@ def read(found: Found, max_retries: int) -> Message:
     unreadable = ""
     body: Any
     try:
-        body = body_of(entry)
+        body = body_in(found.record) if body_in else body_of(entry)
     except DecodeError as error:
         body, unreadable = entry.body, str(error)
     due = entry.due_ms
@@ -178,7 +183,7 @@ def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[
     Several slots give equal shares, or more where others have less: order holds inside a slot only.
     """
     limit = whole(limit, "limit", 1, 1_000_000)
-    where = _place(place)
+    where = check_place(place)
     yield from opening.ensure(handle, create=False)
     slots = handle.slots
     if slot is not None:
@@ -359,7 +364,7 @@ def purge(
     progress: Progress | None,
 ) -> Flow[int]:
     """Delete waiting messages or dead letters for good; how many (or would be, in a dry run)."""
-    where = _place(place)
+    where = check_place(place)
     if where == "prepare":
         raise InvalidValue("place: 'prepare' is with consumers; purge 'store' or 'dead'")
     yield from opening.ensure(handle, create=False)

@@ -12,10 +12,10 @@ from typing import Any
 
 from rmq import commands
 from rmq.commands import Command
-from rmq.flows import Flow, Listen, Listener, opening, settling
+from rmq.flows import Flow, Listen, Listener, opening, querying, settling
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
-from rmq.replies import Batch
+from rmq.replies import UNHELD, Batch
 from rmq.score import receipt_score
 from rmq.settings import BATCH_MAX
 from rmq.units import milliseconds, whole
@@ -168,6 +168,8 @@ def _visit_one(
     if batch.ids:
         found.append((keys, batch))  # before anything else can fail
         reception.unsaid = len(reception.ready) > 1  # a single slot is asked before every sleep
+    if batch.lapsed & UNHELD:
+        yield from querying.lapse(reception.handle, keys)
     if batch.lapsed and (yield from _roll_back(reception.handle, keys)) and not batch.ids:
         batch = yield from _take(reception, keys, limit, waits)
         if batch.ids:
@@ -250,6 +252,7 @@ def roll_back(handle: Handle) -> Flow[int]:
     yield from opening.ensure(handle, create=False)
     total = 0
     for keys in handle.slots:
+        yield from querying.lapse(handle, keys)
         while True:
             done = yield commands.rollback(handle, keys, 1000)
             total += done.retried + done.dead

@@ -215,7 +215,7 @@ def _is_plain(out: Outgoing) -> bool:
     )
 
 
-class _Group:
+class Group:
     """Messages for one call to one slot."""
 
     __slots__ = (
@@ -235,11 +235,13 @@ class _Group:
         self.line: Line | None = None
 
 
-def _sort(handle: Handle, messages: Iterable[Outgoing], groups: list[_Group]) -> None:
-    """Check and encode all messages, and sort them into calls."""
+def sort(
+    handle: Handle, messages: Iterable[Outgoing], groups: list[Group], most: int = BATCH_MAX
+) -> None:
+    """Check and encode all messages, and sort them into calls of at most so many; name them."""
     settings, codec, numbering = handle.settings, handle.codec, handle.hooks.numbering
     plain_head = record.head(codec.number, 0, settings.default_priority)
-    filling: dict[int, _Group] = {}
+    filling: dict[int, Group] = {}
     run_slot = run_left = 0
     for place, out in enumerate(messages):
         given, merging, at_ms = None, None, 0
@@ -275,10 +277,10 @@ def _sort(handle: Handle, messages: Iterable[Outgoing], groups: list[_Group]) ->
         if (
             group is None
             or merging is not None
-            or len(group.places) >= BATCH_MAX
+            or len(group.places) >= most
             or group.bytes + size > CALL_BYTES
         ):
-            group = _Group(slot, merging)
+            group = Group(slot, merging)
             groups.append(group)
             if merging is None:
                 filling[slot] = group
@@ -295,6 +297,10 @@ def _sort(handle: Handle, messages: Iterable[Outgoing], groups: list[_Group]) ->
         if numbering is not None:
             group.line = line
             group.numbers.append(number)
+    for group in groups:
+        group.ids = ids.make(group.slot, handle.check, len(group.places))
+        for position, one in group.given.items():
+            group.ids[position] = one
 
 
 def _flagged(head: bytes) -> bytes:
@@ -310,26 +316,22 @@ def send_many(
     go in one call, which is all or nothing; calls share a round trip.
     """
     yield from opening.ensure(handle)
-    groups: list[_Group] = []
+    groups: list[Group] = []
     results: list[SendResult | None] = []
     numbering = handle.hooks.numbering
     try:
-        _sort(handle, messages, groups)
+        sort(handle, messages, groups)
         if not groups:
             return []
         if numbering is not None:
             yield from auditing.begin({one.line for one in groups if one.line is not None})
-        for group in groups:
-            group.ids = ids.make(group.slot, handle.check, len(group.places))
-            for position, given in group.given.items():
-                group.ids[position] = given
         timed = [one for group in groups for one in group.timed]
         if timed and len(groups) > 1:
             # A slot refuses what is past by itself; several are asked first, so that all do.
             first, place = min(timed)
             now = yield commands.stats(handle.slots[0])
             if first <= now["now_ms"] - GRACE_MS:
-                raise _past(place)
+                raise past(place)
         calls = [_call(handle, group) for group in groups]
         results += [None] * sum(len(group.places) for group in groups)
         yield from _deliver(handle, calls, groups, results, asked, timeout)
@@ -341,7 +343,7 @@ def send_many(
     return [result for result in results if result is not None]
 
 
-def _settle_numbers(groups: list[_Group], results: list[SendResult | None]) -> None:
+def _settle_numbers(groups: list[Group], results: list[SendResult | None]) -> None:
     """What became of the numbers: an accepted message has one, or nobody."""
     for group in groups:
         void = []
@@ -365,7 +367,7 @@ def new_id(handle: Handle, basis: str | bytes | None) -> Flow[MessageId]:
     return ids.make(slot, handle.check)[0]
 
 
-def _call(handle: Handle, group: _Group) -> commands.Command[Any]:
+def _call(handle: Handle, group: Group) -> commands.Command[Any]:
     keys = handle.slots[group.slot]
     draft = group.merging
     if draft is None:
@@ -393,7 +395,7 @@ def send(handle: Handle, out: Outgoing, asked: Asked | None, timeout: float) -> 
 def _deliver(
     handle: Handle,
     calls: list[commands.Command[Any]],
-    groups: list[_Group],
+    groups: list[Group],
     results: list[SendResult | None],
     asked: Asked | None,
     timeout: float,
@@ -425,9 +427,9 @@ def _deliver(
                 full.append(number)
         if failed is not None:
             raise failed
-        if short:
+        if wanted is not None and short:
             raise NotDurable(
-                f"durability: {_told(wanted)} asked, {copies} replicas"
+                f"durability: {wanted.spell()} asked, {copies} replicas"
                 + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
                 + " confirmed in time. The messages may be stored; sending the same ids again "
                 "is safe",
@@ -447,11 +449,8 @@ def _deliver(
         calls, groups = [calls[n] for n in full], [groups[n] for n in full]
 
 
-def _told(wanted: Any) -> str:
-    return str(wanted.spell())
-
-
-def _past(place: int) -> InvalidValue:
+def past(place: int) -> InvalidValue:
+    """What is said of a message with a time that has passed."""
     return InvalidValue(
         f"at: message {place + 1} is due in the past by the server's clock; nothing was stored. "
         "Leave `at` out to send it now"
@@ -461,7 +460,7 @@ def _past(place: int) -> InvalidValue:
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
-def _settle(group: _Group, reply: Any, results: list[SendResult | None], level: str) -> bool:
+def _settle(group: Group, reply: Any, results: list[SendResult | None], level: str) -> bool:
     """Write the results of one call; False where it was refused as full."""
     slot = group.slot
     if isinstance(reply, Merged):
@@ -477,7 +476,7 @@ def _settle(group: _Group, reply: Any, results: list[SendResult | None], level: 
     if letters == "F":
         return False
     if letters == "P":
-        raise _past(group.places[reply.position - 1])
+        raise past(group.places[reply.position - 1])
     offset = reply.offset - (len(group.ids) - letters.count("d"))
     if not letters:
         made = zip(

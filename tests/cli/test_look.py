@@ -44,6 +44,19 @@ def test_peek_of_other_places(run, topic):
     assert ndjson(dead.stdout)[0]["failure"]["error"] == "boom"
 
 
+def test_what_a_query_holds_is_said_to_be_held(run, topic):
+    sent = topic.send("taken by a query")
+    topic.query("a" * 32, "here").take({})
+
+    shown = run("peek", topic.name, "--place", "prepare").stdout
+    fields = ndjson(run("peek", topic.name, "--place", "prepare", "--json").stdout)[0]
+
+    assert "held by a query" in shown
+    assert "2096" not in shown
+    assert fields["deadline"] is None
+    assert "held by a query" in run("get", topic.name, str(sent.id)).stdout
+
+
 def test_peek_of_nothing_is_no_error(run, topic):
     done = run("peek", topic.name)
 

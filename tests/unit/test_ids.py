@@ -1,5 +1,6 @@
 import hashlib
 import multiprocessing
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -128,3 +129,10 @@ def test_a_dedup_key_is_its_utf8() -> None:
 def test_what_is_no_dedup_key_is_refused(bad: object, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         ids.key_bytes(bad)
+
+
+def test_many_texts_are_those_of_each() -> None:
+    made = [*ids.make(3, 77, 300), *ids.make(1023, 0x3FFF, 2), MessageId(bytes(16))]
+    strange = [MessageId(os.urandom(16)) for _ in range(50)]
+
+    assert ids.texts(made + strange) == [str(one) for one in made + strange]

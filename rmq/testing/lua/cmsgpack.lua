@@ -1,5 +1,6 @@
 -- cmsgpack: what the scripts use of the cmsgpack library of Redis, for fakeredis: strings, lists and whole
--- numbers from -2^53 to 2^53. It writes each in its longest MessagePack form, and reads only those.
+-- numbers from -2^53 to 2^53. It writes each in its longest MessagePack form, and reads those and, of texts and
+-- lists, the shorter ones too: a client writes what publish reads.
 local cmsgpack = {}
 local TEXT, WHOLE, LIST = 219, 211, 221 -- str 32, int 64, array 32
 
@@ -36,20 +37,30 @@ local function number(text, at, size)
   return n
 end
 
+local SIZES = { [217] = 1, [218] = 2, [219] = 4, [220] = 2, [221] = 4 } -- bytes of the size, by kind
+
+-- sized: (size, where the rest begins) of a text or a list.
+local function sized(text, at, kind, fixed)
+  if not SIZES[kind] then
+    return kind - fixed, at + 1
+  end
+  return number(text, at + 1, SIZES[kind]), at + 1 + SIZES[kind]
+end
+
 local function read(text, at)
   local kind = string.byte(text, at)
-  if kind == TEXT then
-    local size = number(text, at + 1, 4)
-    return string.sub(text, at + 5, at + 4 + size), at + 5 + size
+  if kind >= 217 and kind <= TEXT or kind >= 160 and kind < 192 then
+    local size, from = sized(text, at, kind, 160)
+    return string.sub(text, from, from + size - 1), from + size
   elseif kind == WHOLE then
     local high, low = number(text, at + 1, 4), number(text, at + 5, 4)
     if high >= 2147483648 then
       high = high - 4294967296
     end
     return high * 4294967296 + low, at + 9
-  elseif kind == LIST then
-    local found, size = {}, number(text, at + 1, 4)
-    at = at + 5
+  elseif kind == LIST or kind == 220 or kind >= 144 and kind < 160 then
+    local found, size = {}, nil
+    size, at = sized(text, at, kind, 144)
     for i = 1, size do
       found[i], at = read(text, at)
     end

@@ -1,0 +1,34 @@
+-- A query is a reader that takes messages in order to hand them out again and again, until it is told that
+-- their batch is done: a streaming query of Spark. What it holds stands in the PrepareQueue with a deadline
+-- that never comes, and in a log of its own under growing numbers; one lease in `queries` stands for all.
+local FAR = 4000000000 -- the deadline of what a query holds, in s: the year 2096
+
+-- foreign: whether somebody else runs the query: its name, and ms until that ends.
+local function foreign(query, owner, now)
+  local q = redis.call('HMGET', query, 'owner', 'owner_until')
+  local left = tonumber(q[2] or 0) - now
+  if q[1] and q[1] ~= owner and left > 0 then
+    return q[1], left
+  end
+end
+
+local KEPT = 2592000000 -- for so long after its last word a query's numbers are not used again, ms: 30 days
+
+-- hold_on: the query is run by this owner, and holds what it has, for so long from now.
+local function hold_on(slot, query, queries, run, owner, now, lease, owner_ms)
+  redis.call('HSET', query, 'owner', owner, 'owner_until', now + owner_ms)
+  redis.call('PEXPIRE', query, KEPT)
+  redis.call('ZADD', queries, now + lease, run)
+  local first = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
+  redis.call('HSET', slot, 'queries_until', string.format('%.0f', tonumber(first[2])))
+end
+
+-- names: the run and the owner, as a caller gave them.
+local function names(run, owner)
+  if not string.find(run, '^%x+$') or #run ~= 32 then
+    fail('ARG', 'run')
+  end
+  if owner and (#owner < 1 or #owner > 200) then
+    fail('ARG', 'owner')
+  end
+end

@@ -1,0 +1,71 @@
+--[[
+publish: move the next entry of a stage into the queue: messages as send accepts them, or one as merge does.
+What has moved is no longer in the stage, so that it cannot move twice.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   records        hash  message id -> record
+KEYS[4]   settled even   set   ids settled in even turns of the dedup window
+KEYS[5]   settled odd    set   the same for odd turns
+KEYS[6]   failures       hash  of what drop_lowest drops
+KEYS[7]   merge index    hash  merge key -> id of the waiting message
+KEYS[8]   audit          zset  numbers of messages that are not accounted for: of what drop_lowest drops
+KEYS[9]   stage          list  entries, see stage_push; in the end one empty text
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, told to those it wakes
+Returns   {entries left in the stage, stored, duplicates, merged}; nothing left: all is published
+          {0, 'F'} the slot's share of max_length is reached; nothing moved
+Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
+Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but a time that has
+          passed since the message was staged is no error. Run twice, it goes on. A stage that is
+          missing is an error: it has expired, or never was.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+local slot, stage = KEYS[1], KEYS[9]
+local now = clock(ARGV[1])
+local length = redis.call('LLEN', stage)
+if redis.call('HEXISTS', slot, 'created') == 0 then
+  fail('GONE', slot)
+end
+local packed = redis.call('LINDEX', stage, 0)
+if not packed then
+  fail('STAGE', stage)
+end
+if packed == '' then
+  return { 0, 0, 0, 0 }
+end
+local entry = cmsgpack.unpack(packed)
+local stored, duplicates, merged = 0, 0, 0
+if entry[1] == 'm' then
+  --- @include "lib/merging"
+  if #entry ~= 9 then
+    fail('STAGE', stage)
+  end
+  local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5] }
+  local letter = merging(keys, entry, 1, now, ARGV[2], ARGV[3])[2]
+  if letter == 'F' then
+    return { 0, 'F' }
+  end
+  stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
+else
+  --- @include "lib/accept"
+  local count = #entry / 3
+  if count < 1 or count > 1000 or count % 1 > 0 then
+    fail('STAGE', stage)
+  end
+  local letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3], true)[2]
+  if letters == 'F' then
+    return { 0, 'F' }
+  end
+  local _, again = string.gsub(letters, 'd', '')
+  stored, duplicates = count - again, again
+end
+if length > 1 then
+  redis.call('LPOP', stage)
+else -- the key stays: one that is missing has expired
+  redis.call('LTRIM', stage, 0, 0) -- changes nothing, needs no memory: Redis asks for none after it
+  redis.call('LSET', stage, 0, '')
+end
+return { length - 1, stored, duplicates, merged }

@@ -1,0 +1,30 @@
+--[[
+sink_begin: ask whether a batch of a query is to be published, and note from which stages, once and for all.
+
+KEYS[1]   sink           hash  done: the last batch that is published; batch, stages: the one that is under way
+ARGV[1]   batch                its number, growing from 0
+ARGV[2]   stages               text that says which stages it is made of; '' only asks
+Returns   {'done'} it is published, or one after it is
+          {'open', batch, stages} this one is under way, or an earlier one that has to be ended first
+          {'new'} it has not begun; asked with '' alone
+Cost      O(1), and the size of the text
+Atomic    The first one to name stages decides; everybody after is given that answer until sink_end.
+]]
+--- @include "lib/check"
+local sink, stages = KEYS[1], ARGV[2]
+local batch = whole(ARGV[1], 0, 9e15, 'batch')
+if not stages then
+  fail('ARG', 'stages')
+end
+local s = redis.call('HMGET', sink, 'done', 'batch', 'stages')
+if s[2] then
+  return { 'open', s[2], s[3] }
+end
+if s[1] and batch <= tonumber(s[1]) then
+  return { 'done' }
+end
+if stages == '' then
+  return { 'new' }
+end
+redis.call('HSET', sink, 'batch', ARGV[1], 'stages', stages)
+return { 'open', ARGV[1], stages }

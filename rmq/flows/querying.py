@@ -1,0 +1,206 @@
+"""What a query says: take messages into its log, hand them out, settle them, give them back.
+
+A query may be asked the same thing twice, and by two drivers: each answer is the same for as long
+as what it holds is held. See `lua/query_take.lua`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rmq import commands, failure, query_commands
+from rmq.errors import QueryOwned
+from rmq.flows import Flow, opening, settling, together
+from rmq.flows.settling import Leases
+from rmq.handle import Handle
+from rmq.keys import SlotKeys
+from rmq.query_commands import Holder, Log, Page
+from rmq.settings import BATCH_MAX
+
+TAKE_MOST = 500  # messages of one call: a few ms of the server's time
+
+Offsets = Mapping[int, int]  # slot -> number in its log; a slot that is not there: 0
+NEWEST = 9_000_000_000_000_000  # as far as scripts count
+LAPSES_MAX = 100  # calls for one slot in one turn
+
+
+def _ours(handle: Handle, holder: Holder, answers: Sequence[Log]) -> Sequence[Log]:
+    for answer in answers:
+        if answer.owner:
+            left_s = answer.left_ms / 1000
+            raise QueryOwned(
+                f"query {holder.run} of topic {handle.name!r} is run by {answer.owner}, for "
+                f"{left_s:.1f} s more unless it goes on; two drivers cannot share one checkpoint. "
+                "Stop the other one, or give this one a checkpoint of its own",
+                left_s,
+            )
+    return answers
+
+
+def renew(handle: Handle, holder: Holder, after: Offsets, upto: Offsets | None) -> Flow[list[Log]]:
+    """Hold what the query has for longer; for each slot how much of a batch that is.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    yield from opening.ensure(handle, create=False)
+    answers = yield from together(
+        [
+            query_commands.renew(
+                keys, holder, after.get(keys.index, 0),
+                NEWEST if upto is None else upto.get(keys.index, 0),
+            )
+            for keys in handle.slots
+        ]
+    )  # fmt: skip
+    return list(_ours(handle, holder, answers))
+
+
+def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Flow[dict[int, int]]:
+    """Take messages beyond `after`; the newest number of each slot.
+
+    Where the log has messages beyond `after`, those are the answer, and nothing more is taken.
+
+    Args:
+        handle: the topic.
+        holder: who asks.
+        after: the newest number of each slot that the caller has noted.
+        most: over all slots; None: all that may be taken now.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    logs = yield from renew(handle, holder, after, None)
+    tails = {
+        index: log.newest if log.held else after.get(index, 0) for index, log in enumerate(logs)
+    }
+    if any(log.held for log in logs):
+        return tails
+    wanted = yield from _shares(handle, most)
+    while wanted:
+        asked = {index: min(TAKE_MOST, share) for index, share in wanted.items()}
+        answers = yield from together(
+            [
+                query_commands.take(handle.slots[index], holder, tails[index], limit)
+                for index, limit in asked.items()
+            ]
+        )
+        for (index, limit), answer in zip(
+            asked.items(), _ours(handle, holder, answers), strict=True
+        ):
+            tails[index] = answer.newest
+            wanted[index] -= answer.held
+            if answer.held < limit or wanted[index] <= 0:
+                del wanted[index]
+    return tails
+
+
+def opened(handle: Handle) -> Flow[None]:
+    """Read the topic's settings, once."""
+    yield from opening.ensure(handle, create=False)
+
+
+def waiting(handle: Handle) -> Flow[list[int]]:
+    """How many messages of each slot may be taken now."""
+    yield from opening.ensure(handle, create=False)
+    stats = yield from together([commands.stats(keys) for keys in handle.slots])
+    return [one["retries"] + one["priority"] + one["due"] for one in stats]
+
+
+def _shares(handle: Handle, most: int | None) -> Flow[dict[int, int]]:
+    """How many to take of each slot: what waits there, or a fair part, so that none is wasted."""
+    ready = dict(enumerate((yield from waiting(handle))))
+    left = sum(ready.values()) if most is None else most
+    shares = {}
+    for place, (index, count) in enumerate(sorted(ready.items(), key=lambda one: one[1])):
+        shares[index] = min(count, -(-left // (len(ready) - place)))
+        left -= shares[index]
+    return {index: share for index, share in shares.items() if share > 0}
+
+
+def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[Page]:
+    """A page of what a query holds of one slot; empty at its end."""
+    page: Page = yield query_commands.read(keys, run, after, upto, BATCH_MAX)
+    return page
+
+
+def settle(handle: Handle, run: str, upto: Offsets) -> Flow[int]:
+    """Settle everything up to these numbers for good; how many messages that were held."""
+    return (yield from _end(handle, run, upto, _acked))
+
+
+def reject(handle: Handle, run: str, upto: Offsets, reason: str) -> Flow[int]:
+    """Send everything up to these numbers to the DeadQueue; how many messages that were held."""
+    told = failure.tell(reason)
+
+    def rejected(handle: Handle, leases: Leases) -> Flow[str]:
+        return (yield from settling.reject(handle, leases, [told] * len(leases.ids), "r"))
+
+    return (yield from _end(handle, run, upto, rejected))
+
+
+def _acked(handle: Handle, leases: Leases) -> Flow[str]:
+    return (yield from settling.ack(handle, leases))
+
+
+def _end(handle: Handle, run: str, upto: Offsets, verb: Any) -> Flow[int]:
+    """Settle first, forget then: who dies between the two finds nothing to settle again."""
+    yield from opening.ensure(handle, create=False)
+    total = 0
+    left = {keys.index: keys for keys in handle.slots if upto.get(keys.index, 0) > 0}
+    while left:
+        pages: list[Page] = yield from together(
+            [
+                query_commands.read(keys, run, 0, upto[index], BATCH_MAX, records=False)
+                for index, keys in left.items()
+            ]
+        )
+        held = [
+            settling.Lease(index, id, receipt)
+            for index, page in zip(left, pages, strict=True)
+            for id, receipt in zip(page.ids, page.receipts, strict=True)
+            if receipt >= 0
+        ]
+        letters = yield from verb(handle, Leases.of(held))
+        total += len(letters) - letters.count("0")
+        full = {i: page for i, page in zip(left, pages, strict=True) if page.ids}
+        if full:
+            yield from together(
+                [
+                    query_commands.trim(left[index], run, page.numbers[-1], BATCH_MAX)
+                    for index, page in full.items()
+                ]
+            )
+        left = {i: left[i] for i, page in full.items() if len(page.ids) == BATCH_MAX}
+    return total
+
+
+def lapse(handle: Handle, keys: SlotKeys) -> Flow[int]:
+    """Give back what queries of a slot held whose leases have run out; how many messages.
+
+    They stand in the PrepareQueue then with a deadline that has passed, for a rollback.
+    """
+    total = 0
+    for run, left_ms in (yield query_commands.queries(keys)):
+        if left_ms > 0:
+            break
+        for _ in range(LAPSES_MAX):
+            done = yield query_commands.lapse(keys, run, BATCH_MAX)
+            total += done.back
+            if not done.more:
+                break
+    return total
+
+
+def release(handle: Handle, run: str) -> Flow[int]:
+    """Give back all that a query holds, whatever its lease says; how many messages."""
+    yield from opening.ensure(handle, create=False)
+    total = 0
+    for keys in handle.slots:
+        while True:
+            done = yield query_commands.lapse(keys, run, BATCH_MAX, force=True)
+            total += done.back
+            if not done.more:
+                break
+    return total

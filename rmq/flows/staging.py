@@ -1,0 +1,230 @@
+"""Stages: messages put by for later, published together, and each batch of a query only once.
+
+What is staged is checked, encoded and named as in a send, and nobody sees it. Publishing moves it
+entry by entry, each in one step that also takes it out of the stage; so who dies half-way goes on
+where it was, and nothing is published twice. See `lua/publish.lua` and `lua/sink_begin.lua`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rmq import stage_commands
+from rmq.command import Command
+from rmq.commands import stats
+from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
+from rmq.flows import Durably, Flow, Pipeline, Sleep, opening, sending, together
+from rmq.flows.sending import GRACE_MS, Group
+from rmq.handle import Handle
+from rmq.message import Outgoing
+from rmq.settings import BATCH_MAX, Fsync
+from rmq.stage_commands import Moved
+
+PUSHES = 16  # calls of one round trip
+PUBLISHES = 8  # 1000 messages each: some 20 ms of the server's time, in turn with other clients
+BEGUN_KEEP_MS = 30 * 86_400_000  # what is to be published waits so long for who died over it
+
+
+class Staged(NamedTuple):
+    """What stands in a stage. It may be pickled: who publishes need not be who wrote.
+
+    Attributes:
+        name: of the stage.
+        lengths: by slot, how many entries there are.
+        messages: how many messages they are.
+    """
+
+    name: str
+    lengths: dict[int, int]
+    messages: int
+
+
+class Published(NamedTuple):
+    """What became of staged messages in one call.
+
+    Attributes:
+        stored: messages that were added.
+        duplicates: messages whose id was known; nothing was added.
+        merged: messages that merged into a waiting one.
+    """
+
+    stored: int = 0
+    duplicates: int = 0
+    merged: int = 0
+
+
+# --- staging -----------------------------------------------------------------------------------
+
+
+def push(
+    handle: Handle, stage: Staged, messages: Iterable[Outgoing], keep_ms: int, late: bool
+) -> Flow[Staged]:
+    """Put messages into a stage; what stands in it then."""
+    hooks = handle.hooks
+    if hooks.before_send or hooks.after_send or hooks.numbering is not None:
+        raise InvalidValue(
+            "stage: the client has interceptors, which a stage does not run; use a client without"
+        )
+    yield from opening.ensure(handle)
+    settings, groups = handle.settings, list[Group]()
+    # An entry is published all or nothing: one over a slot's share of max_length never would be.
+    share = -(-settings.max_length // settings.slots) or BATCH_MAX
+    sending.sort(handle, messages, groups, min(BATCH_MAX, share))
+    timed = [one for group in groups for one in group.timed]
+    if timed and not late:
+        first, place = min(timed)
+        now = yield stats(handle.slots[0])
+        if first <= now["now_ms"] - GRACE_MS:
+            raise sending.past(place)
+    lengths, count = dict(stage.lengths), stage.messages
+    calls: list[Command[Any]] = []
+    for group in groups:
+        entry, before = _entry(handle, group), lengths.get(group.slot, 0)
+        calls.append(
+            stage_commands.stage_push(handle.slots[group.slot], stage.name, before, keep_ms, entry)
+        )
+        lengths[group.slot] = before + 1
+        count += len(group.ids)
+    for at in range(0, len(calls), PUSHES):
+        yield from together(calls[at : at + PUSHES])
+    return Staged(stage.name, lengths, count)
+
+
+def _entry(handle: Handle, group: Group) -> list[bytes]:
+    """What publish moves in one step."""
+    draft = group.merging
+    if draft is None:
+        return [*group.ids, *group.parts]
+    return [
+        b"m", group.ids[0], draft.head, draft.envelope, draft.body, draft.merge_key.encode(),
+        draft.mode.encode(), b"%d" % draft.max_wait_ms, b"%d" % handle.settings.max_body,
+    ]  # fmt: skip
+
+
+def drop(handle: Handle, staged: Sequence[Staged], query: str | None = None) -> Flow[None]:
+    """Drop stages; with `query`, except those that its open batch is made of."""
+    yield from opening.ensure(handle)
+    if query is not None:
+        begun = yield stage_commands.sink_begin(handle, query, 0)
+        kept = {one.name for one in _read(begun.stages)}
+        staged = [one for one in staged if one.name not in kept]
+    yield from _keep(handle, staged, 0)
+
+
+def drop_everywhere(handle: Handle, name: str) -> Flow[None]:
+    """Drop a stage in every slot, for a writer that does not know how far it came."""
+    if handle.is_open:  # else it has not come to Redis
+        yield from _keep(handle, [Staged(name, dict.fromkeys(range(len(handle.slots)), 0), 0)], 0)
+
+
+def _keep(
+    handle: Handle, staged: Sequence[Staged], keep_ms: int, whole: bool = False
+) -> Flow[None]:
+    calls = [
+        stage_commands.stage_keep(handle.slots[index], one.name, keep_ms, length if whole else None)
+        for one in staged
+        for index, length in one.lengths.items()
+    ]
+    for at in range(0, len(calls), BATCH_MAX):
+        yield from together(calls[at : at + BATCH_MAX])
+
+
+# --- publishing --------------------------------------------------------------------------------
+
+
+def publish(handle: Handle, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
+    """Publish stages."""
+    yield from opening.ensure(handle)
+    yield from _keep(handle, staged, BEGUN_KEEP_MS, whole=True)
+    done = yield from _move(handle, staged, timeout)
+    yield from _keep(handle, staged, 0)
+    return done
+
+
+def publish_once(
+    handle: Handle, staged: Sequence[Staged], query: str, batch: int, timeout: float
+) -> Flow[Published]:
+    """Publish a batch of a query, unless it is published already.
+
+    A batch that has begun is ended with the stages that it began with; those given are dropped.
+    """
+    yield from opening.ensure(handle)
+    total = Published()
+    while True:
+        begun = yield stage_commands.sink_begin(handle, query, batch)
+        if begun.state == "new":
+            # Before anything is noted: what has expired meanwhile could never be ended.
+            yield from _keep(handle, staged, BEGUN_KEEP_MS, whole=True)
+            begun = yield stage_commands.sink_begin(handle, query, batch, _spelled(staged))
+        if begun.state == "done":
+            yield from _keep(handle, staged, 0)
+            return total
+        theirs = _read(begun.stages)
+        done = yield from _move(handle, theirs, timeout)
+        yield stage_commands.sink_end(handle, query, begun.batch)
+        yield from _keep(handle, theirs, 0)
+        total = _sum(total, done)
+
+
+def _spelled(staged: Sequence[Staged]) -> bytes:
+    return json.dumps(staged, separators=(",", ":")).encode()
+
+
+def _read(text: bytes) -> list[Staged]:
+    return [
+        Staged(name, {int(index): length for index, length in lengths.items()}, messages)
+        for name, lengths, messages in json.loads(text or b"[]")
+    ]
+
+
+def _sum(one: Published, other: Published | Moved) -> Published:
+    return Published(
+        one.stored + other.stored, one.duplicates + other.duplicates, one.merged + other.merged
+    )
+
+
+def _move(handle: Handle, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
+    """Move all entries of stages into the queue; where it blocks when full, try until `timeout`."""
+    waiting = deque((index, one.name) for one in staged for index in one.lengths)
+    until, pause = time.monotonic() + timeout, 0.01
+    total, wanted = Published(), handle.settings.durability
+    while waiting:
+        taken = [waiting.popleft() for _ in range(min(PUBLISHES, len(waiting)))]
+        turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be asked again
+        calls = [stage_commands.publish(handle, handle.slots[index], name) for index, name in turn]
+        if wanted is None:
+            replies = yield Pipeline(calls)
+        else:
+            replies, copies, disks = yield Durably(calls, wanted)
+            if copies < wanted.n or (isinstance(wanted, Fsync) and not disks):
+                raise NotDurable(
+                    f"durability: {wanted.spell()} asked, {copies} replicas"
+                    + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
+                    + " confirmed in time; publish again to go on"
+                )
+        last: dict[tuple[int, str], Moved | None] = {}
+        for pair, reply in zip(turn, replies, strict=True):
+            if isinstance(reply, RMQError):
+                raise reply
+            last[pair] = reply
+            if reply is not None:
+                total = _sum(total, reply)
+        full = [pair for pair, reply in last.items() if reply is None]
+        waiting.extendleft(reversed([p for p, reply in last.items() if reply and reply.left]))
+        waiting.extend(full)  # other slots may have room
+        if len(full) < len(last):
+            pause = 0.01
+        elif handle.settings.overflow != "block" or time.monotonic() + pause > until:
+            raise QueueFull(
+                f"topic {handle.name!r} is at its max_length of {handle.settings.max_length}; "
+                f"{sum(total)} messages were published by this call, the others stay in their "
+                "stages: publish again when consumers have caught up"
+            )
+        else:
+            yield Sleep(pause)
+            pause = min(pause * 2, 0.5)
+    return total

@@ -1,0 +1,206 @@
+"""A query: a reader that gets the same messages again until it says that their batch is done.
+
+For engines that replay: Spark plans a batch, notes where it ends, runs it, perhaps twice, and tells
+afterwards that it is done. What a query takes stands in a log of its own, numbered, and is in
+flight for everybody else. One lease for each slot stands for all of it; when that runs out,
+everything goes back to the queue, and costs a retry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgpack
+
+from rmq import record
+from rmq.codec import JSON, MSGPACK, Compressed
+from rmq.errors import InvalidType, InvalidValue
+from rmq.flows import querying
+from rmq.handle import Handle
+from rmq.query_commands import Holder
+from rmq.record import COLLECTS, Record
+from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.units import Duration, milliseconds
+from rmq.wire import Executor
+
+__all__ = ["Block", "Held", "Query", "Record", "envelope_of", "value_of"]
+
+_COMPRESSED = Compressed()
+_RUN = re.compile("[0-9a-f]{32}")
+Offsets = Mapping[int, int]
+
+
+class Held(NamedTuple):
+    """What a query holds of one slot.
+
+    Attributes:
+        newest: the number of the newest message that it ever took.
+        messages: how many it holds of the batch that was asked about.
+    """
+
+    newest: int
+    messages: int
+
+
+class Block(NamedTuple):
+    """Messages of one slot, column by column, in the order of their numbers.
+
+    Attributes:
+        slot: the index of the slot.
+        numbers: in the query's log.
+        ids: 16 bytes each; `rmq.MessageId(one)` reads it.
+        attempts: 1 for the first delivery.
+        records: envelope and body as they stand in Redis; `value_of` and `envelope_of` read one.
+    """
+
+    slot: int
+    numbers: list[int]
+    ids: list[bytes]
+    attempts: list[int]
+    records: list[bytes]
+
+
+class Query:
+    """Messages of a topic for one run of a query. Made by `Topic.query`."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        handle: Handle,
+        run: str,
+        owner: str,
+        lease: Duration,
+        owner_lease: Duration,
+    ) -> None:
+        if not isinstance(run, str) or not _RUN.fullmatch(run):
+            raise InvalidValue(f"run: {run!r:.60}; give 32 hex digits: uuid.uuid4().hex")
+        if not isinstance(owner, str):
+            raise InvalidType(f"owner: {type(owner).__name__}; give a str")
+        if not 1 <= len(owner.encode()) <= 200:
+            raise InvalidValue("owner: give 1 to 200 bytes")
+        self._run = executor.run
+        self._ask = executor.ask
+        self._handle = handle
+        self._holder = Holder(
+            run,
+            owner,
+            milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),
+            milliseconds(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
+        )
+
+    @property
+    def run(self) -> str:
+        """What names it: 32 hex digits, the same for as long as its checkpoint lives."""
+        return self._holder.run
+
+    def slots(self) -> int:
+        """How many slots the topic has. Raises TopicNotFound."""
+        self._run(querying.waiting(self._handle))
+        return len(self._handle.slots)
+
+    def waiting(self) -> list[int]:
+        """How many messages of each slot may be taken now."""
+        return self._run(querying.waiting(self._handle))
+
+    def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
+        """Take up to `most` messages beyond `after`; the newest number of each slot.
+
+        Where messages beyond `after` are held already, they are the answer, and nothing is taken:
+        asked twice, it answers the same.
+
+        Args:
+            after: by slot, the number up to which the caller knows its messages; absent: 0.
+            most: over all slots; None: all that may be taken now.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        return self._run(querying.take(self._handle, self._holder, after, most))
+
+    def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
+        """Hold everything for another lease; by slot, how much of a batch is held.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        logs = self._run(querying.renew(self._handle, self._holder, after, upto))
+        return [Held(log.newest, log.held) for log in logs]
+
+    def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
+        """What it holds of a slot between two numbers, a block at a time; changes nothing."""
+        self._run(querying.opened(self._handle))
+        keys, most = self._handle.slots[slot], self._handle.settings.max_retries
+        while after < upto:
+            page = self._run(querying.read(keys, self.run, after, upto))
+            if not page.ids:
+                return
+            after = page.numbers[-1]
+            attempts = [most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts]
+            yield Block(slot, page.numbers, page.ids, attempts, page.records)
+
+    def begun(self, batch: str, by: str) -> int:
+        """How many runs have begun a batch, this one too; for an owner that gives up some time.
+
+        Args:
+            batch: what names it; it takes the place of the one before.
+            by: what names the run; told twice, it counts once.
+        """
+        self._run(querying.opened(self._handle))
+        key = self._handle.slots[0].query_stem + self.run.encode()
+        kept = (self._ask("query_begun", "HGET", key, "begun") or b"\n\n0").decode()
+        name, last, runs = kept.rsplit("\n", 2)
+        count = int(runs) + (last != by) if name == batch else 1
+        self._ask("query_begun", "HSET", key, "begun", f"{batch}\n{by}\n{count}")
+        return count
+
+    def settle(self, upto: Offsets) -> int:
+        """Settle everything up to these numbers for good; how many messages that were."""
+        return self._run(querying.settle(self._handle, self.run, upto))
+
+    def reject(self, upto: Offsets, reason: str) -> int:
+        """Send everything up to these numbers to the DeadQueue; how many messages that were."""
+        return self._run(querying.reject(self._handle, self.run, upto, reason))
+
+    def release(self) -> int:
+        """Give back all that it holds, now; how many messages. It costs each a retry."""
+        return self._run(querying.release(self._handle, self.run))
+
+
+def value_of(entry: bytes) -> bytes:
+    """The body of a record as its producer's codec wrote it, unpacked where it was compressed.
+
+    Of a collecting message, the list of its bodies: JSON where they are JSON, else msgpack.
+
+    Raises:
+        DecodeError: the record is cut short, or cannot be unpacked.
+    """
+    if not entry[0] & 31 and entry[0] >> 5 != Compressed.number:
+        return entry[8:]  # nothing stands before it
+    found = record.read(entry)
+    if not found.flags & COLLECTS:
+        return _plain(found.codec, found.body)[1]
+    pieces = [_plain(found.codec, one) for one in record.pieces(found.body)]
+    if all(number == JSON.number for number, _ in pieces):
+        return b"[" + b",".join(one for _, one in pieces) + b"]"
+    packed = [one if number == MSGPACK.number else msgpack.packb(one) for number, one in pieces]
+    header: bytes = msgpack.Packer().pack_array_header(len(packed))
+    return header + b"".join(packed)
+
+
+def _plain(number: int, body: bytes) -> tuple[int, bytes]:
+    """The number of the codec that wrote a body, and what it wrote."""
+    if number != Compressed.number:
+        return number, body
+    codec, data = _COMPRESSED.opened(body, Compressed.limit)
+    return codec.number, data
+
+
+def envelope_of(entry: bytes) -> Record:
+    """What stands before the body: priority, times, merge key, headers.
+
+    Raises:
+        DecodeError: the record is cut short.
+    """
+    return record.read(entry)

@@ -1,0 +1,129 @@
+"""Builders and readers of the scripts of queries, as `rmq.commands` has them for the others.
+
+A query takes messages into a log of its own, hands them out as often as it is asked, and settles
+them when their batch is done. `lua/lib/query.lua` tells what it is to the other scripts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rmq import scripts
+from rmq.command import Command, now
+from rmq.keys import SlotKeys
+from rmq.score import HELD_MIN
+
+FAR_S = HELD_MIN // 1000  # the deadline of what a query holds; twin of FAR in lua/lib/query.lua
+
+
+class Holder(NamedTuple):
+    """Who runs a query, and for how long nobody else may."""
+
+    run: str  # 32 hex digits
+    owner: str
+    lease_ms: int
+    owner_ms: int
+
+
+class Log(NamedTuple):
+    """The reply to query_take and query_renew."""
+
+    held: int  # messages of the batch that was asked about
+    newest: int  # number in the log
+    left_ms: int = 0
+    owner: str = ""  # another one, for so long; then nothing was done
+
+
+class Page(NamedTuple):
+    """The reply to query_read, column by column."""
+
+    numbers: list[int]
+    ids: list[bytes]
+    receipts: list[float]  # -1 where the PrepareQueue has it no more
+    records: list[bytes]
+
+
+class Lapsed(NamedTuple):
+    """The reply to query_lapse."""
+
+    back: int
+    more: bool
+
+
+def _query(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
+    name = run.encode()
+    return keys.query_stem + name, keys.querylog_stem + name
+
+
+def _log(reply: list[Any]) -> Log:
+    left_ms, owner = (reply[2], reply[3].decode()) if len(reply) > 2 else (0, "")
+    return Log(reply[0], reply[1], left_ms, owner)
+
+
+def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]:
+    """Take messages of one slot; the newest number in the log."""
+    return Command(
+        scripts.load("query_take"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.audit, *_query(keys, holder.run), keys.queries,
+        ),
+        [
+            now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, limit,
+        ],
+        _log,
+    )  # fmt: skip
+
+
+def renew(keys: SlotKeys, holder: Holder, after: int, upto: int) -> Command[Log]:
+    """Hold what the query has for longer; how much of a batch that is."""
+    return Command(
+        scripts.load("query_renew"),
+        (keys.slot, *_query(keys, holder.run), keys.queries),
+        [now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, upto],
+        _log,
+    )
+
+
+def read(
+    keys: SlotKeys, run: str, after: int, upto: int, limit: int, records: bool = True
+) -> Command[Page]:
+    """Hand out a page of what the query holds."""
+
+    def parse(reply: list[Any]) -> Page:
+        receipts = [float(one) if one else -1.0 for one in reply[2]]
+        return Page(reply[0], reply[1], receipts, reply[3])
+
+    return Command(
+        scripts.load("query_read"),
+        (keys.slot, keys.prepare, keys.records, _query(keys, run)[1]),
+        [after, upto, limit, 1 if records else 0],
+        parse,
+    )
+
+
+def trim(keys: SlotKeys, run: str, upto: int, limit: int) -> Command[int]:
+    """Forget what is settled; how many."""
+    return Command(
+        scripts.load("query_trim"), (keys.slot, _query(keys, run)[1]), [upto, limit], int
+    )
+
+
+def lapse(keys: SlotKeys, run: str, limit: int, force: bool = False) -> Command[Lapsed]:
+    """Give back what a query held whose lease has run out. `force`: whatever its lease says."""
+    return Command(
+        scripts.load("query_lapse"),
+        (keys.slot, keys.prepare, *_query(keys, run), keys.queries),
+        [now(), run, limit, 1 if force else 0],
+        lambda reply: Lapsed(reply[0], reply[1] == 1),
+    )
+
+
+def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
+    """The queries that hold messages of a slot: run, and ms until its lease ends."""
+    return Command(
+        scripts.load("queries"),
+        (keys.slot, keys.queries),
+        [now(), limit],
+        lambda reply: [(run.decode(), ms) for run, ms in zip(reply[::2], reply[1::2], strict=True)],
+    )

@@ -1,0 +1,103 @@
+"""Totals, lists and the timeline, counted from the states of the messages. All of it is bounded."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
+
+from spark_connector.audit import words
+from spark_connector.audit.findings import Gap, Message, Minute
+
+TOPICS_MAX: Final = 200  # what a page can show; the totals count all
+POINTS_MAX: Final = 240  # of the timeline
+_STEPS_MS: Final = tuple(
+    minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10_080, 43_200)
+)
+
+
+class Counted(NamedTuple):
+    """Messages by status, over all topics and for each."""
+
+    totals: dict[str, int]
+    topics: dict[str, dict[str, int]]
+    redelivered: int
+
+
+def count(states: DataFrame) -> Counted:
+    """Count the messages of each status; topics in order of name, at most 200 of them."""
+    once = F.count_if(F.col("redelivered") & (F.col("status") == words.DELIVERED))
+    cube = states.groupBy("topic", "status").agg(F.count("*").alias("n"), once.alias("again"))
+    totals: dict[str, int] = {}
+    topics: dict[str, dict[str, int]] = {}
+    redelivered = 0
+    for row in cube.orderBy("topic", "status").toLocalIterator():
+        totals[row["status"]] = totals.get(row["status"], 0) + row["n"]
+        redelivered += row["again"]
+        if row["topic"] in topics or len(topics) < TOPICS_MAX:
+            topics.setdefault(row["topic"], {})[row["status"]] = row["n"]
+    return Counted(totals, topics, redelivered)
+
+
+def lists(states: DataFrame, counted: Counted, limit: int) -> dict[str, list[Message]]:
+    """The first messages of each status that a person may have to look at, the oldest first."""
+    found: dict[str, list[Message]] = {}
+    for status in words.LISTED:
+        if counted.totals.get(status):
+            first = states.filter(F.col("status") == status).orderBy(
+                F.coalesce("produced_at", "delivered_at"), "topic", "message_id"
+            )
+            columns = first.select(
+                "topic", "message_id", "slot", "producer", "seq", "deliveries", "acks",
+                F.unix_millis("produced_at").alias("produced_ms"),
+                F.unix_millis("delivered_at").alias("delivered_ms"),
+            )  # fmt: skip
+            found[status] = [_message(row) for row in columns.limit(limit).collect()]
+    return found
+
+
+def _message(row: Row) -> Message:
+    return Message(**row.asDict())
+
+
+def gaps(found: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
+    """How many gaps, how many numbers, and the first of them: the widest."""
+    total = found.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
+    if not total[0]:
+        return 0, 0, []
+    first = found.orderBy(F.desc("missing"), "topic", "producer", "slot", "epoch", "first")
+    rows = first.withColumn("at_ms", F.unix_millis("at")).drop("at").limit(limit).collect()
+    return total[0], total[1], [Gap(**row.asDict()) for row in rows]
+
+
+def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
+    """Sent, delivered and lost over a span of so many ms: the step in ms, and the steps.
+
+    A step is a minute, or more where there were more than 240. A lost message stands where it was
+    sent, a delivered one where it was acked first.
+    """
+    step = next((ms for ms in _STEPS_MS if span_ms / ms < POINTS_MAX), _STEPS_MS[-1])
+    lost = F.count_if(F.col("status") == words.LOST)
+    sent = _steps(states, "produced_at", step, F.count("*"), lost)
+    delivered = _steps(states.filter("listed"), "acked_at", step, F.count("*"))
+    known = {
+        at: Minute(at, sent.get(at, (0, 0))[0], delivered.get(at, (0,))[0], sent.get(at, (0, 0))[1])
+        for at in sent.keys() | delivered.keys()
+    }
+    if not known:
+        return step, []
+    begin, end = min(known), max(known)
+    if (end - begin) // step > 2 * POINTS_MAX:  # times from another century: only what there is
+        return step, [known[one] for one in sorted(known)][: 2 * POINTS_MAX]
+    return step, [known.get(one, Minute(one, 0, 0, 0)) for one in range(begin, end + 1, step)]
+
+
+def _steps(
+    states: DataFrame, time: str, step_ms: int, *counts: Column
+) -> dict[int, tuple[int, ...]]:
+    at = (F.floor(F.unix_millis(time) / step_ms) * step_ms).alias("at_ms")
+    rows = states.filter(F.col(time).isNotNull()).groupBy(at).agg(*counts)
+    return {
+        row[0]: tuple(row[1:]) for row in rows.orderBy("at_ms").limit(100 * POINTS_MAX).collect()
+    }

@@ -1,0 +1,65 @@
+"""The table of the outbox as a ledger, and message ids as the ids of its stubs, in plain SQL.
+
+A stub's id is its message's id with slot and check (24 bits, of 64 to 87) set to zero; see
+`rmq.outbox.naming`. In the text form, 5 bits a character, that is: the last bit of character 12,
+all of 13 to 16, and the first three bits of character 17.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_connector.audit import inputs, words
+from spark_connector.audit.errors import UsageError
+
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
+_EVEN: Final = "".join(_DIGITS[n & 30] for n in range(32))
+_LOW_TWO: Final = "".join(_DIGITS[n & 3] for n in range(32))
+_TEXT_SIZE: Final = 26
+
+
+def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
+    """Rows of `rmq_stub` as a ledger; the id is the stub's.
+
+    A stub that was never sent is `unsent`, one that a consumer has confirmed is `confirmed`, one
+    that somebody withdrew is `void`. Without a column `confirm` every stub waits for a consumer.
+    """
+    inputs._need(frame, words.OUTBOX, option)
+    kind = frame.schema["id"].dataType
+    if not isinstance(kind, T.StringType):
+        raise UsageError(f"{option}: column 'id' is {kind.simpleString()}; give text")
+    confirm = F.col("confirm").cast("boolean") if "confirm" in frame.columns else F.lit(True)
+    produced = inputs.time_ms(frame, "created", option)
+    if "sent_at" in frame.columns:  # it may have been sent long after it was written
+        produced = F.coalesce(inputs.time_ms(frame, "sent_at", option), produced)
+    status = F.coalesce(F.col("status"), F.lit(""))
+    return frame.select(
+        stub_id(F.col("id")).alias("message_id"),
+        F.col("topic").cast("string").alias("topic"),
+        produced.alias("produced_at"),
+        F.lit(None).cast("string").alias("producer"),
+        F.lit(None).cast("bigint").alias("seq"),
+        (F.col("slot").cast("int") if "slot" in frame.columns else F.lit(None).cast("int")).alias(
+            "slot"
+        ),
+        F.lit(None).cast("string").alias("epoch"),
+        (F.coalesce(F.col("sends").cast("bigint"), F.lit(0)) == 0).alias("unsent"),
+        ((status == "confirmed") & F.coalesce(confirm, F.lit(True))).alias("confirmed"),
+        (status == "void").alias("void"),
+    )
+
+
+def stub_id(message_id: Column) -> Column:
+    """The id of the stub that a message was sent from; what is no message id stays as it is."""
+    placed = F.concat(
+        F.substring(message_id, 1, 12),
+        F.translate(F.substring(message_id, 13, 1), _DIGITS, _EVEN),
+        F.lit("0000"),
+        F.translate(F.substring(message_id, 18, 1), _DIGITS, _LOW_TWO),
+        F.substring(message_id, 19, 8),
+    )
+    return F.when(F.length(message_id) == _TEXT_SIZE, placed).otherwise(message_id)

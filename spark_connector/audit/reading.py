@@ -1,0 +1,121 @@
+"""Where the inputs of an audit are: `parquet:PATH`, `json:PATH`, `csv:PATH`, `table:NAME`.
+
+A path without a word before it is told by its ending, and is parquet where that says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_connector.audit.errors import UsageError
+
+LIVE: Final = "rmq"
+FORMATS: Final = ("parquet", "json", "csv", "table", LIVE)
+_ENDINGS: Final = {
+    ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet",
+}  # fmt: skip
+_LOOKED_AT: Final = 100  # lines of JSON that tell which columns there are
+
+
+Columns = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class Place(NamedTuple):
+    """An input: its format, and where it is."""
+
+    format: str
+    where: str
+
+
+def place(option: str, given: str, live: bool = False) -> Place:
+    """Read `FORMAT:PATH`.
+
+    Raises:
+        UsageError: it names nothing.
+    """
+    word, colon, rest = given.partition(":")
+    formats = FORMATS if live else FORMATS[:-1]
+    if colon and word in FORMATS:
+        if word not in formats:
+            raise UsageError(f"{option}: {given!r}; only the snapshot can be read from RMQ")
+        if not rest:
+            raise UsageError(f"{option}: {given!r} names nothing; give {word}:{_example(word)}")
+        return Place(word, rest)
+    if not given:
+        raise UsageError(f"{option}: it is empty; give a path, or one of {', '.join(formats)}:...")
+    path = given.removesuffix("/").removesuffix(".gz")
+    found = next((kind for end, kind in _ENDINGS.items() if path.endswith(end)), "parquet")
+    return Place(found, given)
+
+
+def _example(word: str) -> str:
+    return {"table": "NAME", LIVE: "TOPIC"}.get(word, "PATH")
+
+
+def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataFrame:
+    """The rows of a stored input; `columns` are those it must have, and those it may have.
+
+    Raises:
+        UsageError: it is not there, or Spark cannot read it.
+    """
+    try:
+        if at.format == "json":
+            return _json(spark, option, at.where, columns)
+        if at.format == "csv":
+            return spark.read.csv(at.where, header=True)
+        if at.format == "table":
+            return spark.read.table(at.where)
+        return spark.read.parquet(at.where)
+    except AnalysisException as error:
+        if (error.getCondition() or "").startswith("UNABLE_TO_INFER_SCHEMA"):
+            raise UsageError(
+                f"{option}: {at.where!r} has no parquet files; give a path that has, or json:PATH "
+                "or csv:PATH"
+            ) from error
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{option}: {at.format} {at.where!r} cannot be read: {reason}") from error
+
+
+def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> DataFrame:
+    """Lines of JSON, as text: no type is guessed, so nothing is read twice.
+
+    Columns that the first lines do not have are left out, as if the file had none.
+    """
+    lines = [row[0] for row in spark.read.text(path).limit(_LOOKED_AT).collect()]
+    found: dict[str, None] = {}
+    for line in lines:
+        try:
+            read = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(read, dict):
+            found.update(dict.fromkeys(read))
+    known = (*columns[0], *columns[1])
+    wanted = [name for name in known if name in found] if lines else list(columns[0])
+    if not wanted:
+        shown = ", ".join(found) or "no objects"
+        raise UsageError(
+            f"{option}: json {path!r} has {shown:.200} in its first lines; "
+            f"give one object a line, with {', '.join(columns[0])}"
+        )
+    return spark.read.schema(", ".join(f"`{name}` STRING" for name in wanted)).json(path)
+
+
+def live(spark: SparkSession, url: str, prefix: str, topic: str) -> DataFrame:
+    """What is in the queues of a topic now, all of it read before this returns.
+
+    Raises:
+        rmq.RMQError: its options cannot work.
+    """
+    from spark_connector import RmqDataSource
+
+    spark.dataSource.register(RmqDataSource)
+    reader = spark.read.format("rmq").option("url", url).option("prefix", prefix)
+    rows = reader.option("topic", topic).option("queue", "all").load()
+    taken = rows.select("message_id", "topic", "queue", "slot").persist()
+    taken.count()
+    return taken

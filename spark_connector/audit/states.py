@@ -1,0 +1,173 @@
+"""What became of each message: ledger, delivery log and snapshot brought together by id.
+
+All three are laid on top of each other and grouped once, so every row travels once and nothing has
+to be joined. What is aggregated are numbers only: Spark then groups by hash, and need not sort.
+A message is its topic and its id; times are epoch ms until the last step.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark_connector.audit import inputs, words
+
+# What is known of a message, as bits.
+_LISTED: Final = 1  # the ledger has it
+_UNSENT: Final = 2
+_CONFIRMED: Final = 4
+_REMOVED: Final = 8
+_REJECTED: Final = 16
+_STORE: Final = 32
+_PREPARE: Final = 64
+_DEAD: Final = 128
+_OWN: Final = 256  # its handler settled it
+
+# An ack is one number, its time and its attempt, so that two of them can be told apart.
+_ATTEMPTS: Final = 1000
+
+_SHAPE: Final = {
+    "bits": "int", "slot": "int", "maker": "bigint", "seq": "bigint", "produced_at": "bigint",
+    "attempt": "int", "delivered_at": "bigint", "acked": "bigint",
+}  # fmt: skip
+
+
+def states(
+    ledger: DataFrame, deliveries: DataFrame, snapshot: DataFrame | None, horizon_ms: int
+) -> DataFrame:
+    """One row for each message, with its `status`, one of `words.STATUSES`.
+
+    Args:
+        ledger: as `inputs.ledger` or `outbox.ledger` gives it.
+        deliveries: as `inputs.deliveries` gives it.
+        snapshot: as `inputs.snapshot` gives it; None: the queues were empty.
+        horizon_ms: what was produced later than this, and cannot be found, is pending.
+
+    Returns:
+        topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
+        it), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first time),
+        acked_at (the first time; null where its handler settled it by itself).
+    """
+    together = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
+    if snapshot is not None:
+        together = together.unionByName(_of_snapshot(snapshot))
+    grouped = together.groupBy("topic", "message_id").agg(
+        F.bit_or("bits").alias("bits"),
+        F.max("slot").alias("slot"),
+        F.max("maker").alias("maker"),
+        F.max("seq").alias("seq"),
+        F.min("produced_at").alias("produced_at"),
+        F.count("delivered_at").alias("deliveries"),
+        F.max("attempt").alias("attempt"),
+        F.min("delivered_at").alias("delivered_at"),
+        F.count("acked").alias("acks"),
+        F.min("acked").alias("first_ack"),
+        F.max("acked").alias("last_ack"),
+    )
+    named = grouped.join(_producers(ledger), "maker", "left")
+    return named.select(
+        "topic",
+        "message_id",
+        "slot",
+        "producer",
+        "seq",
+        F.timestamp_millis("produced_at").alias("produced_at"),
+        _status(horizon_ms).alias("status"),
+        _has(_LISTED).alias("listed"),
+        (F.col("deliveries") > 1).alias("redelivered"),
+        F.col("deliveries").cast("int").alias("deliveries"),
+        F.when(_twice(), F.col("acks")).otherwise(F.least("acks", F.lit(1))).cast("int")
+        .alias("acks"),
+        "attempt",
+        F.timestamp_millis("delivered_at").alias("delivered_at"),
+        F.timestamp_millis(F.expr(f"first_ack DIV {_ATTEMPTS}")).alias("acked_at"),
+    )  # fmt: skip
+
+
+def _status(horizon_ms: int) -> Column:
+    young = F.coalesce("produced_at", "delivered_at", F.lit(0)) > horizon_ms
+    settled = (F.col("acks") > 0) | _has(_OWN) | _has(_CONFIRMED)
+    delivered = F.col("deliveries") > 0
+    return (
+        F.when(~_has(_LISTED) & delivered & young, words.PENDING)
+        .when(~_has(_LISTED) & delivered, words.UNKNOWN)
+        .when(_twice(), words.DUPLICATED)
+        .when(settled, words.DELIVERED)
+        .when(_has(_REMOVED), words.REMOVED)
+        # The snapshot before the log: a dead letter may have been sent back.
+        .when(_has(_DEAD), words.DEAD)
+        .when(_has(_PREPARE), words.IN_FLIGHT)
+        .when(_has(_STORE), words.WAITING)
+        .when(_has(_REJECTED), words.DEAD)
+        .when(young, words.PENDING)
+        .when(_has(_UNSENT) & ~delivered, words.UNSENT)
+        .otherwise(words.LOST)
+    )
+
+
+def _twice() -> Column:
+    """Acked more than once; the very same row twice is a log that was read twice."""
+    return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
+
+
+def _has(bit: int) -> Column:
+    return F.coalesce(F.col("bits"), F.lit(0)).bitwiseAND(bit) > 0
+
+
+# --- three inputs in one shape -----------------------------------------------------------------
+
+
+def _of_ledger(frame: DataFrame) -> DataFrame:
+    bits = F.lit(_LISTED)
+    for name, bit in (("unsent", _UNSENT), ("confirmed", _CONFIRMED), ("void", _REMOVED)):
+        bits += F.when(F.col(name), bit).otherwise(0)
+    return _shape(
+        frame.filter(inputs.readable(frame, "produced_at")),
+        bits=bits,
+        slot=F.col("slot"),
+        maker=F.xxhash64("producer"),
+        seq=F.col("seq"),
+        produced_at=F.col("produced_at"),
+    )
+
+
+def _producers(ledger: DataFrame) -> DataFrame:
+    """Their names, by the number that stands for them while rows are grouped."""
+    names = ledger.groupBy("producer").agg(F.xxhash64("producer").alias("maker"))
+    return names.groupBy("maker").agg(F.max("producer").alias("producer"))
+
+
+def _of_deliveries(frame: DataFrame) -> DataFrame:
+    outcome = F.col("outcome")
+    taken_out = outcome.isin(*words.TAKEN_OUT)
+    acked = outcome == words.ACK
+    attempt = F.greatest(F.least(F.coalesce("attempt", F.lit(0)), F.lit(_ATTEMPTS - 1)), F.lit(0))
+    return _shape(
+        frame.filter(inputs.readable(frame, "delivered_at")),
+        bits=F.when(taken_out, _REMOVED)
+        .when(outcome == words.REJECT, _REJECTED)
+        .when(outcome == words.OWN, _OWN),
+        slot=F.col("slot"),
+        attempt=F.col("attempt"),
+        delivered_at=F.when(~taken_out, F.col("delivered_at")),
+        acked=F.when(acked, F.col("delivered_at") * _ATTEMPTS + attempt),
+    )
+
+
+def _of_snapshot(frame: DataFrame) -> DataFrame:
+    bits = (
+        F.when(F.col("queue") == "store", _STORE)
+        .when(F.col("queue") == "prepare", _PREPARE)
+        .when(F.col("queue") == "dead", _DEAD)
+    )
+    return _shape(frame.filter(inputs.readable(frame, None)), bits=bits, slot=F.col("slot"))
+
+
+def _shape(frame: DataFrame, **given: Column) -> DataFrame:
+    return frame.select(
+        "topic",
+        "message_id",
+        *(given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _SHAPE.items()),
+    )

@@ -1,0 +1,202 @@
+"""The columns of a write: which there are, of which types, and rows as messages. No Redis here."""
+
+from __future__ import annotations
+
+import difflib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from datetime import timedelta
+from itertools import islice, repeat
+from operator import length_hint
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from rmq.codec import by_name
+from rmq.errors import EncodeError, InvalidValue, RMQError
+from rmq.message import Merge, Outgoing
+
+_TEXT = (StringType, BinaryType)
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+
+
+class Column(NamedTuple):
+    """A column of a write: the field of a message it fills, and the types it may have."""
+
+    field: str
+    types: tuple[type[DataType], ...]
+    hint: str
+
+
+COLUMNS = {
+    "value": Column("body", _TEXT, "binary or string"),
+    "body": Column("body", _TEXT, "binary or string"),
+    "priority": Column("priority", _WHOLE, "int"),
+    "deliver_at": Column("at", (TimestampType,), "timestamp"),
+    "delay_ms": Column("delay", _WHOLE, "bigint"),
+    "merge_key": Column("merge_key", (StringType,), "string"),
+    "time_range_ms": Column("time_range", _WHOLE, "bigint"),
+    "slot_basis": Column("slot_basis", _TEXT, "string or binary"),
+    "key": Column("slot_basis", _TEXT, "string or binary"),
+    "message_id": Column("id", _TEXT, "string or binary"),
+    "dedup_key": Column("dedup_key", _TEXT, "string or binary"),
+    "headers": Column("headers", (MapType,), "map<string,string>"),
+}
+_KNOWN = ", ".join(COLUMNS)
+SLICE_ROWS, SLICE_BYTES = 8_000, 16 * 1024 * 1024  # encoded at a time
+
+
+_FIELDS = tuple(one.name for one in fields(Outgoing))
+_DEFAULTS = {one.name: one.default for one in fields(Outgoing)}
+
+
+class Encoded:
+    """Bodies that some codec has written already, checked by reading them."""
+
+    def __init__(self, name: str) -> None:
+        self._codec = by_name(name)
+        self.name, self.number = name, self._codec.number
+
+    def encode(self, body: Any) -> bytes:
+        """The body as it is, if the codec can read it."""
+        if self.number:
+            try:
+                self._codec.decode(body)
+            except RMQError as error:
+                raise EncodeError(
+                    f"body: {error}; write such bodies, or leave the option codec out"
+                ) from error
+        return bytes(body)
+
+    def decode(self, data: bytes) -> Any:
+        """As the codec reads it."""
+        return self._codec.decode(data)
+
+
+def checked(schema: StructType) -> dict[str, str]:
+    """Field of a message -> name of its column.
+
+    Raises:
+        InvalidValue: a column is missing, unknown, of another type, or there twice.
+    """
+    found: dict[str, str] = {}
+    for one in schema:
+        column = COLUMNS.get(one.name.lower())
+        if column is None:
+            near = difflib.get_close_matches(one.name.lower(), COLUMNS, 1, 0.6)
+            what = f"did you mean {near[0]}?" if near else f"known are {_KNOWN}"
+            raise InvalidValue(f"{one.name}: a write has no such column; {what}; drop the others")
+        kind = one.dataType
+        fits = isinstance(kind, column.types)
+        if isinstance(kind, MapType):
+            fits = fits and isinstance(kind.keyType, StringType)
+            fits = fits and isinstance(kind.valueType, StringType)
+        if not fits:
+            raise InvalidValue(f"{one.name}: {kind.simpleString()}; cast it to {column.hint}")
+        if column.field in found:
+            raise InvalidValue(
+                f"{found[column.field]}, {one.name}: two columns for the same thing; drop one"
+            )
+        found[column.field] = one.name
+    if "body" not in found:
+        raise InvalidValue("value: the column is missing; it is the body, binary or string")
+    if "time_range" in found and "merge_key" not in found:
+        raise InvalidValue("time_range_ms: given without merge_key; drop it, or add merge_key")
+    if "merge_key" in found and "time_range" not in found:
+        raise InvalidValue("merge_key: given without time_range_ms; drop it, or add time_range_ms")
+    return found
+
+
+def _binary(array: pa.Array) -> list[Any]:
+    made: list[Any] = array.cast(pa.binary()).to_pylist()
+    return made
+
+
+def _spans(array: pa.Array) -> list[Any]:
+    return [None if ms is None else timedelta(milliseconds=ms) for ms in array.to_pylist()]
+
+
+def _times(array: pa.Array) -> list[Any]:
+    """Epoch ms, rounded up so that nothing is early."""
+    us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
+    return [None if one is None else -(-one // 1000) for one in us]
+
+
+def _maps(array: pa.Array) -> list[Any]:
+    return [None if one is None else dict(one) for one in array.to_pylist()]
+
+
+def _plain(array: pa.Array) -> list[Any]:
+    made: list[Any] = array.to_pylist()
+    return made
+
+
+_READ: dict[str, Callable[[pa.Array], list[Any]]] = {
+    "body": _binary, "at": _times, "delay": _spans, "time_range": _spans, "headers": _maps,
+}  # fmt: skip
+
+
+class Rows:
+    """Turns record batches into messages. Knows how far it has been read, for errors."""
+
+    def __init__(self, columns: dict[str, str], merge: Merge) -> None:
+        self._columns = columns
+        self._merge = merge
+        self._before = 0  # rows of the partition before those that are read now
+        self._bodies: list[Any] = []
+        self._left: Iterator[Any] = iter(self._bodies)
+        merges = ("merge",) if "merge_key" in columns else ()
+        last = max(_FIELDS.index(field) for field in (*columns, *merges))
+        self._fields = _FIELDS[: last + 1]
+
+    @property
+    def row(self) -> int:
+        """The row of the partition that was read last, from 1."""
+        return self._before + len(self._bodies) - length_hint(self._left)
+
+    def slices(self, batch: pa.RecordBatch) -> Iterator[Iterator[Outgoing]]:
+        """The messages of a batch, some thousands at a time."""
+        each = max(1, batch.nbytes // max(1, batch.num_rows))
+        step = max(1, min(SLICE_ROWS, SLICE_BYTES // each))
+        for at in range(0, batch.num_rows, step):
+            yield self._messages(batch.slice(at, step))
+
+    def _messages(self, batch: pa.RecordBatch) -> Iterator[Outgoing]:
+        self._before = self.row
+        values = {
+            field: _READ.get(field, _plain)(batch.column(name))
+            for field, name in self._columns.items()
+        }
+        self._bodies = values["body"]
+        self._left = iter(self._bodies)
+        if batch.column(self._columns["body"]).null_count:
+            deque(islice(self._left, self._bodies.index(None) + 1), 0)
+            raise InvalidValue(f"{self._columns['body']}: null; a message has a body")
+        if "merge_key" in values:
+            values["merge"] = [
+                "first" if one is None else self._merge for one in values["merge_key"]
+            ]
+        # Columns of lists and of what is the same for all: no row is ever made.
+        columns = [values.get(field, repeat(_DEFAULTS[field])) for field in self._fields[1:]]
+        return map(Outgoing, self._left, *columns)
+
+    def explain(self, error: RMQError, partition: int) -> None:
+        """Tell an error of a message in the words of the columns."""
+        head, colon, rest = str(error).partition(":")
+        words = [self._columns.get(word.rstrip(","), word) for word in head.split(" ")]
+        error.args = (" ".join(words) + colon + rest, *error.args[1:])
+        error.add_note(f"Row {self.row} of partition {partition}. Nothing of it is published.")

@@ -1,0 +1,348 @@
+"""The options of the data source: names, units, defaults and limits, each checked once.
+
+Spark hands options over as text, names in lower case. They are read on the driver's side, so a
+wrong one fails the query before anything has started. No PySpark here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rmq.errors import ConfigurationError, InvalidValue
+from rmq.keys import check_name
+from rmq.message import Merge
+from rmq.url import parse, redact
+
+QUEUES = ("store", "prepare", "dead")
+LEASE_MAX_S = 43_200.0  # 12 hours, as for every lease
+
+
+class Option(NamedTuple):
+    """One option: its name, how its text is read, and what it is when it is left out."""
+
+    name: str
+    read: Callable[[str, str], Any]  # (name as given, text) -> value
+    default: Any = None
+    alias: str = ""
+
+
+# --- how texts are read --------------------------------------------------------------------------
+
+
+def text(name: str, given: str) -> str:
+    """Any text that is not empty."""
+    if not given.strip():
+        raise InvalidValue(f"{name}: it is empty; give a value or leave the option out")
+    return given.strip()
+
+
+def flag(name: str, given: str) -> bool:
+    """True or false."""
+    if given.lower() not in ("true", "false"):
+        raise InvalidValue(f"{name}: {given!r}; give true or false")
+    return given.lower() == "true"
+
+
+def count(low: int, high: int) -> Callable[[str, str], int]:
+    """A whole number from low to high."""
+
+    def read(name: str, given: str) -> int:
+        try:
+            value = int(given)
+        except ValueError:
+            raise InvalidValue(
+                f"{name}: {given!r} is not a whole number; give {low} to {high}"
+            ) from None
+        if not low <= value <= high:
+            raise InvalidValue(f"{name}: {value}; give {low} to {high}")
+        return value
+
+    return read
+
+
+def seconds(name: str, given: str) -> float:
+    """A lease: 1 second to 12 hours."""
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= LEASE_MAX_S:
+        raise InvalidValue(f"{name}: {given!r}; give 1 to {LEASE_MAX_S:g} seconds")
+    return value
+
+
+def choice(*words: str) -> Callable[[str, str], str]:
+    """One of some words."""
+
+    def read(name: str, given: str) -> str:
+        if given.lower() not in words:
+            raise InvalidValue(f"{name}: {given!r}; give {', '.join(words[:-1])} or {words[-1]}")
+        return given.lower()
+
+    return read
+
+
+def _url(name: str, given: str) -> str:
+    parsed = parse(given)
+    if parsed.scheme == "embedded":
+        raise InvalidValue(
+            f"{name}: an embedded server serves one machine, and a task may run on another; "
+            "give redis:// or rediss:// with an address that every executor can reach"
+        )
+    return given
+
+
+def _topic(name: str, given: str) -> str:
+    if "," in given:
+        raise InvalidValue(f"{name}: {given!r} names several topics; give one, and unite the rows")
+    return check_name(given, name)
+
+
+def _prefix(name: str, given: str) -> str:
+    return check_name(given, name)
+
+
+def _slots(name: str, given: str) -> tuple[int, ...]:
+    try:
+        found = sorted({int(one) for one in given.split(",")})
+    except ValueError:
+        raise InvalidValue(f"{name}: {given!r}; give the numbers of slots, as 0 or 0,2,3") from None
+    if found[0] < 0 or found[-1] > 1023:
+        raise InvalidValue(f"{name}: {given!r}; slots have the numbers 0 to 1023")
+    return tuple(found)
+
+
+def _loss(name: str, given: str) -> str:
+    if name == "failOnDataLoss":
+        return "fail" if flag(name, given) else "continue"
+    return choice("fail", "continue")(name, given)
+
+
+# --- which there are -----------------------------------------------------------------------------
+
+CONNECTION = (
+    Option("url", _url),
+    Option("subscribe", _topic, alias="topic"),
+    Option("prefix", _prefix, "rmq"),
+)
+_READS = (
+    Option("includeHeaders", flag, False),
+    Option("fetchSize", count(1, 1_000), 1_000),
+    Option("minPartitions", count(1, 10_000), 1),
+)
+STREAM = (
+    *CONNECTION,
+    *_READS,
+    Option("maxMessagesPerTrigger", count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"),
+    Option("leaseSeconds", seconds, 600.0),
+    Option("ownerLeaseSeconds", seconds, 15.0),
+    Option("onClaimLoss", _loss, "fail", alias="failOnDataLoss"),
+    Option("maxReplays", count(0, 1_000_000)),
+    Option("pollWaitMs", count(0, 60_000), 200),
+)
+SNAPSHOT = (
+    *CONNECTION,
+    *_READS,
+    Option("queue", choice(*QUEUES, "all")),
+    Option("slots", _slots),
+    Option("limit", count(1, 1_000_000_000_000)),
+)
+
+SINK = (
+    Option("url", _url),
+    Option("topic", _topic),
+    Option("prefix", _prefix, "rmq"),
+    Option("codec", choice("bytes", "json", "msgpack"), "bytes"),
+    Option("merge", choice("first", "last", "collect"), "first"),
+    Option("pastTimes", choice("fail", "now"), "fail"),
+)
+
+_POSITION = (
+    "a queue has one position, and what is settled is gone: a query goes on with what waits; "
+    "leave it out, or look at a queue with spark.read and `queue`"
+)
+_FOREIGN = {
+    "startingoffsets": _POSITION,
+    "endingoffsets": _POSITION,
+    "startingtimestamp": _POSITION,
+    "startingoffsetsbytimestamp": _POSITION,
+    "endingoffsetsbytimestamp": _POSITION,
+    "subscribepattern": "a query reads one topic; name it with subscribe",
+    "assign": "a query reads one topic, all its slots; name it with subscribe",
+    "groupidprefix": "a query is known by its checkpoint; leave it out",
+    "kafka.group.id": "a query is known by its checkpoint; leave it out",
+    "kafka.bootstrap.servers": "this is RMQ; say where Redis is with url",
+    "path": "name the topic with subscribe, and give load() nothing",
+}
+_NO_SINK = {
+    "subscribe": "a write names its topic with topic",
+    "path": "name the topic with topic, and give save() or start() nothing",
+}
+
+
+def checked(
+    given: Mapping[str, str], table: tuple[Option, ...], where: str, passed: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Every option of a table by its name, read, or its default.
+
+    Args:
+        given: by name, in any case.
+        table: the options there are.
+        where: what they are options of, for errors.
+        passed: names, in lower case, that are somebody else's.
+
+    Raises:
+        ConfigurationError: a value cannot work, an option is named twice, or there is none of
+            that name.
+    """
+    names = {n: one for one in table for n in (one.name, one.alias) if n}
+    known = {name.lower(): name for name in names}
+    found: dict[str, Any] = {one.name: one.default for one in table}
+    seen: dict[str, str] = {}
+    for key, value in given.items():
+        lower = key.lower()
+        if lower in passed:
+            continue
+        if lower not in known:
+            raise InvalidValue(_unknown(key, known, where, table))
+        name = known[lower]
+        option = names[name]
+        if option.name in seen:
+            raise InvalidValue(f"{seen[option.name]}, {name}: two names of one option; give one")
+        seen[option.name] = name
+        found[option.name] = option.read(name, text(name, str(value)))
+    return found
+
+
+def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option, ...]) -> str:
+    shown = redact(key)[:60]
+    if table is SINK and key.lower() in _NO_SINK:
+        return f"{shown}: {_NO_SINK[key.lower()]}"
+    if key.lower() in _FOREIGN:
+        return f"{shown}: {_FOREIGN[key.lower()]}"
+    elsewhere = {one.name.lower(): one.name for one in (*STREAM, *SNAPSHOT, *SINK)}
+    if key.lower() in elsewhere:
+        return f"{elsewhere[key.lower()]}: it is no option of {where}; leave it out"
+    near = difflib.get_close_matches(key.lower(), known, 1, 0.6)
+    if near:
+        return f"{shown}: {where} has no such option; did you mean {known[near[0]]}?"
+    return f"{shown}: {where} has no such option; known are {', '.join(known.values())}"
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the topic is. The URL may hold a password, so no repr shows it."""
+
+    url: str = field(repr=False)
+    topic: str
+    prefix: str
+
+
+def connection(found: Mapping[str, Any], topic: str = "subscribe") -> Connection:
+    """Where the topic is; the URL may stand in RMQ_URL of the driver instead.
+
+    Raises:
+        ConfigurationError: it is not told, or cannot work.
+    """
+    url = found["url"]
+    if url is None:
+        if not os.environ.get("RMQ_URL"):
+            raise ConfigurationError(
+                "url: it is missing; give redis://host:6379/0, or set RMQ_URL on the driver"
+            )
+        url = _url("RMQ_URL", os.environ["RMQ_URL"])
+    if found[topic] is None:
+        raise ConfigurationError(f"{topic}: it is missing; name the topic")
+    return Connection(url, found[topic], found["prefix"])
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What a streaming read is asked for."""
+
+    at: Connection
+    most: int
+    min_partitions: int
+    lease_s: float
+    owner_s: float
+    on_loss: str
+    max_replays: int | None
+    poll_s: float
+    headers: bool
+    fetch: int
+
+
+def stream(given: Mapping[str, str]) -> StreamOptions:
+    """The options of `readStream`. Raises ConfigurationError."""
+    found = checked(given, STREAM, "a streaming read")
+    lease_s, owner_s = found["leaseSeconds"], found["ownerLeaseSeconds"]
+    if owner_s > lease_s:
+        raise InvalidValue(
+            f"ownerLeaseSeconds: {owner_s:g}; give at most leaseSeconds, which is {lease_s:g}"
+        )
+    return StreamOptions(
+        connection(found), found["maxMessagesPerTrigger"], found["minPartitions"], lease_s,
+        owner_s, found["onClaimLoss"], found["maxReplays"], found["pollWaitMs"] / 1000,
+        found["includeHeaders"], found["fetchSize"],
+    )  # fmt: skip
+
+
+def of_batch(given: Mapping[str, str]) -> bool:
+    """Whether an option is given that only a batch read has."""
+    streams = {name.lower() for one in STREAM for name in (one.name, one.alias)}
+    batches = {one.name.lower() for one in SNAPSHOT}
+    return any(key.lower() in batches - streams for key in given)
+
+
+@dataclass(frozen=True)
+class SnapshotOptions:
+    """What a batch read is asked for."""
+
+    at: Connection
+    queues: tuple[str, ...]
+    slots: tuple[int, ...] | None
+    limit: int | None
+    min_partitions: int
+    headers: bool
+    fetch: int
+
+
+def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
+    """The options of `read`. Raises ConfigurationError."""
+    found = checked(given, SNAPSHOT, "a batch read")
+    if found["queue"] is None:
+        raise ConfigurationError(
+            "queue: it is missing; a batch read looks at store, prepare, dead or all, and takes "
+            "nothing (spark.readStream takes)"
+        )
+    queues = QUEUES if found["queue"] == "all" else (found["queue"],)
+    return SnapshotOptions(
+        connection(found), queues, found["slots"], found["limit"], found["minPartitions"],
+        found["includeHeaders"], found["fetchSize"],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What a write is asked for."""
+
+    at: Connection
+    codec: str
+    merge: Merge
+    late: bool
+
+
+def sink(given: Mapping[str, str]) -> SinkOptions:
+    """The options of `write` and `writeStream`. Raises ConfigurationError."""
+    found = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
+    return SinkOptions(
+        connection(found, "topic"), found["codec"], found["merge"], found["pastTimes"] == "now"
+    )

@@ -1,0 +1,249 @@
+"""The streaming read: micro-batches that are taken once, replayed exactly, and settled at the end.
+
+Spark calls latestOffset, writes the offset to its log, calls partitions, runs the tasks, and writes
+the batch to its commit log. After a crash it begins again at partitions, with the same offsets. So
+messages are taken in latestOffset alone; tasks read what the query holds and change nothing; and
+everything up to `start` is settled in latestOffset, which Spark calls only when the batch that
+ends there is in the commit log (it does not call `commit` for the last batch of a run).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from rmq.errors import LeaseLost
+from rmq.query import Block, Query
+from spark_connector import offset as offsets
+from spark_connector.claims import PATIENCE_S, Claims
+from spark_connector.link import connect, patient
+from spark_connector.offset import Offset, Share
+from spark_connector.options import StreamOptions
+from spark_connector.schema import Batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOOK_S = 0.1  # between two looks at an empty queue
+BACKLOG_S = 1.0  # the backlog is told to Spark's progress once in so long
+
+_log = logging.getLogger("spark_connector")
+
+
+@dataclass
+class Part(InputPartition):
+    """What one task reads. It travels to the executor, which knows nothing else of the batch."""
+
+    run: str
+    share: Share
+
+
+class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a topic for one run of a query.
+
+    Spark makes one of these in the source runner, where it lives as long as the query runs, and
+    pickles another one into the tasks; so nothing is connected before the first call.
+    """
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._fresh = uuid.uuid4().hex  # the run, if the checkpoint knows of none
+        self._claims: Claims | None = None
+        self._announced = False
+        self._left: int | None = None  # for Trigger.AvailableNow: how many may still be taken
+        self._backlog: tuple[float, dict[str, Any]] | None = None
+
+    # --- on the driver -------------------------------------------------------------------------
+
+    def _open(self, run: str) -> Claims:
+        if self._claims is None or self._claims.run != run:
+            if self._claims is not None:
+                self._claims.let_go()
+            self._claims = Claims(self._options, run)
+        return self._claims
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Nothing is taken yet. Spark may ask again after a crash: see `partitions`."""
+        slots = self._open(self._fresh).slots()
+        return Offset(self._fresh, dict.fromkeys(range(slots), 0), {}).spell(self._options.at.topic)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Never "all": so `ReadAllAvailable` can only mean Trigger.Once."""
+        return ReadMaxRows(self._options.most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note how many messages wait: no more than these are taken."""
+        self._left = sum(self._open(self._fresh).waiting())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Settle what ends at `start`, and take the next batch."""
+        topic = self._options.at.topic
+        known = offsets.read(start, topic)
+        claims = self._open(known.run)
+        holding = claims.hold(known.slots)
+        offsets.check_slots(known, len(holding), topic)
+        claims.settle(known.slots)
+        if self._announces(known, limit):
+            return start
+        held = sum(one.messages for one in holding)
+        until = time.monotonic() + self._options.poll_s
+        while True:
+            end = claims.take(known.slots, self._most(limit, held))
+            if end != known.slots:
+                counts = [one.messages for one in claims.hold(known.slots, end)]
+                if any(counts):
+                    break
+            left_s = until - time.monotonic()
+            if left_s <= 0 or self._left is not None:
+                return start
+            time.sleep(min(left_s, LOOK_S))
+        if self._left is not None and not held:
+            self._left = max(0, self._left - sum(counts))
+        return Offset(known.run, end, dict(enumerate(counts))).spell(topic)
+
+    def _announces(self, known: Offset, limit: ReadLimit) -> bool:
+        """Whether Spark is to write the run down before anything is taken for it.
+
+        A query that is new begins with an empty batch, whose offset has the run. Without it, a
+        crash between the first taking and Spark's log would leave what was taken to its lease.
+        Trigger.Once has one batch only, so it takes that risk.
+        """
+        if known.run != self._fresh or self._announced or isinstance(limit, ReadAllAvailable):
+            return False
+        self._announced = True
+        return True
+
+    def _most(self, limit: ReadLimit, held: int) -> int | None:
+        """How many may be taken; what is held already is handed out whatever this says."""
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._left is None or held:
+            return most
+        return self._left if most is None else min(most, self._left)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The backlog: Spark shows it in the progress of the query, and uses it for nothing."""
+        if self._claims is None:
+            return None
+        now = time.monotonic()
+        if self._backlog is None or now - self._backlog[0] > BACKLOG_S:
+            waiting = self._claims.waiting()
+            told = {str(slot): count for slot, count in enumerate(waiting)}
+            self._backlog = now, {"waiting": sum(waiting), "slots": told}
+        return self._backlog[1]
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
+        """Plan a batch, or one that an earlier run has begun.
+
+        Who it is says `end`: where the first batch is replayed, Spark asks initialOffset anew, and
+        `start` has a run that nobody has ever used.
+        """
+        topic = self._options.at.topic
+        known, since = offsets.read(end, topic), offsets.read(start, topic)
+        if since.run != known.run:
+            since = Offset(known.run, dict.fromkeys(known.slots, 0), {})
+        if known.slots == since.slots:
+            return []
+        claims = self._open(known.run)
+        held = claims.hold(since.slots, known.slots)
+        offsets.check_slots(known, len(held), topic)
+        claims.settle(since.slots)
+        if self._gives_up(claims, known):
+            return []
+        there = {slot: one.messages for slot, one in enumerate(held)}
+        if there != {slot: known.held.get(slot, 0) for slot in there}:
+            self._lost(there, known)
+        found = offsets.shares(since.slots, known, there, self._options.min_partitions)
+        return [Part(known.run, share) for share in found]
+
+    def _gives_up(self, claims: Claims, end: Offset) -> bool:
+        """Whether this batch has been replayed too often; then it is in the DeadQueue."""
+        most = self._options.max_replays
+        if most is None:
+            return False
+        batch = ",".join(str(number) for number in end.slots.values())
+        runs = claims.begun(batch, self._fresh)
+        if runs <= most + 1:
+            return False
+        why = f"Spark began its batch {runs - 1} times and never ended it"
+        buried = claims.reject(end.slots, why)
+        _log.warning(
+            "topic %r: %d messages sent to the DeadQueue, their batch was replayed %d times",
+            self._options.at.topic, buried, most,
+        )  # fmt: skip
+        return True
+
+    def _lost(self, there: dict[int, int], end: Offset) -> None:
+        text = lost(self._options, sum(end.held.values()), sum(there.values()))
+        if self._options.on_loss == "fail":
+            raise LeaseLost(text)
+        _log.warning("%s", text)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Settle a batch; `latestOffset` has done it by now, or does it for the last one."""
+        known = offsets.read(end, self._options.at.topic)
+        self._open(known.run).settle(known.slots)
+
+    def stop(self) -> None:
+        """Let another driver go on at once. Claims are kept: they are what a restart replays.
+
+        Spark calls this when the driver has crashed or a call has raised, not at a clean stop.
+        """
+        if self._claims is not None:
+            self._claims.let_go()
+            self._claims = None
+
+    # --- in a task -----------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part of a batch; as often as Spark likes, since nothing changes."""
+        assert isinstance(partition, Part)
+        share, at = partition.share, self._options.at
+        batches = Batches(self._schema, at.topic)
+        count = 0
+        with connect(at) as client:
+            query = client.topic(at.topic).query(partition.run, "task")
+            for block in _blocks(query, share, self._options.fetch):
+                count += len(block.ids)
+                yield batches.of_block(block)
+        if count != share.held and self._options.on_loss == "fail":
+            raise LeaseLost(lost(self._options, share.held, count))
+
+
+def _page(query: Query, slot: int, after: int, upto: int) -> Block | None:
+    return next(query.read(slot, after, upto), None)
+
+
+def _blocks(query: Query, share: Share, most: int) -> Iterator[Block]:
+    """What the query holds of a share; goes on where it was when Redis has been away."""
+    after = share.after
+    while after < share.upto:
+        upto = min(share.upto, after + most)
+        block = patient(partial(_page, query, share.slot, after, upto), PATIENCE_S)
+        if block is not None:
+            yield block
+        after = upto if block is None else block.numbers[-1]
+
+
+def lost(options: StreamOptions, batch: int, held: int) -> str:
+    """What to tell when messages of a batch are not held any more."""
+    return (
+        f"topic {options.at.topic!r}: {batch - held} of {batch} messages of this batch are no "
+        f"longer held, because its lease of {options.lease_s:g} s ran out or they were settled "
+        "before; none is lost, they were given back and come again: restart with "
+        "onClaimLoss=continue to go on without them in this batch"
+    )

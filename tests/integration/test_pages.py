@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq import Page, Span
+from rmq.errors import InvalidValue
+from rmq.query_commands import FAR_S
+from rmq.score import HELD_MIN
+
+
+def read(client: Any, topic: str, place: Any, span: Span, raw: bool = False) -> list[rmq.Message]:
+    """All messages of a span, page by page."""
+    found: list[rmq.Message] = []
+    page = Page([], None)
+    while True:
+        page = client.admin.page(topic, place, span, page.cursor, raw=raw)
+        found += page.messages
+        if page.cursor is None:
+            return found
+
+
+def fill(client: Any, name: str, count: int) -> Any:
+    topic = client.topic(name, max_body=1024)
+    topic.send_many([rmq.Outgoing({"n": n}) for n in range(count)])
+    return topic
+
+
+def test_parts_of_a_queue_are_as_many_as_asked_and_hold_each_message_once(
+    api: Any, name: str
+) -> None:
+    fill(api, name, 2500)
+
+    spans = api.admin.spans(name, "store", 0, 4)
+    parts = [[one.body["n"] for one in read(api, name, "store", span)] for span in spans]
+
+    assert len(spans) == 4
+    assert spans[0].low == -math.inf
+    assert spans[-1].high == math.inf
+    assert [len(part) for part in parts] == [span.messages for span in spans] == [625] * 4
+    assert sorted(n for part in parts for n in part) == list(range(2500))
+
+
+def test_dead_letters_of_one_moment_are_read_page_by_page(api: Any, name: str) -> None:
+    topic = fill(api, name, 2300)
+    with topic.consumer() as consumer:
+        while got := consumer.receive(1000):
+            consumer.reject(got, "no")
+
+    spans = api.admin.spans(name, "dead", 0, 3)
+    found = [one for span in spans for one in read(api, name, "dead", span)]
+
+    assert sorted(one.body["n"] for one in found) == list(range(2300))
+    assert {one.failure.reason for one in found if one.failure} == {"rejected"}
+
+
+def test_a_raw_body_is_what_the_codec_wrote(api: Any, name: str) -> None:
+    topic = api.topic(name, codec=rmq.Compressed(above=100))
+    topic.send({"n": "x" * 400})
+
+    (found,) = read(api, name, "store", Span(0), raw=True)
+
+    assert found.body == json.dumps({"n": "x" * 400}, separators=(",", ":")).encode()
+
+
+def test_an_empty_queue_is_one_part_without_messages(api: Any, name: str) -> None:
+    api.topic(name).open()
+
+    (span,) = api.admin.spans(name, "dead", 0, 8)
+
+    assert span == Span(0)
+    assert read(api, name, "dead", span) == []
+
+
+def test_what_a_query_holds_has_no_deadline_of_its_own(client: rmq.Client, name: str) -> None:
+    topic = fill(client, name, 2)
+    query = topic.query("a" * 32, "here")
+    query.take({}, 1)
+    with topic.consumer() as consumer:
+        (leased,) = consumer.receive(1)
+        seen = {one.id: one for one in read(client, name, "prepare", Span(0))}
+
+    mine = seen.pop(leased.id)
+    (held,) = seen.values()
+    assert (held.held_by_query, held.deadline, held.deliveries) == (True, None, 1)
+    assert not mine.held_by_query
+    assert mine.deadline is not None
+    assert FAR_S * 1000 == HELD_MIN <= held.score
+
+
+@pytest.mark.parametrize(
+    ("place", "slot", "pieces"), [("sore", 0, 1), ("dead", 1, 1), ("dead", 0, 0)]
+)
+def test_a_part_of_nothing_is_refused(
+    api: Any, name: str, place: Any, slot: int, pieces: int
+) -> None:
+    api.topic(name).open()
+
+    with pytest.raises(InvalidValue):
+        api.admin.spans(name, place, slot, pieces)

@@ -1,0 +1,91 @@
+"""query_lapse.lua on a real server."""
+
+from __future__ import annotations
+
+from rmq import commands
+from rmq.query_commands import Lapsed
+from tests.lua.query import ME, OTHER, RUN, lapse, log, take
+
+
+def test_a_lease_that_runs_is_left_alone(box):
+    box.send(2)
+    take(box)
+    before = box.state()
+    box.clock.advance(599)
+
+    assert lapse(box) == Lapsed(0, False)
+
+    assert box.state() == before
+
+
+def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
+    first, second = box.send(2)
+    take(box)
+    box.clock.advance(600)
+    before = box.state()
+
+    assert lapse(box) == Lapsed(2, False)
+
+    assert box.changed(before) == {
+        ("prepare", first): 1000 + 16 + 1 / 2048,
+        ("prepare", second): 1000 + 16 + 2 / 2048,
+        (f"querylog:{RUN}", first): None,
+        (f"querylog:{RUN}", second): None,
+        ("queries", RUN.encode()): None,
+        (f"query:{RUN}", b"owner"): None,
+        (f"query:{RUN}", b"owner_until"): None,
+        ("slot", "queries_until"): None,
+    }
+    assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
+    assert {lease.left for lease in box.take(2)} == {15}
+
+
+def test_it_is_bounded_and_goes_on(box):
+    box.send(5)
+    take(box)
+    box.clock.advance(600)
+
+    assert lapse(box, limit=3) == Lapsed(3, True)
+    assert box.state()["queries"] == {RUN.encode(): box.clock.now_ms}
+    assert lapse(box, limit=3) == Lapsed(2, False)
+    assert lapse(box, limit=3) == Lapsed(0, False)
+
+
+def test_force_gives_back_at_once(box):
+    box.send(1)
+    take(box)
+
+    assert lapse(box, force=True) == Lapsed(1, False)
+
+
+def test_another_query_keeps_what_it_holds(box):
+    box.send(2)
+    take(box, limit=1)
+    box.clock.advance(10)
+    take(box, holder=OTHER)
+    box.clock.advance(595)
+
+    assert lapse(box) == Lapsed(1, False)
+
+    assert list(log(box, OTHER.run).values()) == [1]
+    assert box.state()["slot"]["queries_until"] == str(box.clock.now_ms + 5000)
+
+
+def test_what_was_settled_before_is_not_brought_back(box):
+    first, second = box.send(2)
+    take(box)
+    box.redis.zrem(box.keys.prepare, first)
+
+    assert lapse(box, force=True) == Lapsed(2, False)
+
+    assert box.state()["prepare"] == {second: 1000 + 16 + 2 / 2048}
+
+
+def test_a_take_tells_that_a_query_has_lapsed(box):
+    box.send(2)
+    take(box, limit=1, holder=ME._replace(lease_ms=1000))
+    assert box.prepare().lapsed == 0
+    box.clock.advance(1)
+
+    assert box.prepare().lapsed == commands.UNHELD
+    assert box.run(commands.next([box.keys], False)) == [0]

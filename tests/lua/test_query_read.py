@@ -1,0 +1,67 @@
+"""query_read.lua on a real server."""
+
+from __future__ import annotations
+
+from rmq import query_commands
+from tests.lua.box import stored
+from tests.lua.query import RUN, lapse, read, receipt, take
+
+
+def test_read_hands_out_what_is_held_in_order_and_changes_nothing(box):
+    ids = box.send(3, body=b"hello")
+    take(box)
+    before = box.state()
+
+    page = read(box)
+
+    assert page.numbers == [1, 2, 3]
+    assert page.ids == ids
+    assert page.receipts == [receipt(1), receipt(2), receipt(3)]
+    assert page.records == [stored(n, b"hello", priority=100) for n in (1, 2, 3)]
+    assert box.state() == before
+
+
+def test_read_is_bounded_by_numbers_and_limit(box):
+    box.send(5)
+    take(box)
+
+    assert read(box, 1, 4).numbers == [2, 3, 4]
+    assert read(box, 1, 4, limit=2).numbers == [2, 3]
+    assert read(box, 5, 9) == ([], [], [], [])
+    assert read(box, run="c" * 32) == ([], [], [], [])
+
+
+def test_without_records_only_what_they_are_known_by(box):
+    box.send(2)
+    take(box)
+
+    page = box.run(query_commands.read(box.keys, RUN, 0, 9, 10, records=False))
+
+    assert (page.numbers, page.records) == ([1, 2], [])
+
+
+def test_what_was_settled_behind_its_back_has_no_receipt(box):
+    first, _ = box.send(2)
+    take(box)
+    box.redis.zrem(box.keys.prepare, first)
+
+    assert read(box).receipts == [-1.0, receipt(2)]
+
+
+def test_what_has_lapsed_is_not_handed_out(box):
+    box.send(2)
+    take(box)
+    lapse(box, force=True)
+
+    assert read(box).ids == []
+
+
+def test_a_page_ends_where_16_mib_are_full(box):
+    box.send(3, body=b"x" * 6_000_000)
+    take(box)
+
+    assert read(box).numbers == [1, 2, 3]
+    box.send(1, body=b"x" * 6_000_000)
+    take(box, after=3)
+    assert read(box).numbers == [1, 2, 3]
+    assert read(box, 3).numbers == [4]

@@ -1,0 +1,66 @@
+"""query_renew.lua on a real server."""
+
+from __future__ import annotations
+
+from rmq import query_commands
+from rmq.query_commands import Log
+from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, take
+
+
+def renewing(box, after=0, upto=100, holder=ME):
+    return query_commands.renew(box.keys, holder, after, upto)
+
+
+def test_renew_moves_the_leases_and_nothing_else(box):
+    box.send(3)
+    take(box, limit=2)
+    box.clock.advance(5)
+    before = box.state()
+
+    assert box.run(renewing(box)) == Log(2, 2)
+
+    until = box.clock.now_ms + ME.lease_ms
+    assert box.changed(before) == {
+        (f"query:{RUN}", b"owner_until"): b"%d" % (box.clock.now_ms + ME.owner_ms),
+        ("queries", RUN.encode()): until,
+        ("slot", "queries_until"): str(until),
+    }
+
+
+def test_it_counts_what_is_held_of_a_batch(box):
+    box.send(5)
+    take(box, limit=4)
+
+    assert box.run(renewing(box, 1, 3)) == Log(2, 4)
+    assert box.run(renewing(box, 4, 9)) == Log(0, 4)
+    lapse(box, force=True)
+    assert box.run(renewing(box, 0, 9)) == Log(0, 4)
+
+
+def test_the_lease_that_ends_first_is_that_of_the_slot(box):
+    box.run(renewing(box, holder=ME._replace(lease_ms=5000)))
+    box.run(renewing(box, holder=OTHER))
+
+    assert box.state()["slot"]["queries_until"] == str(box.clock.now_ms + 5000)
+    box.run(renewing(box))
+    assert box.state()["slot"]["queries_until"] == str(box.clock.now_ms + 600_000)
+
+
+def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
+    box.run(renewing(box))
+    before = box.state()
+
+    assert box.run(renewing(box, holder=RIVAL)) == Log(0, 0, 15_000, "me:1")
+
+    assert box.state() == before
+
+
+def test_renewing_costs_the_same_for_any_number_of_messages(box):
+    box.send(300)
+    take(box, limit=300)
+    (prepared,) = (box.state()["prepare"],)
+    box.clock.advance(60)
+
+    box.run(renewing(box))
+
+    assert box.state()["prepare"] == prepared

@@ -1,0 +1,145 @@
+"""query_take.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from rmq.query_commands import Log
+from tests.lua.query import ME, OTHER, OTHER_RUN, RIVAL, RUN, lapse, log, receipt, take, taking
+
+
+def test_take_moves_messages_to_the_prepare_queue_and_the_log_and_nothing_else(box):
+    first, second, third = box.send(3)
+    before = box.state()
+
+    assert take(box, limit=2) == Log(2, 2)
+
+    until = box.clock.now_ms + ME.lease_ms
+    assert box.changed(before) == {
+        ("store", first): None,
+        ("store", second): None,
+        ("prepare", first): receipt(1),
+        ("prepare", second): receipt(2),
+        (f"querylog:{RUN}", first): 1,
+        (f"querylog:{RUN}", second): 2,
+        (f"query:{RUN}", b"tail"): b"2",
+        (f"query:{RUN}", b"owner"): b"me:1",
+        (f"query:{RUN}", b"owner_until"): b"%d" % (box.clock.now_ms + ME.owner_ms),
+        ("queries", RUN.encode()): until,
+        ("slot", "queries_until"): str(until),
+        ("slot", "delivered"): "2",
+        ("slot", "takes"): "1",
+    }
+    assert box.order() == [third]
+
+
+def test_what_was_taken_and_not_noted_is_the_answer_again_and_nothing_more_is_taken(box):
+    box.send(5)
+
+    assert take(box, limit=2) == Log(2, 2)
+    assert take(box, limit=2) == Log(2, 2)
+    assert take(box, after=1, limit=2) == Log(1, 2)
+    assert take(box, after=2, limit=2) == Log(2, 4)
+    assert sorted(log(box).values()) == [1, 2, 3, 4]
+
+
+def test_a_command_sent_twice_takes_once(box):
+    box.send(5)
+    assert take(box, limit=2) == Log(2, 2)
+    after = box.state()
+
+    assert take(box, limit=2) == Log(2, 2)
+
+    assert box.state() == after
+
+
+def test_an_empty_slot_gives_nothing_and_the_query_is_held(box):
+    assert take(box) == Log(0, 0)
+
+    state = box.state()
+    assert state[f"query:{RUN}"][b"tail"] == b"0"
+    assert state["queries"] == {RUN.encode(): box.clock.now_ms + ME.lease_ms}
+
+
+def test_order_of_taking_is_that_of_a_consumer(box):
+    low, high = box.one(priority=50), box.one(priority=900)
+    due = box.one(due=10)
+    box.clock.advance(1)
+    box.one(due=60_000)
+
+    assert take(box) == Log(3, 3)
+
+    assert [id for id, _ in sorted(log(box).items(), key=lambda one: one[1])] == [due, high, low]
+
+
+def test_what_has_failed_keeps_its_retries(box):
+    box.one()
+    box.nack(box.take_one())
+
+    take(box)
+
+    (score,) = box.state()["prepare"].values()
+    assert score == receipt(2, left=15)
+
+
+def test_two_queries_compete_and_share_nothing(box):
+    mine, theirs = box.send(2)
+
+    assert take(box, limit=1) == Log(1, 1)
+    assert take(box, holder=OTHER) == Log(1, 1)
+
+    assert (set(log(box)), set(log(box, OTHER_RUN))) == ({mine}, {theirs})
+
+
+def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
+    box.send(2)
+    take(box, limit=1)
+    box.clock.advance(5)
+    before = box.state()
+
+    assert take(box, after=1, holder=RIVAL) == Log(0, 1, 10_000, "me:1")
+
+    assert box.state() == before
+    box.clock.advance(10)
+    assert take(box, after=1, holder=RIVAL) == Log(1, 2)
+    assert box.state()[f"query:{RUN}"][b"owner"] == b"rival:1"
+
+
+def test_numbers_go_on_where_the_caller_remembers_more_than_redis(box):
+    box.one()
+
+    assert take(box, after=40) == Log(1, 41)
+
+
+def test_numbers_of_what_has_lapsed_are_not_used_again(box):
+    box.send(3)
+    take(box, limit=2)
+    lapse(box, force=True)
+
+    assert take(box, limit=2) == Log(1, 3)
+    assert list(log(box).values()) == [3]
+
+
+@pytest.mark.parametrize("run", ["", "a" * 31, "A" * 31 + "!", "g" * 32])
+def test_a_run_that_is_none_is_refused(box, run):
+    before = box.state()
+    with pytest.raises(redis.ResponseError, match="RMQARG run"):
+        take(box, holder=ME._replace(run=run))
+    assert box.state() == before
+
+
+def test_an_owner_without_a_name_is_refused(box):
+    with pytest.raises(redis.ResponseError, match="RMQARG owner"):
+        take(box, holder=ME._replace(owner=""))
+
+
+def test_a_full_redis_still_gives_messages_to_queries(tight):
+    tight.send(3)
+    tight.run(taking(tight, after=0, limit=1))  # the script is loaded
+    tight.redis.config_set("maxmemory-policy", "noeviction")
+    tight.redis.config_set("maxmemory", 1)
+
+    assert take(tight, after=1) == Log(2, 3)
+
+    tight.redis.config_set("maxmemory", 0)

@@ -1,0 +1,76 @@
+"""stage_push.lua on a real server."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+import redis
+
+from rmq import stage_commands
+from tests.lua.box import Box
+
+NAME = "q:7:a"
+
+
+def push(box: Box, position: int, *entry: bytes):
+    return stage_commands.stage_push(box.keys, NAME, position, 60_000, list(entry) or [b"one"])
+
+
+def packed(*entry: bytes) -> bytes:
+    return msgpack.packb(list(entry), use_bin_type=False)
+
+
+def test_push_adds_an_entry_and_keeps_the_stage_for_so_long(box):
+    before = box.state()
+
+    assert box.run(push(box, 0, b"a", b"b")) == 1
+
+    assert box.changed(before, replay=True) == {(f"stage:{NAME}",): [packed(b"a", b"b")]}
+    assert 59_000 < box.redis.pttl(box.keys.stage_stem + NAME.encode()) <= 60_000
+
+
+def test_push_sent_twice_adds_one_entry(box):
+    assert box.twice(lambda: push(box, 0, b"a")) == 1
+    assert box.twice(lambda: push(box, 1, b"b")) == 2
+
+    assert box.state()[f"stage:{NAME}"] == [packed(b"a"), packed(b"b")]
+
+
+def test_each_push_keeps_the_stage_anew(box):
+    key = box.keys.stage_stem + NAME.encode()
+    box.run(push(box, 0))
+    box.redis.pexpire(key, 5000)
+
+    box.run(push(box, 1))
+
+    assert box.redis.pttl(key) > 59_000
+
+
+@pytest.mark.parametrize("position", [0, 1, 4, 1000])
+def test_stage_of_another_length_than_its_writer_says_is_an_error(box, position):
+    for place in range(3):
+        box.run(push(box, place))
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match=f"RMQSTAGE rmq:.*:stage:{NAME}"):
+        box.run(push(box, position))
+
+    assert box.state() == before
+
+
+def test_empty_entry_is_refused(box):
+    command = push(box, 0)
+    command.args[2] = b""
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="RMQARG entry"):
+        box.run(command)
+
+    assert box.state() == before
+
+
+def test_entry_of_some_megabytes_comes_back_as_it_was(box):
+    body = bytes(range(256)) * 16_384
+    box.run(push(box, 0, body))
+
+    assert box.state()[f"stage:{NAME}"] == [packed(body)]

@@ -1,0 +1,268 @@
+"""df.write on a real Spark: what arrives, what a failed task leaves, what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import rmq
+from tests.servers import Server
+
+pytestmark = pytest.mark.timeout(300)  # a cold Spark on a busy machine
+
+Save = Callable[..., None]
+
+
+@pytest.fixture
+def save(server: Server, name: str) -> Save:
+    """Writes a frame to this test's topic."""
+
+    def write(df: DataFrame, mode: str = "append", **asked: str) -> None:
+        given = {"url": server.url, "topic": name} | asked
+        df.write.format("rmq").mode(mode).options(**given).save()
+
+    return write
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[redis.Redis]:
+    with server.raw() as made:
+        yield made
+
+
+@pytest.fixture
+def topic(client: rmq.Client, name: str) -> rmq.Topic:
+    made = client.topic(name, slots=4)
+    made.open()
+    return made
+
+
+def stages(raw: redis.Redis, topic: rmq.Topic) -> list[bytes]:
+    keys: list[bytes] = raw.keys(f"*{{{topic.name}_*}}:stage:*")
+    return keys
+
+
+def taken(topic: rmq.Topic) -> list[rmq.Delivery]:
+    found: list[rmq.Delivery] = []
+    with topic.consumer() as consumer:
+        while some := consumer.receive(1000, wait=0):
+            found += some
+            consumer.ack(some)
+    return found
+
+
+def waiting(client: rmq.Client, topic: rmq.Topic) -> list[rmq.Message]:
+    return list(client.admin.peek(topic.name, 1000))
+
+
+def numbers(spark: SparkSession, count: int, parts: int = 2) -> DataFrame:
+    return spark.range(0, count, 1, parts).select(F.col("id").cast("string").alias("value"))
+
+
+def failing(df: DataFrame, always: bool = False) -> DataFrame:
+    """The same rows, of tasks that fail at their first attempt (or every one) half-way."""
+
+    def value(text: str) -> str:
+        context = TaskContext.get()
+        ends_well = context.attemptNumber() > 0 and not always
+        if int(text) % 1000 == 900 and not ends_well:
+            raise RuntimeError("this task fails")
+        return text
+
+    return df.select(F.udf(value, useArrow=False)("value").alias("value"))
+
+
+def test_every_row_arrives_once_and_no_stage_is_left(
+    spark: SparkSession, save: Save, topic: rmq.Topic, raw: redis.Redis
+) -> None:
+    save(numbers(spark, 5000))
+
+    assert sorted(int(one.body) for one in taken(topic)) == list(range(5000))
+    assert stages(raw, topic) == []
+
+
+def test_each_column_is_a_field_of_the_message(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic
+) -> None:
+    at = dt.datetime(2031, 5, 4, 3, 2, 1, 500, tzinfo=dt.UTC)
+    made = str(topic.new_id("k"))
+    rows = [
+        ("priority", 900, None, None, None, None, None, None, None, None),
+        ("at", None, at, None, None, None, None, None, None, None),
+        ("delay", None, None, 60_000, None, None, None, None, None, None),
+        ("merged", None, None, None, "m", 60_000, None, None, None, None),
+        ("merged", None, None, None, "m", 60_000, None, None, None, None),
+        ("basis", None, None, None, None, None, "k", None, None, None),
+        ("id", None, None, None, None, None, None, made, None, None),
+        ("dedup", None, None, None, None, None, None, None, "d", {"a": "1", "ü": ""}),
+    ]
+    schema = (
+        "value string, priority int, deliver_at timestamp, delay_ms bigint, merge_key string, "
+        "time_range_ms int, key string, message_id string, dedup_key string, "
+        "headers map<string,string>"
+    )
+
+    save(spark.createDataFrame(rows, schema), merge="collect")
+
+    found = {bytes(m.body).decode() if isinstance(m.body, bytes) else "merged": m
+             for m in waiting(client, topic)}  # fmt: skip
+    assert len(found) == 7
+    assert found["priority"].priority == 900
+    assert found["at"].due == at.replace(microsecond=1000)  # rounded up: nothing is early
+    assert found["delay"].due is not None
+    assert found["merged"].body == [b"merged", b"merged"]
+    assert found["merged"].merge_key == "m"
+    assert found["basis"].slot == topic.new_id("k").slot
+    assert str(found["id"].id) == made
+    assert found["dedup"].headers == {"a": "1", "ü": ""}
+    again = topic.send("x", dedup_key="d")
+    assert (again.status, again.id) == ("duplicate", found["dedup"].id)
+
+
+@pytest.mark.parametrize(("codec", "body"), [("bytes", b'{"a": 1}'), ("json", {"a": 1})])
+def test_option_codec_says_what_the_bodies_are(
+    spark: SparkSession, save: Save, topic: rmq.Topic, codec: str, body: Any
+) -> None:
+    save(spark.createDataFrame([('{"a": 1}',)], "body string"), codec=codec)
+
+    assert [one.body for one in taken(topic)] == [body]
+
+
+def test_rows_of_tasks_that_fail_and_are_repeated_arrive_once(
+    spark: SparkSession, save: Save, topic: rmq.Topic, raw: redis.Redis
+) -> None:
+    save(failing(numbers(spark, 4000)))
+
+    assert Counter(int(one.body) for one in taken(topic)) == Counter(range(4000))
+    assert all(0 < raw.ttl(key) <= 86_400 for key in stages(raw, topic))
+
+
+def test_job_that_fails_leaves_nothing(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis
+) -> None:
+    with pytest.raises(Exception, match="this task fails"):
+        save(failing(numbers(spark, 4000), always=True))
+
+    assert client.admin.stats(topic.name)["accepted"] == 0
+    assert all(0 < raw.ttl(key) <= 86_400 for key in stages(raw, topic))
+
+
+@pytest.mark.parametrize("column", ["message_id", "dedup_key"])
+def test_job_that_runs_again_adds_nothing_where_rows_name_their_messages(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic, column: str
+) -> None:
+    ids = [str(topic.new_id()) for _ in range(100)]
+    df = spark.createDataFrame(
+        [(f"b{n}", id) for n, id in enumerate(ids)], f"value string, {column} string"
+    )
+
+    save(df)
+    save(df)
+
+    assert client.admin.stats(topic.name)["accepted"] == 100
+    assert len(taken(topic)) == 100
+
+
+def test_full_topic_fails_the_job_with_one_clear_error(
+    spark: SparkSession, save: Save, client: rmq.Client, name: str, raw: redis.Redis
+) -> None:
+    topic = client.topic(name, slots=1, max_length=10)
+    topic.open()
+
+    with pytest.raises(Exception, match=r"topic '\S+' is at its max_length of 10"):
+        save(numbers(spark, 100))
+
+    assert len(taken(topic)) <= 10
+    assert stages(raw, topic) == []
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+FRAMES = [
+    ("'a' AS text", "text: a write has no such column; known are value, body"),
+    ("'a' AS valu", "valu: a write has no such column; did you mean value"),
+    ("'a' AS value, 1 AS prioritty", "did you mean priority"),
+    ("900 AS priority", "value: the column is missing"),
+    ("1 AS value", "value: int; cast it to binary or string"),
+    ("'a' AS value, 'b' AS body", "value, body: two columns for the same thing"),
+    ("'a' AS value, '9' AS priority", "priority: string; cast it to int"),
+    ("'a' AS value, 1 AS deliver_at", "deliver_at: int; cast it to timestamp"),
+    ("'a' AS value, timestamp_ntz'2031-01-01' AS deliver_at", "deliver_at: timestamp_ntz; cast"),
+    ("'a' AS value, map('a', 1) AS headers", "headers: map<string,int>; cast it to map<string"),
+    ("'a' AS value, 'k' AS merge_key", "merge_key: given without time_range_ms"),
+    ("'a' AS value, 5 AS time_range_ms", "time_range_ms: given without merge_key"),
+    ("string(null) AS value", "value: null; a message has a body"),
+    ("'a' AS value, 16 AS priority", "priority: 16"),
+    ("'a' AS value, 1048576 AS priority", "priority: 1048576"),
+    ("'a' AS value, timestamp'2020-01-01' AS deliver_at", "deliver_at: message 1 is due in the"),
+    ("'a' AS value, -5 AS delay_ms", "delay_ms: "),
+    ("'a' AS value, 'x' AS message_id", "message_id: 'x'"),
+    ("'a' AS value, '' AS dedup_key", "dedup_key: 0 bytes"),
+    ("'a' AS value, map('rmq-x', 'y') AS headers", "headers: 'rmq-x'"),
+    ("repeat('a', 300000) AS value", "value: 300000 bytes as bytes; the topic's max_body"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "told"), FRAMES)
+def test_frame_that_cannot_be_written_is_told_in_one_sentence(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis,
+    columns: str, told: str,
+) -> None:  # fmt: skip
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        save(spark.sql(f"SELECT {columns}"))
+
+    assert told in str(caught.value)
+    assert client.admin.stats(topic.name)["accepted"] == 0
+    assert stages(raw, topic) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"topik": "a"}, "topik: a write has no such option; did you mean topic"),
+        ({"subscribe": "a"}, "subscribe: a write names its topic with topic"),
+        ({"path": "a"}, "path: name the topic with topic"),
+        ({"leaseSeconds": "5"}, "leaseSeconds: it is no option of a write"),
+        ({"codec": "xml"}, "codec: 'xml'; give bytes, json or msgpack"),
+        ({"pastTimes": "drop"}, "pastTimes: 'drop'; give fail or now"),
+        ({"topic": "a b"}, "topic: "),
+        ({"mode": "overwrite"}, 'use mode("append")'),
+    ],
+)
+def test_option_that_cannot_work_is_told_in_one_sentence(
+    spark: SparkSession, save: Save, asked: dict[str, str], told: str
+) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        save(numbers(spark, 1), **asked)
+
+    assert told in str(caught.value)
+
+
+def test_body_that_is_not_of_the_codec_names_its_row(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic
+) -> None:
+    rows = [(json.dumps(n),) for n in range(5)] + [("{",)]
+    df = spark.createDataFrame(rows, "value string").coalesce(1)
+
+    with pytest.raises(Exception, match=r"value: .* is not JSON") as caught:
+        save(df, codec="json")
+
+    assert "Row 6 of partition 0. Nothing of it is published." in str(caught.value)
+    assert client.admin.stats(topic.name)["accepted"] == 0
+
+
+def test_time_that_has_passed_may_be_taken_as_now(
+    spark: SparkSession, save: Save, topic: rmq.Topic
+) -> None:
+    save(spark.sql("SELECT 'a' AS value, timestamp'2020-01-01' AS deliver_at"), pastTimes="now")
+
+    assert [one.body for one in taken(topic)] == [b"a"]
