@@ -403,15 +403,15 @@ def test_the_loop_outlives_a_restart_of_redis(database, own_server, name, caplog
 
 def test_a_poll_reads_an_index_and_no_table(database, client, name):
     engine, outbox = prepared(database), Outbox()
+    if database.dialect == "postgresql":  # what it was counted at half-way is no guide
+        with engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE rmq_stub SET (autovacuum_enabled = false)")
     for _ in range(4):
         fill(engine, outbox, name, range(1000), confirm=False)
     relay = Relay(outbox, engine, client)
     while relay.run_once():
         pass
     fill(engine, outbox, name, range(3))
-    if database.dialect == "postgresql":
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ANALYZE rmq_stub")  # as autovacuum does, by and by
 
     query = str(
         sql._TAKE.limit(500).compile(engine, compile_kwargs={"literal_binds": True})
