@@ -98,11 +98,12 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
 def check_keys(raw: redis.Redis, topic: str, slots: list[SlotKeys], prefix: str = "rmq") -> None:
     """No key under the prefix but those that rmq/keys.py spells."""
     ours = {topic_key(prefix, topic), topics_key(prefix)}
-    own = set(TYPES) - {"claim", "replay", "topic", "topics"}
+    stems = [name for name in SlotKeys.__slots__ if name.endswith("_stem")]
+    own = [name for name in SlotKeys.__slots__ if name in TYPES]
     for one in slots:
         ours |= {getattr(one, name) for name in own}
     for key in raw.scan_iter(match=prefix + ":*", count=1000):
         known = key in ours or any(
-            key.startswith((one.replay_stem, one.claim_stem)) for one in slots
+            key.startswith(tuple(getattr(one, name) for name in stems)) for one in slots
         )
         claim(known, f"a stray key: {key!r}")
