@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands, keys
+from rmq import commands, keys, query_commands
 from tests.lua.box import Box
-from tests.lua.calls import CALLS, furnish, place_of
+from tests.lua.calls import CALLS, RUN, furnish, place_of
 
 
 def take(box, limit=10, lease_ms=30_000):
@@ -162,6 +162,8 @@ def furnished_in_order(box, script):
     if script in TAKING:
         box.rollback()
         box.ack(furnished.leased, furnished.failed)
+        box.run(query_commands.lapse(box.keys, RUN, 10, force=True))
+        box.rollback()
     later = box.clock.now_ms + 3000
     box.redis.hset(box.keys.slot, mapping={"ordered": 1, "blocked": later, "waiting": later})
     if script == "prepare":
