@@ -221,6 +221,17 @@ def refuse_autocommit(connection: sa.Connection) -> None:
         )
 
 
+def without_snapshots(engine: sa.Engine) -> sa.Engine:
+    """The same engine, on which each statement sees what others have committed by then.
+
+    A snapshot would hide what another process has just marked, and in MySQL lock the gaps into
+    which others write. SQLite has no such level, and one writer.
+    """
+    if engine.dialect.name == "sqlite":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 
@@ -233,6 +244,12 @@ def code_of(error: DBAPIError) -> str | int | None:
             return one
     state = getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)
     return state if isinstance(state, str) else None
+
+
+def line(error: BaseException) -> str:
+    """What an error says, on one line, without the statement that a database was given."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 def is_conflict(error: DBAPIError) -> bool:
@@ -343,8 +360,7 @@ def opened(url: sa.URL) -> Iterator[sa.Engine]:
 
 def _line(error: BaseException, url: sa.URL) -> str:
     """What an error says, on one line and without passwords."""
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    text = " ".join(str(cause).split()) or type(cause).__name__
+    text = line(error)
     for secret in secrets(url):
         text = text.replace(secret, "***")
     return text

@@ -68,8 +68,9 @@ class Claims:
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Guard:
         """As `Store.guard`."""
-        made = Idempotent if check is None else Checked
-        return made(self.consumer, key, ttl_ms, check)
+        if check is None:
+            return Idempotent(self.consumer, key, ttl_ms)
+        return Checked(self.consumer, key, ttl_ms, check)
 
     def first(
         self, deliveries: Iterable[Delivery], *, key: Key = None, ttl: Duration = DAY_S
@@ -122,7 +123,7 @@ class Claims:
         return Claiming(self, delivery, key, ttl)
 
     def _prepared(self, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration) -> list[D]:
-        guard = Idempotent(self.consumer, key_reader(key), _ttl(ttl), None)
+        guard = Idempotent(self.consumer, key_reader(key), _ttl(ttl))
         mine = list(deliveries)
         for one in mine:
             if not isinstance(one, kind):
@@ -211,11 +212,10 @@ class Idempotent(Guard):
 
     batches = True
 
-    def __init__(self, consumer: str, key: KeyOf, ttl_ms: int, check: Check | None) -> None:
+    def __init__(self, consumer: str, key: KeyOf, ttl_ms: int) -> None:
         self._stem = consumer.encode() + b":"
         self._key = key
         self._ttl_ms = ttl_ms
-        self._check = check
 
     def opened(self, lease_ms: int) -> None:
         """As `Guard.opened`."""
@@ -254,9 +254,12 @@ class Checked(Idempotent):
 
     batches = False
 
+    def __init__(self, consumer: str, key: KeyOf, ttl_ms: int, check: Check) -> None:
+        super().__init__(consumer, key, ttl_ms)
+        self._check = check
+
     def fits(self, handler: Guarded) -> None:
         """As `Guard.fits`."""
-        assert self._check is not None
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
                 f"check: {self._check!r} is async, and handler {handler.name} is not; "
@@ -265,7 +268,6 @@ class Checked(Idempotent):
 
     def run(self, one: DeliveryData, inner: Inner) -> bool:
         """As `Guard.run`."""
-        assert self._check is not None
         if not self._check(one):
             return False
         inner()
@@ -273,7 +275,6 @@ class Checked(Idempotent):
 
     async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
         """As `Guard.run_async`."""
-        assert self._check is not None
         found = self._check(one)
         if not (await found if inspect.isawaitable(found) else found):
             return False

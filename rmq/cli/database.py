@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rmq.cli import show
+from rmq.cli.app import session
+
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
@@ -17,6 +20,10 @@ DATABASE = click.option(
     "--database",
     metavar="URL",
     help=f"As in SQLAlchemy. Env {VARIABLE}, where a password belongs: `ps` shows this to others.",
+)
+
+SQL = click.option(
+    "--sql", is_flag=True, help="Print the SQL for that kind of database, and do nothing."
 )
 
 
@@ -54,7 +61,25 @@ def opened(given: str | None) -> Iterator[sa.Engine]:
         yield engine
 
 
-def create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
+def create(given: str | None, metadata: sa.MetaData, sql: bool) -> None:
+    """Create the tables that are missing and tell of each, or print the SQL that would."""
+    here = session()
+    if sql:
+        told = _statements(given, metadata)
+        if here.json:
+            show.document({"sql": told})
+        else:
+            click.echo("".join(f"{one};\n\n" for one in told), nl=False)
+        return
+    made = _create_tables(given, metadata)
+    if here.json:
+        show.document([{"table": name, "created": new} for name, new in made.items()])
+    else:
+        for name, new in made.items():
+            click.echo(f"{name}: {'created' if new else 'is there already'}")
+
+
+def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
     """Create the tables that are missing; for each, whether it was.
 
     Raises:
@@ -81,7 +106,7 @@ def create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
     return found
 
 
-def statements(given: str | None, metadata: sa.MetaData) -> list[str]:
+def _statements(given: str | None, metadata: sa.MetaData) -> list[str]:
     """The SQL that creates the tables, for this kind of database; nothing is connected to."""
     import sqlalchemy as sa
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from rmq.cli import database as tables
 from rmq.cli import show
 from rmq.cli.app import NOTHING, OK, Branch, NotFound, session
-from rmq.cli.database import DATABASE, create_tables, opened, statements
+from rmq.cli.database import DATABASE, SQL, opened
 from rmq.cli.values import DURATION
 
 
@@ -23,27 +24,12 @@ def ledger() -> None:
     ),
 )
 @DATABASE
-@click.option(
-    "--sql", is_flag=True, help="Print the SQL for that kind of database, and do nothing."
-)
+@SQL
 def create(database: str | None, sql: bool) -> None:
     """Create the table rmq_ledger, unless it is there."""
     from rmq.ledger import metadata  # it needs SQLAlchemy, which other commands do without
 
-    here = session()
-    if sql:
-        told = statements(database, metadata)
-        if here.json:
-            show.document({"sql": told})
-        else:
-            click.echo("".join(f"{one};\n\n" for one in told), nl=False)
-        return
-    made = create_tables(database, metadata)
-    if here.json:
-        show.document([{"table": name, "created": new} for name, new in made.items()])
-    else:
-        for name, new in made.items():
-            click.echo(f"{name}: {'created' if new else 'is there already'}")
+    tables.create(database, metadata, sql)
 
 
 @ledger.command(examples=("rmq ledger purge --older-than 30d",))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmq.cli import database as tables
 from rmq.cli import logs, show
 from rmq.cli.app import Branch, NotFound, session
-from rmq.cli.database import DATABASE, create_tables, opened, statements
+from rmq.cli.database import DATABASE, SQL, opened
 from rmq.cli.show import Column
 from rmq.cli.values import DURATION, RETRY
 
@@ -35,27 +36,12 @@ def outbox() -> None:
     ),
 )
 @DATABASE
-@click.option(
-    "--sql", is_flag=True, help="Print the SQL for that kind of database, and do nothing."
-)
+@SQL
 def create(database: str | None, sql: bool) -> None:
     """Create the tables rmq_stub and rmq_log, unless they are there."""
     from rmq.outbox import metadata  # it needs SQLAlchemy, which other commands do without
 
-    here = session()
-    if sql:
-        told = statements(database, metadata)
-        if here.json:
-            show.document({"sql": told})
-        else:
-            click.echo("".join(f"{one};\n\n" for one in told), nl=False)
-        return
-    made = create_tables(database, metadata)
-    if here.json:
-        show.document([{"table": name, "created": new} for name, new in made.items()])
-    else:
-        for name, new in made.items():
-            click.echo(f"{name}: {'created' if new else 'is there already'}")
+    tables.create(database, metadata, sql)
 
 
 # --- run -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from rmq.client import Client
-from rmq.database import needing
+from rmq.database import line, needing, without_snapshots
 from rmq.errors import ConfigurationError, InvalidType, StorageError
 from rmq.message import SendResult
 from rmq.outbox import rows
@@ -73,13 +73,7 @@ class Relay:
         self._batch = whole(batch, "batch", 1, BATCH_MAX)
         self._dispatcher = Dispatcher(client)
         self._held: dict[str, _Hold] = {}
-        # A snapshot would hide what other relays have just marked, and in MySQL lock the gaps
-        # into which producers write.
-        self._engine = (
-            engine
-            if engine.dialect.name == "sqlite"
-            else engine.execution_options(isolation_level="READ COMMITTED")
-        )
+        self._engine = without_snapshots(engine)
 
     def run_once(self) -> int:
         """Send one batch.
@@ -130,7 +124,7 @@ class Relay:
                 away = isinstance(error, StorageError)
                 if away or isinstance(error, DBAPIError):
                     told = "Redis is away" if away else "the database is away"
-                    log.warning("outbox: %s, again in %.1f s: %s", told, pause, _line(error))
+                    log.warning("outbox: %s, again in %.1f s: %s", told, pause, line(error))
                 else:
                     log.exception("outbox: a turn failed, again in %.1f s", pause)
                 stop.wait(pause)
@@ -153,7 +147,7 @@ class Relay:
                 if isinstance(one, SendResult)
             ]
             lost = [
-                (stub.seq, _line(one.error))
+                (stub.seq, line(one.error))
                 for stub, one in zip(taken, outcomes, strict=True)
                 if isinstance(one, Refused) and one.for_good
             ]
@@ -188,7 +182,7 @@ class Relay:
             if one.for_good:
                 log.error(
                     "outbox: stub %s to topic %r can never be sent: %s",
-                    stub.id, stub.topic, _line(one.error),
+                    stub.id, stub.topic, line(one.error),
                 )  # fmt: skip
             else:
                 waits.setdefault(stub.topic, one.error)
@@ -202,7 +196,7 @@ class Relay:
             self._held[topic] = _Hold(time.monotonic() + pause, pause)
             log.warning(
                 "outbox: topic %r takes nothing just now, again in %.1f s: %s",
-                topic, pause, _line(error),
+                topic, pause, line(error),
             )  # fmt: skip
 
 
@@ -216,9 +210,3 @@ _WANTED: dict[type, str] = {
     sa.Engine: "a plain Engine, of sqlalchemy.create_engine",
     Client: "an rmq.Client",
 }
-
-
-def _line(error: Exception) -> str:
-    """What an error says, on one line, without the statement that a database was given."""
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    return " ".join(str(cause).split()) or type(cause).__name__

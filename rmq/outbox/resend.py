@@ -16,7 +16,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from rmq.client import Client
-from rmq.database import is_conflict, needing
+from rmq.database import is_conflict, line, needing, without_snapshots
 from rmq.errors import (
     ConfigurationError,
     InvalidType,
@@ -31,12 +31,12 @@ from rmq.flows.locating import NOWHERE, Located
 from rmq.handle import Handle
 from rmq.ids import MessageId
 from rmq.message import SendResult
-from rmq.outbox import lost, notify, rows
+from rmq.outbox import lost, rows
 from rmq.outbox.dispatch import Dispatcher, Outcome, Refused
 from rmq.outbox.here import CREATE
 from rmq.outbox.lost import Due
 from rmq.outbox.naming import message_id
-from rmq.outbox.notify import Exhausted, Notify
+from rmq.outbox.notify import Exhausted, Notify, log_error
 from rmq.outbox.outbox import Outbox
 from rmq.outbox.rows import Mark
 from rmq.outbox.stub import Stub
@@ -115,14 +115,9 @@ class Resender:
                 f"notify: {type(notify).__name__}; give a function of an rmq.outbox.Exhausted"
             )
         self._outbox = outbox
-        # As the relay: a snapshot would hide what others have just marked.
-        self._engine = (
-            engine
-            if engine.dialect.name == "sqlite"
-            else engine.execution_options(isolation_level="READ COMMITTED")
-        )
+        self._engine = without_snapshots(engine)
         self._client = client
-        self._notify = notify or _log_error
+        self._notify = notify or log_error
         self._batch = whole(batch, "batch", 1, 1000)
         self._dispatcher = Dispatcher(client)
         self._knows_topics = False
@@ -161,7 +156,7 @@ class Resender:
                 raise
             except Exception as error:
                 if isinstance(error, StorageError | sa.exc.DBAPIError):
-                    log.warning("outbox: no resend, again in %.1f s: %s", pause, _line(error))
+                    log.warning("outbox: no resend, again in %.1f s: %s", pause, line(error))
                 else:
                     log.exception("outbox: the resend failed, again in %.1f s", pause)
                 stop.wait(pause)
@@ -369,16 +364,6 @@ def _is_id(text: str) -> bool:
     except InvalidValue:
         return False
     return True
-
-
-def _line(error: Exception) -> str:
-    """What an error says, on one line, without the statement that a database was given."""
-    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig else error
-    return " ".join(str(cause).split()) or type(cause).__name__
-
-
-def _log_error(told: Exhausted) -> None:
-    notify.log_error(told)
 
 
 def _named(kind: type) -> str:
