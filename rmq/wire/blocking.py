@@ -244,6 +244,8 @@ class Executor(Base):
                     self._load(script)
                 second = self._send([commands[n] for n in again], durability)
                 for number, reply in zip(again, second, strict=False):
+                    if needs_loading(reply):
+                        raise reply  # flushed once more: all of it again, as in _send
                     replies[number] = reply
                 if durability is not None:
                     replies[-1] = second[-1]  # what was waited for covers the repeated ones too

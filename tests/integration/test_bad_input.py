@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.wire.aio import AsyncExecutor
+from rmq.wire.blocking import Executor
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.servers import Server
@@ -379,6 +381,44 @@ def test_forgotten_scripts_are_loaded_again(api: Any, name: str, server: Server)
             redis.script_flush()
             assert consumer.ack(batch) == []
     assert api.admin.stats(name)["settled"] == 50
+
+
+def test_scripts_forgotten_as_soon_as_they_are_loaded_are_loaded_once_more(
+    api: Any, kind: str, name: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor: Any = AsyncExecutor if kind == "async" else Executor
+    load, flushes = executor._load, 0
+
+    def flush() -> None:
+        nonlocal flushes
+        if flushes < 4:
+            flushes += 1
+            with server.raw() as redis:
+                redis.script_flush()
+
+    def loaded(self: Any, script: Any) -> Any:
+        if kind == "async":
+
+            async def both() -> None:
+                await load(self, script)
+                flush()
+
+            return both()
+        load(self, script)
+        flush()
+
+    topic = api.topic(name, slots=4)
+    topic.send_many([rmq.Outgoing(k, slot_basis=str(k)) for k in range(10)])
+    with topic.consumer() as consumer:
+        batch = consumer.receive(100)
+        with server.raw() as redis:
+            redis.script_flush()
+        monkeypatch.setattr(executor, "_load", loaded)
+
+        assert consumer.ack(batch) == []
+
+    assert flushes == 4
+    assert api.admin.stats(name)["settled"] == 10
 
 
 def test_a_full_redis_refuses_sends_and_still_drains(kind: str, own_server: Server) -> None:
