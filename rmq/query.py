@@ -137,7 +137,9 @@ class Query:
             if not page.ids:
                 return
             after = page.numbers[-1]
-            attempts = [most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts]
+            attempts = [
+                most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts
+            ] or [1] * len(page.ids)
             yield Block(slot, page.numbers, page.ids, attempts, page.records)
 
     def begun(self, batch: str, by: str) -> int:
@@ -156,12 +158,16 @@ class Query:
         return count
 
     def settle(self, upto: Offsets) -> int:
-        """Settle everything up to these numbers for good; how many messages that were."""
-        return self._run(querying.settle(self._handle, self.run, upto))
+        """Settle everything up to these numbers for good; how many messages that were.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        return self._run(querying.settle(self._handle, self._holder, upto))
 
     def reject(self, upto: Offsets, reason: str) -> int:
         """Send everything up to these numbers to the DeadQueue; how many messages that were."""
-        return self._run(querying.reject(self._handle, self.run, upto, reason))
+        return self._run(querying.reject(self._handle, self._holder, upto, reason))
 
     def release(self) -> int:
         """Give back all that it holds, now; how many messages. It costs each a retry."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rmq import scripts
 from rmq.command import Command, now
+from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.score import HELD_MIN
 
@@ -39,8 +40,17 @@ class Page(NamedTuple):
 
     numbers: list[int]
     ids: list[bytes]
-    receipts: list[float]  # -1 where the PrepareQueue has it no more
+    receipts: list[float]  # -1 where the PrepareQueue has it no more; empty: nothing has failed yet
     records: list[bytes]
+
+
+class Settled(NamedTuple):
+    """The reply to query_settle."""
+
+    count: int
+    gone: int  # left the log, settled now or before
+    left_ms: int = 0
+    owner: str = ""  # another one, for so long; then nothing was done
 
 
 class Lapsed(NamedTuple):
@@ -55,9 +65,13 @@ def _query(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
     return keys.query_stem + name, keys.querylog_stem + name
 
 
-def _log(reply: list[Any]) -> Log:
+def _owned(reply: list[Any]) -> tuple[int, int, int, str]:
     left_ms, owner = (reply[2], reply[3].decode()) if len(reply) > 2 else (0, "")
-    return Log(reply[0], reply[1], left_ms, owner)
+    return reply[0], reply[1], left_ms, owner
+
+
+def _log(reply: list[Any]) -> Log:
+    return Log(*_owned(reply))
 
 
 def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]:
@@ -96,17 +110,25 @@ def read(
 
     return Command(
         scripts.load("query_read"),
-        (keys.slot, keys.prepare, keys.records, _query(keys, run)[1]),
+        (keys.slot, keys.prepare, keys.records, keys.failures, _query(keys, run)[1]),
         [after, upto, limit, 1 if records else 0],
         parse,
     )
 
 
-def trim(keys: SlotKeys, run: str, upto: int, limit: int) -> Command[int]:
-    """Forget what is settled; how many."""
+def settle(
+    handle: Handle, keys: SlotKeys, holder: Holder, upto: int, limit: int
+) -> Command[Settled]:
+    """Settle what the query holds of one slot, from the beginning of its log."""
     return Command(
-        scripts.load("query_trim"), (keys.slot, _query(keys, run)[1]), [upto, limit], int
-    )
+        scripts.load("query_settle"),
+        (
+            keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
+            keys.audit, *_query(keys, holder.run), keys.queries,
+        ),
+        [now(), holder.run, holder.owner, handle.channel, keys.index, upto, limit],
+        lambda reply: Settled(*_owned(reply)),
+    )  # fmt: skip
 
 
 def lapse(keys: SlotKeys, run: str, limit: int, force: bool = False) -> Command[Lapsed]:

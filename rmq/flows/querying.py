@@ -7,7 +7,7 @@ as what it holds is held. See `lua/query_take.lua`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from rmq import commands, failure, query_commands
 from rmq.errors import QueryOwned
@@ -15,7 +15,7 @@ from rmq.flows import Flow, opening, settling, together
 from rmq.flows.settling import Leases
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
-from rmq.query_commands import Holder, Log, Page
+from rmq.query_commands import Holder, Log, Page, Settled
 from rmq.settings import BATCH_MAX
 
 TAKE_MOST = 500  # messages of one call: a few ms of the server's time
@@ -25,7 +25,10 @@ NEWEST = 9_000_000_000_000_000  # as far as scripts count
 LAPSES_MAX = 100  # calls for one slot in one turn
 
 
-def _ours(handle: Handle, holder: Holder, answers: Sequence[Log]) -> Sequence[Log]:
+T = TypeVar("T", Log, Settled)
+
+
+def _ours(handle: Handle, holder: Holder, answers: Sequence[T]) -> Sequence[T]:
     for answer in answers:
         if answer.owner:
             left_s = answer.left_ms / 1000
@@ -125,54 +128,52 @@ def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[Page]:
     return page
 
 
-def settle(handle: Handle, run: str, upto: Offsets) -> Flow[int]:
-    """Settle everything up to these numbers for good; how many messages that were held."""
-    return (yield from _end(handle, run, upto, _acked))
+def settle(handle: Handle, holder: Holder, upto: Offsets) -> Flow[int]:
+    """Settle everything up to these numbers for good; how many messages that were held.
 
-
-def reject(handle: Handle, run: str, upto: Offsets, reason: str) -> Flow[int]:
-    """Send everything up to these numbers to the DeadQueue; how many messages that were held."""
-    told = failure.tell(reason)
-
-    def rejected(handle: Handle, leases: Leases) -> Flow[str]:
-        return (yield from settling.reject(handle, leases, [told] * len(leases.ids), "r"))
-
-    return (yield from _end(handle, run, upto, rejected))
-
-
-def _acked(handle: Handle, leases: Leases) -> Flow[str]:
-    return (yield from settling.ack(handle, leases))
-
-
-def _end(handle: Handle, run: str, upto: Offsets, verb: Any) -> Flow[int]:
-    """Settle first, forget then: who dies between the two finds nothing to settle again."""
+    Raises:
+        QueryOwned: another driver runs it.
+    """
     yield from opening.ensure(handle, create=False)
     total = 0
     left = {keys.index: keys for keys in handle.slots if upto.get(keys.index, 0) > 0}
     while left:
-        pages: list[Page] = yield from together(
+        answers = yield from together(
             [
-                query_commands.read(keys, run, 0, upto[index], BATCH_MAX, records=False)
+                query_commands.settle(handle, keys, holder, upto[index], BATCH_MAX)
                 for index, keys in left.items()
             ]
         )
-        held = [
-            settling.Lease(index, id, receipt)
-            for index, page in zip(left, pages, strict=True)
-            for id, receipt in zip(page.ids, page.receipts, strict=True)
-            if receipt >= 0
-        ]
-        letters = yield from verb(handle, Leases.of(held))
-        total += len(letters) - letters.count("0")
-        full = {i: page for i, page in zip(left, pages, strict=True) if page.ids}
-        if full:
-            yield from together(
-                [
-                    query_commands.trim(left[index], run, page.numbers[-1], BATCH_MAX)
-                    for index, page in full.items()
-                ]
+        ended = dict(zip(left, _ours(handle, holder, answers), strict=True))
+        total += sum(one.count for one in ended.values())
+        left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
+    return total
+
+
+def reject(handle: Handle, holder: Holder, upto: Offsets, reason: str) -> Flow[int]:
+    """Send everything up to these numbers to the DeadQueue; how many messages that were held.
+
+    They are buried first, and leave the log then: who dies between the two finds nothing to bury.
+    """
+    yield from opening.ensure(handle, create=False)
+    told, total = failure.tell(reason), 0
+    for keys in handle.slots:
+        after, end = 0, upto.get(keys.index, 0)
+        while after < end:
+            page: Page = yield query_commands.read(
+                keys, holder.run, after, end, BATCH_MAX, records=False
             )
-        left = {i: left[i] for i, page in full.items() if len(page.ids) == BATCH_MAX}
+            if not page.ids:
+                break
+            after = page.numbers[-1]
+            held = Leases.of(
+                settling.Lease(keys.index, id, receipt)
+                for id, receipt in zip(page.ids, page.receipts, strict=True)
+                if receipt >= 0
+            )
+            letters = yield from settling.reject(handle, held, [told] * len(held.ids), "r")
+            total += len(letters) - letters.count("0")
+    yield from settle(handle, holder, upto)
     return total
 
 

@@ -113,8 +113,8 @@ CALLS: dict[str, Call] = {
     "query_lapse": _call(lambda f, b: query_commands.lapse(b.keys, RUN, 10, force=True)),
     "query_read": _call(lambda f, b: query_commands.read(b.keys, RUN, 0, 10, 10)),
     "query_renew": _call(lambda f, b: query_commands.renew(b.keys, QUERY, 0, 10)),
+    "query_settle": _call(lambda f, b: query_commands.settle(b.handle, b.keys, QUERY, 10, 10)),
     "query_take": _call(lambda f, b: query_commands.take(b.keys, QUERY, 1, 10)),
-    "query_trim": _call(lambda f, b: query_commands.trim(b.keys, RUN, 10, 10)),
     "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, [f.dead])),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.lane())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.lane())),
@@ -167,11 +167,15 @@ def _publishing(f: Furnished) -> Command[Any]:
     return CALLS["publish"](f)
 
 
-def _next_turn(f: Furnished) -> Command[Any]:
-    """An ack in a turn in which the other set of settled ids is filled."""
-    f.box.clock.advance(60)
-    f.box.ack(*f.box.take(10))
-    return CALLS["ack"](f)
+def _next_turn(verb: str) -> Call:
+    """A call in a turn in which the other set of settled ids is filled."""
+
+    def call(f: Furnished) -> Command[Any]:
+        f.box.clock.advance(60)
+        f.box.ack(*f.box.take(10))
+        return CALLS[verb](f)
+
+    return call
 
 
 REACHING |= {
@@ -179,7 +183,7 @@ REACHING |= {
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,
     **{("publish", place): _publishing for place in ("failures", "merge", "audit")},
-    ("ack", "settled0"): _next_turn,
+    **{(verb, "settled0"): _next_turn(verb) for verb in ("ack", "query_settle")},
 }
 
 NUMBERS: dict[str, dict[int, str]] = {
@@ -205,8 +209,8 @@ NUMBERS: dict[str, dict[int, str]] = {
     "query_lapse": {0: "now_us", 2: "limit"},
     "query_read": {0: "after", 1: "upto", 2: "limit"},
     "query_renew": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "after", 6: "upto"},
+    "query_settle": {0: "now_us", 5: "upto", 6: "limit"},
     "query_take": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "from", 6: "limit"},
-    "query_trim": {0: "upto", 1: "limit"},
     "redrive": {0: "now_us"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},

@@ -16,7 +16,7 @@ def test_read_hands_out_what_is_held_in_order_and_changes_nothing(box):
 
     assert page.numbers == [1, 2, 3]
     assert page.ids == ids
-    assert page.receipts == [receipt(1), receipt(2), receipt(3)]
+    assert page.receipts == []
     assert page.records == [stored(n, b"hello", priority=100) for n in (1, 2, 3)]
     assert box.state() == before
 
@@ -38,6 +38,19 @@ def test_without_records_only_what_they_are_known_by(box):
     page = box.run(query_commands.read(box.keys, RUN, 0, 9, 10, records=False))
 
     assert (page.numbers, page.records) == ([1, 2], [])
+    assert page.receipts == [receipt(1), receipt(2)]
+
+
+def test_receipts_come_with_the_records_where_something_has_failed(box):
+    failed, _ = box.send(2)
+    box.nack(box.take_one())
+    take(box)
+
+    page = read(box)
+
+    told = dict(zip(page.ids, page.receipts, strict=True))
+    assert int(told.pop(failed) % 1000) == 15
+    assert [int(one % 1000) for one in told.values()] == [16]
 
 
 def test_what_was_settled_behind_its_back_has_no_receipt(box):
@@ -45,7 +58,21 @@ def test_what_was_settled_behind_its_back_has_no_receipt(box):
     take(box)
     box.redis.zrem(box.keys.prepare, first)
 
-    assert read(box).receipts == [-1.0, receipt(2)]
+    page = box.run(query_commands.read(box.keys, RUN, 0, 9, 10, records=False))
+
+    assert page.receipts == [-1.0, receipt(2)]
+    assert read(box).ids == page.ids
+
+
+def test_numbers_that_have_gaps_are_told_as_they_are(box):
+    first, second, third, fourth = box.send(4)
+    take(box)
+    box.redis.zrem(f"{box.keys.querylog_stem.decode()}{RUN}", second)
+
+    assert read(box).numbers == [1, 3, 4]
+    assert read(box).ids == [first, third, fourth]
+    assert read(box, 0, 3, limit=2).numbers == [1, 3]
+    assert read(box, 2, 4, limit=2).numbers == [3, 4]
 
 
 def test_what_has_lapsed_is_not_handed_out(box):

@@ -1,0 +1,131 @@
+"""query_settle.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq import query_commands
+from rmq.query_commands import Settled
+from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
+
+
+def settle(box, upto, limit=10, holder=ME):
+    return box.run(query_commands.settle(box.handle, box.keys, holder, upto, limit))
+
+
+def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
+    first, second, _ = box.send(3)
+    take(box)
+    before = box.state()
+
+    assert settle(box, 2) == Settled(2, 2)
+
+    changed = box.changed(before)
+    remembered = {key: changed.pop(key) for key in list(changed) if key[0].startswith("settled")}
+    assert {id for _, id in remembered} == {first, second}
+    assert changed.pop(("slot", "settled_turn"))
+    assert changed == {
+        ("prepare", first): None,
+        ("prepare", second): None,
+        ("records", first): None,
+        ("records", second): None,
+        (f"querylog:{RUN}", first): None,
+        (f"querylog:{RUN}", second): None,
+        ("slot", "settled"): "2",
+    }
+
+
+def test_settle_twice_goes_on(box):
+    box.send(5)
+    take(box)
+
+    assert settle(box, 5, limit=3) == Settled(3, 3)
+    assert settle(box, 5, limit=3) == Settled(2, 2)
+    before = box.state()
+    assert settle(box, 5, limit=3) == Settled(0, 0)
+    assert box.state() == before
+    assert log(box) == {}
+
+
+def test_what_others_hold_is_left_to_them(box):
+    mine, theirs = box.send(2)
+    take(box, limit=1)
+    take(box, holder=OTHER, limit=1)
+    leased = box.one()
+    assert box.take_one().id == leased
+
+    assert settle(box, 100) == Settled(1, 1)
+
+    state = box.state()
+    assert mine not in state["prepare"]
+    assert set(state["prepare"]) == {theirs, leased}
+    assert log(box, OTHER.run) == {theirs: 1}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_somebody_has_taken_away_is_not_settled(box, others):
+    """A count alone does not tell: what the other query holds makes up for what is missing."""
+    kept, cancelled, taken = box.send(3)
+    take(box)
+    for _ in range(others):
+        box.one()
+        take(box, holder=OTHER, limit=1)
+    box.redis.zrem(box.keys.prepare, cancelled)
+    box.redis.zadd(box.keys.prepare, {taken: (box.clock.now_ms // 1000 + 60) * 1000 + 16})
+
+    assert settle(box, 3) == Settled(1, 3)
+
+    state = box.state()
+    assert kept not in state["records"]
+    assert taken in state["prepare"]
+    assert taken in state["records"]
+    assert log(box) == {}
+    assert state["slot"]["settled"] == "1"
+
+
+def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
+    box.send(2)
+    take(box)
+    box.clock.advance(5)
+    before = box.state()
+
+    assert settle(box, 2, holder=RIVAL) == Settled(0, 0, 10_000, "me:1")
+
+    assert box.state() == before
+    box.clock.advance(10)
+    assert settle(box, 2, holder=RIVAL) == Settled(2, 2)
+
+
+def test_what_has_lapsed_is_not_settled(box):
+    (id,) = box.send(1)
+    take(box)
+    lapse(box, force=True)
+
+    assert settle(box, 1) == Settled(0, 0)
+
+    assert id in box.state()["prepare"]
+
+
+def test_failures_go_with_their_messages(box):
+    box.one()
+    box.nack(box.take_one())
+    take(box)
+    assert box.state()["prepare"] == {next(iter(log(box))): receipt(2, left=15)}
+
+    assert settle(box, 1) == Settled(1, 1)
+
+    state = box.state()
+    assert "failures" not in state
+    assert "records" not in state
+
+
+def test_a_full_redis_still_settles(tight):
+    tight.send(3)
+    take(tight)
+    settle(tight, 1)  # the script is loaded
+    tight.redis.config_set("maxmemory-policy", "noeviction")
+    tight.redis.config_set("maxmemory", 1)
+
+    assert settle(tight, 3) == Settled(2, 2)
+
+    tight.redis.config_set("maxmemory", 0)
