@@ -66,7 +66,11 @@ def main(what: str, url: str, name: str, log: str) -> None:
             tell("answer", number, id)
     mode = "at_most_once" if what == "pop" else "at_least_once"
     consumer = topic.consumer(lease=1, mode=mode)  # type: ignore[arg-type]
-    for one in consumer.receive(10, wait=10):
+    topic.open()
+    before = time.monotonic()  # one clock for all processes
+    got = consumer.receive(10, wait=10)
+    tell("leased", before)
+    for one in got:
         tell("deliver", one.body["n"], one.attempt)
     tell("working")
     if what == "stall":  # stopped here for longer than the lease, then goes on

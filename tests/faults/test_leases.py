@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 import rmq
+from tests.conftest import Clock
 from tests.faults.child import running, told
 from tests.faults.proxy import between
+from tests.patience import asleep
 from tests.servers import Server
+
+LATE_S = 15.0  # a lease of 1 s, and whoever else is on this machine; one by default lasts longer
 
 
 def test_a_consumer_that_stalled_beyond_its_lease_changes_nothing(
@@ -24,9 +27,7 @@ def test_a_consumer_that_stalled_beyond_its_lease_changes_nothing(
     with running("stall", server.url, name, log) as child:
         told(log, "working")
         child.send_signal(signal.SIGSTOP)
-        stopped = time.monotonic()
-        (mine,) = topic.consumer(lease=30).receive(1, wait=5)
-        recovered = time.monotonic() - stopped
+        (mine,) = topic.consumer(lease=30).receive(1, wait=LATE_S)
         before = topic.get(sent.id)
 
         child.send_signal(signal.SIGCONT)
@@ -36,16 +37,18 @@ def test_a_consumer_that_stalled_beyond_its_lease_changes_nothing(
         assert "settled" not in log.read_text()
         assert topic.get(sent.id) == before
     assert mine.attempt == 2
-    assert recovered < 1.0 + 1.5
     mine.ack()
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend", "reject"])
-def test_every_verb_of_a_lost_lease_says_so(client: rmq.Client, name: str, verb: str) -> None:
+def test_every_verb_of_a_lost_lease_says_so(
+    client: rmq.Client, name: str, clock: Clock, verb: str
+) -> None:
     topic = client.topic(name, retry="immediate")
     topic.send(1)
     (stale,) = topic.consumer(lease=1).receive(1)
-    (mine,) = topic.consumer(lease=30).receive(1, wait=5)
+    clock.advance(3)
+    (mine,) = topic.consumer(lease=30).receive(1)
 
     with pytest.raises(rmq.LeaseLost):
         stale.reject("x") if verb == "reject" else getattr(stale, verb)()
@@ -90,7 +93,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(server: Server, name: str)
         topic = client.topic(name)
         async with topic.consumer() as consumer:
             task = asyncio.create_task(consumer.receive(1, wait=30))
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(asleep, server, name)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

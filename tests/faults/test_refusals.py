@@ -12,6 +12,7 @@ import pytest
 import rmq
 from rmq.keys import SlotKeys
 from tests.conftest import any_binary
+from tests.patience import PATIENCE_S, asleep
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
 
@@ -43,7 +44,7 @@ def test_a_redis_that_is_not_there_is_unavailable_within_retry_for() -> None:
         started = time.monotonic()
         with pytest.raises(rmq.Unavailable, match="nothing was done"):
             client.topic("t").send(1)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 5  # not its timeout, which is 10 s
 
 
 def test_a_redis_that_comes_back_is_used_again(name: str) -> None:
@@ -139,16 +140,16 @@ def test_an_idle_consumer_is_told_of_a_flushall(ours: Server, name: str) -> None
 
         def wait() -> None:
             try:
-                consumer.receive(1, wait=5)
+                consumer.receive(1, wait=30)
             except rmq.RMQError as error:
                 told.append(error)
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        time.sleep(0.3)
+        asleep(ours, name)
         with ours.raw() as raw:
             raw.flushall()
-        thread.join(3)
+        thread.join(20)
 
     assert [type(error) for error in told] == [rmq.TopicVanished]
 
@@ -195,7 +196,7 @@ def test_a_full_redis_gives_lapsed_leases_back(ours: Server, name: str) -> None:
         topic.consumer(lease=1).receive(1)
         raw.config_set("maxmemory", 1)
         try:
-            (again,) = topic.consumer().receive(1, wait=5)
+            (again,) = topic.consumer().receive(1, wait=PATIENCE_S)
             again.ack()
         finally:
             raw.config_set("maxmemory", 0)
@@ -210,7 +211,7 @@ def test_merge_modes_mixed_on_one_key_leave_every_body_readable(driver: Driver, 
             do(topic.send(f"{key}{number}", merge_key=key, time_range=0.05, merge=mode))
 
     do(driver.pause(0.1))
-    got = do(topic.consumer().receive(10, wait=1))
+    got = do(topic.consumer().receive(10, wait=PATIENCE_S))
 
     assert do(driver.client.admin.stats(name))["dead"] == 0
     assert all(one.body for one in got)
