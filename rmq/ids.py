@@ -23,7 +23,6 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from rmq.errors import InvalidType, InvalidValue
@@ -37,6 +36,12 @@ _DERIVED = 0x80
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 _SHIFTS = range(120, -1, -10)
+# What five bits from bit `at` on are of an octet; below 0 they begin in the octet before.
+_FIVE = {
+    at: bytes((octet << 8 >> 11 - at if at > -5 else 0) & 31 for octet in range(256))
+    for at in range(-8, 8)
+}
+_LETTERS = (_DIGITS * 8).encode()
 
 _lock = threading.Lock()
 _random = os.urandom(5)
@@ -125,22 +130,20 @@ class MessageId(bytes):
         return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
 
 
-def texts(ids: Iterable[bytes]) -> list[str]:
-    """The text forms of many ids, in a quarter of the time: neighbours have both ends in common."""
-    heads: dict[bytes, str] = {}
-    tails: dict[bytes, str] = {}
-    found = []
-    for one in ids:
-        head, tail = heads.get(one[:5]), tails.get(one[10:])
-        if head is None or tail is None:
-            text = str(MessageId(one))
-            heads[one[:5]], tails[one[10:]] = text[:8], text[16:]
-            found.append(text)
-            continue
-        n = int.from_bytes(one[5:10], "big")
-        pairs = _PAIRS[n >> 30] + _PAIRS[n >> 20 & 1023] + _PAIRS[n >> 10 & 1023] + _PAIRS[n & 1023]
-        found.append(head + pairs + tail)
-    return found
+def texts(ids: bytes) -> bytes:
+    """The text forms of many ids, one after another, of the ids one after another.
+
+    Character by character for all of them at once, so that no step of Python is made for an id.
+    """
+    count = len(ids) // SIZE
+    found = bytearray(count * TEXT_SIZE)
+    octets = [*(ids[place::SIZE] for place in range(SIZE)), bytes(count)]
+    for place in range(TEXT_SIZE):
+        octet, bit = divmod(5 * place, 8)
+        high = int.from_bytes(octets[octet].translate(_FIVE[bit]))
+        low = int.from_bytes(octets[octet + 1].translate(_FIVE[bit - 8]))
+        found[place::TEXT_SIZE] = (high | low).to_bytes(count).translate(_LETTERS)
+    return bytes(found)
 
 
 def topic_check(prefix: str, topic: str) -> int:

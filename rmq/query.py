@@ -137,9 +137,9 @@ class Query:
             if not page.ids:
                 return
             after = page.numbers[-1]
-            attempts = [
-                most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts
-            ] or [1] * len(page.ids)
+            attempts = [most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts] or [
+                1
+            ] * len(page.ids)
             yield Block(slot, page.numbers, page.ids, attempts, page.records)
 
     def begun(self, batch: str, by: str) -> int:
@@ -174,6 +174,17 @@ class Query:
         return self._run(querying.release(self._handle, self.run))
 
 
+BARE = 8  # bytes before the body of a bare record
+
+
+def is_bare(first: int) -> bool:
+    """Whether a record that begins with this byte has nothing but its head before its body.
+
+    And that body is as its producer's codec wrote it.
+    """
+    return not first & 31 and first >> 5 != Compressed.number
+
+
 def value_of(entry: bytes) -> bytes:
     """The body of a record as its producer's codec wrote it, unpacked where it was compressed.
 
@@ -182,8 +193,8 @@ def value_of(entry: bytes) -> bytes:
     Raises:
         DecodeError: the record is cut short, or cannot be unpacked.
     """
-    if not entry[0] & 31 and entry[0] >> 5 != Compressed.number:
-        return entry[8:]  # nothing stands before it
+    if is_bare(entry[0]):
+        return entry[BARE:]
     found = record.read(entry)
     if not found.flags & COLLECTS:
         return _plain(found.codec, found.body)[1]

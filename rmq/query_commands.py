@@ -47,7 +47,7 @@ class Page(NamedTuple):
 class Settled(NamedTuple):
     """The reply to query_settle."""
 
-    count: int
+    settled: int
     gone: int  # left the log, settled now or before
     left_ms: int = 0
     owner: str = ""  # another one, for so long; then nothing was done

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -28,8 +29,8 @@ from pyspark.sql.types import (
 )
 
 from rmq.errors import DecodeError, InvalidValue
-from rmq.ids import MessageId, texts
-from rmq.query import Block, Record, envelope_of, value_of
+from rmq.ids import SIZE, TEXT_SIZE, MessageId, texts
+from rmq.query import BARE, Block, Record, envelope_of, is_bare, value_of
 
 # name, type, whether it may be null
 Field = tuple[str, DataType, bool]
@@ -65,6 +66,7 @@ _HEADERS: tuple[Field, ...] = (
 )
 _NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
 _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
+_EMPTY: list[Any] = []  # the headers of messages that have none
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)
 
 
@@ -102,9 +104,22 @@ def fingerprint(error: str) -> str | None:
     return blake2b(_VARIES.sub("#", error).encode(), digest_size=8).hexdigest()
 
 
-def made_us(one: bytes) -> int | None:
-    """When the producer made an id, epoch us."""
-    return None if one[0] & _DERIVED else int.from_bytes(one[:6], "big") * 1000
+def _texts(ids: bytes) -> pa.Array:
+    """The ids as text."""
+    whole = pa.py_buffer(texts(ids))
+    fixed = pa.Array.from_buffers(pa.binary(TEXT_SIZE), len(ids) // SIZE, [None, whole])
+    return fixed.cast(pa.binary()).cast(pa.string())
+
+
+def _made(ids: bytes) -> pa.Array:
+    """When producers made the ids; null for one that was derived and holds no time."""
+    stamps = bytearray(len(ids) // 2)
+    for place in range(6):  # big-endian ms in the id, little-endian here
+        stamps[place::8] = ids[5 - place :: SIZE]
+    ms = pa.Array.from_buffers(pa.int64(), len(ids) // SIZE, [None, pa.py_buffer(bytes(stamps))])
+    if max(ids[::SIZE], default=0) & _DERIVED:
+        ms = pc.if_else(pc.less(ms, _DERIVED << 40), ms, pa.scalar(None, pa.int64()))
+    return ms.cast(pa.timestamp("ms", "UTC"))
 
 
 def _envelope(found: Record, row: int, columns: dict[str, list[Any]]) -> None:
@@ -121,28 +136,38 @@ def _envelope(found: Record, row: int, columns: dict[str, list[Any]]) -> None:
     ]
 
 
-def columns_of(ids: Sequence[bytes], records: Sequence[bytes]) -> dict[str, list[Any]]:
+def columns_of(ids: Sequence[bytes], records: Sequence[bytes]) -> dict[str, Any]:
     """The columns that every read has, and `unreadable`: why a record could not be read."""
-    empty: list[Any] = [None] * len(ids)
-    columns: dict[str, list[Any]] = {
-        "message_id": texts(ids),
-        "timestamp": [made_us(one) for one in ids],
-        "priority": [int.from_bytes(one[1:4], "big") or None for one in records],
-        "value": empty.copy(),
-        "headers": [[] for _ in ids],
-    }
-    for name in ("deliver_at", "expires_at", "merge_key", "producer", "producer_seq", "unreadable"):
-        columns[name] = empty.copy()
-    values = columns["value"]
+    joined = b"".join(ids)
+    columns: dict[str, Any] = {"message_id": _texts(joined), "timestamp": _made(joined)}
+    heads = {one[:4] for one in records}
+    if all(head and is_bare(head[0]) for head in heads):
+        columns["value"] = [one[BARE:] for one in records]
+        columns["headers"] = _EMPTY
+    else:
+        columns |= _told(records)
+    if len(heads) == 1:
+        columns["priority"] = int.from_bytes(heads.pop()[1:], "big") or None
+    else:
+        columns["priority"] = [int.from_bytes(one[1:4], "big") or None for one in records]
+    return columns
+
+
+def _told(records: Sequence[bytes]) -> dict[str, list[Any]]:
+    """What is read record by record."""
+    names = ("value", "deliver_at", "expires_at", "merge_key", "producer", "producer_seq")
+    empty: list[Any] = [None] * len(records)
+    columns = {name: empty.copy() for name in (*names, "unreadable")}
+    columns["headers"] = [[] for _ in records]
     for row, entry in enumerate(records):
         try:
             if not entry:
                 raise DecodeError("its record is missing")
             if entry[0] & 31:  # something stands before the body
                 _envelope(envelope_of(entry), row, columns)
-            values[row] = value_of(entry)
+            columns["value"][row] = value_of(entry)
         except DecodeError as error:
-            values[row], columns["unreadable"][row] = entry, str(error)
+            columns["value"][row], columns["unreadable"][row] = entry, str(error)
     return columns
 
 
@@ -154,12 +179,16 @@ class Batches:
         self._topic = topic
 
     def batch(self, rows: int, columns: dict[str, Any]) -> pa.RecordBatch:
-        """A record batch. What is no list stands for the same value in every row."""
+        """A record batch. A single value stands for the same one in every row, or none for null."""
         columns["topic"] = self._topic
         arrays = []
         for field in self.schema:
             values = columns.get(field.name)
-            if isinstance(values, list):
+            if isinstance(values, pa.Array):
+                arrays.append(values.cast(field.type))
+            elif values is None:
+                arrays.append(pa.nulls(rows, field.type))
+            elif isinstance(values, list) and len(values) == rows:
                 arrays.append(pa.array(values, field.type))
             else:
                 arrays.append(pa.repeat(pa.scalar(values, field.type), rows))
@@ -172,10 +201,10 @@ class Batches:
             DecodeError: a record cannot be read; the text names its message.
         """
         columns = columns_of(block.ids, block.records)
-        for one, why in zip(block.ids, columns.pop("unreadable"), strict=True):
+        for row, why in enumerate(columns.pop("unreadable", ())):
             if why:
                 raise DecodeError(
-                    f"message {MessageId(one)} of topic {self._topic!r}: {why}; look at it with "
+                    f"message {MessageId(block.ids[row])} of topic {self._topic!r}: {why}; look at it with "
                     "rmq get, and give maxReplays to send such a batch to the DeadQueue"
                 )
         columns.update(attempt=block.attempts, seq=block.numbers)

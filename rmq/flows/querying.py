@@ -145,7 +145,7 @@ def settle(handle: Handle, holder: Holder, upto: Offsets) -> Flow[int]:
             ]
         )
         ended = dict(zip(left, _ours(handle, holder, answers), strict=True))
-        total += sum(one.count for one in ended.values())
+        total += sum(one.settled for one in ended.values())
         left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
     return total
 
