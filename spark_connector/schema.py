@@ -204,8 +204,8 @@ class Batches:
         for row, why in enumerate(columns.pop("unreadable", ())):
             if why:
                 raise DecodeError(
-                    f"message {MessageId(block.ids[row])} of topic {self._topic!r}: {why}; look at it with "
-                    "rmq get, and give maxReplays to send such a batch to the DeadQueue"
+                    f"message {MessageId(block.ids[row])} of topic {self._topic!r}: {why}; look at "
+                    "it with rmq get, and give maxReplays to send such a batch to the DeadQueue"
                 )
         columns.update(attempt=block.attempts, seq=block.numbers)
         return self.batch(len(block.ids), {"slot": block.slot, **columns})

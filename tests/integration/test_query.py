@@ -1,8 +1,108 @@
-"""What an engine that replays counts on: how often a batch was begun."""
+"""An engine that replays counts on this: the same messages, until it says they are done."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 import rmq
+
+RUN = "a" * 32
+
+
+@pytest.fixture
+def topic(client: rmq.Client, name: str) -> rmq.Topic:
+    made = client.topic(name, slots=2)
+    made.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(1500)])
+    return made
+
+
+@pytest.fixture
+def query(topic: rmq.Topic) -> rmq.Query:
+    return topic.query(RUN, "here")
+
+
+def bodies(query: rmq.Query, upto: dict[int, int]) -> list[int]:
+    return sorted(int(value) for value in values(query, upto))
+
+
+def values(query: rmq.Query, upto: dict[int, int]) -> Iterator[bytes]:
+    for slot, last in upto.items():
+        for block in query.read(slot, 0, last):
+            assert block.slot == slot
+            assert block.attempts == [1] * len(block.ids)
+            yield from (rmq.query.value_of(record) for record in block.records)
+
+
+def test_a_batch_is_the_same_until_it_is_settled(query: rmq.Query, topic: rmq.Topic) -> None:
+    end = query.take({}, 1200)
+
+    assert sum(end.values()) == 1200
+    assert query.take({}, 1200) == end
+    first = bodies(query, end)
+    assert bodies(query, end) == first
+    assert len(set(first)) == 1200
+
+    assert query.settle(end) == 1200
+    assert query.settle(end) == 0
+    assert bodies(query, end) == []
+
+    last = query.take(end)
+    assert len(bodies(query, last)) == 300
+    assert sorted(first + bodies(query, last)) == list(range(1500))
+
+
+def test_another_owner_neither_takes_nor_settles(query: rmq.Query, topic: rmq.Topic) -> None:
+    end = query.take({}, 10)
+    other = topic.query(RUN, "elsewhere")
+
+    for call in (lambda: other.take(end), lambda: other.settle(end), lambda: other.renew(end)):
+        with pytest.raises(rmq.QueryOwned, match=r"is run by here, for 1\d\.\d s more"):
+            call()
+
+    assert query.settle(end) == 10
+
+
+def test_a_batch_that_is_given_up_is_in_the_dead_queue(
+    client: rmq.Client, query: rmq.Query, topic: rmq.Topic
+) -> None:
+    end = query.take({}, 1100)
+
+    assert query.reject(end, "it breaks every time") == 1100
+    assert query.reject(end, "it breaks every time") == 0
+
+    stats = client.admin.stats(topic.name)
+    assert (stats["dead"], stats["in_flight"], stats["settled"]) == (1100, 0, 0)
+    letter = client.admin.peek(topic.name, place="dead", limit=1)[0]
+    assert letter.failure is not None
+    assert letter.failure.error == "it breaks every time"
+    assert bodies(query, end) == []
+
+
+def test_what_is_released_comes_to_consumers_as_a_retry(query: rmq.Query, topic: rmq.Topic) -> None:
+    end = query.take({}, 1500)
+
+    assert query.release() == 1500
+    assert query.release() == 0
+
+    assert [held.messages for held in query.renew({}, end)] == [0, 0]
+    with topic.consumer() as consumer:
+        again = consumer.receive(10, wait=10)
+        assert again
+        assert {one.attempt for one in again} == {2}
+
+
+def test_a_retried_message_tells_its_attempt(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, retry="immediate")
+    topic.send("x")
+    with topic.consumer() as consumer:
+        consumer.nack(consumer.receive(1))
+    query = topic.query(RUN, "here")
+
+    (block,) = query.read(0, 0, query.take({})[0])
+
+    assert block.attempts == [2]
 
 
 def test_runs_that_begin_a_batch_are_counted_and_the_next_batch_begins_anew(
@@ -10,7 +110,7 @@ def test_runs_that_begin_a_batch_are_counted_and_the_next_batch_begins_anew(
 ) -> None:
     topic = client.topic(name)
     topic.open()
-    query = topic.query("a" * 32, "here")
+    query = topic.query(RUN, "here")
 
     first = [query.begun("0,5", by) for by in ("one", "one", "two", "two", "three")]
     second = [query.begun("0,9", by) for by in ("three", "four")]
