@@ -61,7 +61,7 @@ def test_a_worker_that_renews_nothing_is_caught(
 def test_a_handler_that_is_not_told_of_its_lost_lease_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scene.send(1, do=("hold", 4))
+    scene.send(1, do=("hold", 5))  # beside the next one for longer than the account lets pass
     scene.worker("idle_keeper+never_tells", worker={"keeper": "thread"})
     scene.seen("deliver", 2)
     scene.seen("done", 2)

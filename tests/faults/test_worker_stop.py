@@ -19,7 +19,7 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
     server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Scene(server, name, tmp_path, kind, slots=1, lease=LEASE_S) as scene:
-        [held] = scene.send(1, do=("hold", 3), again=("hold", 6))
+        [held] = scene.send(1, do=("hold", 5), again=("hold", 7))
         waiting = scene.send(3)
         zombie = scene.worker(concurrency=1, prefetch=4)
         scene.seen("deliver", n=held)
@@ -96,8 +96,8 @@ def test_a_handler_that_lets_nobody_run_keeps_its_leases(
     server: Server, name: str, tmp_path: Path, kind: str, act: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    with Scene(server, name, tmp_path, kind, slots=1) as scene:
-        scene.send(1, do=(act, 4))
+    with Scene(server, name, tmp_path, kind, slots=1, lease=LEASE_S) as scene:
+        scene.send(1, do=(act, 2.5 * LEASE_S))
         scene.send(3)
         scene.worker(concurrency=1, prefetch=4)
         scene.seen("deliver")
@@ -105,7 +105,7 @@ def test_a_handler_that_lets_nobody_run_keeps_its_leases(
         scene.drained()
 
         scene.fired = 1
-        found = scene.judge(f"{act} for 4 leases", capsys)
+        found = scene.judge(f"{act} for 2.5 leases", capsys)
         assert found.duplicates == 0
         assert {e["attempt"] for e in scene.events("deliver")} == {1}
 

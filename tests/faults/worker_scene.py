@@ -21,8 +21,8 @@ from tests.faults.worker_account import Account, Event, account, events
 from tests.faults.worker_child import Book
 from tests.servers import Server, _die_with_parent
 
-LEASE_S = 1.0
-PATIENCE_S = 30.0  # for what takes a second when nobody else is on this machine
+LEASE_S = 1.0  # of those who are to lose it: who is to keep it has two at least
+PATIENCE_S = 60.0  # for what takes a second when nobody else is on this machine
 WAITING = ("priority", "retries", "due", "later", "in_flight")
 KINDS = ("sync", "async", "ordered")
 
@@ -124,7 +124,7 @@ class Scene:
 
     def __init__(
         self, server: Server, topic: str, folder: Path, kind: str, *, url: str = "",
-        slots: int = 4, lease: float = LEASE_S, retry: str = "immediate",
+        slots: int = 4, lease: float = LEASE_S, retry: str = "immediate", **more: Any,
     ) -> None:  # fmt: skip
         self.kind = kind
         self.folder = folder
@@ -137,7 +137,7 @@ class Scene:
         self.fired = 0
         self._book = Book(str(self.log))
         self.client = rmq.Client(server.url, retry_for=15)
-        self.topic = self.client.topic(topic, slots=slots, lease=lease, retry=retry)
+        self.topic = self.client.topic(topic, slots=slots, lease=lease, retry=retry, **more)
         self.topic.open()
 
     def __enter__(self) -> Scene:
