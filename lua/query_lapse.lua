@@ -4,7 +4,7 @@ query_lapse: give back what a query held whose lease has run out, or that is not
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[3]   query          hash  tail: the number of the newest in the log; owner, and until when it is that
-KEYS[4]   query log      zset  message id -> number, for what the query holds
+KEYS[4]   query log      list  ids of what the query holds; the last one's number is the tail
 KEYS[5]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
@@ -29,7 +29,7 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
 end
 redis.call('HLEN', query)
 local until_ms = tonumber(redis.call('ZSCORE', queries, ARGV[2]) or now)
-local page = redis.call('ZRANGEBYSCORE', log, '-inf', '+inf', 'LIMIT', 0, limit)
+local page = redis.call('LRANGE', log, 0, limit - 1)
 redis.call('ZCARD', prepare)
 if ARGV[4] ~= '1' and until_ms > now then
   return { 0, 0 }
@@ -46,13 +46,14 @@ if #page > 0 then
   if #lapsed > 0 then
     redis.call('ZADD', prepare, 'XX', unpack(lapsed))
   end
-  redis.call('ZREM', log, unpack(page))
+  redis.call('LTRIM', log, #page, -1)
 end
-if redis.call('ZCARD', log) > 0 then
+if redis.call('LLEN', log) > 0 then
   return { #page, 1 }
 end
 redis.call('ZREM', queries, ARGV[2])
 redis.call('HDEL', query, 'owner', 'owner_until')
+keep(query, log)
 local first = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
 if first[2] then
   redis.call('HSET', slot, 'queries_until', string.format('%.0f', tonumber(first[2])))

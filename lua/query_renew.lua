@@ -3,7 +3,7 @@ query_renew: hold what a query has for longer, and tell how much of a batch that
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   query          hash  tail: the number of the newest in the log; owner, and until when it is that
-KEYS[3]   query log      zset  message id -> number, for what the query holds
+KEYS[3]   query log      list  ids of what the query holds; the last one's number is the tail
 KEYS[4]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
@@ -14,7 +14,7 @@ ARGV[6]   after                the batch begins after this number
 ARGV[7]   upto                 and ends with this one
 Returns   {how many messages of the batch are held, the newest number, ms the owner has left, the owner}: the
           last two only where another one has it, and nothing was done
-Cost      O(log n), n = messages that the query holds
+Cost      O(log q), q = queries that hold messages of the slot
 Atomic    The count is of the moment of the renewal. The first write needs no memory. Run twice, it does the same.
 ]]
 --- @include "lib/check"
@@ -30,13 +30,13 @@ local after, upto = whole(ARGV[6], 0, 9e15, 'after'), whole(ARGV[7], 0, 9e15, 'u
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
-local held = redis.call('ZCOUNT', log, '(' .. ARGV[6], ARGV[7])
-local tail = tonumber(redis.call('HGET', query, 'tail') or 0)
+local first, tail = extent(query, log, 0)
+local held = math.max(0, math.min(upto, tail) - math.max(after, first))
 local other, left = foreign(query, ARGV[3], now)
 if other then
   return { held, tail, left, other }
 end
 redis.call('ZCARD', queries)
-drain(log)
-hold_on(slot, query, queries, ARGV[2], ARGV[3], now, lease, owner_ms)
+drain(queries)
+hold_on(slot, query, log, queries, ARGV[2], ARGV[3], now, lease, owner_ms)
 return { held, tail }

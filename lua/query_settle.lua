@@ -9,7 +9,7 @@ KEYS[5]   settled even   set   ids settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  numbers of messages that are not accounted for
 KEYS[8]   query          hash  tail: the number of the newest in the log; owner, and until when it is that
-KEYS[9]   query log      zset  message id -> number, for what the query holds
+KEYS[9]   query log      list  ids of what the query holds; the last one's number is the tail
 KEYS[10]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
@@ -31,14 +31,14 @@ Atomic    A message leaves the log in the step that settles it. One that the Pre
 local slot, prepare, log, queries = KEYS[1], KEYS[2], KEYS[9], KEYS[10]
 local now = clock(ARGV[1])
 names(ARGV[2], ARGV[3])
-whole(ARGV[6], 0, 9e15, 'upto')
-local limit = whole(ARGV[7], 1, 1000, 'limit')
+local upto, limit = whole(ARGV[6], 0, 9e15, 'upto'), whole(ARGV[7], 1, 1000, 'limit')
 local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked', 'audited', 'chunk')
 if not s[1] then
   fail('GONE', slot)
 end
 local other, left = foreign(KEYS[8], ARGV[3], now)
-local page = redis.call('ZRANGEBYSCORE', log, '-inf', ARGV[6], 'LIMIT', 0, limit)
+local first, tail = extent(KEYS[8], log, 0)
+local size = math.min(limit, math.min(upto, tail) - first)
 if other then
   return { 0, 0, left, other }
 end
@@ -47,13 +47,15 @@ local failed, window = redis.call('HLEN', KEYS[4]), tonumber(s[2])
 if window > 0 then
   settled_check(KEYS[5], KEYS[6], window, tonumber(s[3]), now)
 end
-if #page == 0 then
+redis.call('ZCARD', queries)
+if size <= 0 then
   return { 0, 0 }
 end
+local page = redis.call('LRANGE', log, 0, size - 1)
 local mine, settled = page, 0
 -- A single query holds whatever has that deadline. So where that is as many as its log has, it is the same;
 -- asking for each score would cost as much again as all the rest.
-if redis.call('ZCARD', queries) > 1 or all ~= redis.call('ZCARD', log) then
+if redis.call('ZCARD', queries) > 1 or all ~= tail - first then
   local scores = redis.call('ZMSCORE', prepare, unpack(page))
   mine = {}
   for i = 1, #page do
@@ -73,7 +75,7 @@ if #mine > 0 then
     redis.call('HDEL', KEYS[4], unpack(mine))
   end
 end
-redis.call('ZREMRANGEBYRANK', log, 0, #page - 1)
+redis.call('LTRIM', log, size, -1)
 if settled > 0 then
   redis.call('HINCRBY', slot, 'settled', settled)
   if window > 0 then
@@ -87,4 +89,4 @@ if settled > 0 then
     end
   end
 end
-return { settled, #page }
+return { settled, size }

@@ -10,7 +10,7 @@ KEYS[6]   failures       hash  message id -> what it failed of
 KEYS[7]   merge index    hash  merge key -> id and when it opened
 KEYS[8]   audit          zset  numbers of messages that are not accounted for
 KEYS[9]   query          hash  tail: the number of the newest in the log; owner, and until when it is that
-KEYS[10]  query log      zset  message id -> number, for what the query holds
+KEYS[10]  query log      list  ids of what the query holds; the last one's number is the tail
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
@@ -44,8 +44,8 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local other, left = foreign(query, owner, now)
-local tail = math.max(from, tonumber(redis.call('HGET', query, 'tail') or 0)) -- Redis may have lost its own
-local held = redis.call('ZCOUNT', log, '(' .. ARGV[6], '+inf')
+local first, tail = extent(query, log, from)
+local held = tail - math.max(first, from)
 if other then
   return { held, tail, left, other }
 end
@@ -54,22 +54,21 @@ redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 local function taken()
   --- @include "lib/take"
-  local first, leases, numbers = reply[4], {}, {}
+  local delivery, leases = reply[4], {}
   local base = FAR * 1000 + (lefts and 0 or max_retries)
   for i = 1, n do
-    leases[2 * i - 1] = base + (lefts and lefts[i] or 0) + (first + i - 1) % 2048 / 2048
+    leases[2 * i - 1] = base + (lefts and lefts[i] or 0) + (delivery + i - 1) % 2048 / 2048
     leases[2 * i] = ids[i]
-    numbers[2 * i - 1], numbers[2 * i] = tail + i, ids[i]
   end
   --- @include "lib/add_wide"
   add_wide(prepare, leases)
-  add_wide(log, numbers)
+  redis.call('RPUSH', log, unpack(ids))
   tail, held = tail + n, n
 end
 if held == 0 then
   taken() -- it ends early where there is nothing to take
 end
 drain(store)
-hold_on(slot, query, queries, run, owner, now, lease, owner_ms)
 redis.call('HSET', query, 'tail', tail)
+hold_on(slot, query, log, queries, run, owner, now, lease, owner_ms)
 return { held, tail }

@@ -26,7 +26,7 @@ TYPES = {
     "replay": "string",
     "claim": "string",
     "query": "hash",
-    "querylog": "zset",
+    "querylog": "list",
     "queries": "zset",
     "stage": "list",
     "sink": "hash",

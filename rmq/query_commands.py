@@ -60,6 +60,14 @@ class Lapsed(NamedTuple):
     more: bool
 
 
+class Look(NamedTuple):
+    """The reply to query_look."""
+
+    messages: int
+    owner_left_ms: int  # negative: so long ago it ended
+    owner: str  # "": nobody that is known
+
+
 def _query(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
     name = run.encode()
     return keys.query_stem + name, keys.querylog_stem + name
@@ -110,7 +118,7 @@ def read(
 
     return Command(
         scripts.load("query_read"),
-        (keys.slot, keys.prepare, keys.records, keys.failures, _query(keys, run)[1]),
+        (keys.slot, keys.prepare, keys.records, keys.failures, *_query(keys, run)),
         [after, upto, limit, 1 if records else 0],
         parse,
     )
@@ -138,6 +146,16 @@ def lapse(keys: SlotKeys, run: str, limit: int, force: bool = False) -> Command[
         (keys.slot, keys.prepare, *_query(keys, run), keys.queries),
         [now(), run, limit, 1 if force else 0],
         lambda reply: Lapsed(reply[0], reply[1] == 1),
+    )
+
+
+def look(keys: SlotKeys, run: str) -> Command[Look]:
+    """How much a query holds of one slot, and who runs it."""
+    return Command(
+        scripts.load("query_look"),
+        (keys.slot, *_query(keys, run)),
+        [now()],
+        lambda reply: Look(reply[0], reply[1], reply[2].decode(errors="backslashreplace")),
     )
 
 

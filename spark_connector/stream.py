@@ -10,6 +10,9 @@ ends there is in the commit log (it does not call `commit` for the last batch of
 from __future__ import annotations
 
 import logging
+import signal
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -75,6 +78,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._claims is not None:
                 self._claims.let_go()
             self._claims = Claims(self._options, run)
+            _stop_on_sigterm()
         return self._claims
 
     def initialOffset(self) -> dict[str, Any]:
@@ -201,7 +205,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Let another driver go on at once. Claims are kept: they are what a restart replays.
 
-        Spark calls this when the driver has crashed or a call has raised, not at a clean stop.
+        Spark calls this when the driver has crashed or a call has raised. At a clean stop it sends
+        SIGTERM, see `_stop_on_sigterm`.
         """
         if self._claims is not None:
             self._claims.let_go()
@@ -222,6 +227,23 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield batches.of_block(block)
         if count != share.held and self._options.on_loss == "fail":
             raise LeaseLost(lost(self._options, share.held, count))
+
+
+def _stop_on_sigterm() -> None:
+    """Let a clean end of a query call `stop`, which Python would die without.
+
+    Only in Spark's source runner, whose signals are nobody else's.
+    """
+    if (
+        sys.argv[0].endswith("python_streaming_source_runner.py")
+        and threading.current_thread() is threading.main_thread()
+    ):
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Spark sends two
+    raise SystemExit(128 + number)
 
 
 def _page(query: Query, slot: int, after: int, upto: int) -> Block | None:

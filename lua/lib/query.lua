@@ -1,6 +1,8 @@
 -- A query is a reader that takes messages in order to hand them out again and again, until it is told that
 -- their batch is done: a streaming query of Spark. What it holds stands in the PrepareQueue with a deadline
 -- that never comes, and in a log of its own under growing numbers; one lease in `queries` stands for all.
+-- The log is a list: its last id has the number `tail`, and those before it one less each. What leaves it
+-- leaves it at its beginning.
 local FAR = 4000000000 -- the deadline of what a query holds, in s: the year 2096
 
 -- foreign: whether somebody else runs the query: its name, and ms until that ends.
@@ -12,12 +14,28 @@ local function foreign(query, owner, now)
   end
 end
 
-local KEPT = 2592000000 -- for so long after its last word a query's numbers are not used again, ms: 30 days
+local KEPT = 2592000000 -- a query that holds nothing, and is silent for so long, may begin with 1 again: 30 days
+
+-- extent: the log has the numbers after the first result, up to the second. `from`: a number that was used,
+-- as far as a caller knows; Redis may have lost its own.
+local function extent(query, log, from)
+  local tail = math.max(from, tonumber(redis.call('HGET', query, 'tail') or 0))
+  return tail - redis.call('LLEN', log), tail
+end
+
+-- keep: for how long the numbers are known: as long as the log has any, and some time after.
+local function keep(query, log)
+  if redis.call('LLEN', log) > 0 then
+    redis.call('PERSIST', query)
+  else
+    redis.call('PEXPIRE', query, KEPT)
+  end
+end
 
 -- hold_on: the query is run by this owner, and holds what it has, for so long from now.
-local function hold_on(slot, query, queries, run, owner, now, lease, owner_ms)
+local function hold_on(slot, query, log, queries, run, owner, now, lease, owner_ms)
   redis.call('HSET', query, 'owner', owner, 'owner_until', now + owner_ms)
-  redis.call('PEXPIRE', query, KEPT)
+  keep(query, log)
   redis.call('ZADD', queries, now + lease, run)
   local first = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
   redis.call('HSET', slot, 'queries_until', string.format('%.0f', tonumber(first[2])))

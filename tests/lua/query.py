@@ -35,6 +35,9 @@ def lapse(box: Box, limit: int = 10, force: bool = False, run: str = RUN) -> Lap
     return box.run(query_commands.lapse(box.keys, run, limit, force))
 
 
-def log(box: Box, run: str = RUN) -> dict[bytes, float]:
-    found: dict[bytes, float] = box.state().get(f"querylog:{run}", {})
-    return found
+def log(box: Box, run: str = RUN) -> dict[bytes, int]:
+    """What the query holds, and its numbers."""
+    state = box.state()
+    ids: list[bytes] = state.get(f"querylog:{run}", [])
+    first = int(state[f"query:{run}"][b"tail"]) - len(ids) + 1 if ids else 0
+    return {id: first + place for place, id in enumerate(ids)}

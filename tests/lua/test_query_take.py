@@ -21,8 +21,7 @@ def test_take_moves_messages_to_the_prepare_queue_and_the_log_and_nothing_else(b
         ("store", second): None,
         ("prepare", first): receipt(1),
         ("prepare", second): receipt(2),
-        (f"querylog:{RUN}", first): 1,
-        (f"querylog:{RUN}", second): 2,
+        (f"querylog:{RUN}",): [first, second],
         (f"query:{RUN}", b"tail"): b"2",
         (f"query:{RUN}", b"owner"): b"me:1",
         (f"query:{RUN}", b"owner_until"): b"%d" % (box.clock.now_ms + ME.owner_ms),
@@ -110,6 +109,29 @@ def test_numbers_go_on_where_the_caller_remembers_more_than_redis(box):
     box.one()
 
     assert take(box, after=40) == Log(1, 41)
+
+
+def test_numbers_last_as_long_as_messages_are_held_and_30_days_more(box):
+    box.one()
+    query = f"{box.keys.query_stem.decode()}{RUN}"
+
+    take(box)
+    assert box.redis.ttl(query) == -1
+
+    lapse(box, force=True)
+    assert 0 < box.redis.ttl(query) <= 30 * 86_400
+    take(box, after=1)
+    assert 0 < box.redis.ttl(query) <= 30 * 86_400
+
+
+def test_messages_that_redis_has_and_the_caller_has_done_with_are_not_its_batch(box):
+    """Redis came back from an older copy: it has a batch that is settled by now."""
+    old, new = box.send(2)
+    take(box, limit=1)
+
+    assert take(box, after=7) == Log(1, 8)
+
+    assert log(box) == {old: 7, new: 8}
 
 
 def test_numbers_of_what_has_lapsed_are_not_used_again(box):
