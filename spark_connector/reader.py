@@ -90,7 +90,8 @@ class RmqReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Look at one part."""
-        assert isinstance(partition, Look)
+        if not isinstance(partition, Look):
+            return  # Spark asks for one part even where there are none
         batches = Batches(self._schema, self._options.at.topic)
         left = partition.most
         for messages in self._pages(partition):
