@@ -50,6 +50,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.flows.operating import Redriven
+from rmq.flows.overseeing import HeldQuery, Sink
 from rmq.flows.scanning import Page, Span
 from rmq.idempotency import Claims, idempotent
 from rmq.ids import MessageId
@@ -91,6 +92,7 @@ __all__ = [
     "Failure",
     "Fsync",
     "Health",
+    "HeldQuery",
     "Immediate",
     "Interceptor",
     "InvalidKey",
@@ -123,6 +125,7 @@ __all__ = [
     "SendResult",
     "Settings",
     "SettingsMismatch",
+    "Sink",
     "Snooze",
     "Span",
     "Stage",

@@ -8,15 +8,28 @@ from datetime import timedelta
 from rmq.audit import Audited
 from rmq.claim import Claimed
 from rmq.codec import JSON
-from rmq.flows import Flow, Members, auditing, claiming, opening, operating, receiving, scanning
+from rmq.flows import (
+    Flow,
+    Members,
+    auditing,
+    claiming,
+    opening,
+    operating,
+    overseeing,
+    receiving,
+    scanning,
+)
 from rmq.flows.operating import Filter, Id, Progress, Redriven
+from rmq.flows.overseeing import HeldQuery, Sink
 from rmq.flows.scanning import Cursor, Page, Span
 from rmq.guard import check_consumer, check_key
 from rmq.handle import Handle, Lanes
 from rmq.keys import topics_key
 from rmq.message import Message, Place
 from rmq.query import value_of
+from rmq.query_commands import check_run
 from rmq.settings import Settings
+from rmq.stage import check_text
 from rmq.units import milliseconds
 from rmq.wire import AsyncExecutor, Executor
 
@@ -233,6 +246,65 @@ class Admin(_AdminBase):
         self._executor.run(_show(handle))
         return bool(self._executor.ask("unclaim", "DEL", self._claim_key(handle, key, consumer)))
 
+    def queries(self, topic: str) -> list[HeldQuery]:
+        """The queries that have a lease on a topic (`Topic.query`, Spark), and what each holds.
+
+        The lease that ends first is first. At most 1000 of each slot are listed.
+        """
+        handle = self._handle(topic)
+        return self._executor.run(overseeing.queries(handle))
+
+    def release_query(
+        self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
+    ) -> int:
+        """Give back at once all that a query holds; how many messages. It costs each a retry.
+
+        For a query that never comes back. They wait as after any failure; one that has no retry
+        left is a dead letter then. All leases that have run out go back too, as by `rollback`.
+
+        Args:
+            topic: its name.
+            run: 32 hex digits, as `queries` tells them.
+            force: also while a driver runs it. That one would replay a batch that is gone.
+            dry_run: only count them.
+
+        Guarantee:
+            Stopped half-way, run it again. A driver that starts at this very moment, or later on
+            the same checkpoint, finds that its batch is gone.
+
+        Raises:
+            QueryOwned: a driver runs it; nothing was done.
+        """
+        handle = self._handle(topic)
+        return self._executor.run(overseeing.release_query(handle, check_run(run), force, dry_run))
+
+    def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
+        """Which batches of which queries are published to a topic (`Topic.publish`, Spark).
+
+        There is no index of these records: SCAN walks all keys of the database, 1000 in a call. It
+        holds nobody up, and takes long where there are many millions. It asks one server, so on a
+        Redis Cluster it would miss those of other nodes.
+
+        Args:
+            topic: its name.
+            query: only this one, without the walk.
+        """
+        if query is not None:
+            check_text(query, "query")
+        handle = self._handle(topic)
+        return self._executor.run(overseeing.sinks(handle, query))
+
+    def forget_sink(self, topic: str, query: str) -> bool:
+        """Forget which batches of a query are published; whether there was anything to forget.
+
+        For a query whose checkpoint is gone. On a checkpoint that lives, its last batch would be
+        published a second time if it is replayed; and what a begun batch has not published yet is
+        published only if its query runs it again.
+        """
+        check_text(query, "query")
+        handle = self._handle(topic)
+        return self._executor.run(overseeing.forget_sink(handle, query))
+
     def rollback(self, topic: str) -> int:
         """Take back every lease that has run out; how many. Consumers do it as they take."""
         handle = self._handle(topic)
@@ -361,6 +433,33 @@ class AsyncAdmin(_AdminBase):
         await self._executor.run(_show(handle))
         where = self._claim_key(handle, key, consumer)
         return bool(await self._executor.ask("unclaim", "DEL", where))
+
+    async def queries(self, topic: str) -> list[HeldQuery]:
+        """As `Admin.queries`."""
+        handle = self._handle(topic)
+        return await self._executor.run(overseeing.queries(handle))
+
+    async def release_query(
+        self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
+    ) -> int:
+        """As `Admin.release_query`."""
+        handle = self._handle(topic)
+        return await self._executor.run(
+            overseeing.release_query(handle, check_run(run), force, dry_run)
+        )
+
+    async def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
+        """As `Admin.sinks`."""
+        if query is not None:
+            check_text(query, "query")
+        handle = self._handle(topic)
+        return await self._executor.run(overseeing.sinks(handle, query))
+
+    async def forget_sink(self, topic: str, query: str) -> bool:
+        """As `Admin.forget_sink`."""
+        check_text(query, "query")
+        handle = self._handle(topic)
+        return await self._executor.run(overseeing.forget_sink(handle, query))
 
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""

@@ -6,15 +6,29 @@ them when their batch is done. `lua/lib/query.lua` tells what it is to the other
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from rmq import scripts
 from rmq.command import Command, now
+from rmq.errors import InvalidValue
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.score import HELD_MIN
 
+_RUN = re.compile("[0-9a-f]{32}")
 FAR_S = HELD_MIN // 1000  # the deadline of what a query holds; twin of FAR in lua/lib/query.lua
+
+
+def check_run(run: object) -> str:
+    """What names a query: 32 hex digits.
+
+    Raises:
+        InvalidValue: anything else.
+    """
+    if not isinstance(run, str) or not _RUN.fullmatch(run):
+        raise InvalidValue(f"run: {run!r:.60}; give 32 hex digits: uuid.uuid4().hex")
+    return run
 
 
 class Holder(NamedTuple):

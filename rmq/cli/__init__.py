@@ -4,8 +4,8 @@ app      the root, options that hold everywhere, errors and exit codes
 values   what options are made of: durations, moments, sizes, policies
 show     tables, JSON, and text that cannot harm a terminal
 confirm  the question before a verb that cannot be undone, and progress
-ping, topics, send, look, tail, change, dlq, stats, audit, claim, ledger, outbox,
-         worker: the commands
+ping, topics, send, look, tail, change, dlq, stats, audit, claim, query, sink, ledger,
+         outbox, worker: the commands
 database which database, for those that need one
 target   of a worker: the client or worker that MODULE:ATTR names
 account  of a worker: what it serves, what it did, how it ended
@@ -21,7 +21,9 @@ from rmq.cli import (
     look,
     outbox,
     ping,
+    query,
     send,
+    sink,
     stats,
     tail,
     topics,
@@ -45,6 +47,8 @@ for command in (
     stats.stats,
     audit.audit,
     claim.claim,
+    query.query,
+    sink.sink,
     ledger.ledger,
     outbox.outbox,
     worker.worker,

@@ -38,7 +38,7 @@ Exit codes:
   3  nothing matched: no such topic, no such message, nothing to do
   4  partly done; the message says how far
   5  Redis, or the database, cannot be reached, or did not answer
-  6  refused for safety: nobody confirmed
+  6  refused for safety: nobody confirmed, or a driver runs the query
   70 a worker that was stuck; see rmq worker --help
   130 stopped with Ctrl-C
   141 the reader of a pipe went away
@@ -241,6 +241,8 @@ def _code(error: BaseException) -> int:
         return USAGE
     if isinstance(error, rmq.TopicNotFound):
         return NOTHING
+    if isinstance(error, rmq.QueryOwned):
+        return REFUSED
     if isinstance(error, rmq.TopicVanished):
         return ERROR
     if isinstance(error, rmq.ConfigurationError):

@@ -37,7 +37,8 @@ def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
         if found is None:
             raise NotFound(f"topic {topic!r} has no claim on key {key!r} of consumer {consumer!r}")
         if delete:
-            confirm(topic, f"forget that key {key!r} of topic {topic} is {found.state}", yes)
+            what = f"forget that key {key!r} of topic {topic} is {found.state}"
+            confirm(topic, what, yes, look="leave out --delete to look")
             client.admin.unclaim(topic, key, consumer=consumer)
     if here.json:
         show.document(

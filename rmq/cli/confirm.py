@@ -14,8 +14,24 @@ from rmq.cli.app import Refused
 from rmq.cli.show import neutral
 
 
-def confirm(name: str, what: str, yes: bool, named: str = "topic") -> None:
+def confirm(
+    name: str,
+    what: str,
+    yes: bool,
+    named: str = "topic",
+    *,
+    means: str = "",
+    look: str = "--dry-run to look",
+) -> None:
     """Go on only if a person types the name of the topic (or of what `named` says), or said --yes.
+
+    Args:
+        name: what is to be typed.
+        what: what will be done, after "This will".
+        yes: it was confirmed already.
+        named: what `name` is the name of.
+        means: a sentence on what follows from it.
+        look: how to see beforehand what it would do.
 
     Raises:
         Refused: nobody can be asked, or another name was typed; nothing was done.
@@ -25,9 +41,11 @@ def confirm(name: str, what: str, yes: bool, named: str = "topic") -> None:
     if not sys.stdin.isatty():
         raise Refused(
             f"{what} needs a person to confirm it, and stdin is no terminal; nothing was done. "
-            "Add --yes to do it, or --dry-run to look first"
+            f"Add --yes to do it, or {look} first"
         )
     click.echo(f"This will {neutral(what)}.", err=True)
+    if means:
+        click.echo(neutral(means), err=True)
     click.echo(f"Type the name of the {named} to go on: ", err=True, nl=False)
     if sys.stdin.readline().strip() != name:
         raise Refused(f"that is not the name of the {named}; nothing was done")

@@ -48,6 +48,16 @@ class Members:
         self.add = add
 
 
+class Ask:
+    """A plain command that reads, or is safe to run twice. The value is its reply as it came."""
+
+    __slots__ = ("what", "words")
+
+    def __init__(self, what: str, *words: Any) -> None:
+        self.what = what
+        self.words = words
+
+
 class Sleep:
     """Do nothing for a while."""
 
@@ -99,7 +109,7 @@ class Listen:
         self.seconds = seconds
 
 
-Step = Command[Any] | Pipeline | Durably | Members | Sleep | Later | Await | Listen
+Step = Command[Any] | Pipeline | Durably | Members | Ask | Sleep | Later | Await | Listen
 Flow = Generator[Step, Any, T]
 
 

@@ -22,6 +22,7 @@ from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
 from rmq.flows import (
+    Ask,
     Await,
     Durably,
     Flow,
@@ -120,6 +121,8 @@ class AsyncExecutor(Base):
             return self._later(step)
         if isinstance(step, Await):
             return await self._awaited(step)
+        if isinstance(step, Ask):
+            return await self.ask(step.what, *step.words)
         assert isinstance(step, Members)
         return await self._members(step)
 

@@ -26,6 +26,7 @@ from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import EmbeddedError, RMQError
 from rmq.flows import (
+    Ask,
     Await,
     Durably,
     Flow,
@@ -120,6 +121,8 @@ class Executor(Base):
             return self._later(step)
         if isinstance(step, Await):
             return self._awaited(step)
+        if isinstance(step, Ask):
+            return self.ask(step.what, *step.words)
         assert isinstance(step, Members)
         return self._members(step)
 

@@ -35,7 +35,8 @@ def test_the_commands_are_these():
         "audit", "cancel", "claim", "dlq ls", "dlq purge", "dlq redrive", "dlq show", "get",
         "ledger create", "ledger purge", "ledger show", "outbox create", "outbox ls",
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",
-        "ping", "priority", "purge", "reschedule", "send", "stats", "tail",
+        "ping", "priority", "purge", "query ls", "query release", "reschedule", "send",
+        "sink forget", "sink ls", "stats", "tail",
         "topic create", "topic ls", "topic show", "worker",
     ]  # fmt: skip
 
