@@ -17,7 +17,7 @@ import msgpack
 from rmq import record
 from rmq.codec import JSON, MSGPACK, Compressed
 from rmq.errors import InvalidType, InvalidValue
-from rmq.flows import querying
+from rmq.flows import Listener, querying
 from rmq.handle import Handle
 from rmq.query_commands import Holder
 from rmq.record import COLLECTS, Record
@@ -82,6 +82,8 @@ class Query:
             raise InvalidValue("owner: give 1 to 200 bytes")
         self._run = executor.run
         self._ask = executor.ask
+        self._deafen = executor.deafen
+        self._listener = Listener(handle.channel)
         self._handle = handle
         self._holder = Holder(
             run,
@@ -118,6 +120,15 @@ class Query:
             QueryOwned: another owner runs it.
         """
         return self._run(querying.take(self._handle, self._holder, after, most))
+
+    def wait(self, seconds: Duration) -> None:
+        """Sleep until there may be something to take, for so long at most, or less."""
+        wait_s = milliseconds(seconds, "seconds", zero=True) / 1000
+        self._run(querying.wait(self._handle, self._listener, wait_s))
+
+    def close(self) -> None:
+        """Give up the connection on which it listens. What it holds stays held."""
+        self._deafen(self._listener)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
         """Hold everything for another lease; by slot, how much of a batch is held.

@@ -107,6 +107,10 @@ class Claims:
         """What is held beyond `after`, or else up to `most` new messages; the newest numbers."""
         return patient(lambda: self._query.take(after, most), self._patience_s)
 
+    def wait(self, seconds: float) -> None:
+        """Sleep until there may be something to take, for so long at most, or less."""
+        patient(lambda: self._query.wait(seconds), self._patience_s)
+
     def settle(self, upto: Numbers) -> None:
         """Settle everything up to these numbers for good."""
         if upto != self._settled:
@@ -132,4 +136,5 @@ class Claims:
                 rmq.Client(at.url, prefix=at.prefix, retry_for=0, timeout=1.0) as client,
             ):
                 self._ask_as(client.topic(at.topic), _LET_GO_S).renew({}, {})
+        self._query.close()
         self._client.close()

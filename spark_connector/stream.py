@@ -41,7 +41,6 @@ from spark_connector.schema import Batches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOOK_S = 0.1  # between two looks at an empty queue
 BACKLOG_S = 1.0  # the backlog is told to Spark's progress once in so long
 
 _log = logging.getLogger("spark_connector")
@@ -115,7 +114,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             left_s = until - time.monotonic()
             if left_s <= 0 or self._left is not None:
                 return start
-            time.sleep(min(left_s, LOOK_S))
+            claims.wait(left_s)
         if self._left is not None and not held:
             self._left = max(0, self._left - sum(counts))
         return Offset(known.run, end, dict(enumerate(counts))).spell(topic)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rmq import commands, failure, query_commands
 from rmq.errors import QueryOwned
-from rmq.flows import Flow, opening, settling, together
+from rmq.flows import Flow, Listen, Listener, lapsing, opening, settling, together
 from rmq.flows.settling import Leases
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
@@ -21,8 +21,8 @@ from rmq.settings import BATCH_MAX
 TAKE_MOST = 500  # messages of one call: a few ms of the server's time
 
 Offsets = Mapping[int, int]  # slot -> number in its log; a slot that is not there: 0
+SAFETY_S = 1.0  # what a lost signal may cost
 NEWEST = 9_000_000_000_000_000  # as far as scripts count
-LAPSES_MAX = 100  # calls for one slot in one turn
 
 
 T = TypeVar("T", Log, Settled)
@@ -80,7 +80,14 @@ def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Fl
     }
     if any(log.held for log in logs):
         return tails
-    wanted = yield from _shares(handle, most)
+    ready = yield commands.next(handle.slots, False)
+    for keys in handle.slots:
+        if (
+            ready[keys.index] == 0
+        ):  # messages wait, or leases have run out: of consumers, of queries
+            yield from lapsing.lapse(handle, keys)
+            yield from lapsing.roll_back(handle, keys)
+    wanted = (yield from _shares(handle, most)) if 0 in ready else {}
     while wanted:
         asked = {index: min(TAKE_MOST, share) for index, share in wanted.items()}
         answers = yield from together(
@@ -97,6 +104,18 @@ def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Fl
             if answer.held < limit or wanted[index] <= 0:
                 del wanted[index]
     return tails
+
+
+def wait(handle: Handle, listener: Listener, seconds: float) -> Flow[None]:
+    """Sleep until there may be something to take, for so long at most."""
+    yield from opening.ensure(handle, create=False)
+    if listener.held is None:
+        yield Listen(listener, 0)
+    # Asked after it listens: what comes from now on sends a signal. One may be lost all the same.
+    ready = yield commands.next(handle.slots, True)
+    pause = min([seconds, SAFETY_S, *(us / 1_000_000 for us in ready if us >= 0)])
+    if pause > 0:
+        yield Listen(listener, pause)
 
 
 def opened(handle: Handle) -> Flow[None]:
@@ -174,23 +193,6 @@ def reject(handle: Handle, holder: Holder, upto: Offsets, reason: str) -> Flow[i
             letters = yield from settling.reject(handle, held, [told] * len(held.ids), "r")
             total += len(letters) - letters.count("0")
     yield from settle(handle, holder, upto)
-    return total
-
-
-def lapse(handle: Handle, keys: SlotKeys) -> Flow[int]:
-    """Give back what queries of a slot held whose leases have run out; how many messages.
-
-    They stand in the PrepareQueue then with a deadline that has passed, for a rollback.
-    """
-    total = 0
-    for run, left_ms in (yield query_commands.queries(keys)):
-        if left_ms > 0:
-            break
-        for _ in range(LAPSES_MAX):
-            done = yield query_commands.lapse(keys, run, BATCH_MAX)
-            total += done.back
-            if not done.more:
-                break
     return total
 
 

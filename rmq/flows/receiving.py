@@ -12,7 +12,7 @@ from typing import Any
 
 from rmq import commands
 from rmq.commands import Command
-from rmq.flows import Flow, Listen, Listener, opening, querying, settling
+from rmq.flows import Flow, Listen, Listener, lapsing, opening, settling
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.replies import UNHELD, Batch
@@ -22,7 +22,6 @@ from rmq.units import milliseconds, whole
 
 SAFETY_S = 1.0  # what a lost signal may cost
 LOOK_S = 0.05  # how stale a busy consumer's idea of its other slots may be
-ROLLBACKS_MAX = 20  # calls of 100 leases in one visit; the next visit goes on
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
 
@@ -169,8 +168,8 @@ def _visit_one(
         found.append((keys, batch))  # before anything else can fail
         reception.unsaid = len(reception.ready) > 1  # a single slot is asked before every sleep
     if batch.lapsed & UNHELD:
-        yield from querying.lapse(reception.handle, keys)
-    if batch.lapsed and (yield from _roll_back(reception.handle, keys)) and not batch.ids:
+        yield from lapsing.lapse(reception.handle, keys)
+    if batch.lapsed and (yield from lapsing.roll_back(reception.handle, keys)) and not batch.ids:
         batch = yield from _take(reception, keys, limit, waits)
         if batch.ids:
             found.append((keys, batch))
@@ -236,23 +235,12 @@ def place_of(entry: bytes) -> int:
     return int.from_bytes(entry[1:4], "big") or int.from_bytes(entry[8:14], "big")
 
 
-def _roll_back(handle: Handle, keys: SlotKeys) -> Flow[int]:
-    """Take back lapsed leases; how many."""
-    total = 0
-    for _ in range(ROLLBACKS_MAX):
-        done = yield commands.rollback(handle, keys)
-        total += done.retried + done.dead
-        if not done.more:
-            break
-    return total
-
-
 def roll_back(handle: Handle) -> Flow[int]:
     """Take back every lapsed lease of the topic; how many."""
     yield from opening.ensure(handle, create=False)
     total = 0
     for keys in handle.slots:
-        yield from querying.lapse(handle, keys)
+        yield from lapsing.lapse(handle, keys)
         while True:
             done = yield commands.rollback(handle, keys, 1000)
             total += done.retried + done.dead

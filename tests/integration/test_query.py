@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 import rmq
+from rmq.flows import querying
 
 RUN = "a" * 32
 
@@ -118,3 +121,56 @@ def test_runs_that_begin_a_batch_are_counted_and_the_next_batch_begins_anew(
     assert first == [1, 1, 2, 2, 3]
     assert second == [1, 2]
     assert topic.query("b" * 32, "here").begun("0,9", "one") == 1
+
+
+def test_a_query_takes_back_what_a_dead_consumer_had(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, lease=1, retry="immediate")
+    topic.send("x")
+    with topic.consumer() as consumer:
+        consumer.receive(1)
+        query = topic.query(RUN, "here")
+
+        assert query.take({}) == {0: 0}
+        query.wait(5)  # until the lease has run out, as a wake or a deadline
+        until = time.monotonic() + 10
+        while query.take({}) == {0: 0} and time.monotonic() < until:
+            query.wait(1)
+
+        (block,) = query.read(0, 0, 1)
+        assert block.attempts == [2]
+    query.close()
+
+
+def test_a_query_takes_over_what_a_dead_query_held(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, retry="immediate")
+    topic.send("x")
+    dead = topic.query("d" * 32, "nobody", lease=1)
+    dead.take({})
+    query = topic.query(RUN, "here")
+    assert query.take({}) == {0: 0}
+
+    until = time.monotonic() + 10
+    while query.take({}) == {0: 0} and time.monotonic() < until:
+        query.wait(1)
+
+    assert [held.messages for held in query.renew({})] == [1]
+    assert [held.messages for held in dead.renew({}, {0: 1})] == [0]
+    query.close()
+
+
+def test_who_waits_is_woken_by_a_message(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(querying, "SAFETY_S", 300)  # so that nothing else can wake it
+    topic = client.topic(name, slots=2)
+    topic.open()
+    query = topic.query(RUN, "here")
+    query.wait(0)  # it listens now
+    sender = threading.Timer(0.2, lambda: topic.send("x", slot_basis="7"))
+    sender.start()
+
+    query.wait(300)
+
+    sender.join()
+    assert sum(query.take({}).values()) == 1
+    query.close()

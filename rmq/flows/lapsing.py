@@ -1,0 +1,43 @@
+"""Take back what nobody holds any more: leases that have run out, of deliveries and of queries.
+
+Whoever is about to take messages of a slot does it, as far as it goes in one turn.
+"""
+
+from __future__ import annotations
+
+from rmq import commands, query_commands
+from rmq.flows import Flow
+from rmq.handle import Handle
+from rmq.keys import SlotKeys
+from rmq.settings import BATCH_MAX
+
+ROLLBACKS_MAX = 20  # calls of 100 leases in one turn; the next one goes on
+LAPSES_MAX = 100  # calls for one slot in one turn
+
+
+def lapse(handle: Handle, keys: SlotKeys) -> Flow[int]:
+    """Give back what queries of a slot held whose leases have run out; how many messages.
+
+    They stand in the PrepareQueue then with a deadline that has passed, for `roll_back`.
+    """
+    total = 0
+    for run, left_ms in (yield query_commands.queries(keys)):
+        if left_ms > 0:
+            break
+        for _ in range(LAPSES_MAX):
+            done = yield query_commands.lapse(keys, run, BATCH_MAX)
+            total += done.back
+            if not done.more:
+                break
+    return total
+
+
+def roll_back(handle: Handle, keys: SlotKeys) -> Flow[int]:
+    """Take back leases of a slot whose deadline has passed; how many."""
+    total = 0
+    for _ in range(ROLLBACKS_MAX):
+        done = yield commands.rollback(handle, keys)
+        total += done.retried + done.dead
+        if not done.more:
+            break
+    return total
