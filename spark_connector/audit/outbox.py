@@ -27,27 +27,28 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
 
     A stub that was never sent is `unsent`, one that a consumer has confirmed is `confirmed`, one
     that somebody withdrew is `void`. Without a column `confirm` every stub waits for a consumer.
+    Where `sends` is no number, nothing of the row is believed.
     """
     inputs._need(frame, words.OUTBOX, option)
     kind = frame.schema["id"].dataType
     if not isinstance(kind, T.StringType):
         raise UsageError(f"{option}: column 'id' is {kind.simpleString()}; give text")
-    confirm = F.col("confirm").cast("boolean") if "confirm" in frame.columns else F.lit(True)
+    sends = F.col("sends").try_cast("bigint")
+    is_broken = F.col("sends").isNotNull() & sends.isNull()  # columns that have slipped, perhaps
+    confirm = F.col("confirm").try_cast("boolean") if "confirm" in frame.columns else F.lit(True)
     produced = inputs.time_ms(frame, "created", option)
     if "sent_at" in frame.columns:  # it may have been sent long after it was written
         produced = F.coalesce(inputs.time_ms(frame, "sent_at", option), produced)
     status = F.coalesce(F.col("status"), F.lit(""))
     return frame.select(
-        stub_id(F.col("id")).alias("message_id"),
+        F.when(~is_broken, stub_id(F.col("id"))).alias("message_id"),
         F.col("topic").cast("string").alias("topic"),
         produced.alias("produced_at"),
         F.lit(None).cast("string").alias("producer"),
         F.lit(None).cast("bigint").alias("seq"),
-        (F.col("slot").cast("int") if "slot" in frame.columns else F.lit(None).cast("int")).alias(
-            "slot"
-        ),
+        inputs._given(frame, "slot", "int", option),
         F.lit(None).cast("string").alias("epoch"),
-        (F.coalesce(F.col("sends").cast("bigint"), F.lit(0)) == 0).alias("unsent"),
+        (F.coalesce(sends, F.lit(0)) == 0).alias("unsent"),
         ((status == "confirmed") & F.coalesce(confirm, F.lit(True))).alias("confirmed"),
         (status == "void").alias("void"),
     )

@@ -66,7 +66,8 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
         if at.format == "json":
             return _json(spark, option, at.where, columns)
         if at.format == "csv":
-            return spark.read.csv(at.where, header=True)
+            # A quote is doubled, as RFC 4180 and every database have it; Spark's own way is \".
+            return spark.read.csv(at.where, header=True, escape='"')
         if at.format == "table":
             return spark.read.table(at.where)
         return spark.read.parquet(at.where)
