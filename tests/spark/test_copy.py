@@ -33,13 +33,13 @@ from tests.spark.copy_driver import REFUSED
 from tests.spark.driver import POINT
 from tests.spark.long import long
 
-pytestmark = pytest.mark.timeout(1200)  # many cold drivers on a busy machine
+pytestmark = pytest.mark.timeout(2400)  # many cold drivers on a busy machine
 
 ROWS = int(os.environ.get("RMQ_TEST_SPARK_ROWS", "10000"))
 KILLS = int(os.environ.get("RMQ_TEST_SPARK_KILLS", "6"))
 BATCHES = 20  # of a copy
 OWNER_S = 3
-PATIENCE_S = 200.0
+PATIENCE_S = 400.0
 
 
 class Killed(NamedTuple):
