@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import rmq
@@ -14,9 +15,34 @@ from rmq import commands
 from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import Server, binaries
 
+# An example may take its time: the machine is shared. In CI every run plays the same ones.
+hypothesis.settings.register_profile(
+    "rmq",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("rmq")
+
+# Files are handed to workers one by one, and these take long: begun last, one of them would be all
+# that runs for a minute. Then directories in this order, those of small files at the end.
+FIRST = ("property/test_mutants", "faults/test_bank.", "property/", "faults/", "sql/test_outbox")
+FIRST += ("sql/test_resend", "packaging/", "bench/", "sql/", "cli/", "integration/")
+
 VERSIONS = ("6.2", "7.x")
 _BINARIES = binaries()
 _counter = itertools.count()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; a file keeps its order (wants --no-loadscope-reorder)."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.removeprefix("tests/")
+        return next((n for n, stem in enumerate(FIRST) if file.startswith(stem)), len(FIRST))
+
+    items.sort(key=place)
 
 
 def need(version: str) -> str:
