@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for a JVM that lives for seconds
+ARCHIVE = Path(sys.prefix) / "spark.jsa"  # of tests/spark/archive.py
 
 
 def _missing() -> str:
@@ -47,7 +48,14 @@ def environment() -> dict[str, str]:
     }
 
 
-def session(master: str = "local[2,4]") -> SparkSession:
+def jvm() -> str:
+    """Options of a JVM for tests."""
+    if not ARCHIVE.exists():
+        return QUICK
+    return f"{QUICK} -XX:SharedArchiveFile={ARCHIVE} -Xshare:auto -Xlog:disable"
+
+
+def session(master: str = "local[2,4]", java: str = "") -> SparkSession:
     """A small Spark on this machine: two tasks at a time, each tried four times."""
     from pyspark.sql import SparkSession
 
@@ -60,8 +68,9 @@ def session(master: str = "local[2,4]") -> SparkSession:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "768m")
         .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.driver.extraJavaOptions", QUICK)
+        .config("spark.driver.extraJavaOptions", java or jvm())
         .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")  # compiles for longer than it runs
         .config("spark.sql.session.timeZone", "Asia/Kolkata")  # so that a time zone shows
         .getOrCreate()
     )
