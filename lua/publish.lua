@@ -14,12 +14,13 @@ KEYS[9]   stage          list  entries, see stage_push; in the end one empty tex
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
-Returns   {entries left in the stage, stored, duplicates, merged}; nothing left: all is published
+Returns   {elements left in the stage, stored, duplicates, merged}; nothing left: all is published
           {0, 'F'} the slot's share of max_length is reached; nothing moved
 Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
 Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but a time that has
-          passed since the message was staged is no error. Run twice, it goes on. A stage that is
-          missing is an error: it has expired, or never was.
+          passed since the message was staged is no error, and of messages that were named for this entry
+          alone ('p') the first and the last are looked up, and settled ids not at all. Run twice, it goes on. A
+          stage that is missing is an error: it has expired, or never was.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -37,7 +38,7 @@ if packed == '' then
   return { 0, 0, 0, 0 }
 end
 local entry = cmsgpack.unpack(packed)
-local stored, duplicates, merged = 0, 0, 0
+local stored, duplicates, merged, elements = 0, 0, 0, 1
 if entry[1] == 'm' then
   --- @include "lib/merging"
   if #entry ~= 9 then
@@ -50,22 +51,32 @@ if entry[1] == 'm' then
   end
   stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
 else
-  --- @include "lib/accept"
-  local count = #entry / 3
-  if count < 1 or count > 1000 or count % 1 > 0 then
-    fail('STAGE', stage)
+  local count, letters = #entry / 3, nil
+  if entry[1] == 'p' then
+    --- @include "lib/plain"
+    count = entry[4]
+    elements = 1 + (tonumber(count) or 0)
+    if length < elements then
+      fail('STAGE', stage)
+    end
+    letters = plain(KEYS, entry, now, ARGV[2], ARGV[3])
+  else
+    --- @include "lib/accept"
+    if count < 1 or count > 1000 or count % 1 > 0 then
+      fail('STAGE', stage)
+    end
+    letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3], true)[2]
   end
-  local letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3], true)[2]
   if letters == 'F' then
     return { 0, 'F' }
   end
   local _, again = string.gsub(letters, 'd', '')
   stored, duplicates = count - again, again
 end
-if length > 1 then
-  redis.call('LPOP', stage)
+if length > elements then
+  redis.call('LTRIM', stage, elements, -1)
 else -- the key stays: one that is missing has expired
-  redis.call('LTRIM', stage, 0, 0) -- changes nothing, needs no memory: Redis asks for none after it
+  redis.call('LTRIM', stage, 0, 0) -- needs no memory: Redis asks for none after it
   redis.call('LSET', stage, 0, '')
 end
-return { length - 1, stored, duplicates, merged }
+return { length - elements, stored, duplicates, merged }

@@ -3,8 +3,8 @@ stage_keep: say how long a stage is kept from now on; 0: it goes now.
 
 KEYS[1]   stage          list  entries that wait for publish
 ARGV[1]   keep_ms              0 drops it
-ARGV[2]   length         ''    or how many entries it must have
-Returns   how many entries it has had
+ARGV[2]   length         ''    or how many elements it must have
+Returns   how many elements it has had
 Cost      O(1)
 Atomic    Yes. A stage of another length than it must have is an error, and nothing is changed.
 ]]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from rmq.errors import InvalidType, InvalidValue, StageLost
-from rmq.flows import staging
+from rmq.flows import Flow, staging
 from rmq.flows.staging import Published, Staged
 from rmq.handle import Handle
 from rmq.message import Outgoing
@@ -73,11 +74,20 @@ class Stage:
             What `Topic.send_many` raises for messages that cannot be sent; QueueFull: Redis is at
             maxmemory; StageLost: it has expired, or another writer has its name.
         """
-        before = self.staged
-        self._failed = True  # until it has not: repeated, a push would name its messages anew
-        self._staged = self._run(
-            staging.push(self._handle, before, messages, self._keep_ms, self._late)
+        return self._put(
+            staging.push(self._handle, self.staged, messages, self._keep_ms, self._late)
         )
+
+    def push_bodies(self, bodies: Iterable[Any]) -> int:
+        """As `push` of messages that are bodies and nothing else, in a fraction of the time.
+
+        Give some thousands at a time: they go to the slots in turn, an equal share to each.
+        """
+        return self._put(staging.push_bodies(self._handle, self.staged, bodies, self._keep_ms))
+
+    def _put(self, flow: Flow[Staged]) -> int:
+        self._failed = True  # until it has not: repeated, a push would name its messages anew
+        self._staged = self._run(flow)
         self._failed = False
         return self._staged.messages
 

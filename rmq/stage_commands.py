@@ -20,7 +20,7 @@ from rmq.keys import SlotKeys, sink_key
 class Moved(NamedTuple):
     """The reply to publish."""
 
-    left: int  # entries that wait
+    left: int  # elements that wait
     stored: int
     duplicates: int
     merged: int
@@ -35,19 +35,24 @@ class Begun(NamedTuple):
 
 
 def stage_push(
-    keys: SlotKeys, name: str, position: int, keep_ms: int, entry: Sequence[bytes]
+    keys: SlotKeys,
+    name: str,
+    position: int,
+    keep_ms: int,
+    entry: Sequence[bytes | int],
+    rests: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Put an entry at the end of a stage; how many entries it has then."""
+    """Put an entry at the end of a stage; how many elements it has then."""
     return Command(
         scripts.load("stage_push"),
         (keys.slot, keys.stage_stem + name.encode()),
-        [position, keep_ms, msgpack.packb(entry, use_bin_type=False)],
+        [position, keep_ms, msgpack.packb(entry, use_bin_type=False), *rests],
         int,
     )
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for so long, or drop it (0); `length`: how many entries it must have."""
+    """Keep a stage for so long, or drop it (0); `length`: how many elements it must have."""
     return Command(
         scripts.load("stage_keep"),
         (keys.stage_stem + name.encode(),),

@@ -162,20 +162,21 @@ class Rows:
         merges = ("merge",) if "merge_key" in columns else ()
         last = max(_FIELDS.index(field) for field in (*columns, *merges))
         self._fields = _FIELDS[: last + 1]
+        self.is_plain = list(columns) == ["body"]  # rows are bodies and nothing else
 
     @property
     def row(self) -> int:
         """The row of the partition that was read last, from 1."""
         return self._before + len(self._bodies) - length_hint(self._left)
 
-    def slices(self, batch: pa.RecordBatch) -> Iterator[Iterator[Outgoing]]:
-        """The messages of a batch, some thousands at a time."""
+    def slices(self, batch: pa.RecordBatch) -> Iterator[Iterator[Any]]:
+        """The messages of a batch, or the bodies where it is plain, some thousands at a time."""
         each = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(SLICE_ROWS, SLICE_BYTES // each))
         for at in range(0, batch.num_rows, step):
             yield self._messages(batch.slice(at, step))
 
-    def _messages(self, batch: pa.RecordBatch) -> Iterator[Outgoing]:
+    def _messages(self, batch: pa.RecordBatch) -> Iterator[Any]:
         self._before = self.row
         values = {
             field: _READ.get(field, _plain)(batch.column(name))
@@ -186,6 +187,8 @@ class Rows:
         if batch.column(self._columns["body"]).null_count:
             deque(islice(self._left, self._bodies.index(None) + 1), 0)
             raise InvalidValue(f"{self._columns['body']}: null; a message has a body")
+        if self.is_plain:
+            return self._left
         if "merge_key" in values:
             values["merge"] = [
                 "first" if one is None else self._merge for one in values["merge_key"]

@@ -69,10 +69,11 @@ class _Sink:
         rows = columns.Rows(self.fields, self.asked.merge)
         with connect(self.asked.at) as client:
             stage = self.topic(client).stage(name, keep=KEEP_S, late=self.asked.late)
+            push = stage.push_bodies if rows.is_plain else stage.push
             try:
                 for batch in batches:
                     for messages in rows.slices(batch):
-                        stage.push(messages)
+                        push(messages)
             except BaseException as error:
                 with contextlib.suppress(RMQError):
                     stage.discard()

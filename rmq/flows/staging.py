@@ -8,20 +8,23 @@ where it was, and nothing is published twice. See `lua/publish.lua` and `lua/sin
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rmq import stage_commands
+from rmq import ids, record, stage_commands
 from rmq.command import Command
 from rmq.commands import stats
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
 from rmq.flows import Durably, Flow, Pipeline, Sleep, opening, sending, together
 from rmq.flows.sending import GRACE_MS, Group
 from rmq.handle import Handle
+from rmq.keys import SlotKeys
 from rmq.message import Outgoing
-from rmq.settings import BATCH_MAX, Fsync
+from rmq.settings import BATCH_MAX, CALL_BYTES, Fsync, Settings
+from rmq.slots import RUN
 from rmq.stage_commands import Moved
 
 PUSHES = 16  # calls of one round trip
@@ -34,7 +37,7 @@ class Staged(NamedTuple):
 
     Attributes:
         name: of the stage.
-        lengths: by slot, how many entries there are.
+        lengths: by slot, how many elements there are.
         messages: how many messages they are.
     """
 
@@ -60,38 +63,111 @@ class Published(NamedTuple):
 # --- staging -----------------------------------------------------------------------------------
 
 
-def push(
-    handle: Handle, stage: Staged, messages: Iterable[Outgoing], keep_ms: int, late: bool
-) -> Flow[Staged]:
-    """Put messages into a stage; what stands in it then."""
+def _ready(handle: Handle) -> Flow[Settings]:
     hooks = handle.hooks
     if hooks.before_send or hooks.after_send or hooks.numbering is not None:
         raise InvalidValue(
             "stage: the client has interceptors, which a stage does not run; use a client without"
         )
     yield from opening.ensure(handle)
-    settings, groups = handle.settings, list[Group]()
-    # An entry is published all or nothing: one over a slot's share of max_length never would be.
-    share = -(-settings.max_length // settings.slots) or BATCH_MAX
-    sending.sort(handle, messages, groups, min(BATCH_MAX, share))
+    return handle.settings
+
+
+def _entry_max(settings: Settings) -> int:
+    """Messages of one entry: one over a slot's share of max_length never would be published."""
+    return min(BATCH_MAX, -(-settings.max_length // settings.slots) or BATCH_MAX)
+
+
+def push(
+    handle: Handle, stage: Staged, messages: Iterable[Outgoing], keep_ms: int, late: bool
+) -> Flow[Staged]:
+    """Put messages into a stage; what stands in it then."""
+    settings, groups = (yield from _ready(handle)), list[Group]()
+    sending.sort(handle, messages, groups, _entry_max(settings))
     timed = [one for group in groups for one in group.timed]
     if timed and not late:
         first, place = min(timed)
         now = yield stats(handle.slots[0])
         if first <= now["now_ms"] - GRACE_MS:
             raise sending.past(place)
-    lengths, count = dict(stage.lengths), stage.messages
-    calls: list[Command[Any]] = []
+    calls = _Calls(handle, stage, keep_ms)
     for group in groups:
-        entry, before = _entry(handle, group), lengths.get(group.slot, 0)
-        calls.append(
-            stage_commands.stage_push(handle.slots[group.slot], stage.name, before, keep_ms, entry)
+        if _alike(group):
+            calls.add_alike(group.slot, group.parts[0], group.ids[0], group.parts[1::2])
+        else:
+            calls.add(group.slot, _entry(handle, group), len(group.ids))
+    return (yield from calls.made())
+
+
+def push_bodies(handle: Handle, stage: Staged, bodies: Iterable[Any], keep_ms: int) -> Flow[Staged]:
+    """Put messages into a stage that are bodies alone; what stands in it then.
+
+    The same as `push` of `Outgoing(body)`, in a fraction of the time: no message is made, only
+    the first of each run is named, and the others take the stamps that follow.
+    """
+    settings, codec = (yield from _ready(handle)), handle.codec
+    if settings.expires_ms:
+        return (yield from push(handle, stage, map(Outgoing, bodies), keep_ms, True))
+    is_raw, most, data = codec.number == 0, settings.max_body, list[bytes]()
+    for body in bodies:
+        one = body if is_raw and type(body) is bytes else codec.encode(body)
+        if len(one) > most:
+            sending.checked(handle, settings, Outgoing(body))  # which says so
+        data.append(one)
+    longest = max(map(len, data), default=0)
+    run = max(RUN, -(-len(data) // settings.slots))
+    run = min(run, _entry_max(settings), max(1, CALL_BYTES // (longest + 64)))
+    head = record.head(codec.number, 0, settings.default_priority)
+    calls = _Calls(handle, stage, keep_ms)
+    # Runs are named apart from all that this process sends, by five bytes of their own.
+    stamp, random = 0, os.urandom(5)
+    for at in range(0, len(data), run):
+        slot, rests = handle.spread.next(), data[at : at + run]
+        made = ids.make(slot, handle.check)[0]
+        stamp = max(stamp, int.from_bytes(made[:8], "big"))
+        calls.add_alike(slot, head, stamp.to_bytes(8, "big") + made[8:11] + random, rests)
+        stamp += len(rests)
+    return (yield from calls.made())
+
+
+class _Calls:
+    """What puts entries into a stage, and what stands in it then."""
+
+    def __init__(self, handle: Handle, stage: Staged, keep_ms: int) -> None:
+        self._slots, self._stage, self._keep_ms = handle.slots, stage, keep_ms
+        self._lengths, self._count = dict(stage.lengths), stage.messages
+        self._calls: list[Command[Any]] = []
+
+    def add(
+        self, slot: int, entry: Sequence[bytes | int], count: int, rests: Sequence[bytes] = ()
+    ) -> None:
+        """An entry of so many messages."""
+        keys: SlotKeys = self._slots[slot]
+        before = self._lengths.get(slot, 0)
+        self._calls.append(
+            stage_commands.stage_push(keys, self._stage.name, before, self._keep_ms, entry, rests)
         )
-        lengths[group.slot] = before + 1
-        count += len(group.ids)
-    for at in range(0, len(calls), PUSHES):
-        yield from together(calls[at : at + PUSHES])
-    return Staged(stage.name, lengths, count)
+        self._lengths[slot] = before + 1 + len(rests)
+        self._count += count
+
+    def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
+        """Messages of one head; the stamps of their ids follow each other."""
+        self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
+
+    def made(self) -> Flow[Staged]:
+        """Make the calls."""
+        for at in range(0, len(self._calls), PUSHES):
+            yield from together(self._calls[at : at + PUSHES])
+        return Staged(self._stage.name, self._lengths, self._count)
+
+
+def _alike(group: Group) -> bool:
+    """Whether its messages are new and differ in what comes after the head alone."""
+    if group.merging is not None or group.given:
+        return False
+    heads = group.parts[::2]
+    plain = not heads[0][0] & (record.TIMED | record.EXPIRES)
+    return plain and heads.count(heads[0]) == len(heads)
 
 
 def _entry(handle: Handle, group: Group) -> list[bytes]:

@@ -89,6 +89,80 @@ def test_what_is_staged_is_in_no_queue_until_it_is_published_all_of_it(
     assert left(raw, topic) == []
 
 
+def test_bodies_alone_are_the_messages_that_a_push_would_make_of_them(
+    client: rmq.Client, topic: rmq.Topic, raw: redis.Redis
+) -> None:
+    made = topic.stage()
+    assert made.push_bodies(iter(range(2500))) == 2500
+    assert made.push([rmq.Outgoing(2500, priority=900)]) == 2501
+    assert made.push_bodies([]) == 2501
+
+    assert topic.publish([made.staged]) == rmq.Published(2501)
+
+    found = [one for slot in range(4) for one in client.admin.peek(topic.name, 1000, slot=slot)]
+    assert {one.id.check for one in found} == {topic.new_id().check}
+    assert all(one.id.slot == one.slot for one in found)
+    assert len({one.id for one in found}) == 2501
+    assert Counter(one.slot for one in found).most_common()[-1][1] == 625
+    assert bodies(topic) == list(range(2501))
+    assert left(raw, topic) == []
+
+
+def test_bodies_of_a_topic_whose_messages_expire_expire(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, slots=2, expires=60.0)
+    made = topic.stage()
+    made.push_bodies(range(300))
+
+    topic.publish([made.staged])
+
+    (one, *_) = client.admin.peek(name)
+    assert one.expires is not None
+    assert bodies(topic) == list(range(300))
+
+
+@pytest.mark.parametrize("codec", ["bytes", "json"])
+def test_body_that_cannot_be_sent_is_refused_alone_as_in_a_push(
+    client: rmq.Client, name: str, raw: redis.Redis, codec: str
+) -> None:
+    topic = client.topic(name, slots=4, max_body=100, codec=codec)
+    fine = b"x" * 100 if codec == "bytes" else "x" * 98
+    for bad, error in ((fine + fine[:1], rmq.PayloadTooLarge), (object(), rmq.EncodeError)):
+        made, given = topic.stage(), iter([fine, bad, fine])
+        with pytest.raises(error):
+            made.push_bodies(given)
+        assert list(given) == [fine]  # it was read as far as the one that is told of
+        with pytest.raises(rmq.StageLost):
+            made.push_bodies([fine])
+    assert left(raw, topic) == []
+
+
+def test_bodies_of_many_bytes_are_put_there_in_several_calls(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, slots=1, max_body=8_000_000, codec="bytes")
+    made = topic.stage()
+    made.push_bodies([bytes([n]) * 6_000_000 for n in range(5)])
+
+    assert topic.publish([made.staged]) == rmq.Published(5)
+    with topic.consumer() as consumer:
+        assert [one.body[0] for one in (consumer.receive(5) + consumer.receive(5))] == [*range(5)]
+
+
+def test_full_topic_takes_bodies_by_the_share_of_a_slot(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, slots=4, max_length=20)
+    made = topic.stage()
+    made.push_bodies(range(100))
+    found: list[int] = []
+    while True:
+        try:
+            topic.publish([made.staged], query="q", batch=0)
+            break
+        except rmq.QueueFull:
+            got = bodies(topic)
+            assert got
+            found += got
+
+    assert sorted(found + bodies(topic)) == list(range(100))
+
+
 def test_stages_of_attempts_that_do_not_count_are_never_seen(
     topic: rmq.Topic, raw: redis.Redis
 ) -> None:

@@ -36,6 +36,39 @@ def test_push_sent_twice_adds_one_entry(box):
     assert box.state()[f"stage:{NAME}"] == [packed(b"a"), packed(b"b")]
 
 
+def test_entry_of_several_elements_is_put_there_as_a_whole_and_once(box):
+    def pushed():
+        return stage_commands.stage_push(box.keys, NAME, 0, 60_000, [b"p"], [b"a", b"", b"c"])
+
+    assert box.twice(pushed) == 4
+    assert box.twice(lambda: push(box, 4, b"b")) == 5
+
+    assert box.state()[f"stage:{NAME}"] == [packed(b"p"), b"a", b"", b"c", packed(b"b")]
+
+
+@pytest.mark.parametrize("position", [0, 2, 3, 5])
+def test_part_of_an_entry_is_no_copy_of_it(box, position):
+    box.run(push(box, 0))
+    box.run(stage_commands.stage_push(box.keys, NAME, 1, 60_000, [b"p"], [b"a", b"b"]))
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="RMQSTAGE"):
+        box.run(stage_commands.stage_push(box.keys, NAME, position, 60_000, [b"p"], [b"a", b"b"]))
+
+    assert box.state() == before
+
+
+def test_entry_of_more_than_a_thousand_messages_is_refused(box):
+    rests = [b"a"] * 1001
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="RMQARG entry"):
+        box.run(stage_commands.stage_push(box.keys, NAME, 0, 60_000, [b"p"], rests))
+
+    assert box.state() == before
+    assert box.run(stage_commands.stage_push(box.keys, NAME, 0, 60_000, [b"p"], rests[1:])) == 1001
+
+
 def test_each_push_keeps_the_stage_anew(box):
     key = box.keys.stage_stem + NAME.encode()
     box.run(push(box, 0))
