@@ -77,7 +77,7 @@ class Server:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             preexec_fn=_die_with_parent,
         )  # fmt: skip
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             with contextlib.suppress(redis.RedisError), self.raw(socket_timeout=1) as probe:
                 probe.ping()

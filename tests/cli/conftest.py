@@ -44,7 +44,7 @@ class Shell:
             input=data,
             capture_output=True,
             env=self.env | (env or {}),
-            timeout=30,
+            timeout=90,
         )
         return subprocess.CompletedProcess(
             done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
@@ -80,7 +80,7 @@ class Shell:
                 os.write(ours, typed.encode())
                 typed = ""
         os.close(ours)
-        return running.wait(10), shown.decode()
+        return running.wait(90), shown.decode()
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ class TestTail:
 
         sent = feed_until_done(topic, running)
 
-        out, _ = running.communicate(timeout=10)
+        out, _ = running.communicate(timeout=90)
         found = [one["body"] for one in ndjson(out.decode())]
         assert running.returncode == 0
         assert len(found) == 3

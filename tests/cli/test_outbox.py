@@ -184,7 +184,7 @@ def test_run_sends_until_it_is_told_to_stop(
             fill(engine, name, 2)
             assert [d.body for d in consumer.receive(wait=20)] == [2]
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=20)
+        _, told = process.communicate(timeout=90)
     finally:
         process.kill()
 
@@ -208,7 +208,7 @@ def test_run_waits_for_a_redis_that_is_away_and_ends_meanwhile_when_told(
             assert line, "it ended"
         started = time.monotonic()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=90)
     finally:
         process.kill()
 

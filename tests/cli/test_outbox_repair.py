@@ -280,7 +280,7 @@ def test_run_sends_again_what_is_lost_and_posts_what_is_exhausted(scene: Lossy) 
         until(lambda: scene.row(lost).sends == 2 and got, 30)
     finally:
         process.terminate()
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=90)
         receiver.shutdown()
         receiver.server_close()
 

@@ -255,7 +255,7 @@ def test_reload_without_its_package_says_what_to_install(shop, start):
 
 def probe(url: str) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=60) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -298,7 +298,7 @@ def test_metrics_of_all_processes_come_from_one_place(tmp_path, server, name, cl
     url = health_url(program)
 
     def metrics() -> str:
-        with urllib.request.urlopen(url + "/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(url + "/metrics", timeout=60) as reply:
             return str(reply.read().decode())
 
     until(lambda: "seen_total 2.0" in metrics(), metrics)

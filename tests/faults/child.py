@@ -37,7 +37,7 @@ def running(what: str, url: str, topic: str, log: Path) -> Iterator[subprocess.P
         process.wait()
 
 
-def told(log: Path, word: str, count: int = 1, within: float = 20.0) -> list[list[str]]:
+def told(log: Path, word: str, count: int = 1, within: float = 60.0) -> list[list[str]]:
     """Wait until the child has told a word so often; its lines, split."""
     until = time.monotonic() + within
     while True:

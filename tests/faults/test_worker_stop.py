@@ -125,11 +125,11 @@ def test_a_handler_that_goes_on_after_the_stop_is_told_that_its_message_is_lost(
     topic.send({})
     worker = rmq.Worker(client, grace=0, keeper="thread")
     worker.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     before = seen[0].lost
     finished = worker.stop()
     with topic.consumer() as other:
-        [again] = other.receive(1, wait=5)
+        [again] = other.receive(1, wait=60)
         after = seen[0].lost
         go_on.set()
         again.ack()

@@ -32,7 +32,7 @@ class Reason(NamedTuple):
 def _take(topic: Any, count: int, **mode: Any) -> list[Any]:
     with topic.consumer(**mode) as consumer:
         found: list[Any] = []
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while len(found) < count and time.monotonic() < until:
             found += consumer.receive(count - len(found), wait=0.5)
         if not mode:

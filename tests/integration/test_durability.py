@@ -21,7 +21,7 @@ def pair() -> Iterator[tuple[Server, Server]]:
     main = Server(any_binary())
     replica = Server(any_binary(), "--replicaof", "127.0.0.1", str(main.port))
     with main.raw() as redis:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while redis.wait(1, 100) < 1:
             assert time.monotonic() < until, "the replica never came into step"
     yield main, replica

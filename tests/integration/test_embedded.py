@@ -49,7 +49,7 @@ def _found(directory: Path, name: str) -> Iterator[tuple[psutil.Process, list[st
                 yield process, words
 
 
-def until(true: Callable[[], Any], seconds: float = 5.0) -> bool:
+def until(true: Callable[[], Any], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:

@@ -67,14 +67,15 @@ def test_a_delayed_message_is_never_early(api: Any, name: str) -> None:
     topic.send("later", delay=0.3)
     topic.send("sooner", at=datetime.now(UTC) + timedelta(seconds=0.15))
 
+    got: list[tuple[Any, float]] = []
     with topic.consumer() as consumer:
-        assert consumer.receive() == []
-        (first,) = consumer.receive(wait=5)
-        assert time.time() >= before + 0.15
-        (second,) = consumer.receive(wait=5)
+        while len(got) < 2:
+            got += [(d, time.time()) for d in consumer.receive(wait=20)]
 
+    (first, first_at), (second, second_at) = got
     assert (first.body, second.body) == ("sooner", "later")
-    assert time.time() >= before + 0.3
+    assert first_at >= before + 0.15
+    assert second_at >= before + 0.3
     assert first.due <= second.due
 
 

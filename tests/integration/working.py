@@ -9,7 +9,7 @@ from typing import Any
 import rmq
 
 
-def until(true: Callable[[], Any], wait_s: float = 10) -> None:
+def until(true: Callable[[], Any], wait_s: float = 60) -> None:
     """Wait for it."""
     end = time.monotonic() + wait_s
     while not true():

@@ -249,5 +249,5 @@ def test_a_stop_gives_the_claims_of_cancelled_handlers_up(
     assert books.rows() == []
     began = time.monotonic()
     with topic.consumer() as consumer:
-        assert len(consumer.receive(wait=5)) == 1
-    assert time.monotonic() - began < 5
+        assert len(consumer.receive(wait=20)) == 1
+    assert time.monotonic() - began < 20  # not when its lease of 30 s ends

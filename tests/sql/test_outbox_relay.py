@@ -25,7 +25,7 @@ def states(engine):
     return collections.Counter((one.status, one.sends) for one in rows(engine))
 
 
-def until(true, seconds=20.0):
+def until(true, seconds=60.0):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen"
@@ -341,7 +341,7 @@ def test_the_loop_sends_what_is_written_while_it_runs_and_ends_when_told(databas
             one.ack()
         stopped = time.monotonic()
 
-    assert time.monotonic() - stopped < 2
+    assert time.monotonic() - stopped < 10
     assert running.error is None
 
 
@@ -354,6 +354,7 @@ def test_an_idle_loop_asks_the_database_about_once_a_second(database, client, na
         time.sleep(3)  # the pauses grow to a second within the first
         asked.clear()
         time.sleep(3)
+        until(lambda: any("rmq_stub" in one for one in asked))
         found = [one for one in asked if "rmq_stub" in one]
 
     assert 1 <= len(found) <= 5

@@ -40,7 +40,7 @@ def child(database, server, batch=50, *dies):
         yield process
     finally:
         process.stdin.close()
-        process.wait(30)
+        process.wait(90)
 
 
 def left(engine):
@@ -48,7 +48,7 @@ def left(engine):
         return connection.execute(sa.text("SELECT count(*) FROM rmq_stub WHERE sends = 0")).scalar()
 
 
-def wait_until_sent(engine, seconds=60.0):
+def wait_until_sent(engine, seconds=120.0):
     end = time.monotonic() + seconds
     while left(engine):
         assert time.monotonic() < end, f"{left(engine)} are still unsent"
@@ -221,7 +221,7 @@ def test_a_relay_killed_between_send_and_mark_loses_and_repeats_nothing(
     fill(engine, outbox, name, [(f"b{n % 3}", n) for n in range(200)])
 
     with child(database, server, 50, "dies") as dying:
-        dying.wait(30)
+        dying.wait(90)
     assert dying.returncode == -9
     assert client.admin.stats(name)["priority"] == 50  # it had sent them
     assert left(engine) == 200

@@ -76,7 +76,7 @@ def test_two_that_look_and_then_pay_are_seen_to_pay_twice(engine: sa.Engine) -> 
         with engine.connect() as connection:
             query = sa.text("SELECT COUNT(*) FROM payment WHERE id = :id")
             seen = connection.execute(query, MESSAGES["pay"]).scalar_one()
-        looked.wait(10)
+        looked.wait(60)
         if not seen:
             with engine.begin() as connection:
                 query = sa.text("UPDATE member SET balance = balance - :amount")
@@ -152,7 +152,7 @@ def test_two_that_look_at_the_same_time_are_told_apart_by_the_constraint(
     def wait_for_the_other(_: Any, __: Any, statement: str, *___: Any) -> None:
         if statement.startswith("SELECT id FROM payment") and len(looks) < 2:
             looks.append(statement)
-            both.wait(10)
+            both.wait(60)
 
     told = at_once(engine, recipes.pay, MESSAGES["pay"], threads=2)
 

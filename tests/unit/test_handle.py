@@ -61,7 +61,7 @@ def test_a_forked_child_takes_lanes_of_its_own() -> None:
     queue = context.Queue()
     child = context.Process(target=_child, args=(lanes, queue))
     child.start()
-    theirs = queue.get(timeout=20)
+    theirs = queue.get(timeout=90)
     child.join()
 
     assert theirs != mine.name

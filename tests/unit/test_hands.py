@@ -18,7 +18,7 @@ from rmq.worker.loop import Loop
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 
 
-def eventually(what: Callable[[], Any], within: float = 20.0) -> Any:
+def eventually(what: Callable[[], Any], within: float = 60.0) -> Any:
     until = time.monotonic() + within
     while not (found := what()):
         assert time.monotonic() < until, "it did not come to pass"

@@ -50,7 +50,7 @@ def test_a_forked_child_makes_ids_of_its_own() -> None:
     queue = context.Queue()
     child = context.Process(target=_tail, args=(queue,))
     child.start()
-    theirs = queue.get(timeout=20)
+    theirs = queue.get(timeout=90)
     child.join()
     assert theirs != ids.make(0, 0)[0][11:]
 
