@@ -15,6 +15,8 @@ from tests.conftest import any_binary
 from tests.property.machine import Machine
 from tests.servers import Server
 
+pytestmark = pytest.mark.timeout(900)  # thousands of steps, each some calls; 134 s at a load of 30
+
 QUICK = settings(
     max_examples=30,
     stateful_step_count=50,

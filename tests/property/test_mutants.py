@@ -19,6 +19,8 @@ from tests.property.mutants import IN_ORDER, MUTANTS, TwoStepDriver, loader
 from tests.property.snapshot import Violation
 from tests.servers import Server
 
+pytestmark = pytest.mark.timeout(1200)  # as many hunts as there are mutants
+
 HUNT = settings(
     max_examples=40,
     stateful_step_count=40,
