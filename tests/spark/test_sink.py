@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import rmq
+from rmq.errors import RMQError
+from spark_connector.writer import batch_writer
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(300)  # a cold Spark on a busy machine
@@ -214,6 +216,22 @@ FRAMES = [
 
 @pytest.mark.parametrize(("columns", "told"), FRAMES)
 def test_frame_that_cannot_be_written_is_told_in_one_sentence(
+    spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis,
+    columns: str, told: str,
+) -> None:  # fmt: skip
+    df = spark.sql(f"SELECT {columns}")
+    rows, given = df.toArrow().to_batches(), {"url": server.url, "topic": topic.name}
+
+    with pytest.raises(RMQError) as caught:  # as a task calls it; Spark would make four of them
+        batch_writer(given, df.schema, False).write(iter(rows))
+
+    assert told in str(caught.value)
+    assert client.admin.stats(topic.name)["accepted"] == 0
+    assert stages(raw, topic) == []
+
+
+@pytest.mark.parametrize(("columns", "told"), [FRAMES[1], FRAMES[-2]])
+def test_what_is_wrong_with_a_frame_is_in_the_error_of_spark(
     spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis,
     columns: str, told: str,
 ) -> None:  # fmt: skip
