@@ -8,7 +8,6 @@ everything goes back to the queue, and costs a retry.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from rmq.codec import JSON, MSGPACK, Compressed
 from rmq.errors import InvalidType, InvalidValue
 from rmq.flows import Listener, querying
 from rmq.handle import Handle
-from rmq.query_commands import Holder
+from rmq.query_commands import Holder, check_run
 from rmq.record import COLLECTS, Record
 from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.units import Duration, milliseconds
@@ -28,7 +27,6 @@ from rmq.wire import Executor
 __all__ = ["Block", "Held", "Query", "Record", "envelope_of", "value_of"]
 
 _COMPRESSED = Compressed()
-_RUN = re.compile("[0-9a-f]{32}")
 Offsets = Mapping[int, int]
 
 
@@ -74,8 +72,7 @@ class Query:
         lease: Duration,
         owner_lease: Duration,
     ) -> None:
-        if not isinstance(run, str) or not _RUN.fullmatch(run):
-            raise InvalidValue(f"run: {run!r:.60}; give 32 hex digits: uuid.uuid4().hex")
+        check_run(run)
         if not isinstance(owner, str):
             raise InvalidType(f"owner: {type(owner).__name__}; give a str")
         if not 1 <= len(owner.encode()) <= 200:
