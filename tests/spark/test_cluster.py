@@ -13,8 +13,12 @@ from tests.servers import Server
 from tests.spark.cluster import Cluster
 from tests.spark.cluster_driver import attempts
 from tests.spark.conftest import MISSING
+from tests.spark.long import long
 
-pytestmark = pytest.mark.timeout(600)  # six cold JVMs on a busy machine
+pytestmark = [
+    pytest.mark.timeout(600),  # six cold JVMs on a busy machine
+    long("test_cluster.py"),
+]
 
 ROWS = 400
 
