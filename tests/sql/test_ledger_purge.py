@@ -46,7 +46,7 @@ def test_purge_removes_what_is_old_and_says_nothing_for_the_future(books: Books)
     add(books, "old, expired", "consumed", 10 * DAY_MS, -DAY_MS)
     add(books, "old, of a crash", "consuming", 10 * DAY_MS, -DAY_MS)
     add(books, "old, ttl has not passed", "consumed", 10 * DAY_MS, DAY_MS)
-    add(books, "old, alive", "consuming", 10 * DAY_MS, 1000)
+    add(books, "old, alive", "consuming", 10 * DAY_MS, 60_000)
     add(books, "young", "consumed", DAY_MS, None)
     add(books, "young, expired", "consumed", DAY_MS, -1000)
 
