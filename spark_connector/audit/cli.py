@@ -160,18 +160,25 @@ class _Store:
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
         """Store rows; what is to be read instead of them."""
-        if self._table is not None:
-            table = self._table if name == "messages" else f"{self._table}_{name}"
-            rows.write.mode("overwrite").saveAsTable(table)
-            kept = self._spark.read.table(table)
-        else:
-            assert self._out is not None
-            path = self._out.absolute().joinpath(name).as_uri()
-            rows.write.mode("overwrite").parquet(path)
-            kept = self._spark.read.parquet(path)
+        try:
+            kept = self._kept(name, rows)
+        except PySparkException as error:
+            reason = str(error).partition("\n")[0][:300]
+            option, where = ("table", self._table) if self._table else ("out", self._out)
+            raise UsageError(f"{option}: {str(where)!r} cannot be written: {reason}") from error
         if name == "messages":
             self._messages = kept
         return kept
+
+    def _kept(self, name: str, rows: DataFrame) -> DataFrame:
+        if self._table is not None:
+            table = self._table if name == "messages" else f"{self._table}_{name}"
+            rows.write.mode("overwrite").saveAsTable(table)
+            return self._spark.read.table(table)
+        assert self._out is not None
+        path = self._out.absolute().joinpath(name).as_uri()
+        rows.write.mode("overwrite").parquet(path)
+        return self._spark.read.parquet(path)
 
     def finish(self, found: Findings) -> int:
         """Write the report, the totals and the list to resend; how many ids that leaves out."""

@@ -304,5 +304,12 @@ def test_rows_of_an_audit_go_into_tables_and_replace_those_of_the_last_one(
         assert Counter(row.status for row in rows) == {"delivered": 19, "unknown": 1}
         page = sorted(one.name for one in (tmp_path / "out").iterdir())
         assert page == ["report.html", "resend.txt", "totals.json"]  # no rows: they are in tables
+
+        # Files of a table that the catalog has forgotten: no verdict, so not the code of a loss.
+        (tmp_path / "warehouse" / "old").mkdir()
+        (tmp_path / "warehouse" / "old" / "file").touch()
+        assert main([*books.files(tmp_path / "in"), "--table", "audits.old"]) == 2
+        told = capsys.readouterr().err
+        assert "audit: --table: 'audits.old' cannot be written: [LOCATION_ALREADY_EXISTS]" in told
     finally:
         spark.sql("DROP DATABASE audits CASCADE")
