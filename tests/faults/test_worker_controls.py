@@ -11,6 +11,8 @@ from tests.faults.worker_account import account
 from tests.faults.worker_scene import LEASE_S, Scene, wait_for
 from tests.servers import Server
 
+MEANWHILE_S = 5.0  # so long that somebody can be stopped, or started, on a busy machine
+
 
 @pytest.fixture
 def scene(server: Server, name: str, tmp_path: Path):
@@ -90,7 +92,7 @@ def test_a_worker_that_settles_before_it_handles_is_caught(
 def test_an_ack_that_ignores_the_receipt_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scene.send(1, do=("hold", 0.5), again=("hold", 30))
+    scene.send(1, do=("hold", MEANWHILE_S), again=("hold", 60))
     zombie = scene.worker("acks_by_id")
     scene.seen("deliver")
     other = scene.worker()
@@ -109,7 +111,7 @@ def test_an_ack_that_ignores_the_receipt_is_caught(
 def test_a_zombie_that_begins_what_it_has_lost_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scene.send(1, do=("hold", 0.5))
+    scene.send(1, do=("hold", MEANWHILE_S))
     scene.send(3)
     zombie = scene.worker("begins_anything", concurrency=1, prefetch=4)
     scene.seen("deliver", n=0)
@@ -129,7 +131,7 @@ def test_a_keeper_thread_behind_the_gil_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the docs say of keeper="thread"; and the account would see it in a keeper process."""
-    scene.send(1, do=("gil", 4))
+    scene.send(1, do=("gil", 2 * MEANWHILE_S))
     scene.worker(worker={"keeper": "thread"})
     scene.seen("deliver")
     scene.worker()
