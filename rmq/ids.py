@@ -5,7 +5,8 @@ Layout, big-endian, so that bytes sort by time:
     8 bytes  stamp: epoch ms * 65536 + a count, strictly growing inside a process
     10 bits  slot
     14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
-    5 bytes  random, drawn once for each process and again after a fork
+    5 bytes  random, drawn once for each process and again after a fork, and by each push of bodies
+             to a stage for itself
 
 The id of a message with a dedup key is not made but derived: stamp and random are the 13 bytes of
 BLAKE2b over the key, the first bit of the stamp set. In an id that was made that bit is clear until
