@@ -2,7 +2,7 @@
 query_renew: hold what a query has for longer, and tell how much of a batch that is.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   query          hash  tail: the number of the newest in the log; owner, and until when it is that
+KEYS[2]   query          hash  tail: the number of the newest in the log; settled; owner, and until when it is that
 KEYS[3]   query log      list  ids of what the query holds; the last one's number is the tail
 KEYS[4]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
@@ -12,8 +12,8 @@ ARGV[4]   lease_ms             1000 to 43 200 000
 ARGV[5]   owner_ms             1000 to 43 200 000
 ARGV[6]   after                the batch begins after this number
 ARGV[7]   upto                 and ends with this one
-Returns   {how many messages of the batch are held, the newest number, ms the owner has left, the owner}: the
-          last two only where another one has it, and nothing was done
+Returns   {how many messages of the batch are held, the newest number, the newest that is settled, ms the owner
+          has left, the owner}: the last two only where another one has it, and nothing was done
 Cost      O(log q), q = queries that hold messages of the slot
 Atomic    The count is of the moment of the renewal. The first write needs no memory. Run twice, it does the same.
 ]]
@@ -32,11 +32,12 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
 end
 local first, tail = extent(query, log, 0)
 local held = math.max(0, math.min(upto, tail) - math.max(after, first))
+local settled = tonumber(redis.call('HGET', query, 'settled') or 0)
 local other, left = foreign(query, ARGV[3], now)
 if other then
-  return { held, tail, left, other }
+  return { held, tail, settled, left, other }
 end
 redis.call('ZCARD', queries)
 drain(queries)
 hold_on(slot, query, log, queries, ARGV[2], ARGV[3], now, lease, owner_ms)
-return { held, tail }
+return { held, tail, settled }

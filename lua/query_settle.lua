@@ -8,7 +8,7 @@ KEYS[4]   failures       hash  message id -> what it failed of
 KEYS[5]   settled even   set   ids settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  numbers of messages that are not accounted for
-KEYS[8]   query          hash  tail: the number of the newest in the log; owner, and until when it is that
+KEYS[8]   query          hash  tail: the number of the newest in the log; settled; owner, and until when it is that
 KEYS[9]   query log      list  ids of what the query holds; the last one's number is the tail
 KEYS[10]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
@@ -76,6 +76,7 @@ if #mine > 0 then
   end
 end
 redis.call('LTRIM', log, size, -1)
+redis.call('HSET', KEYS[8], 'settled', first + size)
 if settled > 0 then
   redis.call('HINCRBY', slot, 'settled', settled)
   if window > 0 then

@@ -36,10 +36,12 @@ class Held(NamedTuple):
     Attributes:
         newest: the number of the newest message that it ever took.
         messages: how many it holds of the batch that was asked about.
+        settled: the number of the newest message that was settled or rejected.
     """
 
     newest: int
     messages: int
+    settled: int
 
 
 class Block(NamedTuple):
@@ -134,7 +136,7 @@ class Query:
             QueryOwned: another owner runs it.
         """
         logs = self._run(querying.renew(self._handle, self._holder, after, upto))
-        return [Held(log.newest, log.held) for log in logs]
+        return [Held(log.newest, log.held, log.settled) for log in logs]
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
         """What it holds of a slot between two numbers, a block at a time; changes nothing."""

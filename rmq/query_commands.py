@@ -47,6 +47,7 @@ class Log(NamedTuple):
     newest: int  # number in the log
     left_ms: int = 0
     owner: str = ""  # another one, for so long; then nothing was done
+    settled: int = 0  # the newest number that is; query_renew tells it
 
 
 class Page(NamedTuple):
@@ -96,6 +97,10 @@ def _log(reply: list[Any]) -> Log:
     return Log(*_owned(reply))
 
 
+def _renewed(reply: list[Any]) -> Log:
+    return Log(*_owned(reply[:2] + reply[3:]), settled=reply[2])
+
+
 def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]:
     """Take messages of one slot; the newest number in the log."""
     return Command(
@@ -117,7 +122,7 @@ def renew(keys: SlotKeys, holder: Holder, after: int, upto: int) -> Command[Log]
         scripts.load("query_renew"),
         (keys.slot, *_query(keys, holder.run), keys.queries),
         [now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, upto],
-        _log,
+        _renewed,
     )
 
 

@@ -7,6 +7,7 @@ query have gaps where a lease once ran out, so it cannot be told from the number
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -71,6 +72,24 @@ def check_slots(offset: Offset, slots: int, topic: str) -> None:
         raise ConfigurationError(
             f"checkpoint: topic {topic!r} has {slots} slots in Redis and {len(offset.slots)} in "
             "the checkpoint, so it was made anew; give the query a new checkpoint"
+        )
+
+
+def check_age(offset: Offset, settled: Sequence[int], topic: str) -> None:
+    """Refuse a checkpoint that does not know of batches that were settled.
+
+    A sink that knows batches by their number would take its next ones for replays, drop them, and
+    they would be settled here.
+
+    Raises:
+        ConfigurationError: the query has settled more than ends with this offset.
+    """
+    ahead = sum(max(0, one - offset.slots[slot]) for slot, one in enumerate(settled))
+    if ahead:
+        raise ConfigurationError(
+            f"checkpoint: it is an older copy; {ahead} messages of topic {topic!r} that came after "
+            "it were settled by its query. Sinks would drop new batches, which have numbers they "
+            "know; nothing was taken. Give the query its newest checkpoint, or a new one"
         )
 
 

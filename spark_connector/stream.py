@@ -100,6 +100,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         claims = self._open(known.run)
         holding = claims.hold(known.slots)
         offsets.check_slots(known, len(holding), topic)
+        offsets.check_age(known, [one.settled for one in holding], topic)
         claims.settle(known.slots)
         if self._announces(known, limit):
             return start

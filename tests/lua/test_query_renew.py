@@ -55,6 +55,15 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     assert box.state() == before
 
 
+def test_renew_tells_what_is_settled(box):
+    box.send(3)
+    take(box)
+    box.run(query_commands.settle(box.handle, box.keys, ME, 2, 10))
+
+    assert box.run(renewing(box)) == Log(1, 3, settled=2)
+    assert box.run(renewing(box, holder=RIVAL)) == Log(1, 3, 15_000, "me:1", 2)
+
+
 def test_renewing_costs_the_same_for_any_number_of_messages(box):
     box.send(300)
     take(box, limit=300)

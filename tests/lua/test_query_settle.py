@@ -31,6 +31,7 @@ def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
         ("records", second): None,
         (f"querylog:{RUN}",): [third],
         ("slot", "settled"): "2",
+        (f"query:{RUN}", b"settled"): b"2",
     }
 
 

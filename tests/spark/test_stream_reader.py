@@ -420,3 +420,27 @@ def test_a_topic_that_is_not_there_is_told(server: Server, make: Make) -> None:
 
     with pytest.raises(TopicNotFound, match="missing"):
         reader.initialOffset()
+
+
+@pytest.mark.parametrize("on_loss", ["fail", "continue"])
+def test_an_older_copy_of_a_checkpoint_is_refused_and_takes_nothing(
+    client: rmq.Client, topic: rmq.Topic, make: Make, on_loss: str
+) -> None:
+    fill(topic, 30)
+    first = make(maxMessagesPerTrigger=10)
+    old = latest(first, begun(first))
+    new = latest(first, old)
+    assert latest(first, new) != new  # which settles the batch that an older copy knows nothing of
+    first.stop()
+    fill(topic, 5, 30)
+    before = state(client, topic)
+
+    late = make(onClaimLoss=on_loss)
+    with pytest.raises(
+        ConfigurationError, match=r"older copy; 10 messages of topic .* were settled"
+    ):
+        late.latestOffset(old, late.getDefaultReadLimit())
+
+    assert state(client, topic) == before
+    late.stop()
+    assert latest(make(), new) != new
