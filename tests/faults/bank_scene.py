@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,12 +18,12 @@ from tests.databases import Database
 from tests.faults import bank
 from tests.faults.bank import Transfer
 from tests.faults.bank_books import Books, audit
+from tests.faults.process import Process
 from tests.faults.worker_account import events
-from tests.faults.worker_scene import WAITING, wait_for
-from tests.servers import Server, _die_with_parent
+from tests.faults.worker_scene import PATIENCE_S, WAITING, wait_for
+from tests.servers import Server
 
 LEASE_S = 1.0
-PATIENCE_S = 60.0  # for what takes seconds when nobody else is on this machine
 RETRY = rmq.Exponential(base=0.2, cap=2.0, jitter=0.5)  # 17 attempts outlast a server's restart
 
 Plan = Sequence[dict[str, Any]]
@@ -37,19 +34,13 @@ def fault(step: str, what: str = "kill", after: int = 1, **more: Any) -> dict[st
     return {"step": step, "what": what, "after": after, **more}
 
 
-class Teller:
+class Teller(Process):
     """A teller's process."""
 
     def __init__(self, scene: Bank, plan: Plan, task: dict[str, Any]) -> None:
-        self.plan = [f"{one['what']} {one['step']}" for one in plan]
-        self.errors = scene.folder / f"err-{len(scene.tellers)}"
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.bank_child", json.dumps(task)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-                preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
-            )  # fmt: skip
-        self.pid = self.process.pid
+        errors = scene.folder / f"err-{len(scene.tellers)}"
+        told = [f"{one['what']} {one['step']}" for one in plan]
+        super().__init__("tests.faults.bank_child", task, errors, told)
 
     def is_stopped(self) -> bool:
         """Whether it stands still."""
@@ -57,37 +48,13 @@ class Teller:
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
         return False
 
-    def is_gone(self) -> bool:
-        """Whether it has ended."""
-        return self.process.poll() is not None
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
-
-    def dies(self) -> None:
-        """Wait until it has killed itself."""
-        wait_for(self.is_gone, f"{self.plan}: {self.said()}", PATIENCE_S)
-        assert self.process.returncode == -signal.SIGKILL, self.said()
-
     def stops(self) -> None:
         """Wait until it has stopped itself."""
         wait_for(self.is_stopped, f"{self.plan}: {self.said()}", PATIENCE_S)
 
-    def ends(self) -> None:
-        """SIGTERM: what is at work comes to its end."""
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0, self.said()
-
-    def close(self) -> None:
-        """End it, whatever it does."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def said(self) -> str:
-        """What is on its stderr."""
-        return self.errors.read_text()[-4000:]
+    def go_on(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
 
 class Bank:

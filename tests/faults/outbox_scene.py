@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +19,28 @@ from tests.databases import Database
 from tests.faults import outbox_shop
 from tests.faults.aof import lives
 from tests.faults.outbox_books import Auditor, Books, Event
+from tests.faults.process import Process
 from tests.faults.worker_scene import WAITING, wait_for
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server
 
 PATIENCE_S = 120.0  # for what takes seconds when nobody else is on this machine
 HANDS = 2
 
 
-class Child:
+class Child(Process):
     """A process of the shop. `step`: where it is to kill itself, or ""."""
 
     def __init__(self, scene: Shop, role: str, step: str, task: dict[str, Any]) -> None:
         self.role = role
         self.step = step
-        self.errors = scene.folder / f"err-{len(scene.children)}"
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.outbox_child", json.dumps(task)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-                preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
-            )  # fmt: skip
-        self.pid = self.process.pid
+        errors = scene.folder / f"err-{len(scene.children)}"
+        super().__init__("tests.faults.outbox_child", task, errors, [step] if step else [])
 
     def is_gone(self) -> bool:
         """Whether it has ended: killed by itself where it should, or at its end."""
         code = self.process.poll()
         assert code in (None, 0) or (self.step and code == -signal.SIGKILL), (code, self.said())
         return code is not None
-
-    def dies(self) -> None:
-        """Wait until it has killed itself."""
-        wait_for(self.is_gone, f"{self.step}: {self.said()}", PATIENCE_S)
-        assert self.process.returncode == -signal.SIGKILL, self.said()
-
-    def ends(self) -> None:
-        """SIGTERM: what is at work comes to its end."""
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0, self.said()
-
-    def close(self) -> None:
-        """End it, whatever it does."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def said(self) -> str:
-        """What is on its stderr."""
-        return self.errors.read_text()[-3000:]
 
 
 class Shop:

@@ -87,7 +87,8 @@ def test_a_message_that_kills_its_process_is_dead_after_its_tries_and_takes_nobo
 def test_what_waits_behind_a_suspect_is_handed_back_before_it_begins(
     server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with stages(server, name, tmp_path, ("sync", "async", "batch"), slots=1) as scenes:
+    how: dict[str, Any] = {"slots": 1, "lease": TRY_S}
+    with stages(server, name, tmp_path, ("sync", "async", "batch"), **how) as scenes:
         for scene in scenes:
             scene.send(1, do=("exit",), again=("exit", 5), priority=900)
             scene.send(6)

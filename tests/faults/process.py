@@ -1,0 +1,57 @@
+"""A process of a scene, which kills or stops itself where its plan says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.faults.worker_scene import PATIENCE_S, wait_for
+from tests.servers import _die_with_parent
+
+
+class Process:
+    """`python -m module TASK`, whose stderr goes to a file; it dies with the tests.
+
+    `plan` tells what it is to do to itself, and where.
+    """
+
+    def __init__(self, module: str, task: dict[str, Any], errors: Path, plan: list[str]) -> None:
+        self.plan = plan
+        self._errors = errors
+        with errors.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, json.dumps(task)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
+                preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+        self.pid = self.process.pid
+
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    def dies(self) -> None:
+        """Wait until it has killed itself."""
+        wait_for(self.is_gone, f"{self.plan}: {self.said()}", PATIENCE_S)
+        assert self.process.returncode == -signal.SIGKILL, self.said()
+
+    def ends(self) -> None:
+        """SIGTERM: what is at work comes to its end."""
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_S) == 0, self.said()
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def said(self) -> str:
+        """What is on its stderr."""
+        return self._errors.read_text()[-4000:]
