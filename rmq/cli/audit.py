@@ -48,22 +48,35 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
     here = session()
     with here.client() as client:
         names = client.admin.topics() if topic is None else [topic]
-        found = []
+        found, broken = [], {}
         for name in names:
-            with progress(f"auditing {name}") as moved:
-                found.append(
-                    client.admin.audit(name, older_than=older_than, forget=forget, progress=moved)
-                )
+            try:
+                with progress(f"auditing {name}") as moved:
+                    found.append(
+                        client.admin.audit(
+                            name, older_than=older_than, forget=forget, progress=moved
+                        )
+                    )
+            except (rmq.Unavailable, rmq.OutcomeUnknown):
+                raise
+            except rmq.RMQError as error:
+                if topic is not None:
+                    raise
+                broken[name] = str(error)  # the others are looked at all the same
     if here.json:
         told = [_fields(one) for one in found]
+        told += [{"topic": name, "error": text} for name, text in broken.items()]
         show.document(told if topic is None else told[0])
-    else:
+    elif found:
         _print(found, topic is None)
     missing = sum(one.missing for one in found)
+    troubles = [f"{name}: {text}" for name, text in broken.items()]
     if missing:
         where = ", ".join(one.topic for one in found if one.missing)
         done = "; they are forgotten now" if forget else ""
-        raise Failed(f"{show.plural(missing, 'message')} of {where} missing{done}", kind="Missing")
+        troubles.insert(0, f"{show.plural(missing, 'message')} of {where} missing{done}")
+    if troubles:
+        raise Failed("; ".join(troubles), kind="Missing" if missing else "Failed")
 
 
 def _fields(one: rmq.Audited) -> dict[str, Any]:

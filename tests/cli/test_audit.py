@@ -87,15 +87,36 @@ def test_forget_needs_a_topic(run, name, sent):
     assert run("audit", "--forget").exit_code == 2
 
 
-def test_all_topics_and_only_those_that_are_audited(run, client, name, sent):
-    client.topic(f"{name}-plain").send("a")
+def test_all_topics_and_only_those_that_are_audited(run, server, name):
+    ours = {"prefix": name}  # what other tests have done to their topics is not asked
+    with rmq.Client(server.url, interceptors=[rmq.Audit()], **ours) as client:
+        client.topic("numbered").send("a")
+    with rmq.Client(server.url, **ours) as client:
+        client.topic("plain").send("a")
 
-    done = run("audit", "--older-than", "0")
-    found = json.loads(run("audit", "--json").stdout)
+    done = run("audit", "--older-than", "0", "--prefix", name)
+    found = json.loads(run("audit", "--json", "--prefix", name).stdout)
 
-    assert name in done.stdout
-    assert f"{name}-plain" not in done.stdout
-    assert {one["topic"] for one in found} >= {name, f"{name}-plain"}
+    assert "numbered" in done.stdout
+    assert "plain" not in done.stdout
+    assert {one["topic"] for one in found} == {"numbered", "plain"}
+
+
+def test_a_topic_that_is_broken_hides_no_loss_of_another(shell, raw, server, name):
+    with rmq.Client(server.url, prefix=name, interceptors=[rmq.Audit()]) as client:
+        client.topic("broken").send("a")
+        ids = [client.topic("whole").send(n).id for n in range(3)]
+    raw.delete(f"{name}:{{broken_0}}:slot")
+    raw.zrem(f"{name}:{{whole_0}}:store", ids[1])
+
+    done = shell("audit", "--older-than", "0", "--prefix", name)
+    told = json.loads(shell("audit", "--older-than", "0", "--prefix", name, "--json").stdout)
+
+    assert done.returncode == 1
+    assert re.search(r"^whole +1 +3 .* 1$", done.stdout, re.MULTILINE)
+    assert done.stderr.startswith("rmq: 1 message of whole missing; broken: ")
+    assert "has vanished" in done.stderr
+    assert {one["topic"]: one.get("missing") for one in told} == {"whole": 1, "broken": None}
 
 
 def test_topic_that_nobody_audits_says_so(run, client, name):
