@@ -145,6 +145,13 @@ class Bank:
             f"{ways} begun: {self.begun()}, {self.said()}", PATIENCE_S,
         )  # fmt: skip
 
+    def applies(self, ways: set[str]) -> None:
+        """Wait until a transfer of each of these is applied, its transaction at its end."""
+        wait_for(
+            lambda: all(self.books().applied[way] for way in ways),
+            f"{ways} applied: {self.books().applied}, {self.said()}", PATIENCE_S,
+        )  # fmt: skip
+
     def fired(self) -> Counter[str]:
         """The faults that tellers did to themselves."""
         return Counter(str(one["name"]) for one in events(self.folder / "faults"))

@@ -111,8 +111,8 @@ def test_a_stop_before_the_check_repeats_what_neither_checks_nor_has_a_condition
     bank.send()
     late = bank.teller([fault("claimed", "stop", ALL)], together=True)
     late.stops()
-    quick = bank.teller()
-    bank.begins(set(WAYS) - {"transaction"}, of=quick)  # that row is the late one's transaction's
+    bank.teller()
+    bank.applies(set(WAYS) - {"transaction"})  # that row is the late one's transaction's
     late.go_on()
     bank.drained()
 
