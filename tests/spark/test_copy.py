@@ -230,7 +230,7 @@ def java(driver: subprocess.Popen[bytes]) -> int:
 
 
 @long("test_copy.py")
-def test_copied_checkpoint_is_refused_while_its_driver_lives_and_works_afterwards(
+def test_copied_checkpoint_is_refused_while_its_driver_lives_and_then_since_it_is_older(
     client: rmq.Client, source: rmq.Topic, drivers: Drivers, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"sink": "files", "trigger": "default"}
@@ -263,5 +263,11 @@ def test_copied_checkpoint_is_refused_while_its_driver_lives_and_works_afterward
     drivers.kill(first)
     fill(source, range(sent, sent + 20))
     third = drivers.start(source.name, "third", copied, **given)
-    assert drivers.until(lambda: state(client, source) == (0, sent + 20), third), drivers.told()
-    assert brought(copied.parent, "third") == Counter(range(sent, sent + 20))
+    assert third.wait(PATIENCE_S) == REFUSED, drivers.told()[-3000:]
+    assert "older copy" in drivers.told()
+    assert brought(copied.parent, "third") == Counter()
+    assert state(client, source) == (0, sent)
+
+    fourth = drivers.start(source.name, "fourth", ours, **given)
+    assert drivers.until(lambda: state(client, source) == (0, sent + 20), fourth), drivers.told()
+    assert brought(ours.parent, "fourth") == Counter(range(sent, sent + 20))
