@@ -101,9 +101,10 @@ else
   end
   letters = table.concat(marks)
 end
-local failed, window = redis.call('HLEN', KEYS[4]), tonumber(s[2])
+local failed, window, turn, blocked = redis.call('HLEN', KEYS[4]), tonumber(s[2]), tonumber(s[3]), s[5]
+local channel, index = ARGV[3], ARGV[4]
 if window > 0 then
-  settled_check(KEYS[5], KEYS[6], window, tonumber(s[3]), now)
+  settled_check(KEYS[5], KEYS[6], window, turn, now)
 end
 if s[6] and #mine > 0 then
   --- @include "lib/depart"
@@ -111,22 +112,7 @@ if s[6] and #mine > 0 then
   depart(slot, KEYS[8], 'seen', numbers, now)
 end
 if #mine > 0 then
-  redis.call('HDEL', KEYS[3], unpack(mine)) -- also what notices a wrong type there, nothing yet removed
-  local gone = redis.call('ZREM', prepare, unpack(mine))
-  if failed > 0 then
-    redis.call('HDEL', KEYS[4], unpack(mine))
-  end
-  redis.call('HINCRBY', slot, 'settled', gone)
-  if window > 0 then
-    settled_remember(slot, KEYS[5], KEYS[6], window, tonumber(s[3]), now, mine)
-  end
-  if s[5] then
-    --- @include "lib/wake"
-    --- @include "lib/freed"
-    if freed(slot, prepare, s[5], now) then
-      wake(slot, ARGV[3], ARGV[4])
-    end
-  end
+  --- @include "lib/settle"
   remember(KEYS[7], ARGV[2], letters)
 end
 return letters

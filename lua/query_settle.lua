@@ -43,11 +43,12 @@ if other then
   return { 0, 0, left, other }
 end
 local all = redis.call('ZCOUNT', prepare, string.format('%.0f', FAR * 1000), '+inf')
-local failed, window = redis.call('HLEN', KEYS[4]), tonumber(s[2])
+local holders = redis.call('ZCARD', queries)
+local failed, window, turn, blocked = redis.call('HLEN', KEYS[4]), tonumber(s[2]), tonumber(s[3]), s[4]
+local channel, index = ARGV[4], ARGV[5]
 if window > 0 then
-  settled_check(KEYS[5], KEYS[6], window, tonumber(s[3]), now)
+  settled_check(KEYS[5], KEYS[6], window, turn, now)
 end
-redis.call('ZCARD', queries)
 if size <= 0 then
   return { 0, 0 }
 end
@@ -55,7 +56,7 @@ local page = redis.call('LRANGE', log, 0, size - 1)
 local mine, settled = page, 0
 -- A single query holds whatever has that deadline. So where that is as many as its log has, it is the same;
 -- asking for each score would cost as much again as all the rest.
-if redis.call('ZCARD', queries) > 1 or all ~= tail - first then
+if holders > 1 or all ~= tail - first then
   local scores = redis.call('ZMSCORE', prepare, unpack(page))
   mine = {}
   for i = 1, #page do
@@ -69,25 +70,9 @@ if s[5] and #mine > 0 then
   depart(slot, KEYS[7], 'seen', numbers_at(KEYS[3], mine, tonumber(s[6])), now)
 end
 if #mine > 0 then
-  redis.call('HDEL', KEYS[3], unpack(mine)) -- also what notices a wrong type there, nothing yet removed
-  settled = redis.call('ZREM', prepare, unpack(mine))
-  if failed > 0 then
-    redis.call('HDEL', KEYS[4], unpack(mine))
-  end
+  --- @include "lib/settle"
+  settled = gone
 end
 redis.call('LTRIM', log, size, -1)
 redis.call('HSET', KEYS[8], 'settled', first + size)
-if settled > 0 then
-  redis.call('HINCRBY', slot, 'settled', settled)
-  if window > 0 then
-    settled_remember(slot, KEYS[5], KEYS[6], window, tonumber(s[3]), now, mine)
-  end
-  if s[4] then
-    --- @include "lib/wake"
-    --- @include "lib/freed"
-    if freed(slot, prepare, s[4], now) then
-      wake(slot, ARGV[4], ARGV[5])
-    end
-  end
-end
 return { settled, size }
