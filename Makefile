@@ -92,7 +92,7 @@ load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; C
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
-check: lint types layers test older ## everything that CI asks for
+check: lint types layers older test spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

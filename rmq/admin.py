@@ -9,14 +9,14 @@ from rmq.audit import Audited
 from rmq.claim import Claimed
 from rmq.codec import JSON
 from rmq.flows import (
+    Ask,
     Flow,
-    Members,
     auditing,
     claiming,
+    lapsing,
     opening,
     operating,
     overseeing,
-    receiving,
     scanning,
 )
 from rmq.flows.operating import Filter, Id, Progress, Redriven
@@ -35,8 +35,8 @@ from rmq.wire import AsyncExecutor, Executor
 
 
 def _listing(prefix: str) -> Flow[list[str]]:
-    names: list[str] = yield Members(topics_key(prefix))
-    return names
+    names: list[bytes] = yield Ask("topics", "SMEMBERS", topics_key(prefix))
+    return sorted(name.decode() for name in names)
 
 
 def _show(handle: Handle) -> Flow[Settings]:
@@ -308,7 +308,7 @@ class Admin(_AdminBase):
     def rollback(self, topic: str) -> int:
         """Take back every lease that has run out; how many. Consumers do it as they take."""
         handle = self._handle(topic)
-        return self._executor.run(receiving.roll_back(handle))
+        return self._executor.run(lapsing.roll_back_topic(handle))
 
 
 class AsyncAdmin(_AdminBase):
@@ -464,4 +464,4 @@ class AsyncAdmin(_AdminBase):
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""
         handle = self._handle(topic)
-        return await self._executor.run(receiving.roll_back(handle))
+        return await self._executor.run(lapsing.roll_back_topic(handle))

@@ -147,9 +147,9 @@ class Query:
             if not page.ids:
                 return
             after = page.numbers[-1]
-            attempts = [most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts] or [
-                1
-            ] * len(page.ids)
+            attempts = [most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts]
+            if not attempts:
+                attempts = [1] * len(page.ids)
             yield Block(slot, page.numbers, page.ids, attempts, page.records)
 
     def begun(self, batch: str, by: str) -> int:

@@ -38,16 +38,6 @@ class Durably:
         self.durability = durability
 
 
-class Members:
-    """The index of topics, a set: add a name, or list them. The value is the names."""
-
-    __slots__ = ("add", "key")
-
-    def __init__(self, key: bytes, add: str | None = None) -> None:
-        self.key = key
-        self.add = add
-
-
 class Ask:
     """A plain command that reads, or is safe to run twice. The value is its reply as it came."""
 
@@ -86,6 +76,9 @@ class Await:
         self.awaitable = awaitable
 
 
+SAFETY_S = 1.0  # what a lost signal may cost: who listens looks once in so long
+
+
 class Listener:
     """A consumer's ear on the wake channel; the executor keeps its connection in `held`."""
 
@@ -109,7 +102,7 @@ class Listen:
         self.seconds = seconds
 
 
-Step = Command[Any] | Pipeline | Durably | Members | Ask | Sleep | Later | Await | Listen
+Step = Command[Any] | Pipeline | Durably | Ask | Sleep | Later | Await | Listen
 Flow = Generator[Step, Any, T]
 
 

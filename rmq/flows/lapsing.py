@@ -1,12 +1,13 @@
 """Take back what nobody holds any more: leases that have run out, of deliveries and of queries.
 
-Whoever is about to take messages of a slot does it, as far as it goes in one turn.
+Whoever is about to take messages of a slot does it, as far as it goes in one turn; an operator may
+ask for all of a topic.
 """
 
 from __future__ import annotations
 
 from rmq import commands, query_commands
-from rmq.flows import Flow
+from rmq.flows import Flow, opening
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.settings import BATCH_MAX
@@ -15,7 +16,7 @@ ROLLBACKS_MAX = 20  # calls of 100 leases in one turn; the next one goes on
 LAPSES_MAX = 100  # calls for one slot in one turn
 
 
-def lapse(handle: Handle, keys: SlotKeys) -> Flow[int]:
+def lapse(keys: SlotKeys) -> Flow[int]:
     """Give back what queries of a slot held whose leases have run out; how many messages.
 
     They stand in the PrepareQueue then with a deadline that has passed, for `roll_back`.
@@ -40,4 +41,18 @@ def roll_back(handle: Handle, keys: SlotKeys) -> Flow[int]:
         total += done.retried + done.dead
         if not done.more:
             break
+    return total
+
+
+def roll_back_topic(handle: Handle) -> Flow[int]:
+    """Take back every lapsed lease of the topic; how many."""
+    yield from opening.ensure(handle, create=False)
+    total = 0
+    for keys in handle.slots:
+        yield from lapse(keys)
+        while True:
+            done = yield commands.rollback(handle, keys, BATCH_MAX)
+            total += done.retried + done.dead
+            if not done.more:
+                break
     return total

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from rmq import commands, settings
 from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
-from rmq.flows import Flow, Members, together
+from rmq.flows import Ask, Flow, together
 from rmq.handle import Handle
 from rmq.settings import Settings
 
@@ -52,7 +52,7 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
                 f"delete the keys {handle.prefix}:{{{handle.name}_*}}:* or use another name"
             )
     with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
-        yield Members(handle.topics_key, handle.name)
+        yield Ask("topics", "SADD", handle.topics_key, handle.name)
     return bool(opened.state)
 
 

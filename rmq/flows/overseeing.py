@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rmq import query_commands
 from rmq.errors import QueryOwned
-from rmq.flows import Ask, Flow, opening, querying, receiving, together
+from rmq.flows import Ask, Flow, lapsing, opening, querying, together
 from rmq.handle import Handle
 from rmq.keys import sink_key
 from rmq.query_commands import Look
@@ -123,7 +123,7 @@ def release_query(handle: Handle, run: str, force: bool, dry_run: bool) -> Flow[
     if dry_run:
         return sum(look.messages for look in found)
     back = yield from querying.release(handle, run)
-    yield from receiving.roll_back(handle)
+    yield from lapsing.roll_back_topic(handle)
     return back
 
 

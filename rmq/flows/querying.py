@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rmq import commands, failure, query_commands
 from rmq.errors import QueryOwned
-from rmq.flows import Flow, Listen, Listener, lapsing, opening, settling, together
+from rmq.flows import SAFETY_S, Flow, Listen, Listener, lapsing, opening, settling, together
 from rmq.flows.settling import Leases
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
@@ -21,7 +21,6 @@ from rmq.settings import BATCH_MAX
 TAKE_MOST = 500  # messages of one call: a few ms of the server's time
 
 Offsets = Mapping[int, int]  # slot -> number in its log; a slot that is not there: 0
-SAFETY_S = 1.0  # what a lost signal may cost
 NEWEST = 9_000_000_000_000_000  # as far as scripts count
 
 
@@ -81,11 +80,10 @@ def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Fl
     if any(log.held for log in logs):
         return tails
     ready = yield commands.next(handle.slots, False)
+    # Where there is work, messages wait, or leases have run out: of consumers, of queries.
     for keys in handle.slots:
-        if (
-            ready[keys.index] == 0
-        ):  # messages wait, or leases have run out: of consumers, of queries
-            yield from lapsing.lapse(handle, keys)
+        if ready[keys.index] == 0:
+            yield from lapsing.lapse(keys)
             yield from lapsing.roll_back(handle, keys)
     wanted = (yield from _shares(handle, most)) if 0 in ready else {}
     while wanted:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rmq import commands
 from rmq.commands import Command
-from rmq.flows import Flow, Listen, Listener, lapsing, opening, settling
+from rmq.flows import SAFETY_S, Flow, Listen, Listener, lapsing, opening, settling
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.replies import UNHELD, Batch
@@ -20,7 +20,6 @@ from rmq.score import receipt_score
 from rmq.settings import BATCH_MAX
 from rmq.units import milliseconds, whole
 
-SAFETY_S = 1.0  # what a lost signal may cost
 LOOK_S = 0.05  # how stale a busy consumer's idea of its other slots may be
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
@@ -168,7 +167,7 @@ def _visit_one(
         found.append((keys, batch))  # before anything else can fail
         reception.unsaid = len(reception.ready) > 1  # a single slot is asked before every sleep
     if batch.lapsed & UNHELD:
-        yield from lapsing.lapse(reception.handle, keys)
+        yield from lapsing.lapse(keys)
     if batch.lapsed and (yield from lapsing.roll_back(reception.handle, keys)) and not batch.ids:
         batch = yield from _take(reception, keys, limit, waits)
         if batch.ids:
@@ -233,17 +232,3 @@ def leases_of(keys: SlotKeys, batch: Batch, most: int) -> settling.Leases:
 def place_of(entry: bytes) -> int:
     """Where a record's message stands when it has not failed: its priority, or when it was due."""
     return int.from_bytes(entry[1:4], "big") or int.from_bytes(entry[8:14], "big")
-
-
-def roll_back(handle: Handle) -> Flow[int]:
-    """Take back every lapsed lease of the topic; how many."""
-    yield from opening.ensure(handle, create=False)
-    total = 0
-    for keys in handle.slots:
-        yield from lapsing.lapse(handle, keys)
-        while True:
-            done = yield commands.rollback(handle, keys, 1000)
-            total += done.retried + done.dead
-            if not done.more:
-                break
-    return total

@@ -29,7 +29,6 @@ from rmq.flows import (
     Later,
     Listen,
     Listener,
-    Members,
     Pipeline,
     Sleep,
     Step,
@@ -121,10 +120,8 @@ class AsyncExecutor(Base):
             return self._later(step)
         if isinstance(step, Await):
             return await self._awaited(step)
-        if isinstance(step, Ask):
-            return await self.ask(step.what, *step.words)
-        assert isinstance(step, Members)
-        return await self._members(step)
+        assert isinstance(step, Ask)
+        return await self.ask(step.what, *step.words)
 
     def _later(self, step: Later) -> None:
         task = asyncio.get_running_loop().create_task(self._beside(step))
@@ -280,11 +277,6 @@ class AsyncExecutor(Base):
             if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.AGAIN:
                 raise reply  # all of it again: what was done is safe to do twice
         return replies
-
-    async def _members(self, step: Members) -> list[str]:
-        words = ("SMEMBERS", step.key) if step.add is None else ("SADD", step.key, step.add)
-        reply = await self.ask("topics", *words)
-        return [] if step.add is not None else sorted(name.decode() for name in reply)
 
     async def _subscribed(self, channel: bytes) -> Any:
         """A connection that hears the channel. RESP2, in which a signal is an ordinary reply."""

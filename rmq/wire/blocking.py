@@ -33,7 +33,6 @@ from rmq.flows import (
     Later,
     Listen,
     Listener,
-    Members,
     Pipeline,
     Sleep,
     Step,
@@ -121,10 +120,8 @@ class Executor(Base):
             return self._later(step)
         if isinstance(step, Await):
             return self._awaited(step)
-        if isinstance(step, Ask):
-            return self.ask(step.what, *step.words)
-        assert isinstance(step, Members)
-        return self._members(step)
+        assert isinstance(step, Ask)
+        return self.ask(step.what, *step.words)
 
     def _later(self, step: Later) -> None:
         timer = threading.Timer(step.seconds, self._beside, (step,))
@@ -277,11 +274,6 @@ class Executor(Base):
             if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.AGAIN:
                 raise reply  # all of it again: what was done is safe to do twice
         return replies
-
-    def _members(self, step: Members) -> list[str]:
-        words = ("SMEMBERS", step.key) if step.add is None else ("SADD", step.key, step.add)
-        reply = self.ask("topics", *words)
-        return [] if step.add is not None else sorted(name.decode() for name in reply)
 
     def _subscribed(self, channel: bytes) -> Any:
         """A connection that hears the channel. RESP2, in which a signal is an ordinary reply."""
