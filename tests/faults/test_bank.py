@@ -43,14 +43,6 @@ class Servers(NamedTuple):
     database: Database
 
 
-@pytest.fixture(scope="module")
-def durable() -> Iterator[Postgres]:
-    """A PostgreSQL that keeps what it has committed; its commits are on the disk."""
-    made = Postgres(durable=True)
-    yield made
-    made.stop()
-
-
 @pytest.fixture
 def servers(durable: Postgres) -> Iterator[Servers]:
     redis = Server(any_binary(), "--appendfsync", "always", aof=True)

@@ -33,14 +33,6 @@ FEW = 5
 pytestmark = pytest.mark.timeout(WITHIN_S + 60)
 
 
-@pytest.fixture(scope="module")
-def durable() -> Iterator[Postgres]:
-    """A PostgreSQL that keeps what it has committed; its commits are on the disk."""
-    made = Postgres(durable=True)
-    yield made
-    made.stop()
-
-
 @pytest.fixture
 def database(durable: Postgres) -> Iterator[Database]:
     with fresh(durable) as made:

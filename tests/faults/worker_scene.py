@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,39 +15,23 @@ import psutil
 import pytest
 
 import rmq
+from tests.faults.process import PATIENCE_S, Process, wait_for
 from tests.faults.worker_account import Account, Event, account, events
 from tests.faults.worker_child import Book
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server
 
 LEASE_S = 1.0  # of those who are to lose it: who is to keep it has two at least
-PATIENCE_S = 60.0  # for what takes a second when nobody else is on this machine
 WAITING = ("priority", "retries", "due", "later", "in_flight")
 KINDS = ("sync", "async", "ordered")
 
 
-def wait_for(what: Callable[[], Any], why: str, within: float = PATIENCE_S) -> Any:
-    """Poll until it is true, and return it."""
-    until = time.monotonic() + within
-    while not (found := what()):
-        if time.monotonic() > until:
-            raise AssertionError(f"not within {within:g} s: {why}")
-        time.sleep(0.01)
-    return found
-
-
-class Child:
+class Child(Process):
     """A worker process, with its keeper."""
 
     def __init__(self, scene: Scene, task: dict[str, Any]) -> None:
         self.scene = scene
-        self.errors = scene.folder / f"err-{len(scene.children)}"
-        with open(self.errors, "wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.worker_child", json.dumps(task)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-                preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
-            )  # fmt: skip
-        self.pid = self.process.pid
+        errors = scene.folder / f"err-{len(scene.children)}"
+        super().__init__("tests.faults.worker_child", task, errors, [])
         self._keepers: set[psutil.Process] = set()
 
     def keeper(self) -> psutil.Process:
@@ -65,10 +47,6 @@ class Child:
         found: psutil.Process = wait_for(look, f"a keeper of {self.pid}: {self.said()}")
         self._keepers.add(found)
         return found
-
-    def said(self) -> str:
-        """What is on its stderr."""
-        return self.errors.read_text()
 
     def kill(self) -> None:
         """kill -9; its keeper has to go too."""
@@ -103,12 +81,6 @@ class Child:
         self.scene.note("gone", self.pid)
         wait_for(lambda: not any(map(alive, self._keepers)), "the keeper is gone", 10)
         return code
-
-    def close(self) -> None:
-        """End it, whatever it does."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def alive(process: psutil.Process) -> bool:

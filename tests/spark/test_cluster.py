@@ -14,6 +14,7 @@ from tests.spark.cluster import Cluster
 from tests.spark.cluster_driver import attempts
 from tests.spark.conftest import MISSING
 from tests.spark.long import long
+from tests.spark.target import taken
 
 pytestmark = [
     pytest.mark.timeout(600),  # six cold JVMs on a busy machine
@@ -30,15 +31,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
     yield made
     made.stop()
-
-
-def taken(topic: rmq.Topic) -> Counter[int]:
-    found: Counter[int] = Counter()
-    with topic.consumer() as consumer:
-        while some := consumer.receive(1000, wait=0):
-            found.update(int(one.body) for one in some)
-            consumer.ack(some)
-    return found
 
 
 def test_rows_of_a_task_that_its_speculative_copy_overtook_are_not_published(

@@ -32,6 +32,7 @@ from tests.spark.conftest import MISSING, ROOT, environment
 from tests.spark.copy_driver import REFUSED
 from tests.spark.driver import POINT
 from tests.spark.long import long
+from tests.spark.target import taken
 
 pytestmark = pytest.mark.timeout(2400)  # many cold drivers on a busy machine
 
@@ -133,15 +134,6 @@ def fill(topic: rmq.Topic, numbers: range) -> None:
     for first in range(numbers.start, numbers.stop, 1000):
         some = range(first, min(first + 1000, numbers.stop))
         topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in some])
-
-
-def taken(topic: rmq.Topic) -> Counter[int]:
-    found: Counter[int] = Counter()
-    with topic.consumer() as consumer:
-        while some := consumer.receive(1000, wait=0):
-            found.update(int(one.body) for one in some)
-            consumer.ack(some)
-    return found
 
 
 def last(checkpoint: Path, log: str) -> int:

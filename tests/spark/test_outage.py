@@ -16,6 +16,7 @@ from tests.conftest import any_binary
 from tests.servers import Server
 from tests.spark.halting import AWAY_S, PATIENCE_S, outage, source
 from tests.spark.long import long
+from tests.spark.target import taken
 
 pytestmark = pytest.mark.timeout(600)  # a cold Spark on a busy machine
 
@@ -66,15 +67,6 @@ def until(what: Callable[[], bool], query: StreamingQuery) -> None:
         assert query.isActive, query.exception()
         assert time.monotonic() < end, query.lastProgress
         time.sleep(0.02)
-
-
-def taken(topic: rmq.Topic) -> Counter[int]:
-    found: Counter[int] = Counter()
-    with topic.consumer() as consumer:
-        while some := consumer.receive(1000, wait=0):
-            found.update(int(one.body) for one in some)
-            consumer.ack(some)
-    return found
 
 
 class Feed:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 import rmq
 from tests.servers import Server
 from tests.spark.conftest import MISSING, ROOT, environment
+from tests.spark.target import taken
 
 pytestmark = pytest.mark.timeout(500)  # cold drivers on a busy machine
 
@@ -67,15 +68,6 @@ def forget_last_commit(here: Path) -> None:
     last = max(commits.glob("[0-9]*"), key=lambda one: int(one.name))
     last.unlink()
     (commits / f".{last.name}.crc").unlink(missing_ok=True)
-
-
-def taken(topic: rmq.Topic) -> Counter[int]:
-    found: Counter[int] = Counter()
-    with topic.consumer() as consumer:
-        while some := consumer.receive(1000, wait=0):
-            found.update(int(one.body) for one in some)
-            consumer.ack(some)
-    return found
 
 
 def stages(raw: redis.Redis, topic: rmq.Topic) -> list[bytes]:
