@@ -4,6 +4,7 @@ cut     the server has executed the n-th matching call, and the connection ends 
 hold    a matching request arrives late, even though its sender has gone meanwhile
 delay   every byte is late
 hole    nothing gets through and nobody is told (no RST)
+strand  connections made so far stay open and pass nothing any more; new ones work (half-open)
 reset   every connection ends at once
 """
 
@@ -45,6 +46,8 @@ class Proxy:
         self.hole = False
         self.fired = 0
         self.port = 0
+        self._accepted = 0  # connections so far
+        self._stranded = 0  # the first so many of them pass nothing
         self._plan: _Plan | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -64,6 +67,11 @@ class Proxy:
     def hold(self, verb: str, seconds: float) -> None:
         """Deliver the next call of a script late."""
         self._plan = _Plan(verb, 0, 1, seconds)
+
+    def strand(self) -> None:
+        """Leave every connection of now open, and pass nothing on it any more."""
+        self.fired += 1
+        self._stranded = self._accepted
 
     def reset(self) -> None:
         """End every connection with an RST."""
@@ -95,30 +103,36 @@ class Proxy:
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._accepted += 1
+        number = self._accepted
         with contextlib.suppress(OSError, asyncio.CancelledError):
             there, server = await asyncio.open_connection("127.0.0.1", self.target_port)
             self._writers |= {writer, server}
             cutting = asyncio.Event()
-            back = asyncio.create_task(self._replies(there, writer, cutting))
+            back = asyncio.create_task(self._replies(there, writer, cutting, number))
             with contextlib.suppress(OSError, asyncio.CancelledError):
-                await self._requests(reader, server, cutting)
+                await self._requests(reader, server, cutting, number)
             with contextlib.suppress(OSError):
                 server.close()
             await asyncio.wait([back])
             self._writers -= {writer, server}
         writer.close()
 
-    async def _pass(self) -> None:
+    async def _pass(self, number: int) -> None:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        while self.hole:  # noqa: ASYNC110 - another thread fills it in
+        while self.hole or number <= self._stranded:  # noqa: ASYNC110 - another thread fills it in
             await asyncio.sleep(0.01)
 
     async def _requests(
-        self, reader: asyncio.StreamReader, server: asyncio.StreamWriter, cutting: asyncio.Event
+        self,
+        reader: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+        cutting: asyncio.Event,
+        number: int,
     ) -> None:
         while data := await reader.read(1 << 20):
-            await self._pass()
+            await self._pass(number)
             plan = self._plan
             if plan is not None and plan.matches(data):
                 if plan.hold_s:
@@ -130,7 +144,11 @@ class Proxy:
             await server.drain()
 
     async def _replies(
-        self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, cutting: asyncio.Event
+        self,
+        there: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        cutting: asyncio.Event,
+        number: int,
     ) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             while data := await there.read(1 << 20):
@@ -138,7 +156,7 @@ class Proxy:
                     self.fired += 1
                     writer.transport.abort()
                     return
-                await self._pass()
+                await self._pass(number)
                 writer.write(data)
                 await writer.drain()
         with contextlib.suppress(OSError):
