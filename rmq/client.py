@@ -13,12 +13,12 @@ from rmq import codec as codecs
 from rmq import url as urls
 from rmq.admin import Admin, AsyncAdmin
 from rmq.codec import Codec
-from rmq.errors import StorageError
+from rmq.errors import ConfigurationError, StorageError
 from rmq.flows import auditing
 from rmq.handle import Handle, Lanes
 from rmq.handler import Handlers
 from rmq.interceptor import Hooks, Interceptor
-from rmq.keys import check_name
+from rmq.keys import check_name, wake_channel
 from rmq.topic import AsyncTopic, Topic
 from rmq.units import Duration, milliseconds
 from rmq.wire import AsyncExecutor, Executor
@@ -116,6 +116,18 @@ class Client(_ClientBase):
         self._executor.ask("ping", "PING")
         return time.perf_counter() - started
 
+    def can_wake(self) -> bool:
+        """Whether this Redis user may wake sleeping consumers: publish to channels of the prefix.
+
+        A Redis 7 user has no channels unless its ACL names them. Nothing is lost without them, but
+        sleeping consumers notice new messages up to a second late.
+        """
+        try:
+            self._executor.ask("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
+        except ConfigurationError:
+            return False
+        return True
+
     def server_info(self, section: str = "server") -> dict[str, str]:
         """A section of the server's INFO."""
         return _facts(self._executor.ask("info", "INFO", section))
@@ -159,6 +171,14 @@ class AsyncClient(_ClientBase):
         started = time.perf_counter()
         await self._executor.ask("ping", "PING")
         return time.perf_counter() - started
+
+    async def can_wake(self) -> bool:
+        """As `Client.can_wake`."""
+        try:
+            await self._executor.ask("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
+        except ConfigurationError:
+            return False
+        return True
 
     async def server_info(self, section: str = "server") -> dict[str, str]:
         """As `Client.server_info`."""

@@ -101,12 +101,16 @@ class Session:
         """The URL asked for; None: RMQ's default."""
         return self.url or os.environ.get("RMQ_URL") or None
 
+    @property
+    def shown_prefix(self) -> str:
+        """The prefix of all keys and channels."""
+        return self.prefix or os.environ.get("RMQ_PREFIX") or "rmq"
+
     @contextmanager
     def client(self) -> Iterator[rmq.Client]:
         """A client for the time of a command."""
-        prefix = self.prefix or os.environ.get("RMQ_PREFIX") or "rmq"
         with rmq.Client(
-            self.address, prefix=prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
+            self.address, prefix=self.shown_prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
         ) as client:
             yield client
 

@@ -23,9 +23,18 @@ def ping() -> None:
             version = str(info.get(f"{server}_version") or "") or None
         except rmq.RMQError:  # a user who may not ask INFO may still send
             pass
+        wakes = client.can_wake()
         url = scrub(client.url, here.address)
     if here.json:
-        show.document({"url": url, "ms": round(ms, 3), "server": server, "version": version})
+        show.document(
+            {"url": url, "ms": round(ms, 3), "server": server, "version": version, "wakes": wakes}
+        )
     else:
         name = f"{server.title()} {version}" if version else "it"
         click.echo(f"{show.neutral(url)}: {show.neutral(name)} answered in {ms:.2f} ms")
+        if not wakes:
+            click.echo(
+                "This user may not PUBLISH to the channels of RMQ: sleeping consumers notice new "
+                "messages up to 1 s late. Give it the channels: ACL SETUSER <user> "
+                f"'&{here.shown_prefix}:*'"
+            )

@@ -44,10 +44,12 @@ from rmq.wire.base import (
     TROUBLE,
     Attempts,
     Base,
+    Refused,
     confirmed,
     culprit_of,
     hear,
     needs_loading,
+    not_permitted,
     options,
     parsed,
     wait_words,
@@ -298,9 +300,16 @@ class AsyncExecutor(Base):
                     "listen", lambda: self._subscribed(listener.channel)
                 )
             except TROUBLE as error:
-                raise translate(error, "listen", [listener.channel.decode()]) from error
+                if not not_permitted(error):
+                    raise translate(error, "listen", [listener.channel.decode()]) from error
+                listener.held = Refused(listener.channel)
             return signals
         ear, until = listener.held, time.monotonic() + seconds
+        if isinstance(ear, Refused):
+            await asyncio.sleep(max(0.0, seconds))
+            if time.monotonic() > ear.until:
+                listener.held = None
+            return signals
         try:
             while not signals:
                 left = until - time.monotonic()
@@ -323,7 +332,7 @@ class AsyncExecutor(Base):
     async def deafen(self, listener: Listener) -> None:
         """Give up a subscription."""
         ear, listener.held = listener.held, None
-        if ear is not None:
+        if ear is not None and not isinstance(ear, Refused):
             with contextlib.suppress(*TROUBLE):
                 await ear.disconnect(nowait=True)
 

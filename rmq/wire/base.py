@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,13 @@ from rmq import keys as our_keys
 from rmq.commands import Command
 from rmq.embedded import Embedded
 from rmq.errors import ConfigurationError, OutcomeUnknown, RMQError, Unavailable
+from rmq.flows import SAFETY_S
 from rmq.settings import Fsync, Replicated
 from rmq.trouble import Kind, kind_of, translate
 from rmq.units import milliseconds
 from rmq.url import Address, redact
+
+log = logging.getLogger("rmq")
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
 FINE_S = 0.0015  # below this, a socket's millisecond timeouts are too coarse to be on time
@@ -165,6 +169,34 @@ class Base:
             raise translate(error, what, []) from error
         except ValueError as error:
             raise ConfigurationError(f"url: {self.address.shown}: {error}") from error
+
+
+class Refused:
+    """Stands where a subscription would: this Redis user may not listen to the channel.
+
+    The consumer looks once in SAFETY_S instead. After AGAIN_S it asks to subscribe again, so that a
+    repaired ACL needs no restart.
+    """
+
+    AGAIN_S = 60.0
+    told = False  # one line in the log of a process is enough
+
+    def __init__(self, channel: bytes) -> None:
+        self.until = time.monotonic() + self.AGAIN_S
+        if not Refused.told:
+            Refused.told = True
+            log.warning(
+                "Redis does not let this user SUBSCRIBE to %s: nothing is lost, but a waiting "
+                "consumer notices new messages up to %g s late. Give the user the channels: "
+                "ACL SETUSER <user> '&%s*'",
+                channel.decode(), SAFETY_S, channel.decode().split("{")[0],
+            )  # fmt: skip
+
+
+def not_permitted(error: BaseException) -> bool:
+    """Whether the ACL of this Redis user does not allow the command or the channel."""
+    classes = [cls.__name__ for cls in type(error).__mro__]
+    return "NoPermissionError" in classes or str(error).startswith("NOPERM")
 
 
 def hear(reply: Any, signals: set[int]) -> None:

@@ -48,10 +48,12 @@ from rmq.wire.base import (
     TROUBLE,
     Attempts,
     Base,
+    Refused,
     confirmed,
     culprit_of,
     hear,
     needs_loading,
+    not_permitted,
     options,
     parsed,
     wait_words,
@@ -293,9 +295,16 @@ class Executor(Base):
             try:
                 listener.held = self._repeat("listen", lambda: self._subscribed(listener.channel))
             except TROUBLE as error:
-                raise translate(error, "listen", [listener.channel.decode()]) from error
+                if not not_permitted(error):
+                    raise translate(error, "listen", [listener.channel.decode()]) from error
+                listener.held = Refused(listener.channel)
             return signals
         ear, until = listener.held, time.monotonic() + seconds
+        if isinstance(ear, Refused):
+            time.sleep(max(0.0, seconds))
+            if time.monotonic() > ear.until:
+                listener.held = None
+            return signals
         try:
             while not signals:
                 left = until - time.monotonic()
@@ -317,7 +326,7 @@ class Executor(Base):
     def nudge(self, listener: Listener) -> None:
         """From another thread: end a wait on this listener, or the next one as it begins."""
         ear = listener.held
-        line = None if ear is None else ear._sock
+        line = None if ear is None or isinstance(ear, Refused) else ear._sock
         if line is not None:
             with contextlib.suppress(OSError):
                 # Not TLS' own shutdown, which takes the session away from the one who reads.
@@ -326,7 +335,7 @@ class Executor(Base):
     def deafen(self, listener: Listener) -> None:
         """Give up a subscription."""
         ear, listener.held = listener.held, None
-        if ear is not None:
+        if ear is not None and not isinstance(ear, Refused):
             with contextlib.suppress(*TROUBLE):
                 ear.disconnect()
 

@@ -17,7 +17,19 @@ def test_ping_tells_address_time_and_server(run, server):
     assert told["ms"] > 0
     assert told["server"] in ("redis", "valkey")
     assert re.match(r"\d+\.\d+", told["version"])
+    assert told["wakes"] is True
     assert run("ping").stdout.startswith(f"{server.url}: ")
+
+
+def test_ping_says_what_a_user_without_channels_lacks(run, server):
+    url = server.url.replace("redis://", "redis://mute:pw@")
+    with server.raw() as raw:
+        raw.execute_command("ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
+        told, shown = run("ping", "--json", "--url", url), run("ping", "--url", url)
+        raw.execute_command("ACL", "DELUSER", "mute")
+
+    assert json.loads(told.stdout)["wakes"] is False
+    assert "ACL SETUSER <user> '&rmq:*'" in shown.stdout
 
 
 def test_create_with_every_setting_and_show_them(run, name):
