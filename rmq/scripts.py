@@ -1,6 +1,7 @@
 """Finds `lua/`, expands includes, and gives each script its text and SHA-1.
 
-An installed RMQ carries the scripts as `rmq/lua/`; a checkout and an editable install have them
+An installed RMQ carries the scripts as `rmq/lua/`, be it a directory or inside a zip that is on
+`sys.path`, as `spark-submit --py-files` puts it there. A checkout and an editable install have them
 beside `pyproject.toml`. Both are looked for, in that order.
 """
 
@@ -10,6 +11,7 @@ import functools
 import hashlib
 import re
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from rmq.errors import ConfigurationError
@@ -33,18 +35,20 @@ class Script:
 
 
 @functools.cache
-def directory() -> Path:
-    """Where the scripts are.
+def directory() -> Traversable:
+    """Where the scripts are; not always a place in the file system.
 
     Raises:
         ConfigurationError: the installation is incomplete.
     """
-    installed = Path(str(files("rmq"))) / "lua"
+    package = files("rmq")
+    installed = package / "lua"
     if (installed / "send.lua").is_file():
         return installed
-    checkout = Path(str(files("rmq"))).parent
-    if (checkout / "pyproject.toml").is_file() and (checkout / "lua" / "send.lua").is_file():
-        return checkout / "lua"
+    if isinstance(package, Path):
+        checkout = package.parent
+        if (checkout / "pyproject.toml").is_file() and (checkout / "lua" / "send.lua").is_file():
+            return checkout / "lua"
     raise ConfigurationError(
         f"the Lua scripts are neither in {installed} nor in a checkout's lua/; "
         "the installation is incomplete, install rmq again"
@@ -83,4 +87,5 @@ def load(name: str) -> Script:
 
 def names() -> list[str]:
     """The verbs, in alphabetical order."""
-    return sorted(path.stem for path in directory().glob("*.lua"))
+    files = (entry.name for entry in directory().iterdir())
+    return sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua"))

@@ -56,8 +56,8 @@ class Fake:
                 del os.environ["LUA_PATH"]
             else:
                 os.environ["LUA_PATH"] = before
-        for path in scripts.directory().glob("*.lua"):
-            inside.script_load(scripts.load(path.stem).text)
+        for name in scripts.names():
+            inside.script_load(scripts.load(name).text)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.02,), name="rmq-fakeredis", daemon=True
         )

@@ -131,7 +131,7 @@ class Faults:
 
 
 def _scripts(verb: str) -> tuple[str, ...]:
-    known = sorted(path.stem for path in scripts.directory().glob("*.lua"))
+    known = scripts.names()
     if verb in VERBS:
         return VERBS[verb]
     if verb not in known:

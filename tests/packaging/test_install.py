@@ -88,6 +88,19 @@ def test_what_is_built_installs_and_runs_in_a_fresh_environment(
     assert "dlq" in help_text
 
 
+def test_the_scripts_are_read_from_a_zip_on_the_path(built: Path, tmp_path: Path) -> None:
+    """As spark-submit --py-files hands RMQ over; the wheel is such a zip."""
+    (wheel,) = built.glob("*.whl")
+    archive = tmp_path / "rmq.zip"
+    archive.write_bytes(wheel.read_bytes())
+    code = f"import sys; sys.path[:0] = [{str(archive)!r}, {dependencies()!r}]; {LOOK}"
+
+    where, count = ran(sys.executable, "-I", "-S", "-c", code, cwd=tmp_path).splitlines()
+
+    assert where.startswith(str(archive))
+    assert int(count) == len(scripts.names())
+
+
 def test_the_sdist_holds_what_it_takes_to_test(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
