@@ -22,10 +22,12 @@ Returns   {how many were settled, how many have left the log, ms the owner has l
           where another one has it, and nothing was done. Fewer than the limit have left where no more are up to there
 Cost      O(k log L), k = limit, L = leases of the slot. In an audited slot also reading their records
 Atomic    A message leaves the log in the step that settles it. One that the PrepareQueue has no more, or
-          has for somebody else, only leaves the log. The first write frees memory. Run twice, it goes on.
+          has for somebody else, only leaves the log. `settled` moves also over numbers whose messages have lapsed:
+          a batch that ends there is done. The first write needs no memory. Run twice, it goes on.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/drain"
 --- @include "lib/query"
 --- @include "lib/settled"
 local slot, prepare, log, queries = KEYS[1], KEYS[2], KEYS[9], KEYS[10]
@@ -50,6 +52,10 @@ if window > 0 then
   settled_check(KEYS[5], KEYS[6], window, turn, now)
 end
 if size <= 0 then
+  if math.min(upto, tail) > tonumber(redis.call('HGET', KEYS[8], 'settled') or 0) then
+    drain(prepare)
+    redis.call('HSET', KEYS[8], 'settled', math.min(upto, tail))
+  end
   return { 0, 0 }
 end
 local page = redis.call('LRANGE', log, 0, size - 1)

@@ -108,8 +108,9 @@ class Query:
     def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
         """Take up to `most` messages beyond `after`; the newest number of each slot.
 
-        Where messages beyond `after` are held already, they are the answer, and nothing is taken:
-        asked twice, it answers the same.
+        Where messages beyond `after` were taken before, they are the answer, and nothing is taken:
+        asked twice, it answers the same. Of those that lapsed in the meantime the numbers are left:
+        no other message gets them, and a batch may be empty because of that.
 
         Args:
             after: by slot, the number up to which the caller knows its messages; absent: 0.

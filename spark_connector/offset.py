@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from rmq.errors import ConfigurationError
 
 VERSION = 1
+# A file sink knows batches by their number alone, and drops those of a new query that it knows.
+ANEW = "a new checkpoint together with a new output path"
 
 
 class Offset(NamedTuple):
@@ -46,8 +48,7 @@ def read(given: Any, topic: str) -> Offset:
         held = {int(slot): int(number) for slot, number in given["held"].items()}
     except (TypeError, KeyError, ValueError, AttributeError):
         raise ConfigurationError(
-            f"checkpoint: {str(given)[:100]!r} is no offset of RMQ; give the query a checkpoint "
-            "of its own"
+            f"checkpoint: {str(given)[:100]!r} is no offset of RMQ; give the query {ANEW}"
         ) from None
     if version != VERSION:
         raise ConfigurationError(
@@ -57,7 +58,7 @@ def read(given: Any, topic: str) -> Offset:
     if found != topic:
         raise ConfigurationError(
             f"checkpoint: it is of topic {found!r} and subscribe names {topic!r}; give the query "
-            "a checkpoint of its own"
+            f"{ANEW}"
         )
     return Offset(run, slots, held)
 
@@ -71,7 +72,7 @@ def check_slots(offset: Offset, slots: int, topic: str) -> None:
     if len(offset.slots) != slots:
         raise ConfigurationError(
             f"checkpoint: topic {topic!r} has {slots} slots in Redis and {len(offset.slots)} in "
-            "the checkpoint, so it was made anew; give the query a new checkpoint"
+            f"the checkpoint, so it was made anew; give the query {ANEW}"
         )
 
 
@@ -88,8 +89,8 @@ def check_age(offset: Offset, settled: Sequence[int], topic: str) -> None:
     if ahead:
         raise ConfigurationError(
             f"checkpoint: it is an older copy; {ahead} messages of topic {topic!r} that came after "
-            "it were settled by its query. Sinks would drop new batches, which have numbers they "
-            "know; nothing was taken. Give the query its newest checkpoint, or a new one"
+            "it were settled by its query, or given back. Sinks would drop new batches, which have "
+            f"numbers they know; nothing was taken. Give the query its newest checkpoint, or {ANEW}"
         )
 
 

@@ -110,15 +110,31 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = claims.take(known.slots, self._most(limit, held))
             if end != known.slots:
                 counts = [one.messages for one in claims.hold(known.slots, end)]
-                if any(counts):
-                    break
+                break
             left_s = until - time.monotonic()
             if left_s <= 0 or self._left is not None:
                 return start
             claims.wait(left_s)
         if self._left is not None and not held:
             self._left = max(0, self._left - sum(counts))
+        self._tell_of_gaps(sum(end.values()) - sum(known.slots.values()) - sum(counts))
         return Offset(known.run, end, dict(enumerate(counts))).spell(topic)
+
+    def _tell_of_gaps(self, gone: int) -> None:
+        """Log that a batch lacks messages which had its numbers.
+
+        A driver that died before Spark wrote their offset down leaves such numbers, and so does a
+        checkpoint that was rolled back. Sinks know the number of the batch in the second case and
+        drop whatever has it, so nothing new may stand in their place.
+        """
+        if gone:
+            _log.warning(
+                "topic %r: %d messages that the query had taken beyond its checkpoint were given "
+                "back since then, when its lease ran out; this batch has nothing in their place. "
+                "If the checkpoint was rolled back, sinks may have them already, and whoever got "
+                "them meanwhile has them twice",
+                self._options.at.topic, gone,
+            )  # fmt: skip
 
     def _announces(self, known: Offset, limit: ReadLimit) -> bool:
         """Whether Spark is to write the run down before anything is taken for it.

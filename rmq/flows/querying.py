@@ -34,7 +34,7 @@ def _ours(handle: Handle, holder: Holder, answers: Sequence[T]) -> Sequence[T]:
             raise QueryOwned(
                 f"query {holder.run} of topic {handle.name!r} is run by {answer.owner}, for "
                 f"{left_s:.1f} s more unless it goes on; two drivers cannot share one checkpoint. "
-                "Stop the other one, or give this one a checkpoint of its own",
+                "Stop the other one, or give this one a checkpoint and an output of its own",
                 left_s,
             )
     return answers
@@ -62,7 +62,10 @@ def renew(handle: Handle, holder: Holder, after: Offsets, upto: Offsets | None) 
 def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Flow[dict[int, int]]:
     """Take messages beyond `after`; the newest number of each slot.
 
-    Where the log has messages beyond `after`, those are the answer, and nothing more is taken.
+    Where the query has taken messages beyond `after` before, they are the answer, and nothing more
+    is taken: whoever asks may have known them as a batch, and a batch of that number must not get
+    other messages. What of it lapsed since then leaves a gap in the numbers, so the answer may be
+    a batch without any message.
 
     Args:
         handle: the topic.
@@ -74,10 +77,8 @@ def take(handle: Handle, holder: Holder, after: Offsets, most: int | None) -> Fl
         QueryOwned: another driver runs it.
     """
     logs = yield from renew(handle, holder, after, None)
-    tails = {
-        index: log.newest if log.held else after.get(index, 0) for index, log in enumerate(logs)
-    }
-    if any(log.held for log in logs):
+    tails = {index: max(log.newest, after.get(index, 0)) for index, log in enumerate(logs)}
+    if any(tails[index] > after.get(index, 0) for index in tails):
         return tails
     ready = yield commands.next(handle.slots, False)
     # Where there is work, messages wait, or leases have run out: of consumers, of queries.

@@ -96,14 +96,19 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     assert settle(box, 2, holder=RIVAL) == Settled(2, 2)
 
 
-def test_what_has_lapsed_is_not_settled(box):
+def test_what_has_lapsed_is_not_settled_but_its_number_is(box):
     (id,) = box.send(1)
     take(box)
     lapse(box, force=True)
+    before = box.state()
 
-    assert settle(box, 1) == Settled(0, 0)
+    assert settle(box, 100) == Settled(0, 0)
 
     assert id in box.state()["prepare"]
+    assert box.changed(before) == {(f"query:{RUN}", b"settled"): b"1"}
+    before = box.state()
+    assert settle(box, 100) == Settled(0, 0)
+    assert box.state() == before
 
 
 def test_failures_go_with_their_messages(box):

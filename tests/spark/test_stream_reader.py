@@ -12,7 +12,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 import rmq
+from rmq import query_commands
 from rmq.errors import ConfigurationError, LeaseLost, QueryOwned, TopicNotFound
+from rmq.flows import Flow
+from rmq.keys import SlotKeys
+from rmq.query_commands import Lapsed
 from spark_connector import claims, options
 from spark_connector.schema import stream_schema
 from spark_connector.stream import Part, RmqStreamReader
@@ -244,20 +248,79 @@ def test_claims_that_were_given_back_end_the_query_or_are_left_out(
     assert state(client, topic) == (0, 0, 9)
 
 
-def test_numbers_have_gaps_where_claims_were_given_back_before_they_were_written_down(
-    client: rmq.Client, topic: rmq.Topic, make: Make
+def test_numbers_of_claims_that_were_given_back_before_they_were_written_down_stay_empty(
+    client: rmq.Client, topic: rmq.Topic, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(topic, 9)
     reader = make(minPartitions=8)
     start = begun(reader)
-    latest(reader, start)
+    known = latest(reader, start)
     topic.query(start["run"], claims.owner()).release()
     client.admin.rollback(topic.name)
 
-    end = latest(reader, start)
+    empty = latest(reader, start)
+    end = latest(reader, empty)
 
+    assert empty == known | {"held": {}}
+    assert reader.partitions(start, empty) == []
+    assert (
+        "9 messages that the query had taken beyond its checkpoint were given back" in caplog.text
+    )
     assert sum(end["held"].values()) == 9 < sum(end["slots"].values())
-    assert bodies(reader, reader.partitions(start, end)) == list(range(9))
+    assert bodies(reader, reader.partitions(empty, end)) == list(range(9))
+
+
+@pytest.mark.parametrize("slots_lapsed", [1, 3])
+def test_a_batch_that_sinks_may_know_gets_no_new_message(
+    client: rmq.Client, topic: rmq.Topic, make: Make, slots_lapsed: int
+) -> None:
+    """The newest files of offsets/ and commits/ are gone, and so is the lease of some slots."""
+    fill(topic, 9)
+    first = make()
+    start = begun(first)
+    known = latest(first, start)
+    sunk = bodies(first, first.partitions(start, known))
+    first.stop()
+    for keys in topic._handle.slots[:slots_lapsed]:
+        topic._run(_released(keys, start["run"]))
+    client.admin.rollback(topic.name)
+    fill(topic, 6, first=9)
+
+    second = make(onClaimLoss="fail")
+    again = latest(second, start)
+    replayed = bodies(second, second.partitions(start, again))
+    after = latest(second, again)
+
+    assert again["slots"] == known["slots"]
+    assert set(replayed) < set(sunk)
+    fresh = bodies(second, second.partitions(again, after))
+    assert set(fresh) >= set(range(9, 15))
+    assert sorted(replayed + fresh) == list(range(15))
+    second.stop()
+    with pytest.raises(ConfigurationError, match="older copy"):
+        latest(make(), start)
+
+
+def test_an_empty_batch_in_the_place_of_another_one_ends_like_any_other(
+    client: rmq.Client, topic: rmq.Topic, make: Make
+) -> None:
+    """Otherwise a checkpoint that is rolled back beyond it would fill a number that sinks know."""
+    fill(topic, 3)
+    reader = make()
+    start = begun(reader)
+    latest(reader, start)
+    topic.query(start["run"], claims.owner()).release()
+    empty = latest(reader, start)
+    latest(reader, empty)
+    reader.stop()
+
+    with pytest.raises(ConfigurationError, match="older copy; 3 messages"):
+        latest(make(), start)
+
+
+def _released(keys: SlotKeys, run: str) -> Flow[Lapsed]:
+    done: Lapsed = yield query_commands.lapse(keys, run, 1000, force=True)
+    return done
 
 
 def test_a_batch_that_never_ends_goes_to_the_dead_queue(

@@ -128,7 +128,7 @@ def test_an_offset_is_read_as_it_was_spelled_and_its_keys_have_one_order() -> No
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"index": 3}, "is no offset of RMQ; give the query a checkpoint of its own"),
+        ({"index": 3}, "is no offset of RMQ; give the query a new checkpoint together"),
         (None, "is no offset of RMQ"),
         (Offset("a", {}, {}).spell("mails"), "it is of topic 'mails' and subscribe names 'orders'"),
         (Offset("a", {}, {}).spell("orders") | {"v": 2}, "written in format 2 and this RMQ reads"),
