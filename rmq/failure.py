@@ -22,15 +22,39 @@ REASONS = {
 ERROR_CHARS, TRACEBACK_CHARS = 2_000, 12_000
 
 
+def text_of(error: BaseException | str | None) -> str:
+    """The text of an exception or a string; never raises.
+
+    A user's `__str__` may raise, or return something else than a string. The message that failed
+    must get its retry all the same.
+    """
+    try:
+        return str.__str__(str(error))
+    except BaseException as problem:  # even sys.exit(): this is not the place to end a process
+        return f"<str() of this {type(error).__name__} raised {type(problem).__name__}>"
+
+
+def summary(error: BaseException) -> str:
+    """The type and the text of an exception; never raises."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an exception; never raises."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as problem:  # of an exception group, a note, or a property of the user's
+        return f"<the traceback cannot be shown: {type(problem).__name__}>"
+
+
 def tell(error: BaseException | str | None) -> bytes:
-    """An exception or a text as a consumer tells it, cut to size."""
+    """An exception or a text as a consumer tells it, cut to size; never raises."""
     if error is None:
         return b""
     if isinstance(error, BaseException):
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")
-        lines = "".join(traceback.format_exception(error))
+        text, lines = summary(error), traceback_of(error)
     else:
-        text, lines = str(error), ""
+        text, lines = text_of(error), ""
     packed: bytes = msgpack.packb(
         [text[:ERROR_CHARS], lines[-TRACEBACK_CHARS:]], unicode_errors="replace"
     )

@@ -11,6 +11,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
+from rmq import failure
 from rmq.delivery import DeliveryData
 from rmq.failure import ERROR_CHARS
 from rmq.interceptor import Interceptor, Outcome
@@ -74,7 +75,7 @@ class Logging(Interceptor):
 
 
 def _told(error: BaseException) -> str:
-    return str(error)[:ERROR_CHARS]
+    return failure.text_of(error)[:ERROR_CHARS]
 
 
 def _emit(event: Event, text: str, **fields: Any) -> None:

@@ -6,11 +6,12 @@ program's choice. Names follow OpenTelemetry's semantic conventions for messagin
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rmq import extras
+from rmq import extras, failure
 from rmq.delivery import DeliveryData
 from rmq.flows.sending import HEADERS_BYTES, HEADERS_MAX
 from rmq.interceptor import Interceptor, Outcome
@@ -126,8 +127,9 @@ class OpenTelemetry(Interceptor):
         kind = type(error)
         where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         span.set_attribute("error.type", f"{where}{kind.__qualname__}")
-        span.record_exception(error)
-        told = f"{kind.__name__}: {error}"
+        with contextlib.suppress(Exception):  # it calls str(error), which is the user's
+            span.record_exception(error)
+        told = failure.summary(error)
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, told))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 from collections import deque
@@ -16,9 +17,30 @@ from collections.abc import Callable, Coroutine, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+log = logging.getLogger("rmq")
+
 Work = Any
 Spoilt = Callable[[Work, BaseException], None]
 AIR = 100  # pieces of work in a row after which a task lets others have the loop
+_ABSENT = object()
+
+
+def _same(now: contextvars.Context, before: contextvars.Context) -> bool:
+    """Whether every variable has the very object that it had.
+
+    Not by ==: arrays and SQL expressions answer it with something that is not a bool.
+    """
+    return len(now) == len(before) and all(
+        before.get(variable, _ABSENT) is value for variable, value in now.items()
+    )
+
+
+def _report(spoilt: Spoilt, work: Work, error: BaseException) -> None:
+    """Report work that raised. Whatever happens in there, the hand goes on with the next."""
+    try:
+        spoilt(work, error)
+    except Exception:
+        log.exception("unexpected: a failure could not be reported")
 
 
 class Hands(Protocol):
@@ -68,7 +90,7 @@ class Threads:
             try:
                 copy().run(run, work)
             except BaseException as error:
-                self._spoilt(work, error)
+                _report(self._spoilt, work, error)
 
     def take_back(self) -> list[Work]:
         """The work that nobody has begun."""
@@ -159,12 +181,12 @@ class Tasks:
                 try:
                     await self._run(work)
                 except asyncio.CancelledError as error:
-                    self._spoilt(work, error)
+                    _report(self._spoilt, work, error)
                     raise
                 except BaseException as error:
-                    self._spoilt(work, error)
+                    _report(self._spoilt, work, error)
                 done += 1
-                if contextvars.copy_context() != before:
+                if not _same(contextvars.copy_context(), before):
                     self._loop.call_soon(self._start)
                     return
                 if done % AIR == 0:

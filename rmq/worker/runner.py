@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from rmq import failure
 from rmq.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
 from rmq.errors import DecodeError, InvalidType, RMQError
@@ -92,16 +93,17 @@ def rule(handler: Handler, one: DeliveryData, error: BaseException) -> Ruling:
 
 def misfit(error: DecodeError) -> Ruling:
     """What becomes of a delivery whose body does not fit: to the DeadQueue, once."""
-    return Ruling("reject", None, str(error), "u")
+    return Ruling("reject", None, failure.text_of(error), "u")
 
 
 def _reason(found: Reject, error: BaseException) -> BaseException | str:
     """What stands in the DeadQueue: the words of the handler, or of a rule and of what."""
+    reason = failure.text_of(found)
     if found is error:
-        return str(found) or "rejected"
-    if not str(found):
+        return reason or "rejected"
+    if not reason:
         return error
-    told = Reject(str(found))  # a rule is one object for many errors
+    told = Reject(reason)  # a rule is one object for many errors
     told.__cause__ = error
     return told
 

@@ -13,6 +13,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from rmq import failure
 from rmq.delivery import LOST, OPEN, DeliveryData
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.handler import Handler
@@ -34,11 +35,11 @@ class Trouble:
 
     def found(self, error: Exception) -> RMQError:
         """Note it, and say so where it is another one than before."""
-        known = (
-            error if isinstance(error, RMQError) else RMQError(f"{type(error).__name__}: {error}")
-        )
+        known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
         if self.error is None or type(self.error) is not type(known):
-            log.error("%s cannot go on, and keeps trying: %s", self._handler, error)
+            log.error(
+                "%s cannot go on, and keeps trying: %s", self._handler, failure.text_of(error)
+            )
             if not isinstance(error, RMQError):
                 log.exception("unexpected")
         self.error = known
@@ -87,6 +88,17 @@ class Reports:
                 self.others.append(item)
 
 
+def _deliveries(item: Any) -> list[DeliveryData]:
+    """The deliveries that a report is about."""
+    if isinstance(item, DeliveryData):
+        return [item]
+    if isinstance(item, Halt):
+        return item.rest + ([item.failed[0]] if item.failed is not None else [])
+    if isinstance(item, Overrun):
+        return [item.one]
+    return [] if isinstance(item, threading.Event) else [item[0]]
+
+
 class Settler:
     """The thread that settles for one crew."""
 
@@ -111,6 +123,7 @@ class Settler:
         # What else there is to say of those acked, where the handler has guards.
         self.guarded = {"duplicate": 0, "claim_lost": 0} if handler.guards else {}
         self.since = 0.0  # when the call began that is under way
+        self._counted: list[list[DeliveryData]] = []  # in `finished`, since this turn began
         name = f"rmq-{handler.handle.name}-settle"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -153,9 +166,32 @@ class Settler:
                 items = [item for item in items if item is not None]
                 running = False
             self.since = time.monotonic()
-            self._carry_out(items)
+            self._counted.clear()
+            try:
+                self._carry_out(items)
+            except Exception:
+                # A fault of ours, or of something a user gave us. This thread must outlive it.
+                log.exception("%s: unexpected; settling one by one", self._handler)
+                self._one_by_one(items)
             self.since = 0.0
             self._moved.set()
+
+    def _one_by_one(self, items: list[Any]) -> None:
+        """Carry out what is left of these reports; where one fails again, its leases run out."""
+        for item in items:
+            counted = {one for some in self._counted for one in some}
+            left = [one for one in _deliveries(item) if one not in counted]
+            if not left and not isinstance(item, threading.Event):
+                continue
+            try:
+                self._carry_out([item])
+            except Exception:
+                log.exception("%s: %d deliveries are not settled; their leases run out",
+                              self._handler, len(left))  # fmt: skip
+                counted = {one for some in self._counted for one in some}
+                left = [one for one in left if one not in counted]
+                self._desk.board.leave(left)
+                self.finished += len(left)
 
     def _carry_out(self, items: list[Any]) -> None:
         """Settle what was reported, each kind in one call."""
@@ -216,7 +252,7 @@ class Settler:
         trace = None
         if isinstance(error, BaseException):
             trace = error if log.isEnabledFor(logging.DEBUG) else None
-            error = f"{type(error).__name__}: {error}"
+            error = failure.summary(error)
         log.warning(
             "%s: %s, attempt %d, %s: %s", self._handler.name, one.id, one.attempt, what, error,
             exc_info=trace,
@@ -260,5 +296,6 @@ class Settler:
             before = sum(one._state == LOST for one in some) - len(lost)  # it never began
             self.tally["lost"] += before
             self.tally["own"] += len(some) - len(left) - before
-        self._desk.board.leave(one for one in some if one._state != OPEN)
         self.finished += len(some)
+        self._counted.append(some)
+        self._desk.board.leave(one for one in some if one._state != OPEN)

@@ -83,7 +83,10 @@ class Watch:
         # keeper ends with the thread that has started it.
         while not self._ended.wait(WATCH_S):
             for crew in self._crews:
-                crew.watch()
+                try:
+                    crew.watch()
+                except Exception:
+                    log.exception("%s: unexpected, while its limits were looked at", crew.handler)
             try:
                 self._keeper.check()
             except OSError as error:

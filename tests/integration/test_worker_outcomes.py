@@ -327,3 +327,63 @@ def test_a_body_that_does_not_fit_is_dead_at_once_with_the_reason(
     assert (dead.failure.reason, dead.deliveries) == ("undecodable", 1)
     assert dead.failure.error == "body: str does not fit int"
     assert dead.body == {"id": "seven"}
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        return str({}["code"])
+
+
+@pytest.mark.parametrize("raised", [Unspeakable, rmq.Reject])
+def test_an_exception_whose_text_raises_counts_as_any_other_and_the_worker_goes_on(
+    scene: Scene, api: Any, name: str, raised: type[Exception]
+) -> None:
+    done = []
+    topic = api.topic(name, max_retries=0)
+
+    def work(d: Any) -> None:
+        if d.body == "bad":
+            raise raised(Unspeakable()) if raised is rmq.Reject else raised()
+        done.append(d.body)
+
+    scene.handle(topic, work, concurrency=1)
+    topic.send("bad")
+    with scene.working() as worker:
+        (dead,) = dead_of(api, name)
+        for n in range(3):
+            topic.send(n)
+        eventually(lambda: done == [0, 1, 2])
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        health = worker.health()
+
+    assert dead.failure is not None
+    assert raised.__name__ in dead.failure.error
+    assert health.ok
+
+
+def test_a_fault_in_settling_one_message_does_not_end_the_thread_that_settles(
+    scene: Scene, api: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours, which nobody knows yet: only the message that it is about has to wait."""
+    topic = api.topic(name)
+    done = []
+    scene.handle(topic, lambda d: done.append(d.body), concurrency=1)
+    topic.send_many([rmq.Outgoing(n) for n in range(6)])
+    with scene.working() as worker:
+        [crew] = worker._crews
+        plain = crew.settler._do
+
+        def faulty(verb: str, some: Any, call: Any) -> None:
+            if any(one.body == 2 for one in some):
+                raise SystemError("a fault")
+            plain(verb, some, call)
+
+        monkeypatch.setattr(crew.settler, "_do", faulty)
+        eventually(lambda: len(done) == 6)
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        stats = api.admin.stats(name)
+        topic.send(6)
+        eventually(lambda: 6 in done)
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+
+    assert stats["in_flight"] <= 1

@@ -202,3 +202,55 @@ def test_tasks_let_others_have_the_loop() -> None:
         asyncio.run_coroutine_threadsafe(scenario(), bench.loop).result(20)
 
     assert order.count("other") >= 3
+
+
+class Clause:
+    """Compares as an array or an SQL expression does: the result is no bool."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth value of this clause is not defined")
+
+
+CLAUSE: contextvars.ContextVar[Any] = contextvars.ContextVar("CLAUSE")
+
+
+def test_a_context_variable_whose_value_has_no_truth_value_harms_no_hand(bench: Bench) -> None:
+    done = []
+
+    def work(n: int) -> None:
+        CLAUSE.set(Clause())
+        done.append(n)
+
+    token = CLAUSE.set(Clause())
+    hands = bench.hands(1, work)
+    CLAUSE.reset(token)
+    hands.put([0, 1, 2, 3, 4])
+
+    eventually(lambda: done == [0, 1, 2, 3, 4])
+    assert bench.spoilt == []
+    hands.close()
+    assert hands.join(20)
+
+
+def test_a_hand_goes_on_although_a_failure_cannot_be_reported(bench: Bench) -> None:
+    done = []
+
+    def work(n: int) -> None:
+        if n == 0:
+            raise ValueError("the work's own")
+        done.append(n)
+
+    hands = bench.hands(1, work)
+    spoilt = bench.spoilt
+    bench.spoilt = None  # type: ignore[assignment]  # so that reporting raises too
+    hands.put([0, 1, 2])
+
+    eventually(lambda: done == [1, 2])
+    bench.spoilt = spoilt
+    hands.close()
+    assert hands.join(20)
