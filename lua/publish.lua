@@ -17,10 +17,9 @@ ARGV[3]   index                the slot's index, told to those it wakes
 Returns   {elements left in the stage, stored, duplicates, merged}; nothing left: all is published
           {0, 'F'} the slot's share of max_length is reached; nothing moved
 Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
-Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but a time that has
-          passed since the message was staged is no error, and of messages that were named for this entry
-          alone ('p') the first and the last are looked up, and settled ids not at all. Run twice, it goes on. A
-          stage that is missing is an error: it has expired, or never was.
+Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but of messages that
+          were named for this entry alone ('p') the first and the last are looked up, and settled ids not at all.
+          Run twice, it goes on. A stage that is missing is an error: it has expired, or never was.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -65,7 +64,7 @@ else
     if count < 1 or count > 1000 or count % 1 > 0 then
       fail('STAGE', stage)
     end
-    letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3], true)[2]
+    letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3])[2]
   end
   if letters == 'F' then
     return { 0, 'F' }

@@ -11,8 +11,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
 ARGV[4]   id                   16 bytes
-ARGV[5]   due                  epoch ms; below 1e12 a delay from now
-Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone | past, 0}
+ARGV[5]   due                  epoch ms, which may have passed; below 1e12 a delay from now
+Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone, 0}
 Cost      O(log L + size of the record)
 Atomic    Score and record change together; priority and retries stay, an expiry moves along. Run twice with a time, the
           second run changes nothing; with a delay, it counts from the later moment. A slot in order that
@@ -27,16 +27,13 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/whereis"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[4]
 local now = clock(ARGV[1])
-local due = whole(ARGV[5], 1, 1e14, 'due')
+local due = whole(ARGV[5], 0, 1e14, 'due')
 if due < TIMED_MIN then
   due = now + due
 end
 local score, record, left = whereis(slot, store, KEYS[3], records, KEYS[5], KEYS[6], id)
 if not score then
   return { record, 0 }
-end
-if due <= now - 1000 then
-  return { 'past', 0 }
 end
 local head = string.byte(record, 1)
 local was, expiry = envelope(record)

@@ -15,9 +15,10 @@ ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
 ARGV[4]   count                n, the number of messages, 1 to 1000
 ARGV[5..] n ids (16 bytes each), then n times: head (first 4 bytes of the record), rest (from byte 9 on)
-          A time in the record below 1e12 is a delay: it is added to now. An expiry counts from due.
+          A time in the record below 1e12 is a delay: it is added to now. One that has passed is due at once,
+          since a command may come late. An expiry counts from due.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate}
-          {0, 'F'} the slot's share of max_length is reached; {0, 'P', position} that one is due in the past
+          {0, 'F'} the slot's share of max_length is reached
 Cost      O(n log L), L = messages waiting in the slot
 Atomic    All or nothing. Types are checked by reads before the first write; the first write is one that
           Redis refuses at maxmemory. Run twice, the second run finds the ids and answers d.

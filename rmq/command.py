@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,14 @@ def set_clock(now_us: int | None) -> None:
 def now() -> bytes:
     """What a command says of the time: nothing, for the server's clock, or a test's."""
     return _clock
+
+
+def now_ms() -> int:
+    """The time in epoch ms as far as this process knows it: a test's, or the local clock's.
+
+    Good for telling years apart. Whether a moment has come is for the server's clock to say.
+    """
+    return int(_clock) // 1000 if _clock else time.time_ns() // 1_000_000
 
 
 class Command(Generic[T]):

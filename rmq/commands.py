@@ -12,6 +12,7 @@ from typing import Any
 from rmq import scripts
 from rmq.command import Command as Command
 from rmq.command import now
+from rmq.command import now_ms as now_ms
 from rmq.command import set_clock as set_clock
 from rmq.errors import DecodeError
 from rmq.handle import Handle, Lane
@@ -62,7 +63,7 @@ def slot(keys: SlotKeys, created: bytes, values: dict[str, str]) -> Command[int]
 
 
 def _parse_sent(reply: list[Any]) -> Sent:
-    return Sent(reply[0], reply[1].decode(), reply[2] if len(reply) > 2 else 0)
+    return Sent(reply[0], reply[1].decode())
 
 
 def send(

@@ -31,8 +31,9 @@ class Outgoing:
         body: what the topic's codec can write.
         priority: 17 to 1 048 575, larger first; None: the topic's default, or none for a timed
             message.
-        delay: seconds or timedelta until it may be taken.
-        at: when it may be taken: an aware datetime, or epoch ms. Not with `delay`.
+        delay: seconds or timedelta until it may be taken; 0: at once.
+        at: when it may be taken: an aware datetime, or epoch ms. Not with `delay`. A time that has
+            passed is due at once; one more than a year ago is refused as a mistake.
         merge_key: messages with one key that wait at the same time become one; needs `time_range`.
         time_range: how long a merging message waits for others, seconds or timedelta.
         merge: which body survives: "first", "last", or "collect" (all of them, as a list).

@@ -9,10 +9,7 @@ class Sent(NamedTuple):
     """The reply to send: `offset` of the last one stored, and a letter for each message."""
 
     offset: int
-    letters: (
-        str  # '' : all stored; 'F': refused as full; 'P': refused, `position` is due in the past
-    )
-    position: int = 0
+    letters: str  # '' : all stored; 'F': refused as full
 
 
 class Merged(NamedTuple):

@@ -298,7 +298,7 @@ class Topic(_TopicBase):
         Args:
             name: 1 to 200 of A-Z a-z 0-9 . _ : -, used once; None: a random one.
             keep: how long what is not published stays after the last push, 1 s to 30 days.
-            late: take messages whose time has passed; they are due when they are published.
+            late: take messages whose time passed more than a year ago, too.
         """
         return Stage(self._executor, self._handle, name, keep, late)
 

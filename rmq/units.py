@@ -15,6 +15,7 @@ from rmq.score import PRIORITY_MAX, PRIORITY_MIN, TIMED_MIN
 Duration = float | timedelta
 Moment = datetime | int
 
+YEAR_MS = 366 * 86_400_000
 TEN_YEARS_MS = 3_652 * 86_400_000 + 86_400_000  # and a leap day, so that "ten years" never fails
 
 
@@ -66,10 +67,7 @@ def milliseconds(
 
 
 def epoch_ms(value: object, field: str) -> int:
-    """A moment given as an aware datetime or as epoch ms, in epoch ms, rounded up.
-
-    Whether it lies in the future is for the server's clock to say.
-    """
+    """A moment given as an aware datetime or as epoch ms, in epoch ms, rounded up."""
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise InvalidValue(
@@ -92,4 +90,19 @@ def epoch_ms(value: object, field: str) -> int:
         raise InvalidValue(f"{field}: {value}; give a time at most 10 years ahead")
     if ms < TIMED_MIN:
         raise InvalidValue(f"{field}: {value} is long past; give a time to come")
+    return ms
+
+
+def due_ms(value: object, field: str, now_ms: int) -> int:
+    """When a message is due: a moment, in epoch ms. One that has passed is due at once.
+
+    Only what must be a mistake is refused: more than a year ago. The bound is so wide because
+    `now_ms` is a client's clock, which may be wrong, and the call may reach Redis late.
+    """
+    ms = epoch_ms(value, field)
+    if ms < now_ms - YEAR_MS:
+        raise InvalidValue(
+            f"{field}: {value} is more than a year ago; give a time to come (one that has just "
+            "passed is due at once)"
+        )
     return ms

@@ -1,10 +1,10 @@
 -- accept: takes messages into a slot, for send and publish. `given` holds from at + 1 on: n ids, then n times
 -- head and rest. What it answers is told in send.lua; its first write is one that Redis refuses at maxmemory.
--- `late`: a time that has passed is no error; such a message is due at once.
+-- A time that has passed is no error: the message is due at once.
 --   keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit
 --- @include "lib/score"
 --- @include "lib/head"
-local function accept(keys, given, at, count, now, channel, index, late)
+local function accept(keys, given, at, count, now, channel, index)
   local slot, store, records = keys[1], keys[2], keys[3]
   local s = redis.call('HMGET', slot, 'created', 'accepted', 'order', 'waiting', 'max_retries', 'capacity',
     'overflow', 'dedup_ms', 'settled_turn')
@@ -86,8 +86,6 @@ local function accept(keys, given, at, count, now, channel, index, late)
         local due = read_time(rest, 1)
         if due < TIMED_MIN then
           due = now + due
-        elseif due <= now - 1000 and not late then
-          return { 0, 'P', i }
         end
         if not earliest or due < earliest then
           earliest = due

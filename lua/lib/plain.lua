@@ -69,7 +69,7 @@ local function plain(keys, entry, now, channel, index)
     for i = 1, count do
       ids[count + 2 * i - 1], ids[count + 2 * i] = head, bodies[i]
     end
-    return accept(keys, ids, 0, count, now, channel, index, true)[2]
+    return accept(keys, ids, 0, count, now, channel, index)[2]
   end
   local anew = order > 1073741824 and redis.call('ZCARD', store) == 0
   if anew then

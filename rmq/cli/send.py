@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from typing import Any, BinaryIO
 
 import click
@@ -184,7 +183,6 @@ class _Stream:
         """Send the batch."""
         if not self.batch:
             return
-        self._refuse_past()
         position, all_read = -1, False
 
         def each() -> Iterator[rmq.Outgoing]:
@@ -213,18 +211,6 @@ class _Stream:
             self.sent += 1
             if self.tell:
                 self.tell(one)
-
-    def _refuse_past(self) -> None:
-        """A time that is past is found by the server, slot by slot: look before the first."""
-        timed = [n for n, one in enumerate(self.batch) if one.at is not None]
-        if not timed:
-            return
-        now_ms = self.client.admin.stats(self.topic.name)["now_ms"]
-        for n in timed:
-            at = self.batch[n].at
-            ms = at.timestamp() * 1000 if isinstance(at, datetime) and at.tzinfo else at
-            if isinstance(ms, int | float) and ms <= now_ms:
-                raise self._bad(self.lines[n], f"at: {at} is past by the server's clock", USAGE)
 
     def _so_far(self) -> str:
         if not self.sent:

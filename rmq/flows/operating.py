@@ -21,7 +21,7 @@ from rmq.message import Message, Place, moment
 from rmq.record import Record
 from rmq.replies import STATS, Found
 from rmq.score import HELD_MIN, TIMED_MIN, receipt_deadline_ms
-from rmq.units import Moment, epoch_ms, milliseconds, whole
+from rmq.units import Moment, due_ms, milliseconds, whole
 from rmq.units import priority as check_priority
 
 PLACES: tuple[Place, ...] = ("store", "prepare", "dead")
@@ -142,12 +142,13 @@ def reschedule(
     """Give a waiting message another time."""
     if (at is None) == (delay is None):
         raise InvalidValue("at, delay: give one of the two")
-    due = milliseconds(delay, "delay") if at is None else epoch_ms(at, "at")
+    if at is None:
+        due = milliseconds(delay, "delay", zero=True)
+    else:
+        due = due_ms(at, "at", commands.now_ms())
     yield from opening.ensure(handle, create=False)
     message_id = handle.own_id(id)
     status, _ = yield commands.reschedule(handle, handle.slots[message_id.slot], message_id, due)
-    if status == "past":
-        raise InvalidValue(f"at: {at} is past by the server's clock; nothing was changed")
     result: RescheduleStatus = status
     return result
 

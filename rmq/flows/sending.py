@@ -27,16 +27,14 @@ from rmq.message import Outgoing, SendResult, SendStatus
 from rmq.numbering import Line
 from rmq.replies import Merged, Sent
 from rmq.retry import policy
-from rmq.score import TIMED_MIN
 from rmq.settings import BATCH_MAX, CALL_BYTES, Durability, Fsync, Settings
 from rmq.slots import RUN, slot_of
-from rmq.units import epoch_ms, milliseconds
+from rmq.units import due_ms, epoch_ms, milliseconds
 from rmq.units import priority as check_priority
 
 HEADERS_MAX, HEADERS_BYTES = 32, 4096
 MERGE_KEY_BYTES = 1024
 RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # a policy's text; ms
-GRACE_MS = 1000  # a time that has just passed is now; lua/send.lua says the same
 
 
 class Asked(NamedTuple):
@@ -57,7 +55,6 @@ class Draft:
     merge_key = ""
     mode = ""
     max_wait_ms = 0
-    at_ms = 0  # when it is due, where the caller named a time
 
 
 def _headers(out: Outgoing) -> bytes:
@@ -100,14 +97,14 @@ def _body(codec: Codec, body: Any, most: int) -> bytes:
     return data
 
 
-def _due(out: Outgoing) -> int:
+def _due(out: Outgoing, late: bool) -> int:
     """When it may be taken: epoch ms, a delay in ms, or 0 for at once."""
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")
     if out.delay is not None:
-        return milliseconds(out.delay, "delay")
+        return milliseconds(out.delay, "delay", zero=True)
     if out.at is not None:
-        return epoch_ms(out.at, "at")
+        return epoch_ms(out.at, "at") if late else due_ms(out.at, "at", commands.now_ms())
     return 0
 
 
@@ -141,8 +138,8 @@ def _merging(out: Outgoing, draft: Draft) -> int:
     return time_range
 
 
-def checked(handle: Handle, settings: Settings, out: Outgoing) -> Draft:
-    """A message checked and encoded.
+def checked(handle: Handle, settings: Settings, out: Outgoing, late: bool = False) -> Draft:
+    """A message checked and encoded. `late`: a time may have passed years ago.
 
     Raises:
         InvalidValue, InvalidType, EncodeError, PayloadTooLarge: it cannot be sent as it is.
@@ -150,8 +147,7 @@ def checked(handle: Handle, settings: Settings, out: Outgoing) -> Draft:
     if not isinstance(out, Outgoing):
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     draft = Draft()
-    due = _merging(out, draft) or _due(out)
-    draft.at_ms = due if due >= TIMED_MIN else 0
+    due = _merging(out, draft) or _due(out, late)
     priority = settings.default_priority
     if out.priority is not None:
         priority = check_priority(out.priority)
@@ -219,7 +215,7 @@ class Group:
     """Messages for one call to one slot."""
 
     __slots__ = (
-        "bytes", "given", "ids", "line", "merging", "numbers", "parts", "places", "slot", "timed",
+        "bytes", "given", "ids", "line", "merging", "numbers", "parts", "places", "slot",
     )  # fmt: skip
 
     def __init__(self, slot: int, merging: Draft | None) -> None:
@@ -229,14 +225,17 @@ class Group:
         self.given: dict[int, MessageId] = {}  # position -> the id that the caller brought or named
         self.parts: list[bytes] = []  # head and rest of each record
         self.places: list[int] = []  # where its results go
-        self.timed: list[tuple[int, int]] = []  # (due, place) of those with a time of their own
         self.bytes = 0
         self.numbers: list[int] = []  # of each, where the client has rmq.Audit
         self.line: Line | None = None
 
 
 def sort(
-    handle: Handle, messages: Iterable[Outgoing], groups: list[Group], most: int = BATCH_MAX
+    handle: Handle,
+    messages: Iterable[Outgoing],
+    groups: list[Group],
+    most: int = BATCH_MAX,
+    late: bool = False,
 ) -> None:
     """Check and encode all messages, and sort them into calls of at most so many; name them."""
     settings, codec, numbering = handle.settings, handle.codec, handle.hooks.numbering
@@ -244,17 +243,16 @@ def sort(
     filling: dict[int, Group] = {}
     run_slot = run_left = 0
     for place, out in enumerate(messages):
-        given, merging, at_ms = None, None, 0
+        given, merging = None, None
         if not settings.expires_ms and type(out) is Outgoing and _is_plain(out):
             head, slot = plain_head, -1
             if out.priority is not None:
                 head = record.head(codec.number, 0, check_priority(out.priority))
             envelope, headers, body = b"", b"", _body(codec, out.body, settings.max_body)
         else:
-            draft = checked(handle, settings, out)
+            draft = checked(handle, settings, out, late)
             head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
             given = draft.id
-            at_ms = 0 if given else draft.at_ms  # a resend may be late: it is known by its id
             merging = draft if draft.merge_key else None
             slot = -1 if draft.basis is None else slot_of(draft.basis, settings.slots)
             slot = slot if given is None else given.slot
@@ -288,8 +286,6 @@ def sort(
                 filling.pop(slot, None)  # what comes after a merging message stays after it
         if given is not None:
             group.given[len(group.places)] = given
-        if at_ms:
-            group.timed.append((at_ms, place))
         group.places.append(place)
         group.parts.append(head)
         group.parts.append(rest)
@@ -325,13 +321,6 @@ def send_many(
             return []
         if numbering is not None:
             yield from auditing.begin({one.line for one in groups if one.line is not None})
-        timed = [one for group in groups for one in group.timed]
-        if timed and len(groups) > 1:
-            # A slot refuses what is past by itself; several are asked first, so that all do.
-            first, place = min(timed)
-            now = yield commands.stats(handle.slots[0])
-            if first <= now["now_ms"] - GRACE_MS:
-                raise past(place)
         calls = [_call(handle, group) for group in groups]
         results += [None] * sum(len(group.places) for group in groups)
         yield from _deliver(handle, calls, groups, results, asked, timeout)
@@ -449,14 +438,6 @@ def _deliver(
         calls, groups = [calls[n] for n in full], [groups[n] for n in full]
 
 
-def past(place: int) -> InvalidValue:
-    """What is said of a message with a time that has passed."""
-    return InvalidValue(
-        f"at: message {place + 1} is due in the past by the server's clock; nothing was stored. "
-        "Leave `at` out to send it now"
-    )
-
-
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
@@ -475,8 +456,6 @@ def _settle(group: Group, reply: Any, results: list[SendResult | None], level: s
     letters = reply.letters
     if letters == "F":
         return False
-    if letters == "P":
-        raise past(group.places[reply.position - 1])
     offset = reply.offset - (len(group.ids) - letters.count("d"))
     if not letters:
         made = zip(

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from rmq import ids, record, stage_commands
 from rmq.command import Command
-from rmq.commands import stats
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
 from rmq.flows import Durably, Flow, Pipeline, Sleep, opening, sending, together
-from rmq.flows.sending import GRACE_MS, Group
+from rmq.flows.sending import Group
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.message import Outgoing
@@ -83,13 +82,7 @@ def push(
 ) -> Flow[Staged]:
     """Put messages into a stage; what stands in it then."""
     settings, groups = (yield from _ready(handle)), list[Group]()
-    sending.sort(handle, messages, groups, _entry_max(settings))
-    timed = [one for group in groups for one in group.timed]
-    if timed and not late:
-        first, place = min(timed)
-        now = yield stats(handle.slots[0])
-        if first <= now["now_ms"] - GRACE_MS:
-            raise sending.past(place)
+    sending.sort(handle, messages, groups, _entry_max(settings), late)
     calls = _Calls(handle, stage, keep_ms)
     for group in groups:
         if _alike(group):

@@ -7,7 +7,6 @@ relay sends what is committed (`rmq.outbox.relay`); nothing here needs Redis.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from rmq.outbox.tables import UNCONFIRMED, stubs
 from rmq.retry import Exponential, Retry, policy
 from rmq.settings import BODY_CEILING, Settings
 from rmq.slots import slot_of
-from rmq.units import Duration, Moment, milliseconds, whole
+from rmq.units import Duration, Moment, epoch_ms, milliseconds, whole
 
 MAX_SENDS = 16
 MAX_BODY = 256 * 1024  # as a topic's own default
@@ -187,9 +186,8 @@ class Outbox(Confirming, Repair):
             )
         if not isinstance(confirm, bool):
             raise InvalidType(f"confirm: {confirm!r}; give True or False")
-        if draft.at_ms and draft.at_ms <= time.time() * 1000 - sending.GRACE_MS:
-            raise InvalidValue("at: it is in the past. Leave `at` out to send it now")
-        delay_ms = 0 if out.delay is None else milliseconds(out.delay, "delay")
+        delay_ms = 0 if out.delay is None else milliseconds(out.delay, "delay", zero=True)
+        at_ms = 0 if out.at is None else epoch_ms(out.at, "at")
         made = naming.new_id()
         return _Line(
             made,
@@ -201,7 +199,7 @@ class Outbox(Confirming, Repair):
                 "codec": chosen.number,
                 "options": _options(out),
                 "confirm": confirm,
-                "wait_ms": delay_ms or draft.at_ms,
+                "wait_ms": delay_ms or at_ms,
                 "first_ms": self.resend_after_ms(1),
             },
             bool(delay_ms),

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
+from rmq import commands
 from rmq.outbox import Outbox, Relay, stub_id
 from rmq.outbox import rows as sql
 from rmq.outbox.tables import stubs
@@ -45,6 +46,23 @@ def test_ten_thousand_messages_are_sent_once_each_and_in_order(database, client,
     assert turns == [500] * 20
     assert states(engine) == {("unconfirmed", 1): 10_000}
     assert drain(client.topic(name)) == list(range(10_000))
+
+
+def test_stub_whose_time_passes_on_its_way_to_redis_is_due_at_once(database, client, name):
+    # Redis stood still, or its clock is ahead of the database's.
+    engine, outbox = prepared(database), Outbox()
+    fill(engine, outbox, name, ["timed"], delay=2)
+    fill(engine, outbox, name, ["plain"])
+    client.topic(name).open()
+
+    commands.set_clock(int((time.time() + 60) * 1e6))
+    try:
+        assert Relay(outbox, engine, client).run_once() == 2
+        assert drain(client.topic(name)) == ["timed", "plain"]
+    finally:
+        commands.set_clock(None)
+
+    assert states(engine) == {("unconfirmed", 1): 2}
 
 
 def test_a_mark_tells_where_the_message_went_and_when(database, client, name):

@@ -110,7 +110,7 @@ BAD = [
     {"delay": -1},
     {"delay": 1, "at": datetime.now(UTC) + timedelta(hours=1)},
     {"at": datetime(2030, 1, 1)},
-    {"at": datetime.now(UTC) - timedelta(hours=1)},
+    {"at": datetime.now(UTC) - timedelta(days=400)},
     {"headers": {"rmq-x": "1"}},
     {"headers": {"a": 1}},
     {"headers": {"a": "x" * 5000}},
