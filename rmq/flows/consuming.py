@@ -6,6 +6,7 @@ Here a reply becomes deliveries, and a delivery's state follows what became of i
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Literal, TypeVar
 
@@ -26,7 +27,8 @@ from rmq.units import TEN_YEARS_MS, Duration, milliseconds
 
 Mode = Literal["at_least_once", "at_most_once"]
 D = TypeVar("D", bound=DeliveryData)
-KEPT_BATCHES = 64
+TIDY_FROM = 256  # unsettled deliveries, before a consumer looks for those that lapsed
+LAPSED_S = 60.0  # so long after its lease nothing can be handed back any more
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
 _PLAIN = {number << 5: one.decode for number, one in codec.BY_NUMBER.items()}
@@ -56,8 +58,8 @@ class ConsumerFlows(Generic[D]):
         self._handle = handle
         self._pops = mode == "at_most_once"
         self._reception = Reception(handle, _lease(lease), self._pops, ordered)
-        self._open: list[list[D]] = []
-        self._tidy_at = KEPT_BATCHES
+        self._open: dict[bytes, D] = {}  # by message id: to be handed back at the end
+        self._tidy_at = TIDY_FROM
         self._closed = False
         self._receiving = threading.Lock()
 
@@ -81,11 +83,24 @@ class ConsumerFlows(Generic[D]):
         finally:
             self._receiving.release()
         if found and not self._pops:
-            self._open.append(found)
-            if len(self._open) > self._tidy_at:
-                self._open = [b for b in self._open if any(d._state == OPEN for d in b)]
-                self._tidy_at = 2 * len(self._open) + KEPT_BATCHES
+            self._keep(found)
         return found
+
+    def _keep(self, deliveries: Iterable[D]) -> None:
+        """Remember deliveries until they are settled; those that lapsed unsettled are forgotten."""
+        self._open.update({one._id: one for one in deliveries})
+        if len(self._open) > self._tidy_at:
+            long_ago = time.monotonic() - LAPSED_S
+            for one in list(self._open.values()):
+                if one._row < 0 and one._origin.until < long_ago:  # a worker renews what has a row
+                    self._forget(one)
+            self._tidy_at = 2 * len(self._open) + TIDY_FROM
+
+    def _forget(self, one: D) -> None:
+        """Let go of a delivery, so that its body can be freed."""
+        kept = self._open.pop(one._id, None)
+        if kept is not None and kept is not one:
+            self._open.setdefault(one._id, kept)  # the same message, delivered again since
 
     def _open_batch(self, keys: SlotKeys, batch: Batch, found: list[D]) -> Flow[None]:
         """Make deliveries of a batch; what cannot be decoded goes to the DeadQueue instead."""
@@ -150,15 +165,12 @@ class ConsumerFlows(Generic[D]):
 
     def _settled(self, deliveries: Sequence[D], letters: str) -> list[D]:
         """Note what became of each; those whose lease was lost."""
-        if "0" not in letters:
-            for one in deliveries:
-                one._state = SETTLED
-            return []
         lost = []
         for one, letter in zip(deliveries, letters, strict=True):
             one._state = LOST if letter == "0" else SETTLED
             if letter == "0":
                 lost.append(one)
+            self._forget(one)
         return lost
 
     def _ack(self, deliveries: Iterable[D]) -> Flow[list[D]]:
@@ -211,14 +223,17 @@ class ConsumerFlows(Generic[D]):
         self._needs_leases()
         lease_ms = _lease(lease) or self._reception.lease_ms or self._handle.settings.lease_ms
         beside = claiming.renew(self._handle, claiming.held(mine), lease_ms)
+        until = time.monotonic() + lease_ms / 1000
         deadlines = yield from settling.extend(self._handle, leases, lease_ms, beside)
         lost = []
         for one, deadline in zip(mine, deadlines, strict=True):
             if deadline is None:
                 one._state = LOST
                 lost.append(one)
+                self._forget(one)
             else:
                 one._score = moved_deadline(one._score, deadline)
+                one._origin = one._origin._replace(until=until)
         return lost
 
     def _ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
@@ -233,6 +248,10 @@ class ConsumerFlows(Generic[D]):
                 raise InvalidReceipt(str(error)) from None
             leases.append(Lease(one.id.slot, one.id, one.score))
         letters = yield from settling.ack(self._handle, Leases.of(leases))
+        for receipt, letter in zip(read, letters, strict=True):
+            delivery = self._open.get(receipt.id)
+            if delivery is not None and delivery._score == receipt.score:
+                self._settled([delivery], letter)
         return [one for one, letter in zip(read, letters, strict=True) if letter == "0"]
 
     def _needs_leases(self) -> None:
@@ -253,8 +272,8 @@ class ConsumerFlows(Generic[D]):
     def _close(self) -> Flow[None]:
         """Hand back what nobody has settled, at once and without costing a retry."""
         self._closed = True
-        left = [d for batch in self._open for d in batch if d._state == OPEN]
-        self._open = []
+        left = [one for one in list(self._open.values()) if one._state == OPEN]
+        self._open = {}
         if left:
             yield from self._release(left, 0)
 

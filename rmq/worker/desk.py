@@ -127,6 +127,7 @@ class Desk(Consumer):
                 break
             for one in asked:
                 one._state = OPEN
+            self._keep(asked)
             lost = [one for one in lost if one not in asked]
             if not asked:
                 yield Sleep(RENEWAL_S)
@@ -156,7 +157,7 @@ class Desk(Consumer):
         return self._renewed(lambda some: verb(some, delay), list(deliveries))
 
     def _close(self) -> Flow[None]:
-        left = [one for batch in self._open for one in batch if one._state == OPEN]
+        left = [one for one in list(self._open.values()) if one._state == OPEN]
         try:
             yield from super()._close()
         finally:
