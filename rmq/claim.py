@@ -17,7 +17,7 @@ class Claim:
 
     Attributes:
         name: "<consumer>:<key>", as it stands in the name of the key in Redis.
-        owner: who claims it: message id and delivery number.
+        owner: who claims it: message id, delivery number and a random part.
         ttl_ms: how long the key is remembered once the work is done.
         state: "first": it is ours; "done": its work was done before; "busy": another delivery is
             at it; "unsure": Redis did not answer, it may be ours; "failed": there is no key.
@@ -64,7 +64,7 @@ class Claimed(NamedTuple):
         """
         try:
             state, owner, since = value.decode("ascii").split(" ")
-            message_id, _, delivery = owner.partition(":")
+            message_id, delivery, *_ = owner.split(":")
             known: Any = {"consuming": "consuming", "consumed": "consumed"}[state]
             return cls(
                 known, MessageId.parse(message_id), int(delivery), moment(int(since)),

@@ -231,7 +231,9 @@ class Idempotent(Guard):
         Raises:
             InvalidKey: it has no usable key.
         """
-        return Claim(self._stem + self._key(one).encode(), owner_of(one), self._ttl_ms)
+        known = one._claim  # a delivery that claims again, after an error, is still one owner
+        owner = known.owner if known is not None and known.owner else owner_of(one)
+        return Claim(self._stem + self._key(one).encode(), owner, self._ttl_ms)
 
     def prepare(self, one: DeliveryData, fit: Callable[[DeliveryData], object]) -> None:
         """Give a delivery its claim; one without a key fails when its turn comes.

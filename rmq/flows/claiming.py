@@ -7,6 +7,7 @@ over a topic's slots, and one call serves many.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,8 +33,12 @@ _Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
 
 
 def owner_of(one: DeliveryData) -> bytes:
-    """Who claims for a delivery: its message and its delivery number."""
-    return f"{one.id}:{one.fence}".encode()
+    """Name the owner of a delivery's claim: message id, delivery number and a random part.
+
+    A Redis that lost its last second gives the delivery numbers of that second again, while a claim
+    in another slot may have survived: without the random part two runs would be one owner.
+    """
+    return f"{one.id}:{one.fence}:{os.urandom(4).hex()}".encode()
 
 
 def slot_of_name(name: bytes, slots: int) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 import rmq
 from tests.integration.driven import Driven
 from tests.integration.handling import eventually
 from tests.integration.test_idempotent import KEY, Kept, by_key, kept
+from tests.servers import Server
 
 __all__ = ["kept"]  # a fixture
 
@@ -114,6 +117,46 @@ def test_a_copy_is_acked_when_done_and_handed_back_while_in_progress(
 
     assert won == [False, False]
     assert api.admin.stats(name)["settled"] == 2
+
+
+def test_a_slot_that_lost_its_last_second_makes_no_second_owner_of_a_claim_that_survived(
+    api: Any, name: str, kept: Kept, server: Server
+) -> None:
+    """The delivery number comes again, and so does the receipt if the second is the same."""
+    topic, claims = api.topic(name, slots=16), rmq.Claims()
+    topic.send({KEY: "p"}, slot_basis="other")  # in another slot than its claim
+
+    raw = redis.Redis.from_url(server.url)
+
+    def saved() -> dict[bytes, bytes]:
+        keys = [key for key in raw.scan_iter(f"rmq:{{{name}_*}}:*") if b":claim:" not in key]
+        return {key: raw.dump(key) for key in keys}
+
+    before = saved()
+    with topic.consumer() as one, topic.consumer() as other:
+        (lost,) = one.receive(wait=1)
+        (mine,) = first(claims, [lost])
+        kept.redis.delete(*saved())
+        for key, value in before.items():
+            kept.redis.restore(key, 0, value)
+        (again,) = other.receive(wait=1)
+        assert (again.id, again.fence) == (mine.id, mine.fence)
+        assert first(claims, [again]) == []  # one of the two works
+        assert list(kept.states().values()) == ["consuming"]
+        with contextlib.suppress(rmq.LeaseLost):
+            mine.nack()
+
+
+def test_who_claims_again_after_an_error_is_the_same_owner(api: Any, name: str, kept: Kept) -> None:
+    topic, claims = api.topic(name), rmq.Claims()
+    topic.send({KEY: "p"})
+    with topic.consumer() as consumer:
+        (d,) = consumer.receive(wait=1)
+        for _ in range(2):
+            assert [one.id for one in first(claims, [d])] == [d.id]
+        assert list(kept.states().values()) == ["consuming"]
+        d.ack()
+    assert kept.states() == {"default:p": "consumed"}
 
 
 def test_leaving_the_consumer_gives_claims_up(api: Any, name: str, kept: Kept) -> None:
