@@ -48,6 +48,7 @@ from rmq.errors import (
     TopicNotFound,
     TopicVanished,
     Unavailable,
+    WorkRolledBack,
 )
 from rmq.flows.operating import Redriven
 from rmq.flows.overseeing import HeldQuery, Sink
@@ -136,6 +137,7 @@ __all__ = [
     "TopicNotFound",
     "TopicVanished",
     "Unavailable",
+    "WorkRolledBack",
     "Worker",
     "idempotent",
 ]

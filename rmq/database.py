@@ -7,6 +7,7 @@ Tables and what they mean are the helpers' own (`rmq.ledger`, `rmq.outbox`).
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,16 @@ load("sqlalchemy", "sql", "rmq.ledger and rmq.outbox")
 # Only now, so that a missing package is told by the extra that brings it.
 import sqlalchemy as sa  # noqa: E402
 from sqlalchemy.dialects import mysql, postgresql, sqlite  # noqa: E402
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError  # noqa: E402
+from sqlalchemy.exc import (  # noqa: E402
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout  # noqa: E402
+from sqlalchemy.ext.asyncio import AsyncEngine  # noqa: E402
 from sqlalchemy.ext.compiler import compiles  # noqa: E402
 
 MYSQL = ("mysql", "mariadb")
@@ -27,6 +37,11 @@ SUPPORTED = ("postgresql", *MYSQL, "sqlite")
 
 DUPLICATE = 1062  # MySQL and MariaDB: the unique key is there
 _MISSING = ("42P01", 1146)  # no such table; SQLite has no code of its own
+# A connection that broke or was refused; a server that shuts down, starts, has no connection left,
+# or takes no writes because it is a replica now.
+_AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006")
+_AWAY_MYSQL = (1040, 1042, 1053, 1203, 1290, 1836, 1927, 2002, 2003, 2006, 2013, 2055)
+_AWAY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN)
 _CONFLICT = ("40001", "40P01", 1213, 1020)  # serialization, deadlock; read before it was changed
 CONNECT_S = 5  # a person waits for the command line
 
@@ -232,12 +247,26 @@ def without_snapshots(engine: sa.Engine) -> sa.Engine:
     return engine.execution_options(isolation_level="READ COMMITTED")
 
 
+def own_connections(engine: sa.Engine | AsyncEngine) -> sa.Engine | AsyncEngine:
+    """An engine to the same database, with a pool of its own, which opens what it needs.
+
+    Whoever uses up the connections of the first one cannot starve it. An engine without a limit, or
+    whose connections are databases of their own (SQLite in memory), is returned as it is.
+    """
+    plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    if not isinstance(plain.pool, sa.pool.QueuePool):
+        return engine
+    made = sa.Engine(plain.pool.recreate(), plain.dialect, plain.url, hide_parameters=True)
+    made = made.execution_options(**plain.get_execution_options())
+    return AsyncEngine(made) if isinstance(engine, AsyncEngine) else made
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 
-def code_of(error: DBAPIError) -> str | int | None:
+def code_of(error: BaseException | None) -> str | int | None:
     """What the database calls an error: number of MySQL, SQLSTATE of PostgreSQL, None of SQLite."""
-    found = error.orig
+    found = error.orig if isinstance(error, DBAPIError) else error
     first = found.args[0] if found is not None and found.args else None
     for one in (getattr(found, "errno", None), first):  # drivers of MySQL have a SQLSTATE beside it
         if isinstance(one, int):
@@ -252,12 +281,34 @@ def line(error: BaseException) -> str:
     return " ".join(str(cause).split()) or type(cause).__name__
 
 
-def is_conflict(error: DBAPIError) -> bool:
+def is_conflict(error: BaseException) -> bool:
     """Whether two transactions stood in each other's way and this one was rolled back.
 
     Nothing of it took effect, and the other one went on; doing it again is safe.
     """
-    return code_of(error) in _CONFLICT
+    return isinstance(error, DBAPIError) and code_of(error) in _CONFLICT
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database could not be reached, or ended the connection.
+
+    Nobody's statement is at fault. A lock of SQLite that did not end in time counts too, and a pool
+    without a free connection. Ask only about errors of statements that are RMQ's own: an `OSError`
+    of a handler may come from anywhere.
+    """
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    if isinstance(error, OSError | PoolTimeout):  # asyncpg and aiomysql raise it as it is
+        return True
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _AWAY_SQLITE
+    code = code_of(cause)
+    if isinstance(code, str):
+        return code.startswith(_AWAY_POSTGRESQL)
+    if isinstance(code, int):
+        return code in _AWAY_MYSQL and isinstance(error, DBAPIError)
+    return isinstance(error, OperationalError | InterfaceError)  # psycopg: it has no connection
 
 
 def is_missing(error: DBAPIError, table: sa.Table) -> bool:

@@ -133,6 +133,14 @@ class ClaimLost(DeliveryError):
     """
 
 
+class WorkRolledBack(DeliveryError):
+    """The handler returned, but the database had rolled back its transaction before the commit.
+
+    A statement failed, and the handler caught the error and went on. Nothing of the transaction is
+    kept. It counts as a failure of the handler.
+    """
+
+
 # --- the outbox --------------------------------------------------------------------------------
 
 

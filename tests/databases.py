@@ -321,7 +321,8 @@ class Database:
 
     def async_engine(self, **options: Any) -> AsyncEngine:
         """As `engine`. It keeps no connection, because each belongs to the loop that made it."""
-        return create_async_engine(self.url("async"), poolclass=sa.NullPool, **options)
+        options.setdefault("poolclass", sa.NullPool)
+        return create_async_engine(self.url("async"), **options)
 
     def close(self) -> None:
         for one in self._engines:

@@ -59,6 +59,6 @@ async def look_async(
 def _entry(found: rows.Found | None) -> Entry | None:
     if found is None:
         return None
-    message_id, _, delivery = found.owner.rpartition(":")
+    message_id, delivery, *_ = found.owner.split(":")
     left_s = None if found.left_ms is None else max(0, found.left_ms) / 1000
     return Entry(found.state, message_id, int(delivery), moment(found.created_ms), left_s)

@@ -6,6 +6,7 @@ remove it. The database's clock decides what has expired.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ class Row(NamedTuple):
     """Which row, and who is at it.
 
     Attributes:
-        owner: the delivery: its message id and its delivery number, so never two the same.
+        owner: the run: message id, delivery number and a random part. A Redis that lost its last
+            second gives delivery numbers again, so these alone would not tell two runs apart.
     """
 
     consumer: str
@@ -72,7 +74,7 @@ def row_of(consumer: str, one: DeliveryData, key: str) -> Row:
             f"key: it has a NUL character for {one.id}, and text in PostgreSQL cannot; "
             "give a digest of it. Nothing was run"
         )
-    return Row(consumer, one.topic, key, f"{one.id}:{one.fence}")
+    return Row(consumer, one.topic, key, f"{one.id}:{one.fence}:{os.urandom(4).hex()}")
 
 
 def _place(row: Row) -> sa.ColumnElement[bool]:
@@ -165,6 +167,12 @@ def claim_done(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
     if found is not None and replace(connection, row, found, CONSUMED, ttl_ms):
         return True
     raise Snooze(LEAST_WAIT_S)
+
+
+def is_there(connection: sa.Connection, row: Row) -> bool:
+    """Whether `claim_done` inserted our row in this very transaction, and it was not undone."""
+    query = sa.select(sa.literal(1)).where(_place(row), _C.owner == row.owner, _C.state == CONSUMED)
+    return connection.execute(query).first() is not None
 
 
 def mark(connection: sa.Connection, row: Row, ttl_ms: int) -> bool:

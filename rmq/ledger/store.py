@@ -13,15 +13,16 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq.database import is_conflict, needing
+from rmq.database import is_conflict, needing, own_connections
 from rmq.delivery import DeliveryData
-from rmq.errors import ClaimLost, InvalidType, InvalidValue
+from rmq.errors import InvalidType, InvalidValue
 from rmq.guard import Guard, Guarded, Inner, InnerAsync, check_consumer
 from rmq.idempotency import Check, KeyOf
 from rmq.ledger import rows
-from rmq.ledger.renewal import TaskRenewing, ThreadRenewing
+from rmq.ledger.renewal import TaskRenewing, ThreadRenewing, told_lost
 from rmq.ledger.rows import Row
 from rmq.ledger.tables import COMMAND, ledger
+from rmq.outage import Outage
 from rmq.units import Duration, milliseconds
 
 log = logging.getLogger("rmq")
@@ -43,7 +44,7 @@ class Ledger:
     Args:
         engine: of SQLAlchemy: an Engine for plain handlers, an AsyncEngine for async ones. It needs
             the table `rmq_ledger` (`rmq ledger create`), and a connection for each handler that
-            starts or ends, besides those that handlers use.
+            starts or ends, besides those that handlers use. Renewal has one of its own.
         consumer: whose rows they are; another consumer of the same topic has others.
         hold: how long a claim lives unless it is renewed, seconds or timedelta, at least 1 s; as a
             rule the lease of the topic. After a crash, the message waits for the rest of it.
@@ -53,9 +54,10 @@ class Ledger:
         there; Redis has no say in it. The row and what the handler does elsewhere are two things: a
         process that dies between them, or is stopped for longer than `hold`, and an async handler
         that blocks its event loop for so long, let the work be done again. Where the effect is in
-        this very database, `exactly_once` has no such gap. An error of the database fails the
-        delivery: it is retried and never acked, be it that the work was done and could not be
-        marked.
+        this very database, `exactly_once` has no such gap. A claim lives as long as its run, also
+        where the delivery's lease is lost or its `max_runtime` over. A database that is away puts
+        the delivery off, which costs no retry. If work that is done cannot be marked, this process
+        goes on holding the claim, and tries to mark it until it succeeds.
 
     Source:
         DESIGN 6, rung 4, after the RocketMQ dedup listener; ours has an owner, is renewed, and
@@ -76,7 +78,9 @@ class Ledger:
         self._engine = engine
         self.consumer = check_consumer(consumer)
         self.hold_ms = None if hold is None else milliseconds(hold, "hold", low_ms=1000)
-        self._thread = ThreadRenewing(self._renew)
+        self._own = own_connections(engine)
+        self._outage = Outage("the database of the ledger")
+        self._thread = ThreadRenewing(self._renew, self._let_go)
         self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TaskRenewing] = (
             weakref.WeakKeyDictionary()
         )
@@ -95,38 +99,61 @@ class Ledger:
 
     # --- what its guards ask ---------------------------------------------------------------------
 
-    def call(self, verb: Callable[..., T], *arguments: Any) -> T:
-        """Do something in the database: a function of a Connection, in transactions of its own."""
-        assert isinstance(self._engine, sa.Engine)
-        tries = 0
-        while True:
-            try:
-                with needing(ledger, COMMAND), self._engine.connect() as connection:
-                    return verb(connection, *arguments)
-            except DBAPIError as error:
-                tries += 1
-                if tries == TRIES or not is_conflict(error):
-                    raise
+    def call(self, verb: Callable[..., T], *arguments: Any, own: bool = False) -> T:
+        """Do something in the database: a function of a Connection, in transactions of its own.
 
-    async def call_async(self, verb: Callable[..., T], *arguments: Any) -> T:
+        Args:
+            verb: the function.
+            arguments: what it takes beside the connection.
+            own: on the connection of the renewal, for which no handler has to make room.
+
+        Raises:
+            StoreAway: the database is away.
+        """
+        engine = self._own if own else self._engine
+        assert isinstance(engine, sa.Engine)
+        tries = 0
+        with self._outage.reaching():
+            while True:
+                try:
+                    with needing(ledger, COMMAND), engine.connect() as connection:
+                        return verb(connection, *arguments)
+                except DBAPIError as error:
+                    tries += 1
+                    if tries == TRIES or not is_conflict(error):
+                        raise
+
+    async def call_async(self, verb: Callable[..., T], *arguments: Any, own: bool = False) -> T:
         """As `call`."""
-        assert isinstance(self._engine, AsyncEngine)
+        engine = self._own if own else self._engine
+        assert isinstance(engine, AsyncEngine)
         tries = 0
-        while True:
-            try:
-                with needing(ledger, COMMAND):
-                    async with self._engine.connect() as connection:
-                        return await connection.run_sync(verb, *arguments)
-            except DBAPIError as error:
-                tries += 1
-                if tries == TRIES or not is_conflict(error):
-                    raise
+        with self._outage.reaching():
+            while True:
+                try:
+                    with needing(ledger, COMMAND):
+                        async with engine.connect() as connection:
+                            return await connection.run_sync(verb, *arguments)
+                except DBAPIError as error:
+                    tries += 1
+                    if tries == TRIES or not is_conflict(error):
+                        raise
 
-    def _renew(self, some: list[Row], hold_ms: int) -> None:
-        self.call(rows.renew, some, hold_ms)
+    def _renew(self, verb: Callable[..., T], *arguments: Any) -> T:
+        return self.call(verb, *arguments, own=True)
 
-    async def _renew_async(self, some: list[Row], hold_ms: int) -> None:
-        await self.call_async(rows.renew, some, hold_ms)
+    async def _renew_async(self, verb: Callable[..., T], *arguments: Any) -> T:
+        return await self.call_async(verb, *arguments, own=True)
+
+    def _let_go(self) -> None:
+        assert isinstance(self._own, sa.Engine)
+        if self._own is not self._engine:
+            self._own.dispose()
+
+    async def _let_go_async(self) -> None:
+        assert isinstance(self._own, AsyncEngine)
+        if self._own is not self._engine:
+            await self._own.dispose()
 
     @property
     def renewing(self) -> ThreadRenewing | TaskRenewing:
@@ -135,7 +162,7 @@ class Ledger:
             return self._thread
         loop = asyncio.get_running_loop()
         if loop not in self._tasks:
-            self._tasks[loop] = TaskRenewing(self._renew_async)
+            self._tasks[loop] = TaskRenewing(self._renew_async, self._let_go_async)
         return self._tasks[loop]
 
 
@@ -173,7 +200,7 @@ class LedgerGuard(Guard):
         row = rows.row_of(self._store.consumer, one, self._key(one))
         if not call(rows.claim, row, self._hold_ms):
             return False
-        with self._store.renewing.holding(one, row, self._hold_ms):
+        with self._store.renewing.holding(row, self._hold_ms) as held:
             try:
                 wanted = self._check is None or self._check(one)
                 if wanted:
@@ -181,8 +208,13 @@ class LedgerGuard(Guard):
             except BaseException:
                 self._give_up(row)
                 raise
-            if not call(rows.mark, row, self._ttl_ms):
-                _lost(row)
+            try:
+                ours = call(rows.mark, row, self._ttl_ms)
+            except BaseException:
+                held.mark_later(self._ttl_ms)  # the work is done, and must not be done again
+                raise
+        if not ours:
+            told_lost(row)
         return bool(wanted)
 
     async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
@@ -195,7 +227,7 @@ class LedgerGuard(Guard):
         except asyncio.CancelledError:
             await self._give_up_async(row)  # whether it was claimed, nobody has heard
             raise
-        with self._store.renewing.holding(one, row, self._hold_ms):
+        with self._store.renewing.holding(row, self._hold_ms) as held:
             try:
                 wanted = self._check is None or self._check(one)
                 if inspect.isawaitable(wanted):
@@ -205,8 +237,13 @@ class LedgerGuard(Guard):
             except BaseException:
                 await self._give_up_async(row)
                 raise
-            if not await call(rows.mark, row, self._ttl_ms):
-                _lost(row)
+            try:
+                ours = await call(rows.mark, row, self._ttl_ms)
+            except BaseException:
+                held.mark_later(self._ttl_ms)
+                raise
+        if not ours:
+            told_lost(row)
         return bool(wanted)
 
     def _give_up(self, row: Row) -> None:
@@ -252,15 +289,6 @@ def check_ttl(ttl_ms: int, lease_ms: int) -> None:
             f"ttl: {ttl_ms / 1000:g} s, and a lease is {lease_ms / 1000:g} s: a message could come "
             "back after its row is forgotten, and be run again. Give a longer ttl"
         )
-
-
-def _lost(row: Row) -> None:
-    """The work was done, and repeating it would be worse than an error in the log: no exception."""
-    error = ClaimLost(
-        f"the claim on key {row.key!r} of {row.topic} ran out, or was deleted, while {row.owner} "
-        "worked: another delivery may have done the same work. Give the ledger a longer hold"
-    )
-    log.error("ledger: %s", error)
 
 
 def _left(row: Row) -> None:

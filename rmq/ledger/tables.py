@@ -20,7 +20,9 @@ ledger = sa.Table(
     sa.Column("topic", ExactText(128), primary_key=True),
     sa.Column("key", ExactText(KEY_BYTES), primary_key=True),
     sa.Column("state", sa.String(9), nullable=False, comment="consuming, consumed"),
-    sa.Column("owner", ExactText(64), nullable=False, comment="message id : delivery number"),
+    sa.Column(
+        "owner", ExactText(64), nullable=False, comment="message id : delivery number : random"
+    ),
     sa.Column("expires", sa.BigInteger, comment="epoch ms; null: when it is purged"),
     sa.Column("created", sa.BigInteger, nullable=False, comment="epoch ms"),
     mysql_engine="InnoDB",

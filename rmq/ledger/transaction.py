@@ -11,18 +11,22 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
-from rmq.database import is_conflict, needing, refuse_autocommit
-from rmq.delivery import DeliveryData, Snooze
-from rmq.errors import ConfigurationError, InvalidType
+from rmq.database import code_of, needing, refuse_autocommit
+from rmq.delivery import DeliveryData, Reject, Retry, Snooze
+from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
 from rmq.guard import Guard, Guarded, Inner, InnerAsync, Key, attach, check_consumer, key_reader
 from rmq.idempotency import KeyOf
 from rmq.ledger import rows
-from rmq.ledger.rows import LEAST_WAIT_S, Row
+from rmq.ledger.rows import Row
 from rmq.ledger.store import check_kind, check_ttl
 from rmq.ledger.tables import COMMAND, ledger
+from rmq.outage import Outage
 from rmq.units import Duration, milliseconds
 
 F = TypeVar("F", bound=Callable[..., Any])
+FAILED_TRANSACTION = "25P02"  # PostgreSQL: a statement failed, so it takes no other
+LOSSES = 3  # of the connection, in runs of one message in a row: then they count as failures
+LOSSES_KEPT = 1000  # messages of which that is known
 Source = sa.Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]
 
 
@@ -59,8 +63,11 @@ def exactly_once(
         is there, the writes of one delivery commit, and those of no other. A crash, a lost lease or
         a lost Redis leaves all of them or none. A copy of the message that comes meanwhile waits
         for the end of the transaction, by the unique index, and then runs or is acked. What the
-        handler does elsewhere (a mail, another database) has no part in it. An error of the
-        database, a commit without an answer among them, fails the delivery, which is retried.
+        handler does elsewhere (a mail, another database) has no part in it. Before the commit the
+        row is looked up in the same transaction: a handler that caught an error of the database
+        after which nothing is kept fails with `rmq.WorkRolledBack`. A database that is away, or
+        did not answer the commit, puts the delivery off, which costs no retry. Any other error of
+        the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: an argument cannot work, or the function takes no such parameter.
@@ -124,6 +131,8 @@ class ExactlyOnce(Guard):
         self._once = once
         self._source: Any = once.source
         self.passes = passes
+        self._outage = Outage(f"the database of @{_WORD}")
+        self._losses: dict[Any, int] = {}
 
     def fits(self, handler: Guarded) -> None:
         """As `Guard.fits`."""
@@ -144,44 +153,111 @@ class ExactlyOnce(Guard):
     def run(self, one: DeliveryData, inner: Inner) -> bool:
         """As `Guard.run`."""
         row = self._row(one)
-        with self._open() as work, work.begin() as transaction:
+        with self._outage.reaching() as reach, self._open() as work, work.begin() as transaction:
             connection = work.connection() if self._once.of_sessions else work
             if not _first(connection, row, self._once.ttl_ms):
                 transaction.rollback()
                 return False
-            inner(**{self.passes: work})
+            try:
+                inner(**{self.passes: work})
+            except Exception as error:
+                reach.theirs = error
+                self._look_at(connection, one, error)
+                raise
+            self._look_at(connection, one)
             _still(transaction, one)
+            if self._once.of_sessions:
+                work.flush()
+            _proved(connection, row, one)
+        self._losses.pop(one.id, None)
         return True
 
     async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
         """As `Guard.run_async`."""
         row = self._row(one)
-        async with self._open() as work, work.begin() as transaction:
-            connection = await work.connection() if self._once.of_sessions else work
-            if not await connection.run_sync(_first, row, self._once.ttl_ms):
-                await transaction.rollback()
-                return False
-            await inner(**{self.passes: work})
-            _still(transaction, one)
+        with self._outage.reaching() as reach:
+            async with self._open() as work, work.begin() as transaction:
+                connection = await work.connection() if self._once.of_sessions else work
+                if not await connection.run_sync(_first, row, self._once.ttl_ms):
+                    await transaction.rollback()
+                    return False
+                try:
+                    await inner(**{self.passes: work})
+                except Exception as error:
+                    reach.theirs = error
+                    self._look_at(connection, one, error)
+                    raise
+                self._look_at(connection, one)
+                _still(transaction, one)
+                if self._once.of_sessions:
+                    await work.flush()
+                await connection.run_sync(_proved, row, one)
+        self._losses.pop(one.id, None)
         return True
+
+    def _look_at(self, connection: Any, one: DeliveryData, error: Exception | None = None) -> None:
+        """Put the delivery off if the database ended the connection while the handler ran.
+
+        Nothing was committed then, and the message is not at fault. But a message whose statement
+        makes the server end the connection would come back for ever, so the third such end in a row
+        is a failure like any other.
+
+        Raises:
+            StoreAway: the connection is gone.
+            WorkRolledBack: it is gone for the third time, and the handler returned all the same.
+        """
+        if not connection.invalidated or isinstance(error, Snooze | Retry | Reject):
+            return
+        losses = self._losses.pop(one.id, 0) + 1
+        if losses < LOSSES:
+            self._losses[one.id] = losses
+            while len(self._losses) > LOSSES_KEPT:
+                self._losses.pop(next(iter(self._losses)), None)
+            raise self._outage.snooze(error or ConnectionError("the connection ended")) from error
+        if error is None:
+            raise _rolled_back(one)
 
 
 def _first(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
     """Note the work as done, as the first of the transaction; False: it was done before."""
     refuse_autocommit(connection)
-    try:
-        with needing(ledger, COMMAND):
-            return rows.claim_done(connection, row, ttl_ms)
-    except DBAPIError as error:
-        if is_conflict(error):  # nothing of the handler has run
-            raise Snooze(LEAST_WAIT_S) from error
-        raise
+    with needing(ledger, COMMAND):
+        return rows.claim_done(connection, row, ttl_ms)
 
 
 def _still(transaction: Any, one: DeliveryData) -> None:
-    """The handler left the transaction open, as it should."""
+    """Refuse a handler that has ended its transaction; it must leave that to us."""
     if not transaction.is_active:
         raise ConfigurationError(
-            f"@{_WORD}: the handler of {one.topic} has ended its transaction itself; leave the "
-            "commit to it, and raise an exception to roll back"
+            f"@{_WORD}: the handler of {one.topic} has ended its transaction itself, or went on "
+            "after an error that ended it; leave the commit to it, and raise an exception to roll "
+            "back"
         )
+
+
+def _proved(connection: sa.Connection, row: Row, one: DeliveryData) -> None:
+    """Prove, as the last of the transaction, that it is still the one that our row began.
+
+    A handler may catch a database's error and return. PostgreSQL then turns our COMMIT into a
+    ROLLBACK and says nothing; MariaDB, after a deadlock, and SQLite, after some errors, have rolled
+    back already, and what the handler did since is a transaction without our row.
+
+    Raises:
+        WorkRolledBack: it is not; what there is of the transaction is rolled back.
+    """
+    try:
+        there = rows.is_there(connection, row)
+    except DBAPIError as error:
+        if code_of(error) != FAILED_TRANSACTION:
+            raise
+        raise _rolled_back(one) from error
+    if not there:
+        raise _rolled_back(one)
+
+
+def _rolled_back(one: DeliveryData) -> WorkRolledBack:
+    return WorkRolledBack(
+        f"@{_WORD}: the handler of {one.topic} returned for {one.id}, but a statement had failed "
+        "and the database had rolled its transaction back, so nothing of it is kept. Let the error "
+        "pass, or put begin_nested() around what may fail"
+    )

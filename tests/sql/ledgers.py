@@ -147,6 +147,11 @@ class Books:
         (found,) = self.rows()
         return found
 
+    def owner(self) -> str:
+        """Message id and delivery number of who has the one row, without its random part."""
+        found: str = self.row().owner.rpartition(":")[0]
+        return found
+
     def states(self) -> dict[str, str]:
         return {one.key: one.state for one in self.rows()}
 

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.ledger import Ledger, renewal, rows
+from tests.integration.handling import eventually
 from tests.sql.ledgers import CLOCK_MS, Books, Copy, together
 
 OTHER = Copy(id="m2", fence=9)
@@ -39,7 +40,7 @@ def test_the_first_delivery_runs_and_its_copies_do_not(books: Books) -> None:
     assert (found, ran.times) == ([True, False, False], 1)
     row = books.row()
     assert (row.consumer, row.topic, row.key) == ("default", "t", "k")
-    assert (row.state, row.owner) == ("consumed", "m1:1")
+    assert (row.state, books.owner()) == ("consumed", "m1:1")
     assert 59_000 <= row.expires - row.created <= 61_000
 
 
@@ -48,7 +49,7 @@ def test_while_it_runs_a_copy_comes_back_later_and_is_not_run(books: Books) -> N
 
     def work() -> None:
         row = books.row()
-        seen.append((row.state, row.owner, row.expires - row.created))
+        seen.append((row.state, books.owner(), row.expires - row.created))
         with pytest.raises(rmq.Snooze) as raised:
             books.run(guard, OTHER, ran)
         seen.append(raised.value.delay)
@@ -57,7 +58,7 @@ def test_while_it_runs_a_copy_comes_back_later_and_is_not_run(books: Books) -> N
     assert seen[0] == ("consuming", "m1:1", pytest.approx(20_000, abs=CLOCK_MS))
     assert 0.1 <= seen[1] < 5
     assert ran.times == 0
-    assert books.row().owner == "m1:1"
+    assert books.owner() == "m1:1"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_an_expired_claim_is_taken_over_and_its_first_owner_can_neither_mark_nor
         try:
             return books.run(guard, Copy(), work)
         finally:
-            seen.append((books.row().owner, books.row().state))
+            seen.append((books.owner(), books.row().state))
             first_has_ended.set()
 
     def second() -> bool:
@@ -143,7 +144,7 @@ def test_an_expired_claim_is_taken_over_and_its_first_owner_can_neither_mark_nor
 
     assert seen == [("m2:9", "consuming")]
     assert found[1] is True
-    assert (books.row().owner, books.row().state) == ("m2:9", "consumed")
+    assert (books.owner(), books.row().state) == ("m2:9", "consumed")
     if ends == "returns":
         assert found[0] is True  # its work was done; a nack would do it once more
         assert "another delivery may have done the same work" in caplog.text
@@ -171,7 +172,7 @@ def test_a_take_over_succeeds_only_on_what_was_found(books: Books, meanwhile: st
 
     owner = {"another took over": "m2:1", "its owner renewed it": "m1:1", "nothing": "m3:1"}
     assert taken is (meanwhile == "nothing")
-    assert books.row().owner == owner[meanwhile]
+    assert books.owner() == owner[meanwhile]
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
@@ -193,7 +194,7 @@ def test_whoever_lost_the_claim_changes_nothing_of_its_successors_row(
         assert books.run(guard, Copy(), work)
 
     assert second.times == 1
-    assert (books.row().owner, books.row().state) == ("m2:9", "consumed")
+    assert (books.owner(), books.row().state) == ("m2:9", "consumed")
     assert ("another delivery" in caplog.text) == (ends == "returns")
 
 
@@ -212,7 +213,7 @@ def test_what_was_done_is_done_again_once_its_ttl_has_passed(books: Books) -> No
     books.expire()
 
     assert books.run(guard, OTHER, ran)
-    assert (ran.times, books.row().owner) == (2, "m2:9")
+    assert (ran.times, books.owner()) == (2, "m2:9")
 
 
 COPIES = 8
@@ -335,21 +336,31 @@ def test_a_claim_lives_on_while_its_handler_runs(books: Books) -> None:
     assert (other.times, books.row().state) == (0, "consumed")
 
 
-@pytest.mark.parametrize("why", ["its lease is lost", "nobody renews"])
-def test_a_claim_that_is_not_renewed_is_taken_over(
-    books: Books, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_a_claim_lives_on_while_its_handler_runs_though_its_lease_is_lost(books: Books) -> None:
     guard, other, one = books.guard(hold=1), Ran(), Copy()
-    if why == "nobody renews":
-        monkeypatch.setattr(renewal._Renewing, "_batches", lambda self: [])
 
     def work() -> None:
-        one.lost = why == "its lease is lost"
+        one.lost = True
+        outlive_hold()
+        with pytest.raises(rmq.Snooze):
+            books.run(guard, OTHER, other)
+
+    assert books.run(guard, one, work)
+    assert (other.times, books.owner(), books.row().state) == (0, "m1:1", "consumed")
+
+
+def test_a_claim_that_is_not_renewed_is_taken_over(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, other = books.guard(hold=1), Ran()
+    monkeypatch.setattr(renewal._Renewing, "_batches", lambda self: [])
+
+    def work() -> None:
         outlive_hold()
         assert books.run(guard, OTHER, other)
 
-    assert books.run(guard, one, work)
-    assert (other.times, books.row().owner) == (1, "m2:9")
+    assert books.run(guard, Copy(), work)
+    assert (other.times, books.owner()) == (1, "m2:9")
 
 
 def test_a_renewal_leaves_the_row_of_a_successor_alone(books: Books) -> None:
@@ -372,7 +383,7 @@ def test_all_that_is_held_is_renewed_in_one_update(books: Books) -> None:
         if statement.startswith("UPDATE") and "owner IN" in statement:
             updates.append(statement)
 
-    engine: Any = store._engine
+    engine: Any = store._own
     sa.event.listen(getattr(engine, "sync_engine", engine), "before_cursor_execute", told)
 
     def work() -> None:
@@ -448,21 +459,39 @@ def test_a_failure_is_told_as_it_is_where_its_claim_cannot_be_removed(
     assert "could not be removed after a failure" in caplog.text
 
 
-def test_a_database_that_is_away_runs_nothing(own_books: Books) -> None:
+def test_a_database_that_is_away_runs_nothing_and_costs_no_retry(own_books: Books) -> None:
     guard, ran = own_books.guard(), Ran()
     own_books.database.server.kill()
 
-    with pytest.raises(sa.exc.DBAPIError):
+    with pytest.raises(rmq.Snooze) as raised:
         own_books.run(guard, Copy(), ran)
+    assert 0.1 <= raised.value.delay <= 30
     assert ran.times == 0
 
 
-def test_a_database_that_dies_while_it_runs_leaves_the_claim_until_it_expires(
+def test_work_that_could_not_be_marked_is_marked_once_the_database_is_back(
     own_books: Books,
 ) -> None:
-    server, again = own_books.database.server, Ran()
+    server, again, guard = own_books.database.server, Ran(), own_books.guard()
 
-    with pytest.raises(sa.exc.DBAPIError):
+    with pytest.raises(rmq.Snooze):
+        own_books.run(guard, Copy(), server.kill)
+
+    server.start()
+    own_books.outside.dispose()
+    eventually(lambda: own_books.states() == {"k": "consumed"})
+    assert own_books.run(guard, OTHER, again) is False
+    assert (again.times, own_books.owner()) == (0, "m1:1")
+
+
+def test_a_process_that_dies_before_it_could_mark_leaves_the_claim_until_it_expires(
+    own_books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, again = own_books.database.server, Ran()
+    monkeypatch.setattr(renewal._Renewing, "_unmarked", lambda self: [])  # it is dead
+    monkeypatch.setattr(renewal._Renewing, "_batches", lambda self: [])
+
+    with pytest.raises(rmq.Snooze):
         own_books.run(own_books.guard(), Copy(), server.kill)
 
     server.start()
@@ -474,6 +503,52 @@ def test_a_database_that_dies_while_it_runs_leaves_the_claim_until_it_expires(
     own_books.expire()
     assert own_books.run(guard, OTHER, again)
     assert again.times == 1
+
+
+@pytest.mark.parametrize("verb", ["claim", "mark"])
+def test_handlers_that_use_up_the_pool_neither_starve_the_renewal_nor_cost_a_retry(
+    books: Books, verb: str
+) -> None:
+    if books.database.dialect == "sqlite":
+        pytest.skip("its pool has no limit that a test could use up")
+    kind = sa.pool.AsyncAdaptedQueuePool if books.is_async else sa.pool.QueuePool
+    source = books.source(poolclass=kind, pool_size=1, max_overflow=0, pool_timeout=0.2)
+    store = Ledger(source, hold=1)
+    guard, other, taken = store.guard(lambda one: one.body, 60_000, None), Ran(), []
+
+    async def connect() -> None:
+        taken.append(await source.connect())
+
+    async def close() -> None:
+        await taken.pop().close()
+
+    def take() -> None:
+        books.wait(connect()) if books.is_async else taken.append(source.connect())
+
+    def give() -> None:
+        books.wait(close()) if books.is_async else taken.pop().close()
+
+    if verb == "claim":
+        take()
+        with pytest.raises(rmq.Snooze):
+            books.run(guard, Copy(), other)
+        give()
+        assert (other.times, books.rows()) == (0, [])
+        return
+
+    def work() -> None:
+        take()
+        outlive_hold()
+        with pytest.raises(rmq.Snooze):
+            books.run(books.guard(), OTHER, other)
+
+    with pytest.raises(rmq.Snooze):  # there is no connection to mark it either
+        books.run(guard, Copy(), work)
+    eventually(lambda: books.states() == {"k": "consumed"})
+    give()
+    if books.is_async:
+        books.wait(source.dispose())
+    assert (other.times, books.owner()) == (0, "m1:1")
 
 
 def conflict(books: Books) -> sa.exc.DBAPIError:
