@@ -71,7 +71,10 @@ def how(code: int) -> str:
     if code == FINISHED:
         return "stopped; everything that had started was finished"
     if code == HANDED_BACK:
-        return "stopped; the grace time ran out, and what was still running was handed back"
+        return (
+            "stopped; the grace time ran out, or Redis was away: what was still running was handed "
+            "back, and what could not be acked is delivered again"
+        )
     if code == STUCK:
         return "stuck: nothing moved, although there was work; the stacks are above"
     if code > 128:

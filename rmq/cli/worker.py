@@ -56,7 +56,8 @@ Exit codes; with --processes the largest of them:
   0   stopped; everything that had started was finished
   1   MODULE cannot be imported
   2   wrong usage, or settings that differ from those in Redis
-  4   the grace time ran out; what was still running was handed back
+  4   the grace time ran out, and what was still running was handed back; or Redis was away, and
+      was not told what was done: it is delivered again
   70  nothing moved any more (--watchdog)
   128 + n  a second signal n
 """

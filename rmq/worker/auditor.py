@@ -66,10 +66,10 @@ class Auditor:
         """Ask it to end; it does not look at another page."""
         self._stop.set()
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float = STOP_S) -> None:
         """End it, and wait for that a moment."""
         self._stop.set()
-        self._thread.join(STOP_S)
+        self._thread.join(min(wait_s, STOP_S))
 
 
 class _Stopped(Exception):

@@ -41,6 +41,11 @@ def most_held(handler: Handler) -> int:
     return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
 
 
+def left(until: float) -> float:
+    """Seconds from now to a time of the monotonic clock, at least 0."""
+    return max(0.0, until - time.monotonic())
+
+
 class Crew:
     """Everything that serves one handler."""
 
@@ -390,9 +395,9 @@ class Crew:
         self.desk._interrupt()
         self._moved.set()
 
-    def hand_back(self, wait_s: float) -> None:
-        """Hand back what has not begun. `wait_s`: for the fetcher to come to its end."""
-        self._fetcher.join(wait_s)
+    def hand_back(self, until: float) -> None:
+        """Hand back what has not begun. `until`: when not to wait for the fetcher any longer."""
+        self._fetcher.join(left(until))
         for work in [*self._hands.take_back(), *self._pending]:
             self._give_back(work)
         self._pending = []
@@ -402,13 +407,19 @@ class Crew:
         """Wait for what runs; whether all of it has ended."""
         return self._hands.join(wait_s)
 
-    def end(self, wait_s: float) -> None:
-        """Cancel what still runs, hand it back, and let go."""
-        self._hands.cancel(wait_s)
-        self.settler.end(wait_s)
+    def end(self, until: float) -> bool:
+        """Cancel what still runs, hand it back, and let go.
+
+        Returns:
+            Whether Redis knows what became of every delivery.
+        """
+        self._hands.cancel(left(until))
+        self.settler.end(left(until))
         try:
             self.desk.close()
             self.settler.handed_back(self.held)
         except RMQError as error:
             log.warning("%s: what was in hand waits for its leases to run out: %s",
                         self.handler, error)  # fmt: skip
+            return False
+        return not self.settler.unsettled

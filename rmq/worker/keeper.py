@@ -40,6 +40,7 @@ LOOKS = 6  # how often the board is looked at during a lease
 LOOK_MOST_S = 5.0
 AGAIN_S = 0.5  # after a renewal that nobody has answered
 READY_S = 15.0
+END_S = 5.0  # for a renewal that is under way
 
 
 class Keeper:
@@ -140,23 +141,29 @@ class KeeperThread:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._keeper.round()):
-            pass
+        pause = 0.0
+        while not self._stop.wait(pause):
+            try:
+                pause = self._keeper.round()
+            except Exception:
+                log.exception("unexpected: leases were not looked at")
+                pause = AGAIN_S
 
     def check(self) -> None:
         """Nothing can have happened to it."""
 
-    def stop(self) -> None:
-        """End it."""
+    def stop(self, wait_s: float = END_S) -> None:
+        """End it; wait so long for a call that is under way."""
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(wait_s)
 
 
 class KeeperProcess:
-    """The keeper as a process. `check` starts another one where it has died."""
+    """The keeper as a process. `check` starts another one where it has died, or else a thread."""
 
     def __init__(self, board: Board, executor: Executor, handles: list[Handle]) -> None:
-        self._board = board
+        self._board, self._executor, self._handles = board, executor, handles
+        self._thread: KeeperThread | None = None  # where a process cannot be started any more
         self._task = {
             "url": executor.address.url,
             "timeout": executor.timeout_s,
@@ -189,29 +196,57 @@ class KeeperProcess:
 
     def check(self) -> None:
         """Start it again where it has died."""
-        if self.process.poll() is not None:
-            log.error("the keeper of leases died (%s); starting another", self.process.returncode)
+        if self._thread is not None or self.process.poll() is None:
+            return
+        log.error("the keeper of leases died (%s); starting another", self.process.returncode)
+        try:
             self.process = self._start()
+        except OSError as error:
+            log.error("it cannot be started: %s; leases are renewed from a thread", error)
+            self._thread = KeeperThread(self._board, self._executor, self._handles)
 
-    def stop(self) -> None:
-        """End it."""
+    def stop(self, wait_s: float = END_S) -> None:
+        """End it; kill it where it is in a call for longer than that."""
+        if self._thread is not None:
+            self._thread.stop(wait_s)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:
-            self.process.wait(5)
+            self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def runs_python(executable: str | None) -> bool:
+    """Whether a program can be asked to run Python code, by its name.
+
+    In a frozen application or an embedded interpreter (PyInstaller, uWSGI) `sys.executable` is the
+    application, and would be started a second time.
+    """
+    name = Path(executable or "").name.lower()
+    return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
 
 
 def start(
     where: Where, board: Board, executor: Executor, handles: list[Handle]
 ) -> KeeperThread | KeeperProcess:
     """Start a keeper, and wait until it is at work: nothing may be taken that nobody renews."""
-    if where == "thread" or os.name != "posix" or not sys.executable:
+    if where == "thread" or os.name != "posix":
         return KeeperThread(board, executor, handles)
-    made = KeeperProcess(board, executor, handles)
+    if not runs_python(sys.executable):
+        log.warning(
+            "sys.executable is %r, not a Python interpreter; leases are renewed from a thread. "
+            "Give Worker(keeper='thread') if that is meant", sys.executable,
+        )  # fmt: skip
+        return KeeperThread(board, executor, handles)
+    try:
+        made = KeeperProcess(board, executor, handles)
+    except OSError as error:
+        log.error("the keeper of leases cannot be started: %s; leases are renewed from a thread",
+                  error)  # fmt: skip
+        return KeeperThread(board, executor, handles)
     until = time.monotonic() + READY_S
     while not board.beat():
         if made.process.poll() is not None or time.monotonic() > until:

@@ -35,7 +35,6 @@ class Line:
         self._socket.settimeout(PATIENCE_S)
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        self._at_work = threading.Event()
         threading.Thread(target=self._listen, name="rmq-line", daemon=True).start()
 
     def say(self, **facts: Any) -> None:
@@ -51,7 +50,6 @@ class Line:
     def at_work(self, **facts: Any) -> None:
         """The worker is at work: tell so, and from now on how it is."""
         self.say(ready=facts)
-        self._at_work.set()
         threading.Thread(target=self._report, name="rmq-report", daemon=True).start()
 
     def _report(self) -> None:
@@ -84,6 +82,7 @@ class Line:
             time.sleep(APART_S)
 
     def _stop(self) -> None:
-        self._at_work.wait()
         assert self._worker is not None
-        self._worker.ask_to_stop()
+        while True:  # a worker that is about to start forgets what it was asked before
+            self._worker.ask_to_stop()
+            time.sleep(APART_S)

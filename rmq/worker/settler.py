@@ -123,6 +123,7 @@ class Settler:
         # What else there is to say of those acked, where the handler has guards.
         self.guarded = {"duplicate": 0, "claim_lost": 0} if handler.guards else {}
         self.since = 0.0  # when the call began that is under way
+        self.unsettled = 0  # given up at the end, because Redis was away
         self._counted: list[list[DeliveryData]] = []  # in `finished`, since this turn began
         name = f"rmq-{handler.handle.name}-settle"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -135,11 +136,15 @@ class Settler:
         """A delivery to ack, (delivery, ruling), a Halt or an Overrun."""
         self._done.put(report)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until all that was put before is settled."""
+    def mark(self) -> threading.Event:
+        """An event that is set once all that was put before is settled."""
         done = threading.Event()
         self._done.put(done)
-        done.wait(seconds)
+        return done
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all that was put before is settled."""
+        self.mark().wait(seconds)
 
     def end(self, wait_s: float) -> None:
         """Settle what was put, without patience for an absent Redis, and end."""
@@ -284,6 +289,7 @@ class Settler:
             except (Unavailable, OutcomeUnknown) as error:
                 trouble = self._trouble.found(error)
                 if self._abandoned:
+                    self.unsettled += len(left)
                     break
                 self._moved.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)

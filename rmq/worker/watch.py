@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rmq.errors import RMQError
 from rmq.wire import Executor
+from rmq.worker.away import Away, problem
 from rmq.worker.board import Board
 from rmq.worker.crew import Crew
 from rmq.worker.keeper import KeeperProcess, KeeperThread
@@ -22,8 +22,9 @@ log = logging.getLogger("rmq")
 
 WATCH_S = 0.1
 QUIET_S = 5.0  # without a turn of a fetcher, or with one call to settle, a worker is not healthy
+SILENT_S = 2.0  # without a turn of a fetcher, Redis is asked whether it is there
 KEEPER_S = 30.0  # a renewal that waits for an absent Redis may take so long
-ASK_S = 1.0  # how often, and for how long, Redis is asked for a sign when nothing moves
+ASK_S = 1.0  # how often Redis is asked for a sign when nothing moves
 ALIVE_S = 60.0  # something hangs in this process, and does not come back by itself
 
 
@@ -64,6 +65,7 @@ class Watch:
         self._stopping = stopping
         self._ended = threading.Event()  # nothing is in hand any more
         self._asked = self._away = float("-inf")  # when Redis was asked for a sign; was away last
+        self._reach = Away(executor)
         self.stuck = False
         self._thread = threading.Thread(target=self._run, name="rmq-watch", daemon=True)
 
@@ -75,7 +77,7 @@ class Watch:
         """Look no more."""
         self._ended.set()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(2 * ASK_S)  # it may be asking an absent Redis for a sign
 
     def _run(self) -> None:
         beat = time.monotonic()
@@ -87,10 +89,8 @@ class Watch:
                     crew.watch()
                 except Exception:
                     log.exception("%s: unexpected, while its limits were looked at", crew.handler)
-            try:
-                self._keeper.check()
-            except OSError as error:
-                log.error("no keeper of leases can be started just now: %s", error)
+            self._keeper.check()
+            self._tell_away(time.monotonic())
             if self._stopping.is_set():
                 continue
             now = time.monotonic()
@@ -114,7 +114,7 @@ class Watch:
                 continue
             if now >= self._asked + ASK_S:
                 self._asked = now
-                if not self._answers():
+                if problem(self._executor) is not None:
                     self._away = time.monotonic()
             # Once Redis is back there is time left to come to life.
             if now - moved >= watchdog_s and now - self._away >= max(watchdog_s / 2, QUIET_S):
@@ -127,17 +127,12 @@ class Watch:
                 return True
         return False
 
-    def _answers(self) -> bool:
-        """Whether Redis can be reached, on a line of its own: the others may be waiting."""
-        try:
-            probe = Executor(self._executor.address, 0.0, ASK_S)
-            try:
-                probe.ask("ping", "PING")
-            finally:
-                probe.close()
-        except RMQError:
-            return False
-        return True
+    def _tell_away(self, now: float) -> None:
+        """Say in the log why nothing is answered."""
+        if any(crew.trouble.error or now - crew.turned > SILENT_S for crew in self._crews):
+            self._reach.look()
+        else:
+            self._reach.is_over()
 
     def health(self) -> Health:
         """How it is: for a liveness or readiness check."""

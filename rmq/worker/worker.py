@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,6 @@ from rmq.errors import (
     ConfigurationError,
     InvalidType,
     InvalidValue,
-    StorageError,
     TopicNotFound,
 )
 from rmq.flows import opening
@@ -30,8 +30,9 @@ from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
 from rmq.worker import auditor as auditors
 from rmq.worker import keeper as keepers
+from rmq.worker.away import Away, Opening
 from rmq.worker.board import Board
-from rmq.worker.crew import Crew, most_held
+from rmq.worker.crew import Crew, left, most_held
 from rmq.worker.desk import Desk
 from rmq.worker.loop import Loop
 from rmq.worker.watch import WATCH_S, Health, Watch
@@ -41,6 +42,9 @@ log = logging.getLogger("rmq")
 FINISHED, HANDED_BACK, STUCK = 0, 4, 70
 FETCHER_S = 5.0  # for a fetcher that is in the midst of a call
 CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
+KEEPER_S = 0.2  # for a keeper that does nothing to see that it is over
+AWAY_S = 0.5  # a start that takes longer is told of in the log
+LAST_CALL_S = 5.0  # for what runs at the exit of a process whose handlers still run
 
 
 class Worker:
@@ -140,21 +144,40 @@ class Worker:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
         executor = self._connect()
-        for one in self.handlers:
-            try:
-                executor.run(opening.ensure(one.handle))
-                one.opened(one.handle.settings.lease_ms)
-            except StorageError as error:
-                log.error("%s: its topic cannot be opened yet: %s", one, error)
-            except BaseException:
-                if self._owns_executor:
-                    executor.close()
-                raise
+        try:
+            if not self._open_topics(executor):
+                log.info("asked to stop before it began")
+                self._let_go()
+                return
+            self._begin(executor, loop)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open_topics(self, executor: Executor) -> bool:
+        """Open the topics; where Redis is away, their handlers begin all the same and wait for it.
+
+        Returns:
+            False where the worker was asked to stop meanwhile.
+        """
+        opening = Opening(executor, self.handlers)
+        away = Away(executor)
+        look_at = time.monotonic() + AWAY_S
+        while not opening.ended.wait(WATCH_S / 4):
+            if self._told or self._stopping.is_set():
+                return False
+            if time.monotonic() >= look_at:
+                away.look()
+        if opening.error is not None:
+            raise opening.error
+        return True
+
+    def _begin(self, executor: Executor, loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is None and any(one.is_async for one in self.handlers):
             self._loop = Loop()
             loop = self._loop.loop
         board = self._board = Board(sum(map(most_held, self.handlers)))
-        self._crews = [
+        crews = [
             Crew(one, Desk(executor, one, board, number), self._hooks,
                  loop if one.is_async else None)
             for number, one in enumerate(self.handlers)
@@ -165,12 +188,25 @@ class Worker:
         for interceptor in self._hooks.chain:
             contained(interceptor.watch, self)
         self._auditor = auditors.start(self._hooks.chain, executor, handles)
-        for crew in self._crews:
+        self._crews = crews
+        for crew in crews:
             crew.start()
         self._watch = Watch(
-            self._crews, self._keeper, board, self._loop, executor, self._watchdog_s, self._stopping
+            crews, self._keeper, board, self._loop, executor, self._watchdog_s, self._stopping
         )
         self._watch.start()
+
+    def _let_go(self) -> None:
+        """Undo a start that has failed half-way."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        if self._loop is not None:
+            self._loop.stop(CANCEL_S)
+        if self._board is not None and not self._crews:
+            self._board.close()
+        if self._owns_executor and self._executor is not None:
+            self._executor.close()
+        self._crews, self._keeper, self._board, self._loop = [], None, None, None
 
     def _connect(self) -> Executor:
         """The client's executor, or a blocking one to the same Redis for an async client."""
@@ -185,8 +221,10 @@ class Worker:
     def stop(self, grace: Duration | None = None) -> bool:
         """Take no more, wait for what runs up to `grace`, hand back the rest.
 
+        It takes no longer than `grace` and 2 s, be Redis there or not.
+
         Returns:
-            Whether everything that had begun came to its end.
+            Whether everything that had begun came to its end, and Redis knows of it.
         """
         if not self._crews:
             return True
@@ -199,35 +237,69 @@ class Worker:
         if self._auditor is not None:
             self._auditor.ask_to_stop()
         # Hands that have nothing to do need a moment to end too.
-        finished, until = True, time.monotonic() + max(seconds, WATCH_S)
+        began = time.monotonic()
+        until = began + max(seconds, WATCH_S)
         for crew in self._crews:
-            crew.hand_back(FETCHER_S)
+            crew.hand_back(began + min(FETCHER_S, max(seconds, CANCEL_S / 2)))
+        finished = self._wait(until)
+        settled = self._end(until + CANCEL_S)
+        if not settled:
+            log.error(
+                "Redis was not told what became of all deliveries; those are delivered again, and "
+                "what was done may be done twice"
+            )
+        self._counts = self.counts()
+        self._crews, self._keeper, self._board, self._watch = [], None, None, None
+        return finished and settled
+
+    def _wait(self, until: float) -> bool:
+        """Wait for what runs, and until it is settled; whether all of it has ended."""
         for crew in self._crews:
-            while not crew.join(min(WATCH_S, max(0.0, until - time.monotonic()))):
-                if self._hurry or time.monotonic() >= until:
-                    finished = False
+            while not crew.join(min(WATCH_S, left(until))):
+                if self._hurry or not left(until):
+                    return False
+        for mark in [crew.settler.mark() for crew in self._crews]:
+            while not mark.wait(min(WATCH_S, left(until))):
+                if self._hurry or not left(until):
                     break
-        for crew in self._crews:
-            crew.end(CANCEL_S)
+        return True
+
+    def _end(self, until: float) -> bool:
+        """Cancel and hand back what is left, and let go of everything, before `until`.
+
+        Returns:
+            Whether Redis knows what became of all deliveries.
+        """
         assert self._keeper is not None
         assert self._board is not None
         assert self._executor is not None
-        if self._auditor is not None:
-            self._auditor.stop()
-            self._auditor = None
         assert self._watch is not None
+        settled: list[bool] = []
+        # At the same time: each of them may be waiting for an absent Redis.
+        ends = [
+            threading.Thread(
+                target=lambda one=crew: settled.append(one.end(until)), name="rmq-end", daemon=True
+            )
+            for crew in self._crews
+        ]
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join(left(until))
+        if self._auditor is not None:
+            self._auditor.stop(left(until))
+            self._auditor = None
         self._watch.end()
-        self._keeper.stop()
+        self._keeper.stop(max(KEEPER_S, left(until)))
         if self._loop is not None:
-            self._loop.stop(CANCEL_S)
+            self._loop.stop(left(until))
             self._loop = None
-        if finished:
+        all_told = len(settled) == len(ends) and all(settled)
+        if all_told and all(crew.join(0) for crew in self._crews):
             self._board.close()  # else a thread may still look at it
         if self._owns_executor:
             self._executor.close()
-        self._counts = self.counts()
-        self._crews, self._keeper, self._board, self._watch = [], None, None, None
-        return finished
+        return all_told
 
     def ask_to_stop(self) -> None:
         """Ask `run` to end, with its grace time. Asked again, nothing changes."""
@@ -241,11 +313,15 @@ class Worker:
             started: called once, when the handlers are at work.
 
         Returns:
-            0 all that had begun was finished; 4 the grace time ran out and the rest was handed
-            back; 70 nothing moved any more; 128 + n a second signal n.
+            0 all that had begun was finished and settled; 4 it was not: the grace time ran out, or
+            Redis was away; the rest is delivered again; 70 nothing moved any more; 128 + n a second
+            signal n. Unless it is 0, the process ends 5 s after its main thread, whatever threads
+            still run.
         """
         with self._signals():
             self.start()
+            if not self._crews:
+                return FINISHED  # a signal came before anything had begun
             log.info("working on %s", ", ".join(one.handle.name for one in self.handlers))
             if started is not None:
                 started()
@@ -253,12 +329,24 @@ class Worker:
                 with contextlib.suppress(Empty):
                     self._heard.get(timeout=0.5)
             if self._watch is not None and self._watch.stuck:
-                return STUCK
+                return self._leaving(STUCK)
             log.info("stopping: %g s for what runs; a second signal ends at once", self._grace_s)
             finished = self.stop()
         if self._hurry:
             return 128 + self._signal
-        return FINISHED if finished else HANDED_BACK
+        return FINISHED if finished else self._leaving(HANDED_BACK)
+
+    def _leaving(self, code: int) -> int:
+        """An exit code, with which this process ends even though handlers still run in threads.
+
+        Python waits for the threads of `asyncio.to_thread` and of other pools when it exits, and
+        one of them may never return. When that wait begins only `threading` tells, and only to
+        those that it counts among the standard library.
+        """
+        register = getattr(threading, "_register_atexit", None)
+        if register is not None and threading.current_thread() is threading.main_thread():
+            register(_last_call, code)
+        return code
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -273,6 +361,7 @@ class Worker:
         finally:
             for number, one in zip(numbers, before, strict=True):
                 signal.signal(number, one)
+            self._told = False
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         """The first signal asks to stop, the second to do so at once.
@@ -333,6 +422,22 @@ class Worker:
             }
             for crew in self._crews
         }  # fmt: skip
+
+
+def _last_call(code: int) -> None:
+    """The main thread has ended: end this process some seconds later, whatever still runs."""
+    threading.Thread(target=_end, args=(code,), name="rmq-leave", daemon=True).start()
+
+
+def _end(code: int) -> None:
+    time.sleep(LAST_CALL_S)
+    mine = threading.main_thread()
+    names = [one.name for one in threading.enumerate() if not one.daemon and one is not mine]
+    log.warning("ended although threads of yours still run: %s", ", ".join(names) or "in a pool")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 def _lease_ms(handler: Handler) -> int:
