@@ -218,6 +218,22 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
     return bool(result.rowcount == 1)
 
 
+def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
+    """Begin a transaction that reads, and then writes, as a writer; only SQLite needs it.
+
+    SQLite has one writer at a time. A transaction that has read becomes a writer only if nobody has
+    written since: else "database is locked" comes at once, however long the timeout. One whose
+    first statement could write waits for its turn.
+
+    Args:
+        connection: in a transaction without a statement yet.
+        column: of the table; its primary key, which is never null.
+    """
+    if connection.dialect.name == "sqlite":
+        nothing = sa.update(column.table).where(column.is_(None))
+        connection.execute(nothing.values({column: column}))
+
+
 def refuse_autocommit(connection: sa.Connection) -> None:
     """Refuse a connection on which every statement commits alone; asked before the first write.
 
@@ -228,7 +244,12 @@ def refuse_autocommit(connection: sa.Connection) -> None:
     usual = getattr(connection.dialect, "_on_connect_isolation_level", None)
     raw: Any = connection.connection.driver_connection
     told = getattr(raw, "get_autocommit", lambda: getattr(raw, "autocommit", None))  # MySQL; others
-    of_sqlite = getattr(raw, "in_transaction", True) is False and raw.isolation_level is None
+    # A transaction that has not begun yet, as before a Session's first statement, tells nothing.
+    of_sqlite = (
+        connection.in_transaction()
+        and getattr(raw, "in_transaction", True) is False
+        and raw.isolation_level is None
+    )
     if (option or usual) == "AUTOCOMMIT" or told() is True or of_sqlite:
         raise ConfigurationError(
             "engine: it commits every statement alone (AUTOCOMMIT), and this needs a transaction; "

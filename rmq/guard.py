@@ -34,6 +34,7 @@ class Guarded(Protocol):
     batch: int
     ordered: bool
     lease_ms: int | None
+    guards: tuple[Guard, ...]
 
 
 class Guard:
@@ -42,9 +43,11 @@ class Guard:
     Attributes:
         passes: the name of the handler's parameter that this guard fills, or "".
         batches: whether it can guard a handler that gets a list.
+        word: the name of its decorator, for messages.
     """
 
     passes = ""
+    word = "guard"
     batches = False
 
     def fits(self, handler: Guarded) -> None:
@@ -88,6 +91,7 @@ def attach(function: F, guard: Guard, word: str) -> F:
             f"write @{word} below @topic.handler"
         )
     try:
+        guard.word = word
         setattr(function, _GUARDS, (guard, *guards_of(function)))
     except AttributeError:
         raise InvalidType(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rmq import commands
-from rmq.claim import BUSY, FIRST, UNSURE, Claim
+from rmq.claim import BUSY, FIRST, KEPT, UNSURE, Claim
 from rmq.commands import Command
 from rmq.delivery import DeliveryData
 from rmq.errors import RMQError
@@ -93,20 +93,29 @@ def claim(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
                 one.wait_s = min(wait_s, max(left_ms / 1000, LEAST_WAIT_S))
 
 
-class Beside:
-    """Calls about claims that share the round trip of a verb, and go before it."""
+_Calls = Sequence[tuple[Command[Any], list[Claim]]]
 
-    def __init__(self, calls: list[tuple[Command[Any], list[Claim]]], keeps: bool) -> None:
+
+class Beside:
+    """Calls about claims that share the round trip of a verb, and go before it.
+
+    Args:
+        keeping: calls whose claims were lost where they are not there.
+        others: calls of which nothing has to be known.
+    """
+
+    def __init__(self, keeping: _Calls, others: _Calls = ()) -> None:
+        calls = [*keeping, *others]
         self.commands = [call for call, _ in calls]
         self._claims = [some for _, some in calls]
-        self._keeps = keeps  # a claim that is not there is one that was lost
+        self._keeping = len(keeping)
 
     def told(self, replies: Sequence[Any]) -> None:
         """Take note of the answers. What is wrong with a claim keeps no message from its end."""
-        for some, reply in zip(self._claims, replies, strict=True):
+        for at, (some, reply) in enumerate(zip(self._claims, replies, strict=True)):
             if isinstance(reply, RMQError):
                 log.error("%d claims are left to expire: %s", len(some), reply)
-            if not self._keeps:
+            if at >= self._keeping:
                 continue
             for place, one in enumerate(some):
                 one.lost = isinstance(reply, RMQError) or not reply[place]
@@ -116,26 +125,49 @@ def _ours(deliveries: Iterable[DeliveryData], *states: str) -> list[Claim]:
     return [one._claim for one in deliveries if one._claim and one._claim.state in states]
 
 
-def finish(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
-    """Mark what was claimed as done; None where nothing was."""
-
+def _finishing(handle: Handle, claims: list[Claim]) -> _Calls:
     def build(keys: SlotKeys, some: list[Claim]) -> Command[Any]:
         return commands.finish(
             keys, [c.name for c in some], [c.owner for c in some], [c.ttl_ms for c in some]
         )
 
-    ours = held(deliveries)
-    return Beside(_calls(handle, ours, build), keeps=True) if ours else None
+    return _calls(handle, claims, build)
 
 
-def unclaim(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
-    """Give up what was claimed, or may have been; None where nothing was."""
-
+def _leaving(handle: Handle, claims: list[Claim]) -> _Calls:
     def build(keys: SlotKeys, some: list[Claim]) -> Command[Any]:
         return commands.unclaim(keys, [c.name for c in some], [c.owner for c in some])
 
-    ours = _ours(deliveries, FIRST, UNSURE)
-    return Beside(_calls(handle, ours, build), keeps=False) if ours else None
+    return _calls(handle, claims, build)
+
+
+def finish(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
+    """Mark what was claimed as done; None where nothing was."""
+    ours = held(deliveries)
+    return Beside(_finishing(handle, ours)) if ours else None
+
+
+def unclaim(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
+    """End the claims of deliveries that go back; None where nothing was claimed.
+
+    A claim ends with its run, and not with the delivery. What runs is left alone, as "kept", for
+    whoever sees the end of the run. Work that is done is marked as done: the next delivery has only
+    to confirm it. All others are given up, those too that may have been claimed.
+    """
+    done: list[Claim] = []
+    free: list[Claim] = []
+    for one in _ours(deliveries, FIRST, UNSURE):
+        if one.running:
+            one.state = KEPT  # said before it is asked again: whoever ends the run asks after
+        if one.running:
+            continue
+        (done if one.worked else free).append(one)
+    return settle(handle, done, free) if done or free else None
+
+
+def settle(handle: Handle, done: list[Claim], free: list[Claim]) -> Beside:
+    """Mark some claims as done, and give up others."""
+    return Beside(_finishing(handle, done), _leaving(handle, free))
 
 
 def renew(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Beside | None:
@@ -145,7 +177,7 @@ def renew(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Beside | No
         owners = [c.owner for c in some]
         return commands.renew(keys, [c.name for c in some], owners, lease_ms + BEYOND_MS)
 
-    return Beside(_calls(handle, claims, build), keeps=True) if claims else None
+    return Beside(_calls(handle, claims, build)) if claims else None
 
 
 def held(deliveries: Iterable[DeliveryData]) -> list[Claim]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq.database import needing, now_ms
+from rmq.database import needing, now_ms, write_first
 from rmq.errors import InvalidType
 from rmq.ledger.tables import COMMAND, CONSUMED, ledger
 from rmq.units import Duration, milliseconds
@@ -54,6 +54,7 @@ async def purge_async(engine: AsyncEngine, older_than: Duration) -> int:
 def _remove(connection: sa.Connection, older_ms: int) -> tuple[int, bool]:
     """Remove one batch; how many, and whether there may be more."""
     rows = ledger.c
+    write_first(connection, rows.key)
     old = sa.and_(
         rows.created <= now_ms() - older_ms,
         sa.or_(rows.expires <= now_ms(), sa.and_(rows.expires.is_(None), rows.state == CONSUMED)),

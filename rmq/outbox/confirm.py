@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, select, update
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq.database import insert_new, needing, now_ms
+from rmq.database import insert_new, needing, now_ms, write_first
 from rmq.delivery import DeliveryData, Reject
-from rmq.errors import ConfigurationError, InvalidType
-from rmq.guard import F, Guard, Guarded, Inner, InnerAsync, attach
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue
+from rmq.guard import F, Guard, Guarded, Inner, InnerAsync, attach, standing
+from rmq.outage import Outage
 from rmq.outbox.here import CREATE
 from rmq.outbox.naming import stub_id
 from rmq.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, logs, stubs
@@ -54,6 +54,8 @@ def _note(connection: Connection, id: str, one: DeliveryData) -> None:
 
 def _received(connection: Connection, id: str, one: DeliveryData, elsewhere: bool) -> bool:
     """Note a receipt; False where the message has no stub, which is known only beside the stubs."""
+    with needing(logs, CREATE):
+        write_first(connection, logs.c.id)
     if not elsewhere and _status(connection, id) is None:
         return False
     with needing(logs, CREATE):
@@ -101,9 +103,17 @@ class Confirms(Guard):
             )
         self._engine = engine
         self._via = via
+        self._outage = Outage("the database of confirmations, or its topic")
 
     def fits(self, handler: Guarded) -> None:
         """As `Guard.fits`."""
+        above = standing(handler.guards[: handler.guards.index(self)])
+        if above:
+            raise InvalidValue(
+                f"handler {handler.name}: @{above[0].word} stands above @{self.word}: what it "
+                "rolls back would be confirmed, and what it finds done before would not; put "
+                f"@{self.word} on top, right below @topic.handler"
+            )
         if handler.is_async == isinstance(self._engine, AsyncEngine):
             return
         kind, wanted = ("an async def", "AsyncEngine") if handler.is_async else ("plain", "Engine")
@@ -116,7 +126,7 @@ class Confirms(Guard):
         """As `Guard.run`."""
         assert isinstance(self._engine, Engine)
         id = str(stub_id(one.id))
-        with self._engine.begin() as connection:
+        with self._outage.reaching(), self._engine.begin() as connection:
             watched = _received(connection, id, one, self._via is not None)
         if not watched:
             inner()
@@ -129,6 +139,7 @@ class Confirms(Guard):
         if _settled_itself(one):
             self._failed(id)
         else:
+            _worked(one)
             self.done_before(one)
         return True
 
@@ -137,25 +148,27 @@ class Confirms(Guard):
         try:
             with self._engine.begin() as connection:
                 _unlog(connection, id)
-        except SQLAlchemyError as error:
+        except Exception as error:  # of an async driver, which need not be one of SQLAlchemy
             _left_behind(id, error)
 
     def done_before(self, one: DeliveryData) -> None:
         """As `Guard.done_before`: work that was done is confirmed, whoever did it."""
         assert isinstance(self._engine, Engine)
         id = str(stub_id(one.id))
-        if self._via is not None:
-            assert isinstance(self._via, Topic)
-            self._via.send({FIELD: id})
-        with self._engine.begin() as connection:
-            (_confirm if self._via is None else _unlog)(connection, id)
+        with self._outage.reaching():
+            if self._via is not None:
+                assert isinstance(self._via, Topic)
+                self._via.send({FIELD: id})
+            with self._engine.begin() as connection:
+                (_confirm if self._via is None else _unlog)(connection, id)
 
     async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
         """As `Guard.run_async`."""
         assert isinstance(self._engine, AsyncEngine)
         id = str(stub_id(one.id))
-        async with self._engine.begin() as connection:
-            watched = await connection.run_sync(_received, id, one, self._via is not None)
+        with self._outage.reaching():
+            async with self._engine.begin() as connection:
+                watched = await connection.run_sync(_received, id, one, self._via is not None)
         if not watched:
             await inner()
             return True
@@ -167,6 +180,7 @@ class Confirms(Guard):
         if _settled_itself(one):
             await self._failed_async(id)
         else:
+            _worked(one)
             await self.done_before_async(one)
         return True
 
@@ -175,18 +189,25 @@ class Confirms(Guard):
         try:
             async with self._engine.begin() as connection:
                 await connection.run_sync(_unlog, id)
-        except SQLAlchemyError as error:
+        except Exception as error:
             _left_behind(id, error)
 
     async def done_before_async(self, one: DeliveryData) -> None:
         """As `done_before`."""
         assert isinstance(self._engine, AsyncEngine)
         id = str(stub_id(one.id))
-        if self._via is not None:
-            assert isinstance(self._via, AsyncTopic)
-            await self._via.send({FIELD: id})
-        async with self._engine.begin() as connection:
-            await connection.run_sync(_confirm if self._via is None else _unlog, id)
+        with self._outage.reaching():
+            if self._via is not None:
+                assert isinstance(self._via, AsyncTopic)
+                await self._via.send({FIELD: id})
+            async with self._engine.begin() as connection:
+                await connection.run_sync(_confirm if self._via is None else _unlog, id)
+
+
+def _worked(one: DeliveryData) -> None:
+    """Note that the work is done: if it cannot be confirmed, its claim is marked all the same."""
+    if one._claim is not None:
+        one._claim.worked = True
 
 
 def _is_async(engine: object) -> bool:
@@ -209,7 +230,7 @@ def _settled_itself(one: DeliveryData) -> bool:
     return True
 
 
-def _left_behind(id: str, error: SQLAlchemyError) -> None:
+def _left_behind(id: str, error: Exception) -> None:
     log.warning("the log row of stub %s could not be removed; it ages: %s", id, error)
 
 
@@ -243,11 +264,14 @@ class Confirming:
             A message is confirmed only after its handler has returned, or was found done before by
             a guard below. A crash between the handler's commit and the confirmation leaves the
             message to be delivered again: with a ledger it is then found done, and confirmed.
+            If the work is done and cannot be confirmed, its claim is marked as done and the
+            delivery is put off, which costs no retry: the next one confirms and runs nothing.
             A handler that settles its delivery itself is not confirmed, because nobody can tell
             whether that was an ack.
 
         Raises:
-            InvalidType: engine, via and handler are not of one kind.
+            InvalidType: engine, via and handler are not of one kind. InvalidValue: another guard
+                stands above it. Both when the handler is registered.
         """
         guard = Confirms(engine, via)
 
@@ -267,20 +291,22 @@ class Confirming:
         Args:
             engine: of the database with the stubs.
         """
+        outage = Outage("the database with the stubs")
         if _is_async(engine):
 
             async def confirm_async(body: Any) -> None:
                 id = _told(body)
                 assert isinstance(engine, AsyncEngine)
-                async with engine.begin() as connection:
-                    await connection.run_sync(_confirm, id, False)
+                with outage.reaching():
+                    async with engine.begin() as connection:
+                        await connection.run_sync(_confirm, id, False)
 
             return confirm_async
 
         def confirm(body: Any) -> None:
             id = _told(body)
             assert isinstance(engine, Engine)
-            with engine.begin() as connection:
+            with outage.reaching(), engine.begin() as connection:
                 _confirm(connection, id, False)
 
         return confirm
@@ -290,24 +316,27 @@ class Confirming:
 
         True while the stub of a delivery is unconfirmed or exhausted; False once it is confirmed or
         void: the delivery is then acked, and nothing is run. True also where there is no stub: a
-        message that was sent directly, or whose stub was purged, cannot be checked. An error of the
-        database is an error of the handler, so that nothing is run on a guess.
+        message that was sent directly, or whose stub was purged, cannot be checked. A database that
+        is away puts the delivery off, which costs no retry; any other error of it is an error of
+        the handler. So nothing is run on a guess.
 
         Args:
             engine: of the database with the stubs; an AsyncEngine for an async handler.
         """
+        outage = Outage("the database with the stubs")
         if _is_async(engine):
 
             async def check_async(one: DeliveryData) -> bool:
                 assert isinstance(engine, AsyncEngine)
-                async with engine.connect() as connection:
-                    return await connection.run_sync(_is_open, str(stub_id(one.id)))
+                with outage.reaching():
+                    async with engine.connect() as connection:
+                        return await connection.run_sync(_is_open, str(stub_id(one.id)))
 
             return check_async
 
         def check(one: DeliveryData) -> bool:
             assert isinstance(engine, Engine)
-            with engine.connect() as connection:
+            with outage.reaching(), engine.connect() as connection:
                 return _is_open(connection, str(stub_id(one.id)))
 
         return check

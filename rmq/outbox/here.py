@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
+from rmq import database
 from rmq.errors import InvalidType
 
 T = TypeVar("T")
@@ -28,6 +29,28 @@ async def run_async(here: HereAsync, verb: Callable[..., T], *arguments: Any) ->
         found: AsyncSession = here()
         return await found.run_sync(verb, *arguments)
     return await here.run_sync(verb, *arguments)
+
+
+def refuse_autocommit(here: Here, statement: sa.ClauseElement) -> None:
+    """Refuse a connection that commits every statement alone; asked before the first write.
+
+    Args:
+        here: a Connection or a Session.
+        statement: what is to be executed; a Session may have a bind for its table.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    if not isinstance(here, sa.Connection):
+        here = here.connection(bind_arguments={"clause": statement})
+    database.refuse_autocommit(here)
+
+
+async def refuse_autocommit_async(here: HereAsync, statement: sa.ClauseElement) -> None:
+    """As `refuse_autocommit`."""
+    if not isinstance(here, AsyncConnection):
+        here = await here.connection(bind_arguments={"clause": statement})
+    await here.run_sync(database.refuse_autocommit)
 
 
 def check(here: object, verb: str) -> None:

@@ -23,7 +23,14 @@ from rmq.message import Outgoing
 from rmq.outbox import naming
 from rmq.outbox.confirm import Confirming
 from rmq.outbox.here import CREATE as CREATE
-from rmq.outbox.here import Here, HereAsync, check, check_async
+from rmq.outbox.here import (
+    Here,
+    HereAsync,
+    check,
+    check_async,
+    refuse_autocommit,
+    refuse_autocommit_async,
+)
 from rmq.outbox.repair import Repair
 from rmq.outbox.tables import UNCONFIRMED, stubs
 from rmq.retry import Exponential, Retry, policy
@@ -135,7 +142,9 @@ class Outbox(Confirming, Repair):
         Raises:
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: an argument cannot work;
                 nothing was written.
-            ConfigurationError: the table is missing. What the database raises.
+            ConfigurationError: the table is missing, or the connection commits every statement
+                alone (AUTOCOMMIT), so that a rollback would keep the message. What the database
+                raises.
         """
         check(here, "outbox.send")
         out = Outgoing(
@@ -143,6 +152,7 @@ class Outbox(Confirming, Repair):
             retry=retry, max_runtime=max_runtime,
         )  # fmt: skip
         line = self._line(topic, out, codec, confirm)
+        refuse_autocommit(here, _INSERT[line.is_delayed])
         with needing(stubs, CREATE):
             here.execute(_INSERT[line.is_delayed], line.values)
         return line.id
@@ -171,6 +181,7 @@ class Outbox(Confirming, Repair):
             retry=retry, max_runtime=max_runtime,
         )  # fmt: skip
         line = self._line(topic, out, codec, confirm)
+        await refuse_autocommit_async(here, _INSERT[line.is_delayed])
         with needing(stubs, CREATE):
             await here.execute(_INSERT[line.is_delayed], line.values)
         return line.id

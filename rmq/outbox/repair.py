@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.database import needing, now_ms
+from rmq.database import needing, now_ms, write_first
 from rmq.errors import InvalidType, StubNotFound, StubSettled
 from rmq.flows.operating import Id
 from rmq.outbox.here import CREATE, Here, HereAsync, check, check_async, run_async
@@ -205,6 +205,7 @@ def _purge(
     done = 0
     while True:
         with engine.begin() as connection:
+            write_first(connection, key)
             page = connection.execute(sa.select(key).where(old).order_by(key).limit(PURGE_BATCH))
             keys = list(page.scalars())
             if keys:

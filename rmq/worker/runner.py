@@ -191,6 +191,21 @@ class Runner:
                 f"handler {self.handler.name}: it returned a coroutine, and nobody awaits what a "
                 "plain function returns; make it an async def"
             )
+        self._refuse_generator(found)
+
+    async def _called(self, *arguments: Any, **filled: Any) -> None:
+        self._refuse_generator(await self.handler.function(*arguments, **filled))
+
+    def _refuse_generator(self, found: object) -> None:
+        """Refuse what a function with a yield returns: it would be taken for done."""
+        if inspect.isgenerator(found):
+            found.close()
+        elif not inspect.isasyncgen(found):
+            return
+        raise InvalidType(
+            f"handler {self.handler.name}: it returned a generator, so nothing of it has run; a "
+            "decorator hides a function with a yield. Take the yield out"
+        )
 
     def overran(self, late: Overrun) -> Ruling:
         """What becomes of a delivery whose run goes on beyond its limit."""
@@ -261,7 +276,7 @@ class Runner:
             raised, ruling = error, misfit(error)
         else:
             try:
-                call = partial(self.handler.function, *arguments)
+                call: Callable[..., Awaitable[object]] = partial(self._called, *arguments)
                 if self.guards:
                     call = partial(around_async, self.guards, one, call)
                 found = await self._await(call, self.handler.runtime_of(one))
@@ -306,7 +321,7 @@ class Runner:
             limits = [self.handler.runtime_of(one) for one in ready]
             seconds = min((one for one in limits if one is not None), default=None)
             try:
-                found = await self._await(partial(self.handler.function, ready), seconds)
+                found = await self._await(partial(self._called, ready), seconds)
                 failed = found if isinstance(found, BaseException) else None
                 rulings += [self._of_batch(one, failed) for one in ready]
             except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from typing import Any
@@ -387,3 +388,39 @@ def test_a_fault_in_settling_one_message_does_not_end_the_thread_that_settles(
         eventually(lambda: worker.counts()[name]["held"] == 0)
 
     assert stats["in_flight"] <= 1
+
+
+@every_kind
+def test_a_generator_behind_a_decorator_is_a_failure_and_not_work_that_is_done(
+    scene: Scene, api: Any, name: str
+) -> None:
+    """A function with a yield is refused when it is registered; a decorator may hide one."""
+    ran: list[Any] = []
+
+    def steps(body: Any) -> Any:
+        ran.append(body)
+        yield
+
+    async def steps_async(body: Any) -> Any:
+        ran.append(body)
+        yield
+
+    @functools.wraps(steps)
+    def traced(body: Any) -> Any:
+        return steps(body)
+
+    @functools.wraps(steps_async)
+    async def traced_async(body: Any) -> Any:
+        return steps_async(body)
+
+    topic = api.topic(name, max_retries=0)
+    topic.send("x")
+    function: Any = traced_async if scene.is_async else traced
+    scene.client.topic(name).handler(function)
+
+    with scene.working() as worker:
+        eventually(lambda: api.admin.stats(name)["dead"] == 1)
+
+    (letter,) = api.admin.peek(name, place="dead")
+    assert "returned a generator, so nothing of it has run" in letter.failure.error
+    assert (ran, worker.counts()[name]["ack"]) == ([], 0)

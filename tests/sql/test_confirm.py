@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import rmq
 from rmq.database import now_ms
-from rmq.outbox import Outbox, Round, metadata
-from rmq.outbox.tables import logs
+from rmq.ledger import Ledger, exactly_once
+from rmq.outbox import Outbox, Round, confirm, metadata
+from rmq.outbox.tables import logs, stubs
 from tests.databases import Database
 from tests.integration.working import until
 from tests.servers import Server
@@ -340,26 +341,95 @@ def test_claim_that_was_lost_does_not_let_work_be_done_again_that_its_stub_says_
     assert done == ["x"] * runs
 
 
-def test_check_that_cannot_ask_its_database_fails_and_nothing_is_run(
-    scene: Consuming, tmp_path: Any
-) -> None:
-    id = scene.sent()
+def out_of_reach(scene: Consuming, tmp_path: Any) -> Any:
+    """An engine of a database that cannot be opened, of the handler's kind."""
     gone = f"sqlite{'+aiosqlite' if scene.kind == 'async' else ''}:///{tmp_path}/none/x"
-    make: Any = create_async_engine if scene.kind == "async" else sa.create_engine
-    done: list[Any] = []
-    check = scene.outbox.unconfirmed(make(gone))
+    return create_async_engine(gone) if scene.kind == "async" else sa.create_engine(gone)
+
+
+@pytest.mark.parametrize("guard", ["check", "confirms"])
+def test_what_cannot_ask_its_database_costs_no_retry_and_runs_nothing(
+    scene: Consuming, tmp_path: Any, guard: str
+) -> None:
+    scene.sent()
+    away, done = out_of_reach(scene, tmp_path), []
+    stands = scene.outbox.confirms(away)
+    if guard == "check":
+        stands = rmq.idempotent(rmq.Claims(), check=scene.outbox.unconfirmed(away))
+    scene.consume(lambda body, d: done.append(body), stands)
+
+    with rmq.Worker(scene.client, keeper="thread") as worker:
+        until(lambda: worker.counts()[scene.name]["release"] >= 2, 30)
+        assert (done, worker.counts()[scene.name]["nack"]) == ([], 0)
+
+
+class Refused(Exception):
+    """What a driver raises."""
+
+
+AWAY = sa.exc.OperationalError("UPDATE", {}, Refused(), connection_invalidated=True)
+
+
+@pytest.mark.parametrize("error", [AWAY, ValueError("no")], ids=["away", "another error"])
+def test_work_that_is_done_and_cannot_be_confirmed_is_confirmed_later_and_not_done_again(
+    scene: Consuming, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    id, done, failures = scene.sent(), [], [error]
+    real = confirm._confirm
+
+    def flaky(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        real(*arguments)
+
+    monkeypatch.setattr(confirm, "_confirm", flaky)
     scene.consume(
-        lambda body, d: done.append(body),
-        rmq.idempotent(rmq.Claims(), check=check), retry=rmq.Exponential(600, 600, jitter=0),
-    )  # fmt: skip
+        lambda body, d: done.append(d.attempt), scene.confirms(), rmq.idempotent(rmq.Claims())
+    )
 
-    def failed() -> bool:
-        message = scene.topic.get(scene.message(id))
-        return bool(message and message.failure)
+    with rmq.Worker(scene.client, keeper="thread") as worker:
+        until(lambda: worker.counts()[scene.name]["duplicate"], 30)
+        counts = worker.counts()[scene.name]
 
-    scene.work(failed)
+    assert done == [1]
+    assert scene.status(id) == "confirmed"
+    assert counts["nack"] == (error is not AWAY)
 
-    assert done == []
+
+def test_a_receipt_is_noted_by_a_writer_from_its_first_statement_on(scene: Consuming) -> None:
+    """SQLite: whoever reads first and writes then is refused at once if another wrote between."""
+    if scene.database.dialect != "sqlite":
+        pytest.skip("others lock rows")
+    id, between, attempts = scene.sent(), [], []
+    engine = scene.theirs
+    plain = getattr(engine, "sync_engine", engine)
+
+    @sa.event.listens_for(plain, "connect")
+    def connected(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    @sa.event.listens_for(plain, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN")  # of SQLAlchemy's recipe for transactions that are some
+
+    @sa.event.listens_for(plain, "after_cursor_execute")
+    def asked(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.startswith("SELECT rmq_stub.status") and not between:
+            other = scene.database.engine(connect_args={"timeout": 0})
+            try:
+                with other.begin() as theirs:
+                    theirs.execute(sa.update(stubs).values(sends=stubs.c.sends))
+                between.append("wrote")
+            except sa.exc.OperationalError:
+                between.append("waits")
+
+    with scene.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    scene.consume(lambda body, d: attempts.append(d.attempt), scene.outbox.confirms(engine))
+
+    scene.work(lambda: scene.status(id) == "confirmed")
+
+    assert (between, attempts) == (["waits"], [1])
 
 
 # --- bad input -----------------------------------------------------------------------------------
@@ -381,6 +451,26 @@ def test_wrong_kind_of_engine_is_refused_when_the_handler_is_registered(
         client.topic(name).handler(outbox.confirms(engine)(awaited))
     with pytest.raises(rmq.InvalidType, match=r"handler plain: .* give .* an Engine"):
         client.topic(name).handler(outbox.confirms(other)(plain))
+
+
+def test_a_guard_above_confirms_is_refused_when_the_handler_is_registered(
+    client: rmq.Client, name: str
+) -> None:
+    outbox, engine = Outbox(), sa.create_engine("sqlite://")
+    confirms = outbox.confirms(engine)
+
+    def handle(body: Any, connection: Any) -> None: ...
+
+    told = r"handler .*: @{} stands above @outbox.confirms: .* put @outbox.confirms on top"
+    with pytest.raises(rmq.InvalidValue, match=told.format("exactly_once")):
+        client.topic(name).handler(exactly_once(engine)(confirms(handle)))
+    for store in (Ledger(engine), rmq.Claims()):
+        checked = rmq.idempotent(store, check=lambda d: True)
+        with pytest.raises(rmq.InvalidValue, match=told.format("idempotent")):
+            client.topic(name).handler(checked(confirms(lambda body: None)))
+    # A claim without a check is taken before all guards, wherever it stands.
+    client.topic(name).handler(rmq.idempotent(rmq.Claims())(confirms(lambda body: None)))
+    client.topic(name + "b").handler(confirms(exactly_once(engine)(lambda body, connection: None)))
 
 
 def test_confirms_refuses_what_cannot_work_by_name(client: rmq.Client, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -43,6 +44,21 @@ def test_of_a_transaction_that_is_rolled_back_nothing_is_sent(database, client, 
     assert (orders(engine), rows(engine)) == ([], [])
     assert Relay(outbox, engine, client).run_once() == 0
     assert client.admin.topics().count(name) == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_connection_that_commits_every_statement_is_refused_before_it_writes(
+    database, monkeypatch, name, way
+):
+    engine = prepared(database)
+    for kind in ("engine", "async_engine"):
+        made = partial(getattr(database, kind), isolation_level="AUTOCOMMIT")
+        monkeypatch.setattr(database, kind, made)
+
+    with pytest.raises(rmq.ConfigurationError, match="AUTOCOMMIT"):
+        write(way, database, Outbox(), 1, name, "x")
+
+    assert rows(engine) == []
 
 
 def test_of_an_open_transaction_nothing_is_sent_until_it_commits(database, client, name):
