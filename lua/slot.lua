@@ -2,15 +2,48 @@
 slot: give one slot the settings of its topic, which its scripts read. A slot that has them is left alone.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-ARGV[1]   created              the topic's stamp
-ARGV[2..] pairs of setting, value
-Returns   1 set up, 0 was there, -1 was there with another topic's stamp
+KEYS[2]   records        hash  message id -> record
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   created              the topic's stamp
+ARGV[3]   revision             how often the topic's settings have been changed
+ARGV[4..] pairs of setting, value
+Returns   1 set up or changed, 0 had these settings or later ones, -1 is of a topic with another stamp
 Cost      O(settings)
-Atomic    Run twice, the second run changes nothing.
+Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
+          slot that holds some keeps the smaller `chunk`, since they may be larger than the topic takes now. A slot of
+          an older stamp without messages is begun anew. Run twice, the second run changes nothing.
 ]]
-local stamp = redis.call('HGET', KEYS[1], 'created')
-if stamp then
-  return stamp == ARGV[1] and 0 or -1
+--- @include "lib/check"
+--- @include "lib/clock"
+local slot = KEYS[1]
+local now = clock(ARGV[1])
+local revision = whole(ARGV[3], 0, 9007199254740991, 'revision')
+local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn')
+local holds = redis.call('HLEN', KEYS[2]) > 0
+local given = { unpack(ARGV, 4) }
+if s[1] and s[1] ~= ARGV[2] then
+  if holds or (tonumber(s[1]) or 0) >= (tonumber(ARGV[2]) or 0) then
+    return -1
+  end
+  redis.call('DEL', slot)
+elseif s[1] then
+  if tonumber(s[2] or 0) >= revision then
+    return 0
+  end
+  for i = 1, #ARGV - 3, 2 do
+    local value = tonumber(given[i + 1])
+    if given[i] == 'chunk' and holds then
+      given[i + 1] = math.min(value, tonumber(s[3]))
+    elseif given[i] == 'dedup_ms' and s[5] and value > 0 and value ~= tonumber(s[4]) then
+      -- Turns are counted in windows. The set that is filled now stays the one that is filled.
+      local turn = math.floor(now / value)
+      given[#given + 1] = 'settled_turn'
+      given[#given + 1] = turn % 2 == tonumber(s[5]) % 2 and turn or turn + 1
+    end
+  end
 end
-redis.call('HSET', KEYS[1], 'created', ARGV[1], unpack(ARGV, 2))
+if revision > 0 then
+  given[#given + 1], given[#given + 2] = 'revision', ARGV[3]
+end
+redis.call('HSET', slot, 'created', ARGV[2], unpack(given))
 return 1

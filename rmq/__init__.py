@@ -45,11 +45,13 @@ from rmq.errors import (
     SettingsMismatch,
     StageLost,
     StorageError,
+    TopicNotEmpty,
     TopicNotFound,
     TopicVanished,
     Unavailable,
     WorkRolledBack,
 )
+from rmq.flows.changing import Deleted
 from rmq.flows.operating import Redriven
 from rmq.flows.overseeing import HeldQuery, Sink
 from rmq.flows.scanning import Page, Span
@@ -59,7 +61,7 @@ from rmq.interceptor import Interceptor, Outcome
 from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
 from rmq.query import Query
 from rmq.retry import Exponential, Immediate, Levels
-from rmq.settings import Fsync, Replicated, Settings
+from rmq.settings import Fsync, Replicated, Settings, TopicSettings
 from rmq.stage import Published, Stage, Staged
 from rmq.topic import AsyncTopic, Topic
 from rmq.worker import Health, Worker
@@ -85,6 +87,7 @@ __all__ = [
     "ConfigurationError",
     "Consumer",
     "DecodeError",
+    "Deleted",
     "Delivery",
     "DeliveryError",
     "EmbeddedError",
@@ -134,7 +137,9 @@ __all__ = [
     "Staged",
     "StorageError",
     "Topic",
+    "TopicNotEmpty",
     "TopicNotFound",
+    "TopicSettings",
     "TopicVanished",
     "Unavailable",
     "WorkRolledBack",

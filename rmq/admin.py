@@ -1,51 +1,27 @@
-"""Operate topics: list, show, peek, redrive, purge, stats. Sync and async side by side."""
+"""Operate topics: list, change, delete, look, redrive, purge. Sync and async side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Unpack
 
 from rmq.audit import Audited
 from rmq.claim import Claimed
 from rmq.codec import JSON
-from rmq.flows import (
-    Ask,
-    Flow,
-    auditing,
-    claiming,
-    lapsing,
-    opening,
-    operating,
-    overseeing,
-    scanning,
-)
+from rmq.flows import auditing, changing, lapsing, operating, overseeing, scanning
+from rmq.flows.changing import Deleted
 from rmq.flows.operating import Filter, Id, Progress, Redriven
 from rmq.flows.overseeing import HeldQuery, Sink
 from rmq.flows.scanning import Cursor, Page, Span
-from rmq.guard import check_consumer, check_key
 from rmq.handle import Handle, Lanes
-from rmq.keys import topics_key
 from rmq.message import Message, Place
 from rmq.query import value_of
 from rmq.query_commands import check_run
-from rmq.settings import Settings
+from rmq.settings import Settings, TopicSettings, changeable
 from rmq.stage import check_text
 from rmq.units import milliseconds
 from rmq.wire import AsyncExecutor, Executor
-
-
-def _listing(prefix: str) -> Flow[list[str]]:
-    names: list[bytes] = yield Ask("topics", "SMEMBERS", topics_key(prefix))
-    return sorted(name.decode() for name in names)
-
-
-def _show(handle: Handle) -> Flow[Settings]:
-    yield from opening.open(handle, create=False)
-    return handle.settings
-
-
-def _totals(handle: Handle) -> Flow[dict[str, int]]:
-    return operating.total((yield from operating.stats(handle)))
 
 
 class _AdminBase:
@@ -55,9 +31,6 @@ class _AdminBase:
 
     def _handle(self, topic: str) -> Handle:
         return Handle(self._prefix, topic, JSON, self._lanes, {})
-
-    def _claim_key(self, handle: Handle, key: str, consumer: str) -> bytes:
-        return claiming.key_of(handle, f"{check_consumer(consumer)}:{check_key(key)}".encode())
 
 
 class Admin(_AdminBase):
@@ -69,16 +42,70 @@ class Admin(_AdminBase):
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._executor.run(_listing(self._prefix))
+        return self._executor.run(operating.topics(self._prefix))
 
     def settings(self, topic: str) -> Settings:
         """What a topic is set to. Raises TopicNotFound."""
-        return self._executor.run(_show(self._handle(topic)))
+        return self._executor.run(operating.settings(self._handle(topic)))
+
+    def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
+        """Change settings of a topic that is there, while it is used; all that it has then.
+
+        The scripts go by the new ones from then on, for messages that wait, too. Clients keep
+        `default_priority`, `max_body`, `expires`, `durability` and `overflow`, and follow within
+        30 s of use. A consumer or worker that runs keeps its `lease` until it is made anew.
+        Programs that name another value when they open the topic get SettingsMismatch, so change
+        them too.
+
+        Args:
+            topic: its name.
+            settings: as for `Client.topic`. `slots` and `max_retries` cannot be changed.
+
+        Guarantee:
+            Stopped half-way, some slots have the old settings until this call is made again, or any
+            program opens the topic. Two callers at a time: each setting is the later one's.
+
+        Raises:
+            InvalidValue, InvalidType: a setting cannot be changed, or not to this.
+            TopicNotFound: there is no such topic.
+        """
+        asked = changeable(settings)
+        return self._executor.run(changing.topic_set(self._handle(topic), asked))
+
+    def topic_delete(
+        self,
+        topic: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Deleted:
+        """Delete a topic for good, with everything that belongs to it; what it held.
+
+        Producers and consumers that have it open get TopicVanished. A topic of the same name is a
+        new one to them, until they open it again.
+
+        Args:
+            topic: its name.
+            force: also with its messages.
+            dry_run: only count them.
+            progress: called with (slots done, all slots) as it goes.
+
+        Guarantee:
+            Stopped half-way, nobody opens the topic any more; run it again. A slot goes whole or
+            stays. Not forced, no message is deleted.
+
+        Raises:
+            TopicNotEmpty: it holds messages, and this is not forced; the topic stands.
+            TopicNotFound: there is no such topic.
+        """
+        handle = self._handle(topic)
+        return self._executor.run(changing.topic_delete(handle, force, dry_run, progress))
 
     def stats(self, topic: str) -> dict[str, int]:
         """What a topic holds and has done, over all slots; `lua/stats.lua` tells the names."""
         handle = self._handle(topic)
-        return self._executor.run(_totals(handle))
+        return self._executor.run(operating.totals(handle))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """The same for each slot."""
@@ -231,11 +258,7 @@ class Admin(_AdminBase):
             consumer: as the handler's `rmq.Claims` names it.
         """
         handle = self._handle(topic)
-        self._executor.run(_show(handle))
-        where = self._claim_key(handle, key, consumer)
-        value = self._executor.ask("claim", "GET", where)
-        left_ms = self._executor.ask("claim", "PTTL", where)
-        return None if value is None else Claimed.read(value, left_ms)
+        return self._executor.run(operating.claim(handle, key, consumer))
 
     def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """Forget a business key, whatever its state; whether there was anything to forget.
@@ -243,8 +266,7 @@ class Admin(_AdminBase):
         The work of its next message is done, even where it was done before.
         """
         handle = self._handle(topic)
-        self._executor.run(_show(handle))
-        return bool(self._executor.ask("unclaim", "DEL", self._claim_key(handle, key, consumer)))
+        return self._executor.run(operating.unclaim(handle, key, consumer))
 
     def queries(self, topic: str) -> list[HeldQuery]:
         """The queries that have a lease on a topic (`Topic.query`, Spark), and what each holds.
@@ -320,16 +342,33 @@ class AsyncAdmin(_AdminBase):
 
     async def topics(self) -> list[str]:
         """As `Admin.topics`."""
-        return await self._executor.run(_listing(self._prefix))
+        return await self._executor.run(operating.topics(self._prefix))
 
     async def settings(self, topic: str) -> Settings:
         """As `Admin.settings`."""
-        return await self._executor.run(_show(self._handle(topic)))
+        return await self._executor.run(operating.settings(self._handle(topic)))
+
+    async def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
+        """As `Admin.topic_set`."""
+        asked = changeable(settings)
+        return await self._executor.run(changing.topic_set(self._handle(topic), asked))
+
+    async def topic_delete(
+        self,
+        topic: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Deleted:
+        """As `Admin.topic_delete`."""
+        handle = self._handle(topic)
+        return await self._executor.run(changing.topic_delete(handle, force, dry_run, progress))
 
     async def stats(self, topic: str) -> dict[str, int]:
         """As `Admin.stats`."""
         handle = self._handle(topic)
-        return await self._executor.run(_totals(handle))
+        return await self._executor.run(operating.totals(handle))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """As `Admin.stats_by_slot`."""
@@ -421,18 +460,12 @@ class AsyncAdmin(_AdminBase):
     async def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
         """As `Admin.claim`."""
         handle = self._handle(topic)
-        await self._executor.run(_show(handle))
-        where = self._claim_key(handle, key, consumer)
-        value = await self._executor.ask("claim", "GET", where)
-        left_ms = await self._executor.ask("claim", "PTTL", where)
-        return None if value is None else Claimed.read(value, left_ms)
+        return await self._executor.run(operating.claim(handle, key, consumer))
 
     async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """As `Admin.unclaim`."""
         handle = self._handle(topic)
-        await self._executor.run(_show(handle))
-        where = self._claim_key(handle, key, consumer)
-        return bool(await self._executor.ask("unclaim", "DEL", where))
+        return await self._executor.run(operating.unclaim(handle, key, consumer))
 
     async def queries(self, topic: str) -> list[HeldQuery]:
         """As `Admin.queries`."""

@@ -6,8 +6,8 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 from rmq import codec as codecs
 from rmq import url as urls
@@ -19,6 +19,7 @@ from rmq.handle import Handle, Lanes
 from rmq.handler import Handlers
 from rmq.interceptor import Hooks, Interceptor
 from rmq.keys import check_name, wake_channel
+from rmq.settings import TopicSettings
 from rmq.topic import AsyncTopic, Topic
 from rmq.units import Duration, milliseconds
 from rmq.wire import AsyncExecutor, Executor
@@ -54,7 +55,7 @@ class _ClientBase:
         """Where it connects to, without the password."""
         return self._address.shown
 
-    def _handle(self, name: str, codec: str | Codec, settings: dict[str, Any]) -> Handle:
+    def _handle(self, name: str, codec: str | Codec, settings: Mapping[str, object]) -> Handle:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
         made = Handle(self._prefix, name, chosen, self._lanes, settings, self._hooks)
         self._handles.add(made)
@@ -94,7 +95,9 @@ class Client(_ClientBase):
         self._executor = Executor(self._address, self._retry_s, self._timeout_s)
         self.admin = Admin(self._executor, self._prefix, self._lanes)
 
-    def topic(self, name: str, *, codec: str | Codec = "json", **settings: Any) -> Topic:
+    def topic(
+        self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
+    ) -> Topic:
         """A topic by name. Nothing is sent to Redis before its first call, which opens it.
 
         Args:
@@ -162,7 +165,9 @@ class AsyncClient(_ClientBase):
         self._executor = AsyncExecutor(self._address, self._retry_s, self._timeout_s)
         self.admin = AsyncAdmin(self._executor, self._prefix, self._lanes)
 
-    def topic(self, name: str, *, codec: str | Codec = "json", **settings: Any) -> AsyncTopic:
+    def topic(
+        self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
+    ) -> AsyncTopic:
         """As `Client.topic`."""
         return AsyncTopic(self._executor, self._handle(name, codec, settings), self._handlers)
 

@@ -53,10 +53,12 @@ def topic(handle: Handle, create: dict[str, str] | None) -> Command[Opened]:
     )
 
 
-def slot(keys: SlotKeys, created: bytes, values: dict[str, str]) -> Command[int]:
-    """Give a slot the settings of its topic."""
+def slot(keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0) -> Command[int]:
+    """Give a slot the settings of its topic, unless it has those of this revision."""
     pairs = [part for pair in values.items() for part in pair]
-    return Command(scripts.load("slot"), (keys.slot,), [created, *pairs], int)
+    return Command(
+        scripts.load("slot"), (keys.slot, keys.records), [now(), created, revision, *pairs], int
+    )
 
 
 # --- sending -----------------------------------------------------------------------------------

@@ -50,6 +50,10 @@ class TopicVanished(ConfigurationError):
     """
 
 
+class TopicNotEmpty(ConfigurationError):
+    """A topic holds messages and is not to be deleted with them; it stands as it was."""
+
+
 class SettingsMismatch(ConfigurationError):
     """The topic exists with other settings; the message names each one, asked and found."""
 

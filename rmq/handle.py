@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,6 +117,8 @@ class Handle:
         self.topics_key = topics_key(prefix)
         self.channel = wake_channel(prefix, self.name)
         self.created = b""
+        self.revision = 0  # how often the settings had been changed when they were read
+        self.read_at = 0.0  # and when that was, by the monotonic clock
         self.is_ready = False
         self._settings: Settings | None = None
         self._slots: list[SlotKeys] = []
@@ -143,11 +146,15 @@ class Handle:
         assert self._spread is not None, "open first"
         return self._spread
 
-    def opened(self, found: Settings, created: bytes, ready: bool = True) -> None:
+    def opened(
+        self, found: Settings, created: bytes, ready: bool = True, revision: int = 0
+    ) -> None:
         """Take note of what is in Redis; `ready`: every slot has what its scripts read."""
         self._slots = [SlotKeys(self.prefix, self.name, i) for i in range(found.slots)]
         self._spread = Spread(found.slots, int.from_bytes(os.urandom(2), "big"))
         self.created = created
+        self.revision = revision
+        self.read_at = time.monotonic()
         self.is_ready = ready
         self._settings = found
 

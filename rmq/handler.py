@@ -252,7 +252,7 @@ class Handler:
                 return self.rules[kind]
         own = delivery.marks.get(RETRY_MARK) if delivery._entry[0] & HEADERS else None
         if own is not None:
-            return policies.policy(own)
+            return policies.read(own)
         if self.retry is None or isinstance(self.retry, Policy):
             return self.retry
         assert callable(self.retry)

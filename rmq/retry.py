@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.units import Duration, milliseconds
+from rmq.units import Duration, milliseconds, seconds, spell_seconds
 
 ROCKETMQ_LEVELS_S = (
     10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
@@ -121,16 +121,54 @@ _WORDS: dict[str, Policy] = {
 
 
 def policy(value: object) -> Policy:
-    """A policy from itself, from its word, or from the text that stands in Redis."""
+    """A policy from itself, from its word, or from text such as "exponential:1s:10m:1".
+
+    Durations in text are seconds, or have a unit: 500ms, 30s, 5m, 2h, 1d.
+    """
     if isinstance(value, Exponential | Levels | Immediate):
         return value
     if not isinstance(value, str):
         raise InvalidType(
             f"retry: {value!r}; give 'immediate', rmq.Exponential(...) or rmq.Levels(...)"
         )
-    if value in _WORDS:
-        return _WORDS[value]
-    kind, *rest = value.split(":")
+    kind, *rest = value.strip().split(":")
+    if kind in _WORDS and not rest:
+        return _WORDS[kind]
+    try:
+        if kind == "exponential" and len(rest) in (2, 3):
+            jitter = float(rest[2]) if len(rest) == 3 else 1.0
+            return Exponential(seconds(rest[0]), seconds(rest[1]), jitter)
+        if kind == "levels" and len(rest) in (1, 2):
+            jitter = float(rest[1]) if len(rest) == 2 else 0.0
+            return Levels(tuple(seconds(part) for part in rest[0].split(",")), jitter)
+        why = ""
+    except InvalidValue:
+        raise
+    except ValueError as error:
+        why = f": {error}"
+    raise InvalidValue(
+        f"retry: {value!r} is not a policy{why}; give immediate, exponential, levels, "
+        "exponential:BASE:CAP[:JITTER] or levels:WAIT,WAIT,...[:JITTER], as exponential:1s:10m, "
+        "or rmq.Exponential(...), rmq.Levels(...)"
+    )
+
+
+def shown(policy: Policy) -> str:
+    """A policy as a person writes it: the inverse of `policy`."""
+    if isinstance(policy, Exponential):
+        base, cap = spell_seconds(policy.base), spell_seconds(policy.cap)
+        return f"exponential:{base}:{cap}:{policy.jitter:g}"
+    if isinstance(policy, Levels):
+        waits = ",".join(spell_seconds(wait) for wait in policy.waits)
+        return f"levels:{waits}" + (f":{policy.jitter:g}" if policy.jitter else "")
+    return "immediate"
+
+
+def read(text: str) -> Policy:
+    """A policy from the text that stands in Redis: durations in ms, jitter in percent."""
+    kind, *rest = text.split(":")
+    if kind in _WORDS and not rest:
+        return _WORDS[kind]
     try:
         if kind == "exponential":
             base, cap, jitter = (int(part) for part in rest)
@@ -140,6 +178,4 @@ def policy(value: object) -> Policy:
             return Levels(tuple(int(w) / 1000 for w in waits.split(",")), int(share) / 100)
     except ValueError:
         pass
-    raise InvalidValue(
-        f"retry: {value!r}; give 'immediate', rmq.Exponential(...) or rmq.Levels(...)"
-    )
+    raise InvalidValue(f"retry: {text!r} in Redis is no policy that this RMQ knows")

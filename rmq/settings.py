@@ -2,19 +2,20 @@
 
 They are kept in Redis with the topic, and the first client that creates it decides. A client that
 opens it later names only what it wants to be sure of; a difference is an error, never a quiet
-change.
+change. `Admin.topic_set` changes what can be changed while producers and consumers run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from rmq import retry as policies
 from rmq.errors import InvalidType, InvalidValue, SettingsMismatch
-from rmq.retry import Exponential, Policy, policy
+from rmq.retry import Exponential, Policy, Retry, policy
 from rmq.score import PRIORITY_MAX, PRIORITY_MIN
-from rmq.units import Duration, milliseconds, whole
+from rmq.units import Duration, milliseconds, seconds, spell_seconds, whole
 
 FORMAT = 1  # of records, scores and keys; a client refuses a topic of another format
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
@@ -68,26 +69,51 @@ class Fsync:
 
 
 Durability = Replicated | Fsync | None
+_LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync": Fsync}
 
 
 def durability(value: object) -> Durability:
-    """A durability from itself, from "memory", or from the text that stands in Redis."""
+    """A durability from itself, from "memory", or from text such as "replicated:1:500ms".
+
+    The duration in text is seconds, or has a unit.
+    """
     if value is None or value == "memory":
         return None
     if isinstance(value, Replicated | Fsync):
         return value
     if isinstance(value, str):
-        kind, *rest = value.split(":")
-        try:
-            numbers = [int(part) for part in rest]
-            if kind in ("replicated", "fsync") and len(numbers) in (0, 2):
-                cls = Replicated if kind == "replicated" else Fsync
-                return cls(numbers[0], numbers[1] / 1000) if numbers else cls()
-        except ValueError:
-            pass
+        kind, *rest = value.strip().split(":")
+        if kind in _LEVELS and len(rest) <= 2 and (not rest or rest[0].isdecimal()):
+            try:
+                timeouts = [seconds(text) for text in rest[1:]]
+            except ValueError as error:
+                raise InvalidValue(f"durability: {error}") from None
+            return _LEVELS[kind](*[int(text) for text in rest[:1]], *timeouts)
     raise InvalidValue(
-        f"durability: {value!r}; give 'memory', rmq.Replicated(n, timeout) or rmq.Fsync(n, timeout)"
+        f"durability: {value!r}; give memory, replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]], as "
+        "replicated:1:500ms, or rmq.Replicated(n, timeout), rmq.Fsync(n, timeout)"
     )
+
+
+def shown_durability(value: Durability) -> str:
+    """A durability as a person writes it: the inverse of `durability`."""
+    if value is None:
+        return "memory"
+    kind = "replicated" if isinstance(value, Replicated) else "fsync"
+    return f"{kind}:{value.n}:{spell_seconds(value.timeout)}"
+
+
+def _read_durability(text: str) -> Durability:
+    """A durability from the text that stands in Redis: its timeout is in ms."""
+    if text == "memory":
+        return None
+    try:
+        kind, number, timeout_ms = text.split(":")
+        return _LEVELS[kind](int(number), int(timeout_ms) / 1000)
+    except (KeyError, ValueError):
+        raise InvalidValue(
+            f"durability: {text!r} in Redis is no level that this RMQ knows"
+        ) from None
 
 
 def _off_or(value: object, field_name: str, low_ms: int = 1) -> int:
@@ -98,6 +124,27 @@ def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in words:
         raise InvalidValue(f"{field_name}: {value!r}; give one of {', '.join(words)}")
     return value
+
+
+class TopicSettings(TypedDict, total=False):
+    """The settings of a topic as a caller names them; `Settings` tells what each one means.
+
+    Durations are seconds or timedelta; None turns one off that can be off.
+    """
+
+    slots: int
+    default_priority: int
+    lease: Duration
+    max_retries: int
+    retry: Retry | str
+    dedup_window: Duration | None
+    max_length: int | None
+    overflow: Literal["reject", "block", "drop_lowest"]
+    max_body: int
+    expires: Duration | None
+    on_expire: Literal["dead", "drop"]
+    durability: Durability | str
+    dead_retention: Duration | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +204,12 @@ class Settings:
     def shown(self) -> dict[str, Any]:
         """By public name, durations in seconds, for people and for JSON."""
         found: dict[str, Any] = {}
-        for name in NAMES:
+        for public, (name, _) in _CHECKS.items():
             value = getattr(self, name)
             if name.endswith("_ms"):
-                found[name[:-3]] = value / 1000
+                found[public] = value / 1000
             else:
-                found[name] = value if isinstance(value, int | str) else _spell(value)
+                found[public] = value if isinstance(value, int | str) else _told(name, value)
         return found
 
 
@@ -191,12 +238,30 @@ _CHECKS: dict[str, tuple[str, Any]] = {
     "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
 }
 PUBLIC = tuple(_CHECKS)
+_PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
+
+# Settings that a topic keeps for its life, and why.
+FIXED = {
+    "slots": "every message id names its slot, and messages with one slot_basis share a slot",
+    "max_retries": "every lease that is out counts its deliveries down from it",
+}
+
+CHANGEABLE = tuple(name for name in PUBLIC if name not in FIXED)
 
 
 def _spell(value: Any) -> str:
     if value is None:
         return "memory"
     return value.spell() if hasattr(value, "spell") else str(value)
+
+
+def _told(name: str, value: Any) -> str:
+    """The value of a field as a person writes it."""
+    if name.endswith("_ms"):
+        return spell_seconds(value / 1000) if value else "off"
+    if name == "retry":
+        return policies.shown(value)
+    return shown_durability(value) if name == "durability" else str(value)
 
 
 def checked(asked: Mapping[str, object]) -> dict[str, Any]:
@@ -230,12 +295,34 @@ def from_redis(topic: str, kept: Mapping[str, str]) -> Settings:
     for name in NAMES:
         text = kept[name]
         if name == "retry":
-            values[name] = policy(text)
+            values[name] = policies.read(text)
         elif name == "durability":
-            values[name] = durability(text)
+            values[name] = _read_durability(text)
         else:
             values[name] = text if name in ("overflow", "on_expire") else int(text)
     return Settings(**values)
+
+
+def changeable(asked: Mapping[str, object]) -> dict[str, Any]:
+    """The settings that a topic is to have from now on, checked, by field.
+
+    Raises:
+        InvalidValue, InvalidType: none is named, or one cannot be changed or has no such value.
+    """
+    if not asked:
+        raise InvalidValue(f"settings: none is named; give {', '.join(CHANGEABLE)}")
+    for name in asked:
+        if name in FIXED:
+            raise InvalidValue(
+                f"{name}: it is fixed for the life of a topic, because {FIXED[name]}. "
+                "Create another topic, and move producers and then consumers to it"
+            )
+    return checked(asked)
+
+
+def spelled(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings by field, as the topic's hash keeps them."""
+    return {name: _spell(value) for name, value in values.items()}
 
 
 def compare(topic: str, asked: Mapping[str, Any], found: Settings) -> None:
@@ -245,12 +332,13 @@ def compare(topic: str, asked: Mapping[str, Any], found: Settings) -> None:
         SettingsMismatch: naming each setting, what was asked and what is there.
     """
     wrong = [
-        f"{_spell(getattr(found, name))} for {name} in Redis and {_spell(value)} in settings"
+        f"{_told(name, getattr(found, name))} for {_PUBLIC[name]} in Redis and "
+        f"{_told(name, value)} in settings"
         for name, value in asked.items()
         if _spell(getattr(found, name)) != _spell(value)
     ]
     if wrong:
         raise SettingsMismatch(
             f"topic {topic!r} has {'; '.join(wrong)}; leave the setting out to use what is there, "
-            "or use another topic name"
+            f"change it (rmq topic set {topic}), or use another topic name"
         )

@@ -6,6 +6,7 @@ Each check raises an error that names the field, what was found and what to do.
 from __future__ import annotations
 
 import math
+import re
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -17,6 +18,29 @@ Moment = datetime | int
 
 YEAR_MS = 366 * 86_400_000
 TEN_YEARS_MS = 3_652 * 86_400_000 + 86_400_000  # and a leap day, so that "ten years" never fails
+
+
+_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPELLED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
+
+
+def seconds(text: str) -> float:
+    """A duration that a person wrote, in seconds. Raises ValueError that tells what is taken."""
+    found = _SPELLED.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration; give 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d")
+    return round(float(found[1]) * _UNITS_S[found[2]], 6)
+
+
+def spell_seconds(value: Duration) -> str:
+    """A duration as a person writes it: the inverse of `seconds`."""
+    value = value.total_seconds() if isinstance(value, timedelta) else value
+    if value < 1:
+        return f"{value * 1000:g}ms" if value else "0s"
+    for unit in ("d", "h", "m"):
+        if value % _UNITS_S[unit] == 0:
+            return f"{value / _UNITS_S[unit]:g}{unit}"
+    return f"{value:.10g}s"
 
 
 def whole(value: object, field: str, low: int, high: int) -> int:

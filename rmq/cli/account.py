@@ -17,7 +17,7 @@ import rmq
 from rmq.cli import show
 from rmq.cli.app import Session
 from rmq.cli.show import Column
-from rmq.cli.values import spell_seconds
+from rmq.units import spell_seconds
 from rmq.worker.worker import FINISHED, HANDED_BACK, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")

@@ -245,7 +245,7 @@ def _code(error: BaseException) -> int:
         return USAGE
     if isinstance(error, rmq.TopicNotFound):
         return NOTHING
-    if isinstance(error, rmq.QueryOwned):
+    if isinstance(error, rmq.QueryOwned | rmq.TopicNotEmpty):
         return REFUSED
     if isinstance(error, rmq.TopicVanished):
         return ERROR

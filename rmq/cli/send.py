@@ -31,8 +31,8 @@ from rmq.cli.values import (
     MESSAGE_ID,
     MOMENT,
     moment,
-    seconds,
 )
+from rmq.units import seconds
 
 BATCH = 1000
 PATIENCE_S = 0.2  # how long a batch waits for the next line of a slow pipe before it goes as it is

@@ -1,14 +1,22 @@
-"""Open a topic: create it or find it, compare settings, give its slots what their scripts read."""
+"""Open a topic: create it or find it, compare settings, give its slots what their scripts read.
+
+A topic that is open is read again every FOLLOW_S seconds as it is used, so that running programs
+follow `Admin.topic_set`.
+"""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 from rmq import commands, settings
 from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
 from rmq.flows import Ask, Flow, together
 from rmq.handle import Handle
+from rmq.replies import Opened
 from rmq.settings import Settings
+
+FOLLOW_S = 30.0  # settings that are kept in the client are older by at most so much
 
 
 def open(handle: Handle, create: bool = True) -> Flow[bool]:
@@ -20,7 +28,7 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     Raises:
         TopicNotFound: it is missing, and not to be created.
         SettingsMismatch: it has other settings than this client named.
-        TopicVanished: a slot belongs to another life of the topic.
+        TopicVanished: it is being deleted, or a slot belongs to another life of the topic.
     """
     wanted = Settings(**handle.asked)
     opened = yield commands.topic(handle, wanted.to_redis() if create else None)
@@ -30,33 +38,89 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
             f"create it: rmq topic create {handle.name}"
         )
     found = settings.from_redis(handle.name, opened.kept)
+    _refuse_closed(handle, opened)
     settings.compare(handle.name, handle.asked, found)
-    created = opened.kept["created"].encode()
-    handle.opened(found, created, ready=create)
+    _adopt(handle, opened, found, create)
     if not create:
         return False  # who only looks writes nothing
-    values = found.for_slot()
     try:
-        replies = yield from together(
-            [commands.slot(keys, created, values) for keys in handle.slots]
-        )
+        yield from give_slots(handle)
     except RMQError:
         handle.forget()
         raise
-    for keys, reply in zip(handle.slots, replies, strict=True):
-        if reply == -1:
-            handle.forget()
-            raise TopicVanished(
-                f"{keys.slot.decode()} belongs to an earlier life of topic {handle.name!r}: its "
-                "settings were deleted and its messages were not; look at what is left, then "
-                f"delete the keys {handle.prefix}:{{{handle.name}_*}}:* or use another name"
-            )
     with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
         yield Ask("topics", "SADD", handle.topics_key, handle.name)
     return bool(opened.state)
 
 
+def _refuse_closed(handle: Handle, opened: Opened) -> None:
+    """Nobody opens a topic that is being deleted: what were sent now would go with it."""
+    if "deleting" in opened.kept:
+        raise TopicVanished(
+            f"topic {handle.name!r} is being deleted; open it again when that is done to start it "
+            f"anew. If nobody deletes it any more, finish it: rmq topic delete {handle.name}"
+        )
+
+
+def _adopt(handle: Handle, opened: Opened, found: Settings, ready: bool) -> None:
+    revision = int(opened.kept.get("revision", 0))
+    handle.opened(found, opened.kept["created"].encode(), ready, revision)
+
+
+def give_slots(handle: Handle) -> Flow[int]:
+    """Give every slot the settings of the handle; how many had older ones.
+
+    Raises:
+        TopicVanished: a slot belongs to another life of the topic.
+    """
+    values = handle.settings.for_slot()
+    replies = yield from together(
+        [commands.slot(keys, handle.created, values, handle.revision) for keys in handle.slots]
+    )
+    for keys, reply in zip(handle.slots, replies, strict=True):
+        if reply == -1:
+            raise TopicVanished(
+                f"{keys.slot.decode()} belongs to another life of topic {handle.name!r}: its "
+                "settings were deleted and its messages were not; look at what is left "
+                f"({handle.prefix}:{{{handle.name}_*}}:*), then delete it: "
+                f"rmq topic delete {handle.name} --force; or use another name"
+            )
+    return replies.count(1)
+
+
 def ensure(handle: Handle, create: bool = True) -> Flow[None]:
-    """Open the topic unless it is open."""
+    """Open the topic unless it is open; follow its settings where they were read long ago."""
     if not (handle.is_ready if create else handle.is_open):
         yield from open(handle, create)
+    elif time.monotonic() - handle.read_at >= FOLLOW_S:
+        yield from _follow(handle)
+
+
+def _follow(handle: Handle) -> Flow[None]:
+    """Read the settings of an open topic again.
+
+    What the client named when it opened the topic is not compared: a program that runs goes on.
+
+    Raises:
+        TopicVanished: it was deleted, or created anew.
+    """
+    opened = yield commands.topic(handle, None)
+    if opened.state < 0 or opened.kept["created"].encode() != handle.created:
+        anew = " and created anew" if opened.state >= 0 else ""
+        raise TopicVanished(
+            f"topic {handle.name!r} has vanished: it was deleted{anew}, or Redis was flushed, and "
+            "its messages went with it. Open the topic again (topic.open()) to use what is there "
+            "now, or to start it anew"
+        )
+    _refuse_closed(handle, opened)
+    if int(opened.kept.get("revision", 0)) == handle.revision:
+        handle.read_at = time.monotonic()
+        return
+    found = settings.from_redis(handle.name, opened.kept)
+    _adopt(handle, opened, found, handle.is_ready)
+    if handle.is_ready:
+        try:
+            yield from give_slots(handle)  # whoever changed it may have died before
+        except RMQError:
+            handle.read_at, handle.revision = 0.0, -1  # follow again at the next call
+            raise

@@ -12,15 +12,18 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from rmq import codec, commands, failure, record
+from rmq.claim import Claimed
 from rmq.errors import DecodeError, InvalidType, InvalidValue
-from rmq.flows import Flow, Sleep, opening, together
+from rmq.flows import Ask, Flow, Sleep, claiming, opening, together
+from rmq.guard import check_consumer, check_key
 from rmq.handle import Handle
 from rmq.ids import MessageId
-from rmq.keys import SlotKeys
+from rmq.keys import SlotKeys, topics_key
 from rmq.message import Message, Place, moment
 from rmq.record import Record
 from rmq.replies import STATS, Found
 from rmq.score import HELD_MIN, TIMED_MIN, receipt_deadline_ms
+from rmq.settings import Settings
 from rmq.units import Moment, due_ms, milliseconds, whole
 from rmq.units import priority as check_priority
 
@@ -167,6 +170,18 @@ def set_priority(handle: Handle, id: Id, priority: int) -> Flow[PriorityStatus]:
 # --- a topic -----------------------------------------------------------------------------------
 
 
+def topics(prefix: str) -> Flow[list[str]]:
+    """The names of all topics, sorted."""
+    names: list[bytes] = yield Ask("topics", "SMEMBERS", topics_key(prefix))
+    return sorted(name.decode() for name in names)
+
+
+def settings(handle: Handle) -> Flow[Settings]:
+    """What a topic is set to."""
+    yield from opening.open(handle, create=False)
+    return handle.settings
+
+
 def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
     """What each slot holds and has done."""
     yield from opening.ensure(handle, create=False)
@@ -176,6 +191,11 @@ def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
 def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
     """The slots' figures as the topic's."""
     return {name: (max if name in SUM_NOT else sum)(slot[name] for slot in slots) for name in STATS}
+
+
+def totals(handle: Handle) -> Flow[dict[str, int]]:
+    """What a topic holds and has done."""
+    return total((yield from stats(handle)))
 
 
 def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
@@ -243,6 +263,29 @@ def _pages(
             break
         found += page
     return found
+
+
+# --- business keys -----------------------------------------------------------------------------
+
+
+def _claim_key(handle: Handle, key: str, consumer: str) -> Flow[bytes]:
+    name = f"{check_consumer(consumer)}:{check_key(key)}".encode()
+    yield from opening.open(handle, create=False)
+    return claiming.key_of(handle, name)
+
+
+def claim(handle: Handle, key: str, consumer: str) -> Flow[Claimed | None]:
+    """What stands for a business key; None: nothing."""
+    where = yield from _claim_key(handle, key, consumer)
+    value = yield Ask("claim", "GET", where)
+    left_ms = yield Ask("claim", "PTTL", where)
+    return None if value is None else Claimed.read(value, left_ms)
+
+
+def unclaim(handle: Handle, key: str, consumer: str) -> Flow[bool]:
+    """Forget a business key; whether there was anything to forget."""
+    where = yield from _claim_key(handle, key, consumer)
+    return bool((yield Ask("unclaim", "DEL", where)))
 
 
 # --- dead letters ------------------------------------------------------------------------------

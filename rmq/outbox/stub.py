@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row
 
 from rmq import codec as codecs
+from rmq import retry as policies
 from rmq.errors import InvalidValue
 from rmq.handle import Handle
 from rmq.message import Outgoing
 from rmq.outbox.naming import message_id
 from rmq.outbox.tables import stubs
-from rmq.retry import policy
 
 
 class Stub(NamedTuple):
@@ -67,7 +67,7 @@ def outgoing(stub: Stub, handle: Handle, now_ms: int) -> Outgoing:
             headers=options.get("headers"),
             expires=None if expires_ms is None else expires_ms / 1000,
             id=message_id(stub.id, handle, stub.slot_basis),
-            retry=None if retry is None else policy(retry),
+            retry=None if retry is None else policies.read(retry),
             max_runtime=None if runtime_ms is None else runtime_ms / 1000,
         )
     except (ValueError, TypeError, AttributeError) as error:

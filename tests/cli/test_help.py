@@ -37,7 +37,7 @@ def test_the_commands_are_these():
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",
         "ping", "priority", "purge", "query ls", "query release", "reschedule", "send",
         "sink forget", "sink ls", "stats", "tail",
-        "topic create", "topic ls", "topic show", "worker",
+        "topic create", "topic delete", "topic ls", "topic set", "topic show", "worker",
     ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 import rmq
-from rmq.cli import values
+from rmq import retry, settings, units
 
 
 def test_ping_tells_address_time_and_server(run, server):
@@ -90,6 +90,62 @@ def test_ls_goes_on_where_a_topic_cannot_be_read(run, client, topic, server):
     assert re.search(rf"^{broken.name} +\?", done.stdout, re.MULTILINE)
 
 
+def test_set_tells_what_it_changed(run, topic):
+    done = run("topic", "set", topic.name, "--lease", "1m", "--dead-retention", "off")
+
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        f"{topic.name}: lease 30s -> 1m",
+        f"{topic.name}: dead_retention is off already",
+    ]
+    told = json.loads(run("topic", "set", topic.name, "--max-length", "9", "--json").stdout)
+    assert (told["before"]["max_length"], told["settings"]["max_length"]) == (0, 9)
+    assert (
+        json.loads(run("topic", "show", topic.name, "--json").stdout)["settings"]
+        == (told["settings"])
+    )
+
+
+def test_set_refuses_what_is_fixed_and_nothing_at_all(run, topic):
+    slots = run("topic", "set", topic.name, "--slots", "4")
+    nothing = run("topic", "set", topic.name)
+    nowhere = run("topic", "set", f"{topic.name}-x", "--lease", "5s")
+
+    assert (slots.exit_code, nothing.exit_code, nowhere.exit_code) == (2, 2, 3)
+    assert "slots: it is fixed for the life of a topic, because every message id" in slots.stderr
+    assert "give at least one setting" in nothing.stderr
+
+
+def test_delete_refuses_messages_and_asks_and_then_the_topic_is_gone(run, shell, topic):
+    topic.send(1)
+    dry = run("topic", "delete", topic.name, "--dry-run")
+    refused = run("topic", "delete", topic.name, "--yes")
+    unasked = run("topic", "delete", topic.name, "--force")
+
+    told = "1 waiting message, 0 in flight and 0 dead letters"
+    assert (dry.exit_code, dry.stdout) == (
+        0, f"{topic.name}: would delete it with {told}; nothing was changed\n"
+    )  # fmt: skip
+    assert (refused.exit_code, unasked.exit_code) == (6, 6)
+    assert f"holds {told}; nothing was deleted" in refused.stderr
+    assert "stdin is no terminal" in unasked.stderr
+    code, shown = shell.on_terminal(
+        "topic", "delete", topic.name, "--force", typed=f"{topic.name}\n"
+    )
+    assert code == 0
+    assert f"{topic.name}: deleted, with {told}" in shown
+    assert run("topic", "delete", topic.name, "--yes").exit_code == 3
+
+
+def test_delete_of_an_empty_topic_needs_no_force(run, topic):
+    done = run("topic", "delete", topic.name, "--yes", "--json")
+
+    assert json.loads(done.stdout) == {
+        "topic": topic.name, "dry_run": False, "waiting": 0, "in_flight": 0, "dead": 0,
+        "other_keys": 0, "messages": 0,
+    }  # fmt: skip
+
+
 class TestValues:
     DURATIONS: ClassVar = {
         "1.5": 1.5, "30s": 30, "5m": 300, "2h": 7200, "1d": 86400, "500ms": 0.5, ".5s": 0.5,
@@ -98,23 +154,21 @@ class TestValues:
 
     @pytest.mark.parametrize("text", DURATIONS)
     def test_durations(self, text):
-        assert values.seconds(text) == self.DURATIONS[text]
+        assert units.seconds(text) == self.DURATIONS[text]
 
     @pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1 m s", "nan", "inf", "1e3", "1,5"])
     def test_what_is_no_duration(self, text):
         with pytest.raises(ValueError, match="is not a duration"):
-            values.seconds(text)
+            units.seconds(text)
 
     @pytest.mark.parametrize("text", ["500ms", "1s", "90s", "2m", "3h", "1d", "1.5s", "36h"])
     def test_a_spelled_duration_reads_back(self, text):
-        assert values.seconds(values.spell_seconds(values.seconds(text))) == values.seconds(text)
+        assert units.seconds(units.spell_seconds(units.seconds(text))) == units.seconds(text)
 
     @pytest.mark.parametrize("policy", [rmq.Immediate(), rmq.Exponential(), rmq.Levels((1, 90))])
     def test_a_spelled_policy_reads_back(self, policy):
-        read = values.retry(values.spell_retry(policy))
-        assert (rmq.Immediate() if read == "immediate" else read) == policy
+        assert retry.policy(retry.shown(policy)) == policy
 
     @pytest.mark.parametrize("level", [None, rmq.Replicated(2, 0.25), rmq.Fsync(1, 2.0)])
     def test_a_spelled_durability_reads_back(self, level):
-        read = values.durability(values.spell_durability(level))
-        assert (None if read == "memory" else read) == level
+        assert settings.durability(settings.shown_durability(level)) == level

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rmq import commands, query_commands, stage_commands
+from rmq import commands, query_commands, stage_commands, topic_commands
 from rmq.commands import Command
 from rmq.query_commands import Holder
 from tests.lua.box import Box, Lease
@@ -127,6 +127,7 @@ CALLS: dict[str, Call] = {
     "sink_begin": _call(lambda f, b: stage_commands.sink_begin(b.handle, SINK, 7, b"[]")),
     "sink_end": _call(lambda f, b: stage_commands.sink_end(b.handle, SINK, 7)),
     "slot": _call(lambda f, b: commands.slot(b.keys, b.created, b.settings.for_slot())),
+    "slot_delete": _call(lambda f, b: topic_commands.slot_delete(b.keys, b.created, 1000)),
     "stage_keep": _call(lambda f, b: stage_commands.stage_keep(b.keys, STAGE, 60_000, 2)),
     "stage_push": _call(
         lambda f, b: stage_commands.stage_push(
@@ -135,6 +136,10 @@ CALLS: dict[str, Call] = {
     ),
     "stats": _call(lambda f, b: commands.stats(b.keys)),
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
+    "topic_close": _call(lambda f, b: topic_commands.topic_close(b.handle, b.created, True)),
+    "topic_set": _call(
+        lambda f, b: topic_commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})
+    ),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
     "where": _call(lambda f, b: commands.where(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
@@ -223,10 +228,14 @@ NUMBERS: dict[str, dict[int, str]] = {
     "set_priority": {1: "priority"},
     "sink_begin": {0: "batch"},
     "sink_end": {0: "batch"},
+    "slot": {0: "now_us", 2: "revision"},
+    "slot_delete": {0: "created", 1: "most"},
     "stage_keep": {0: "keep_ms", 1: "length"},
     "stage_push": {0: "position", 1: "keep_ms"},
     "stats": {0: "now_us"},
     "topic": {0: "now_us"},
+    "topic_close": {0: "created", 1: "closed"},
+    "topic_set": {0: "created"},
 }
 
 

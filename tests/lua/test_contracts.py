@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from rmq import commands, keys, query_commands, scripts, stage_commands
+from rmq import commands, keys, query_commands, scripts, stage_commands, topic_commands
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish, place_of
 
@@ -96,6 +96,8 @@ def test_every_script_has_a_builder_of_its_name_and_a_call_here(verb):
         where, name = query_commands, verb.removeprefix("query_")
     elif verb.startswith(("stage_", "sink_", "publish")):
         where = stage_commands
+    elif verb.startswith(("topic_", "slot_")):
+        where = topic_commands
     assert callable(getattr(where, name))
     assert verb in CALLS
 

@@ -75,6 +75,15 @@ def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script)
         assert id in state["settled0"] | state["settled1"]
 
 
+def test_topic_is_closed_and_its_slot_deleted(full):
+    box = full.box
+
+    assert box.run(CALLS["topic_close"](full)) is True
+    assert box.redis.hget(box.handle.key, "deleting") == b"1"
+    assert box.run(CALLS["slot_delete"](full)).state == 1
+    assert box.run(CALLS["topic_close"](full)) is True
+
+
 def test_lane_still_remembers_its_answer(full):
     for script in ("ack", "prepare", "cancel"):
         command = CALLS[script](full)

@@ -44,15 +44,23 @@ PLACES = {
     "set_priority": "slot store prepare records dead failures",
     "sink_begin": "sink",
     "sink_end": "sink",
-    "slot": "slot",
+    "slot": "slot records",
+    "slot_delete": (
+        "slot store prepare records dead failures merge audit settled0 settled1 queries"
+    ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
     "stats": "slot store prepare records dead merge settled0 settled1",
     "topic": "topic",
+    "topic_close": "topic",
+    "topic_set": "topic",
     "unclaim": "claim",
     "where": "slot store prepare dead",
 }
-NEED_NO_SLOT = {"topic", "slot", "sink_begin", "sink_end", "stage_keep", *CLAIMS}
+NEED_NO_SLOT = {
+    "topic", "topic_close", "topic_set", "slot", "slot_delete", "sink_begin", "sink_end",
+    "stage_keep", *CLAIMS,
+}  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
@@ -166,7 +174,7 @@ def test_number_that_is_missing_or_too_large_is_refused(box, script, position, b
     assert box.state() == before
 
 
-@pytest.mark.parametrize("script", sorted(set(CALLS) - {"slot"}))
+@pytest.mark.parametrize("script", sorted(CALLS))
 def test_too_few_arguments_are_an_error_and_no_key_changes(box, script):
     command = CALLS[script](furnish(box))
     before = box.state()

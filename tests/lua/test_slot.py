@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import redis
 
@@ -9,8 +12,9 @@ from rmq import commands
 from tests.lua.box import Box
 
 
-def command(box: Box, stamp: bytes) -> commands.Command[int]:
-    return commands.slot(box.keys, stamp, box.settings.for_slot())
+def command(box: Box, stamp: bytes, revision: int = 0, **new: Any) -> commands.Command[int]:
+    settings = dataclasses.replace(box.settings, **new)
+    return commands.slot(box.keys, stamp, settings.for_slot(), revision)
 
 
 def test_slot_gets_the_stamp_and_the_settings_that_scripts_read(box):
@@ -32,7 +36,76 @@ def test_run_again_it_leaves_settings_and_counters_alone(box):
 def test_slot_of_another_topic_is_left_alone(box):
     before = box.state()
 
-    assert box.twice(lambda: command(box, b"another stamp")) == -1
+    for stamp in (b"17", b"another stamp"):
+        assert box.twice(lambda stamp=stamp: command(box, stamp)) == -1
+    assert box.state() == before
+
+
+def test_newer_revision_changes_settings_and_nothing_else(box):
+    box.one()
+    box.ack(box.take_one())
+    before = box.state()
+
+    assert box.run(command(box, box.created, 1, max_length=10, overflow="block")) == 1
+
+    assert box.changed(before) == {
+        ("slot", "capacity"): "10", ("slot", "overflow"): "block", ("slot", "revision"): "1",
+    }  # fmt: skip
+    after = box.state()
+    assert box.run(command(box, box.created, 1, max_length=20)) == 0, "it has this revision"
+    assert box.run(command(box, box.created, 0)) == 0, "and an older one comes late"
+    assert box.state() == after
+
+
+def test_slot_with_messages_keeps_the_smaller_chunk(make_box):
+    box = make_box(max_body=1024 * 1024)
+    large = box.settings.for_slot()["chunk"]
+    box.one(body=b"x" * 1024 * 1024)
+
+    box.run(command(box, box.created, 1, max_body=1024))
+
+    assert box.state()["slot"]["chunk"] == large == "16"
+    box.ack(box.take_one())
+    box.run(command(box, box.created, 2, max_body=1024))
+    assert box.state()["slot"]["chunk"] == "1000"
+
+
+@pytest.mark.parametrize("window_s", [1, 7, 59, 61, 100, 86_400])
+def test_ids_are_remembered_over_a_change_of_the_dedup_window(box, window_s):
+    settled = []
+    for _ in range(3):
+        settled.append(box.one())
+        box.ack(box.take_one())
+        box.clock.advance(1)
+
+    assert box.run(command(box, box.created, 1, dedup_window_ms=window_s * 1000)) == 1
+
+    assert box.run(box.send_command(settled)).letters == "ddd"
+    settled.append(box.one())
+    box.ack(box.take_one())
+    assert box.run(box.send_command(settled[-1:])).letters == "d"
+    for _ in range(4):  # and are forgotten in the end
+        box.clock.advance(max(window_s, 60))
+        box.one()
+        box.ack(box.take_one())
+    assert box.run(box.send_command(settled)).letters == ""
+
+
+def test_empty_slot_of_an_older_topic_is_begun_anew(box):
+    box.one()
+    box.ack(box.take_one())
+    newer = b"%d" % (int(box.created) + 1)
+
+    assert box.run(command(box, newer)) == 1
+
+    assert box.state()["slot"] == {"created": newer.decode()} | box.settings.for_slot()
+
+
+def test_slot_of_an_older_topic_with_a_message_is_left_alone(box):
+    box.one()
+    before = box.state()
+
+    assert box.twice(lambda: command(box, b"%d" % (int(box.created) + 1))) == -1
     assert box.state() == before
 
 

@@ -51,9 +51,16 @@ def test_levels_repeat_the_last_and_default_to_those_of_rocketmq() -> None:
     ],
 )
 def test_a_policy_survives_its_text(policy: retry.Policy) -> None:
-    again = retry.policy(policy.spell())
-    assert again.ladder(16) == policy.ladder(16)
-    assert again.jitter == policy.jitter
+    for again in (retry.read(policy.spell()), retry.policy(retry.shown(policy))):
+        assert again.ladder(16) == policy.ladder(16)
+        assert again.jitter == policy.jitter
+
+
+def test_a_policy_in_text_is_in_seconds_as_everywhere() -> None:
+    assert retry.policy("exponential:1:60:1") == rmq.Exponential(1, 60, 1)
+    assert retry.policy("levels:500ms,2m") == rmq.Levels((0.5, 120))
+    with pytest.raises(rmq.InvalidValue, match=r"retry: 'exponential:1:x:1' .*'x' is not a dura"):
+        retry.policy("exponential:1:x:1")
 
 
 @pytest.mark.parametrize(
@@ -97,11 +104,37 @@ def test_a_topic_of_another_format_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["memory", "replicated:2:500", "fsync:0:1000", "fsync", "replicated"]
+    ("text", "level"),
+    [
+        ("memory", None),
+        ("replicated:2:500ms", rmq.Replicated(2, 0.5)),
+        ("fsync:0:1", rmq.Fsync(0, 1)),
+        ("fsync", rmq.Fsync()),
+        ("replicated", rmq.Replicated()),
+    ],
 )
-def test_a_durability_is_read_from_its_text(text: str) -> None:
+def test_a_durability_is_read_from_its_text(text: str, level: settings.Durability) -> None:
     found = settings.durability(text)
-    assert found is None or settings.durability(found.spell()) == found
+    assert found == level
+    assert settings.durability(settings.shown_durability(found)) == found
+    made = settings.Settings(durability=found)
+    assert settings.from_redis("t", made.to_redis()) == made
+
+
+def test_a_mismatch_is_told_as_a_person_writes_settings() -> None:
+    asked = settings.checked({"lease": 60, "retry": "immediate", "dead_retention": 5})
+    with pytest.raises(rmq.SettingsMismatch) as caught:
+        settings.compare("t", asked, settings.Settings())
+    assert "30s for lease in Redis and 1m in settings" in str(caught.value)
+    assert "exponential:1s:10m:1 for retry in Redis and immediate in" in str(caught.value)
+    assert "off for dead_retention in Redis and 5s in settings" in str(caught.value)
+    assert "rmq topic set t" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", settings.FIXED)
+def test_what_cannot_be_changed_says_why(name: str) -> None:
+    with pytest.raises(rmq.InvalidValue, match=f"^{name}: it is fixed .* because "):
+        settings.changeable({"lease": 5, name: 4})
 
 
 # --- codecs ------------------------------------------------------------------------------------

@@ -1,0 +1,42 @@
+--[[
+slot_delete: delete a slot of a topic, its messages too if they are no more than the caller allows; or only count.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[3]   PrepareQueue   zset  message id -> receipt
+KEYS[4]   records        hash  message id -> record
+KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
+KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[7]   merge index    hash  merge key -> id and when it opened
+KEYS[8]   audit          zset  numbers of messages that are not accounted for
+KEYS[9]   settled even   set   ids settled in even turns of the dedup window
+KEYS[10]  settled odd    set   the same for odd turns
+KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
+ARGV[1]   created              the topic's stamp
+ARGV[2]   most           ''    only count; or the number of messages that may be deleted with the slot
+Returns   {1 deleted | 0 left: it holds more, or it was only to be counted | -1 left: it has a newer stamp,
+          waiting, in flight, dead}
+Cost      O(1): Redis frees what is large in a thread of its own
+Atomic    The slot goes whole, or stays as it is. Types are checked first. Works while Redis is at maxmemory. Run twice,
+          the second run finds nothing.
+]]
+--- @include "lib/check"
+local created = whole(ARGV[1], 0, 9e15, 'created')
+local most = ARGV[2] ~= '' and whole(ARGV[2], 0, 9007199254740991, 'most')
+local stamp = redis.call('HGET', KEYS[1], 'created')
+local waiting, in_flight, dead = redis.call('ZCARD', KEYS[2]), redis.call('ZCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
+redis.call('HLEN', KEYS[4])
+redis.call('HLEN', KEYS[6])
+redis.call('HLEN', KEYS[7])
+redis.call('ZCARD', KEYS[8])
+redis.call('SCARD', KEYS[9])
+redis.call('SCARD', KEYS[10])
+redis.call('ZCARD', KEYS[11])
+if stamp and tonumber(stamp) > created then
+  return { -1, waiting, in_flight, dead }
+end
+if not most or waiting + in_flight + dead > most then
+  return { 0, waiting, in_flight, dead }
+end
+redis.call('UNLINK', unpack(KEYS))
+return { 1, waiting, in_flight, dead }

@@ -1,0 +1,32 @@
+--[[
+topic_set: change settings of a topic that is there. Its slots follow by `slot`, which takes the newest revision.
+
+KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
+ARGV[1]   created              the topic's stamp
+ARGV[2..] pairs of setting, value
+Returns   {1 changed | 0 had these values, setting, value, ...}, or {-1} where the topic is missing, is being deleted,
+          or has another stamp
+Cost      O(settings)
+Atomic    All pairs are written, and the revision grows by one, or nothing happens. Run twice, the second run changes
+          nothing.
+]]
+--- @include "lib/check"
+local topic = KEYS[1]
+whole(ARGV[1], 0, 9e15, 'created')
+local s = redis.call('HMGET', topic, 'created', 'deleting')
+if s[1] ~= ARGV[1] or s[2] then
+  return { -1 }
+end
+local changed = 0
+for i = 2, #ARGV, 2 do
+  if redis.call('HGET', topic, ARGV[i]) ~= ARGV[i + 1] then
+    changed = 1
+  end
+end
+if changed == 1 then
+  redis.call('HSET', topic, unpack(ARGV, 2))
+  redis.call('HINCRBY', topic, 'revision', 1)
+end
+local reply = redis.call('HGETALL', topic)
+table.insert(reply, 1, changed)
+return reply

@@ -1,0 +1,330 @@
+"""Topics that are changed and deleted while they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.flows import changing, opening
+from rmq.slots import slot_of
+from rmq.wire import Executor
+from tests.servers import Server
+
+
+@pytest.fixture
+def follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics that are open are read again at every call."""
+    monkeypatch.setattr(opening, "FOLLOW_S", 0.0)
+
+
+def slots_of(server: Server, name: str, field: str) -> set[bytes | None]:
+    """A field of every slot of a topic."""
+    with server.raw() as raw:
+        keys = [key for key in raw.scan_iter(f"rmq:{{{name}_*}}:slot")]
+        return {raw.hget(key, field) for key in keys}
+
+
+def keys_of(server: Server, name: str) -> list[str]:
+    with server.raw() as raw:
+        return sorted(key.decode() for key in raw.scan_iter(f"rmq:{{{name}*"))
+
+
+class Cut(Exception):
+    """The process dies here."""
+
+
+class Cutting:
+    """Runs flows of an admin, and stops before step `at`."""
+
+    def __init__(self, executor: Executor, at: int) -> None:
+        self.executor, self.left = executor, at
+
+    def run(self, flow: Any) -> Any:
+        def steps() -> Iterator[Any]:
+            reply = None
+            while True:
+                try:
+                    step = flow.send(reply)
+                except StopIteration as done:
+                    return done.value
+                if not self.left:
+                    raise Cut
+                self.left -= 1
+                reply = yield step
+
+        return self.executor.run(steps())  # type: ignore[arg-type]
+
+
+def send_each(topic: Any, count: int) -> None:
+    """Messages over all slots."""
+    topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(count)])
+
+
+# --- changing ----------------------------------------------------------------------------------
+
+
+def test_changed_settings_are_told_and_are_in_every_slot(
+    api: Any, server: Server, name: str
+) -> None:
+    api.topic(name, slots=5).open()
+
+    told = api.admin.topic_set(
+        name, lease=60, retry=rmq.Levels((1, 5)), max_length=50, dead_retention=3600
+    )
+
+    assert told == api.admin.settings(name)
+    assert (told.lease_ms, told.max_length, told.dead_retention_ms) == (60_000, 50, 3_600_000)
+    assert slots_of(server, name, "capacity") == {b"10"}
+    assert slots_of(server, name, "retry") == {b",".join([b"1000"] + [b"5000"] * 15)}
+    assert slots_of(server, name, "revision") == {b"1"}
+    assert api.admin.topic_set(name, lease=60) == told
+    assert slots_of(server, name, "revision") == {b"1"}, "nothing changed"
+
+
+def test_running_producer_follows(api: Any, name: str, follows: None) -> None:
+    topic = api.topic(name)
+    topic.send("x" * 200)
+    api.admin.topic_set(name, max_body=100, default_priority=7000)
+
+    with pytest.raises(rmq.PayloadTooLarge):
+        topic.send("x" * 200)
+    topic.send("first")
+
+    assert [one.priority for one in api.admin.peek(name)] == [7000, 100]
+
+
+def test_running_program_follows_a_value_that_it_named_itself(
+    api: Any, name: str, follows: None
+) -> None:
+    topic = api.topic(name, max_body=1000)
+    topic.send("x" * 500)
+
+    api.admin.topic_set(name, max_body=100)
+
+    with pytest.raises(rmq.PayloadTooLarge):
+        topic.send("x" * 500)
+    with pytest.raises(rmq.SettingsMismatch, match="100 for max_body in Redis and 1000"):
+        api.topic(name, max_body=1000).open()
+
+
+def test_settings_are_not_read_again_before_their_time(api: Any, name: str) -> None:
+    topic = api.topic(name)
+    topic.open()
+    api.admin.topic_set(name, max_body=10)
+
+    assert topic.send("x" * 200).status == "stored"
+    assert opening.FOLLOW_S == 30
+
+
+def test_message_that_waits_goes_by_the_new_settings(api: Any, name: str) -> None:
+    topic = api.topic(name, retry=rmq.Levels((3600,)))
+    topic.send(1)
+    with topic.consumer() as consumer:
+        (one,) = consumer.receive(1, wait=5)
+        api.admin.topic_set(name, retry="immediate")
+        one.nack(error="again")
+        (again,) = consumer.receive(1, wait=5)
+        again.ack()
+
+    assert again.attempt == 2
+
+
+def test_lease_that_is_out_is_settled_over_a_change_of_every_setting(api: Any, name: str) -> None:
+    topic = api.topic(name, max_length=100)
+    send_each(topic, 3)
+    with topic.consumer() as consumer:
+        out = consumer.receive(3, wait=5)
+        api.admin.topic_set(
+            name, default_priority=20, lease=2, retry="immediate", dedup_window=5, max_length=1,
+            overflow="drop_lowest", max_body=10, expires=5, on_expire="drop", dead_retention=5,
+        )  # fmt: skip
+        consumer.extend(out)
+        assert consumer.ack(out) == []
+
+    assert api.admin.stats(name)["settled"] == 3
+
+
+@pytest.mark.parametrize("setting", [{"slots": 4}, {"max_retries": 3}])
+def test_what_is_fixed_is_refused_with_a_reason(api: Any, name: str, setting: Any) -> None:
+    api.topic(name).open()
+
+    with pytest.raises(rmq.InvalidValue, match="fixed for the life of a topic, because"):
+        api.admin.topic_set(name, **setting)
+    with pytest.raises(rmq.TopicNotFound):
+        api.admin.topic_set(name + "x", lease=5)
+
+
+def test_change_that_was_cut_off_is_ended_by_itself_or_by_whoever_opens(
+    client: rmq.Client, server: Server, name: str
+) -> None:
+    for repeat in (
+        lambda: client.admin.topic_set(name, max_length=200),
+        lambda: client.topic(name).send(1),
+    ):
+        client.topic(name, slots=2).open()
+        client.admin.topic_set(name, max_length=20)
+        flow = changing.topic_set(client.admin._handle(name), {"max_length": 200})
+        with pytest.raises(Cut):
+            Cutting(client._executor, 2).run(flow)
+        assert slots_of(server, name, "capacity") == {b"10"}, "the hash is changed, no slot is"
+        assert client.admin.settings(name).max_length == 200
+
+        repeat()
+
+        assert slots_of(server, name, "capacity") == {b"100"}
+
+
+# --- deleting ----------------------------------------------------------------------------------
+
+
+def furnish(api: Any, name: str) -> Any:
+    """A topic with messages everywhere and every kind of key."""
+    topic = api.topic(name, slots=3, max_retries=0)
+    send_each(topic, 12)
+    with topic.consumer() as consumer:
+        for one in consumer.receive(4, wait=5):
+            one.nack(error="dead")
+        consumer.ack(consumer.receive(2, wait=5))
+        consumer.receive(2, wait=5)
+        consumer._reception.lease_ms = 5  # what is open is not handed back by the end of `with`
+        return topic
+
+
+def test_topic_goes_with_every_key_and_neighbours_stay(api: Any, server: Server, name: str) -> None:
+    neighbours = [f"{name}_1", f"{name}_", f"{name}_0_1", f"{name}x", f"{name}.1"]
+    for other in neighbours:
+        send_each(api.topic(other, slots=2), 3)
+    with server.raw() as raw:
+        raw.set(f"rmq:{{{name}_1}}:sink:q", "of a neighbour")
+        before = {key for key in raw.scan_iter(f"rmq:{{{name}*")}
+    topic = furnish(api, name)
+    with server.raw() as raw:
+        for kind in ("claim:default:a b", "stage:s", "query:r", "querylog:r", "replay:l"):
+            raw.set(f"rmq:{{{name}_2}}:{kind}", "x")
+        raw.set(f"rmq:{{{name}}}:sink:q", "x")
+    stats = api.admin.stats(name)
+    held = stats["retries"] + stats["priority"] + stats["in_flight"] + stats["dead"]
+
+    with pytest.raises(rmq.TopicNotEmpty, match="4 dead letters"):
+        api.admin.topic_delete(name)
+    assert api.admin.stats(name) | {"now_ms": 0} == stats | {"now_ms": 0}
+    assert api.admin.topic_delete(name, dry_run=True).messages == held
+    gone = api.admin.topic_delete(name, force=True)
+
+    assert (gone.messages, gone.dead) == (held, 4)
+    assert gone.other_keys >= 6
+    with server.raw() as raw:
+        assert {key for key in raw.scan_iter(f"rmq:{{{name}*")} == before
+    assert set(api.admin.topics()) & {name, *neighbours} == set(neighbours)
+    with pytest.raises(rmq.TopicVanished, match="vanished"):
+        topic.send(1)
+    with pytest.raises(rmq.TopicNotFound):
+        api.admin.topic_delete(name)
+    assert topic.open() is True
+    topic.send(1)
+    assert api.admin.stats(name)["accepted"] == 1
+    for other in [name, *neighbours]:
+        api.admin.topic_delete(other, force=True)
+
+
+def test_consumer_of_a_deleted_topic_is_told(api: Any, name: str) -> None:
+    topic = api.topic(name)
+    topic.open()
+    with topic.consumer() as consumer:
+        assert consumer.receive(1, wait=0) == []
+        api.admin.topic_delete(name)
+        with pytest.raises(rmq.TopicVanished, match="deleted"):
+            consumer.receive(1, wait=5)
+
+
+def test_topic_that_was_deleted_and_made_anew_is_another_one(
+    api: Any, name: str, follows: None
+) -> None:
+    topic = api.topic(name, slots=1)
+    topic.send(1)
+    api.admin.topic_delete(name, force=True)
+    api.topic(name, slots=8).open()
+
+    with pytest.raises(rmq.TopicVanished, match="created anew"):
+        topic.send(2)
+    with pytest.raises(rmq.TopicVanished):
+        topic.send(2)
+
+    assert api.admin.stats(name)["accepted"] == 0
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
+    client: rmq.Client, server: Server, name: str, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changing, "SLOTS_AT_ONCE", 1)
+    cut = 0
+    while True:
+        client.topic(name, slots=3).open()
+        if force:
+            send_each(client.topic(name), 5)
+        handle = client.admin._handle(name)
+        try:
+            Cutting(client._executor, cut).run(changing.topic_delete(handle, force, False, None))
+            break
+        except Cut:
+            pass
+        if cut > 4:  # read, 3 counts, mark
+            with pytest.raises((rmq.TopicVanished, rmq.TopicNotFound)) as caught:
+                client.topic(name).open(create=False)
+            assert "is being deleted" in str(caught.value)
+        client.admin.topic_delete(name, force=force)
+        assert [key for key in keys_of(server, name) if key.startswith(f"rmq:{{{name}_")] == []
+        assert name not in client.admin.topics()
+        cut += 1
+    assert cut >= 10
+
+
+def test_message_that_comes_while_an_empty_topic_is_deleted_is_kept(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changing, "SLOTS_AT_ONCE", 1)
+    topic = client.topic(name, slots=4)
+    topic.open()
+    basis = next(b for b in map(str, range(99)) if slot_of(b, 4) == 3)
+    flow = changing.topic_delete(client.admin._handle(name), False, False, None)
+
+    def steps() -> Iterator[Any]:
+        """The deletion, and a message just before the first slot goes."""
+        step, sent = next(flow), False
+        while True:
+            commands = getattr(step, "commands", [])
+            if not sent and commands and commands[0].args[-1] == 0:
+                topic.send("kept", slot_basis=basis)
+                sent = True
+            step = flow.send((yield step))
+
+    with pytest.raises(rmq.TopicNotEmpty, match="came meanwhile and are kept"):
+        client._executor.run(steps())  # type: ignore[arg-type]
+
+    assert [one.body for one in client.admin.peek(name)] == ["kept"]
+    again = client.topic(name)
+    send_each(again, 20)
+    assert client.admin.stats(name)["accepted"] == 21, "every slot is there again"
+
+
+def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_that_works(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changing, "SLOTS_AT_ONCE", 1)
+    topic = client.topic(name, slots=3)
+    send_each(topic, 30)
+    flow = changing.topic_delete(client.admin._handle(name), True, False, None)
+    with pytest.raises(Cut):
+        Cutting(client._executor, 6).run(flow)
+
+    with pytest.raises(rmq.TopicNotEmpty, match="the topic stands"):
+        client.admin.topic_delete(name)
+
+    left = client.admin.stats(name)["priority"]
+    assert 0 < left < 30
+    send_each(client.topic(name), 30)
+    assert client.admin.stats(name)["priority"] == left + 30
