@@ -12,9 +12,11 @@ Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/query"
 local now = clock(ARGV[1])
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
 local q = redis.call('HMGET', KEYS[2], 'owner', 'owner_until')
-return { redis.call('LLEN', KEYS[3]), q[1] and tonumber(q[2] or 0) - now or 0, q[1] or '' }
+local _, tail, lapsed = extent(KEYS[2], KEYS[3], 0)
+return { tail - lapsed, q[1] and tonumber(q[2] or 0) - now or 0, q[1] or '' }

@@ -1,11 +1,11 @@
 --[[
-query_read: hand out messages that a query holds, without changing anything.
+query_read: hand out messages that a query holds. Notes how far it has, and changes nothing else.
 
 KEYS[1]   slot           hash  only looked at: it is there
 KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[3]   records        hash  message id -> record
 KEYS[4]   failures       hash  message id -> what it failed of
-KEYS[5]   query          hash  tail: the number of the newest in the log
+KEYS[5]   query          hash  tail: the number of the newest in the log; read: the newest that was handed out
 KEYS[6]   query log      list  ids of what the query holds; the last one's number is the tail
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
@@ -15,9 +15,11 @@ Returns   {numbers, ids, receipts as text ('' where the PrepareQueue has it no m
           their numbers; fewer than the limit where the range is at its end, or 16 MiB are full. Receipts are
           left out with records where nothing in the slot has ever failed: all have every retry then
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit
-Atomic    Reads only: one moment of one slot.
+Atomic    One moment of one slot. The only write, of `read`, is where records are handed out, and needs no
+          memory. Run twice, it does the same.
 ]]
 --- @include "lib/check"
+--- @include "lib/drain"
 --- @include "lib/query"
 local prepare, records, failures, query, log = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local after, upto = whole(ARGV[1], 0, 9e15, 'after'), whole(ARGV[2], 0, 9e15, 'upto')
@@ -26,8 +28,8 @@ if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
 local numbers, ids, found, receipts = {}, {}, {}, {}
-local first, tail = extent(query, log, 0)
-local from, to = math.max(after, first), math.min(upto, tail)
+local first, tail, lapsed = extent(query, log, 0)
+local from, to = math.max(after, lapsed), math.min(upto, tail)
 if from < to then
   ids = redis.call('LRANGE', log, from - first, math.min(to - first, from - first + limit) - 1)
 end
@@ -61,5 +63,9 @@ if any_failed or ARGV[4] ~= '1' then
   for i = 1, #ids do
     receipts[i] = receipts[i] or ''
   end
+end
+if ARGV[4] == '1' and numbers[last] > tonumber(redis.call('HGET', query, 'read') or 0) then
+  drain(prepare)
+  redis.call('HSET', query, 'read', numbers[last])
 end
 return { numbers, ids, receipts, found }

@@ -19,11 +19,13 @@ ARGV[4]   lease_ms             1000 to 43 200 000: what it holds goes back when 
 ARGV[5]   owner_ms             1000 to 43 200 000: nobody else may run it for so long
 ARGV[6]   from                 the newest number that the caller knows
 ARGV[7]   limit                1 to 1000
-Returns   {how many messages the log has beyond `from`, the newest number, ms the owner has left, the owner}:
+ARGV[8]   exact                1 or 0: see query_renew
+Returns   {how many messages the query holds beyond `from`, the newest number, ms the owner has left, the owner}:
           the last two only where another one has it, and nothing was done
 Cost      O(k log L), k = limit; at most 16 MiB of records are looked at
-Atomic    Where the log has anything beyond `from`, nothing is taken: a command sent twice, and a caller that
-          died before it could note what it has, find the same messages again. Numbers are never used twice.
+Atomic    Where numbers beyond `from` were given out, nothing is taken, also if what had them has lapsed: a command
+          sent twice, and a caller that died before it could note what it has, find the same messages again or
+          none. Numbers are never used twice.
           Everything taken is read and checked before it moves. The first write needs no memory.
 ]]
 --- @include "lib/check"
@@ -40,12 +42,13 @@ local lease = whole(ARGV[4], 1000, 43200000, 'lease_ms')
 local owner_ms = whole(ARGV[5], 1000, 43200000, 'owner_ms')
 local from = whole(ARGV[6], 0, 9e15, 'from')
 local limit, waits, ordered = whole(ARGV[7], 1, 1000, 'limit'), '0', false
+local exact = whole(ARGV[8], 0, 1, 'exact')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local other, left = foreign(query, owner, now)
-local first, tail = extent(query, log, from)
-local held = tail - math.max(first, from)
+local _, tail, lapsed = extent(query, log, from)
+local held = tail - math.max(lapsed, from)
 if other then
   return { held, tail, left, other }
 end
@@ -65,10 +68,10 @@ local function taken()
   redis.call('RPUSH', log, unpack(ids))
   tail, held = tail + n, n
 end
-if held == 0 then
+if tail == from then
   taken() -- it ends early where there is nothing to take
 end
 drain(store)
 redis.call('HSET', query, 'tail', tail)
-hold_on(slot, query, log, queries, run, owner, now, lease, owner_ms)
+hold_on(slot, query, log, queries, run, owner, now, lease, owner_ms, string.format('%d', exact))
 return { held, tail }

@@ -24,7 +24,7 @@ from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
 
-__all__ = ["Block", "Held", "Query", "Record", "envelope_of", "value_of"]
+__all__ = ["Block", "Held", "Query", "Record", "Settlement", "envelope_of", "value_of"]
 
 _COMPRESSED = Compressed()
 Offsets = Mapping[int, int]
@@ -36,12 +36,27 @@ class Held(NamedTuple):
     Attributes:
         newest: the number of the newest message that it ever took.
         messages: how many it holds of the batch that was asked about.
-        settled: the number of the newest message that was settled or rejected.
+        settled: the number of the newest message that was settled, rejected or given up.
+        handed: the number of the newest message that `read` handed out.
     """
 
     newest: int
     messages: int
     settled: int
+    handed: int
+
+
+class Settlement(NamedTuple):
+    """What became of a batch that was settled.
+
+    Attributes:
+        settled: how many messages were settled by this call.
+        missing: how many of the batch nobody can settle any more: its lease ran out, and others
+            have had them since, or they are in the DeadQueue.
+    """
+
+    settled: int
+    missing: int
 
 
 class Block(NamedTuple):
@@ -73,6 +88,7 @@ class Query:
         owner: str,
         lease: Duration,
         owner_lease: Duration,
+        exact: bool = False,
     ) -> None:
         check_run(run)
         if not isinstance(owner, str):
@@ -89,6 +105,7 @@ class Query:
             owner,
             milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),
             milliseconds(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
+            exact,
         )
 
     @property
@@ -137,10 +154,10 @@ class Query:
             QueryOwned: another owner runs it.
         """
         logs = self._run(querying.renew(self._handle, self._holder, after, upto))
-        return [Held(log.newest, log.held, log.settled) for log in logs]
+        return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """What it holds of a slot between two numbers, a block at a time; changes nothing."""
+        """What it holds of a slot between two numbers, a block at a time; it goes on holding it."""
         self._run(querying.opened(self._handle))
         keys, most = self._handle.slots[slot], self._handle.settings.max_retries
         while after < upto:
@@ -168,13 +185,29 @@ class Query:
         self._ask("query_begun", "HSET", key, "begun", f"{batch}\n{by}\n{count}")
         return count
 
-    def settle(self, upto: Offsets) -> int:
-        """Settle everything up to these numbers for good; how many messages that were.
+    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
+        """Settle everything up to these numbers for good.
+
+        Args:
+            upto: by slot, the number with which a batch ends that is done.
+            batch: by slot, how many messages it has. Of an `exact` query, what has lapsed of them
+                is settled too, as long as nobody else has had it. None: only what is held is
+                settled, and nothing counts as missing.
 
         Raises:
             QueryOwned: another owner runs it.
         """
-        return self._run(querying.settle(self._handle, self._holder, upto))
+        return Settlement(*self._run(querying.settle(self._handle, self._holder, upto, batch)))
+
+    def again(self, upto: Offsets) -> None:
+        """Give a batch that ends with these numbers new ones: the next `take` has it once more.
+
+        For an engine that has ended a batch of which nobody has read anything.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        self._run(querying.again(self._handle, self._holder, upto))
 
     def reject(self, upto: Offsets, reason: str) -> int:
         """Send everything up to these numbers to the DeadQueue; how many messages that were."""

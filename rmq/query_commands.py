@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from rmq import scripts
+from rmq import failure, scripts
 from rmq.command import Command, now
 from rmq.errors import InvalidValue
 from rmq.handle import Handle
@@ -38,16 +38,18 @@ class Holder(NamedTuple):
     owner: str
     lease_ms: int
     owner_ms: int
+    exact: bool = False  # a batch is ended only when all of it was handed out
 
 
 class Log(NamedTuple):
-    """The reply to query_take and query_renew."""
+    """The reply to query_take, query_renew and query_again."""
 
     held: int  # messages of the batch that was asked about
     newest: int  # number in the log
     left_ms: int = 0
     owner: str = ""  # another one, for so long; then nothing was done
     settled: int = 0  # the newest number that is; query_renew tells it
+    handed: int = 0  # the newest number that was handed out; query_renew tells it
 
 
 class Page(NamedTuple):
@@ -64,6 +66,7 @@ class Settled(NamedTuple):
 
     settled: int
     gone: int  # left the log, settled now or before
+    missing: int = 0  # of the batch; so far, over all calls
     left_ms: int = 0
     owner: str = ""  # another one, for so long; then nothing was done
 
@@ -88,17 +91,26 @@ def _query(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
     return keys.query_stem + name, keys.querylog_stem + name
 
 
-def _owned(reply: list[Any]) -> tuple[int, int, int, str]:
-    left_ms, owner = (reply[2], reply[3].decode()) if len(reply) > 2 else (0, "")
-    return reply[0], reply[1], left_ms, owner
+def told(run: str) -> bytes:
+    """What the failures of messages tell that a query gave back; no other query tells the same."""
+    return failure.tell(f"the lease of query {run} ran out")
+
+
+def _owner(rest: list[Any]) -> tuple[int, str]:
+    """Ms the other owner has left, and who it is."""
+    return (rest[0], rest[1].decode()) if rest else (0, "")
 
 
 def _log(reply: list[Any]) -> Log:
-    return Log(*_owned(reply))
+    return Log(reply[0], reply[1], *_owner(reply[2:]))
 
 
 def _renewed(reply: list[Any]) -> Log:
-    return Log(*_owned(reply[:2] + reply[3:]), settled=reply[2])
+    return Log(reply[0], reply[1], *_owner(reply[4:]), settled=reply[2], handed=reply[3])
+
+
+def _settled(reply: list[Any]) -> Settled:
+    return Settled(reply[0], reply[1], reply[2], *_owner(reply[3:]))
 
 
 def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]:
@@ -111,6 +123,7 @@ def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]
         ),
         [
             now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, limit,
+            int(holder.exact),
         ],
         _log,
     )  # fmt: skip
@@ -121,9 +134,12 @@ def renew(keys: SlotKeys, holder: Holder, after: int, upto: int) -> Command[Log]
     return Command(
         scripts.load("query_renew"),
         (keys.slot, *_query(keys, holder.run), keys.queries),
-        [now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, upto],
+        [
+            now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, int(holder.exact),
+            after, upto,
+        ],
         _renewed,
-    )
+    )  # fmt: skip
 
 
 def read(
@@ -144,26 +160,48 @@ def read(
 
 
 def settle(
-    handle: Handle, keys: SlotKeys, holder: Holder, upto: int, limit: int
+    handle: Handle, keys: SlotKeys, holder: Holder, since: int, upto: int, limit: int
 ) -> Command[Settled]:
-    """Settle what the query holds of one slot, from the beginning of its log."""
+    """Settle what the query holds of one slot, from the beginning of its log.
+
+    Args:
+        handle: the topic.
+        keys: of the slot.
+        holder: who asks.
+        since: the batch begins after this number; what comes before is settled where it is held.
+        upto: the batch ends with this number.
+        limit: messages of one call.
+    """
     return Command(
         scripts.load("query_settle"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, *_query(keys, holder.run), keys.queries,
+            keys.audit, *_query(keys, holder.run), keys.queries, keys.store,
         ),
-        [now(), holder.run, holder.owner, handle.channel, keys.index, upto, limit],
-        lambda reply: Settled(*_owned(reply)),
+        [
+            now(), holder.run, holder.owner, handle.channel, keys.index, since, upto, limit,
+            told(holder.run),
+        ],
+        _settled,
     )  # fmt: skip
+
+
+def again(keys: SlotKeys, holder: Holder, upto: int) -> Command[Log]:
+    """Give a batch of one slot new numbers."""
+    return Command(
+        scripts.load("query_again"),
+        (keys.slot, *_query(keys, holder.run)),
+        [now(), holder.run, holder.owner, upto],
+        _log,
+    )
 
 
 def lapse(keys: SlotKeys, run: str, limit: int, force: bool = False) -> Command[Lapsed]:
     """Give back what a query held whose lease has run out. `force`: whatever its lease says."""
     return Command(
         scripts.load("query_lapse"),
-        (keys.slot, keys.prepare, *_query(keys, run), keys.queries),
-        [now(), run, limit, 1 if force else 0],
+        (keys.slot, keys.prepare, keys.failures, *_query(keys, run), keys.queries),
+        [now(), run, limit, 1 if force else 0, told(run)],
         lambda reply: Lapsed(reply[0], reply[1] == 1),
     )
 

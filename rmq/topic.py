@@ -278,6 +278,7 @@ class Topic(_TopicBase):
         *,
         lease: Duration = 600.0,
         owner_lease: Duration = 15.0,
+        exact: bool = False,
     ) -> Query:
         """A reader for engines that replay batches, as Spark does; see `rmq.query`.
 
@@ -287,8 +288,10 @@ class Topic(_TopicBase):
             lease: what it holds goes back to the queue when it is not renewed for so long, 1 s to
                 12 h.
             owner_lease: how long nobody else may run it, unless it goes on.
+            exact: a batch is settled only when all its messages were handed out. Then messages
+                whose lease ran out before can still be settled, see `Query.settle`.
         """
-        return Query(self._executor, self._handle, run, owner, lease, owner_lease)
+        return Query(self._executor, self._handle, run, owner, lease, owner_lease, exact)
 
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False

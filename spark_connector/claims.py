@@ -18,6 +18,7 @@ import rmq
 from rmq.errors import QueryOwned, StorageError
 from rmq.query import Held
 from spark_connector.link import connect, patient
+from spark_connector.offset import Offset
 from spark_connector.options import StreamOptions
 
 Numbers = dict[int, int]  # slot -> number of a message in the query's log
@@ -53,12 +54,15 @@ class Claims:
         self._query = self._ask_as(self._topic, options.owner_s)
         self._patience_s = min(PATIENCE_S, options.lease_s)
         self._ours = False
-        self._settled: Numbers = {}
+        self._settled: Offset | None = None
         self._beat: threading.Thread | None = None
         self._over = threading.Event()
 
     def _ask_as(self, topic: rmq.Topic, owner_s: float) -> rmq.Query:
-        return topic.query(self.run, owner(), lease=self._options.lease_s, owner_lease=owner_s)
+        exact = self._options.on_loss == "fail"  # tasks fail that cannot hand out all of a batch
+        return topic.query(
+            self.run, owner(), lease=self._options.lease_s, owner_lease=owner_s, exact=exact
+        )
 
     def slots(self) -> int:
         """How many slots the topic has. Raises TopicNotFound."""
@@ -111,11 +115,18 @@ class Claims:
         """Sleep until there may be something to take, for so long at most, or less."""
         patient(lambda: self._query.wait(seconds), self._patience_s)
 
-    def settle(self, upto: Numbers) -> None:
-        """Settle everything up to these numbers for good."""
-        if upto != self._settled:
-            patient(lambda: self._query.settle(upto), self._patience_s)
-            self._settled = dict(upto)
+    def settle(self, end: Offset) -> int:
+        """Settle for good what ends here; how many messages of that batch nobody can settle."""
+        if end == self._settled:
+            return 0
+        done = patient(lambda: self._query.settle(end.slots, end.held), self._patience_s)
+        if not done.missing:
+            self._settled = end
+        return done.missing
+
+    def again(self, upto: Numbers) -> None:
+        """Have a batch handed out once more, as the next one."""
+        patient(lambda: self._query.again(upto), self._patience_s)
 
     def begun(self, batch: str, by: str) -> int:
         """How many runs of the query have begun a batch, this one too."""

@@ -29,8 +29,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rmq.errors import LeaseLost
-from rmq.query import Block, Query
+from rmq.errors import ConfigurationError, LeaseLost
+from rmq.query import Block, Held, Query
 from spark_connector import offset as offsets
 from spark_connector.claims import PATIENCE_S, Claims
 from spark_connector.link import connect, patient
@@ -101,7 +101,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         holding = claims.hold(known.slots)
         offsets.check_slots(known, len(holding), topic)
         offsets.check_age(known, [one.settled for one in holding], topic)
-        claims.settle(known.slots)
+        if self._unread(claims, known, holding):
+            claims.again(known.slots)
+            holding = claims.hold(known.slots)
+        else:
+            self._settle(claims, known)
         if self._announces(known, limit):
             return start
         held = sum(one.messages for one in holding)
@@ -119,6 +123,42 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._left = max(0, self._left - sum(counts))
         self._tell_of_gaps(sum(end.values()) - sum(known.slots.values()) - sum(counts))
         return Offset(known.run, end, dict(enumerate(counts))).spell(topic)
+
+    def _unread(self, claims: Claims, end: Offset, holding: list[Held]) -> bool:
+        """Whether no task has read anything of a batch that has ended; it is not settled then.
+
+        A file sink drops a batch whose number it knows, and Spark runs no task for it: a new query
+        with the output path of another one would lose its first batches.
+
+        Raises:
+            ConfigurationError: none has, and onClaimLoss is `fail`.
+        """
+        batch = {slot: count for slot, count in end.held.items() if count}
+        left = [holding[slot] for slot in batch if holding[slot].settled < end.slots[slot]]
+        since = {slot: end.slots[slot] - count for slot, count in end.held.items()}
+        if not left or any(holding[slot].handed > since[slot] for slot in batch):
+            return False
+        if not any(one.messages for one in claims.hold(end.slots | since, end.slots)):
+            return False
+        text = unread(self._options, sum(batch.values()))
+        if self._options.on_loss == "fail":
+            raise ConfigurationError(text)
+        _log.warning("%s", text)
+        return True
+
+    def _settle(self, claims: Claims, end: Offset) -> None:
+        """Settle a batch that is in Spark's commit log.
+
+        Raises:
+            LeaseLost: others may have had messages of it, and onClaimLoss is `fail`.
+        """
+        missing = claims.settle(end)
+        if not missing:
+            return
+        text = missed(self._options, sum(end.held.values()), missing)
+        if self._options.on_loss == "fail":
+            raise LeaseLost(text)
+        _log.warning("%s", text)
 
     def _tell_of_gaps(self, gone: int) -> None:
         """Log that a batch lacks messages which had its numbers.
@@ -181,7 +221,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         claims = self._open(known.run)
         held = claims.hold(since.slots, known.slots)
         offsets.check_slots(known, len(held), topic)
-        claims.settle(since.slots)
+        self._settle(claims, since)
         if self._gives_up(claims, known):
             return []
         there = {slot: one.messages for slot, one in enumerate(held)}
@@ -216,7 +256,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Settle a batch; `latestOffset` has done it by now, or does it for the last one."""
         known = offsets.read(end, self._options.at.topic)
-        self._open(known.run).settle(known.slots)
+        self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
         """Let another driver go on at once. Claims are kept: they are what a restart replays.
@@ -275,6 +315,27 @@ def _blocks(query: Query, share: Share, most: int) -> Iterator[Block]:
         if block is not None:
             yield block
         after = upto if block is None else block.numbers[-1]
+
+
+def unread(options: StreamOptions, batch: int) -> str:
+    """What to tell when Spark ended a batch and nobody has read it."""
+    return (
+        f"topic {options.at.topic!r}: Spark ended a batch of {batch} messages of which no task has "
+        "read any: a sink that knows its number dropped it, as file sinks do where a new "
+        "checkpoint meets the output path of another one, or foreachBatch did not read it. None "
+        f"of them is settled or lost. Give the query {offsets.ANEW}; or restart with "
+        "onClaimLoss=continue, and they come again in the next batches until one is read"
+    )
+
+
+def missed(options: StreamOptions, batch: int, missing: int) -> str:
+    """What to tell when messages of a batch that has ended were given to others."""
+    return (
+        f"topic {options.at.topic!r}: {missing} of {batch} messages of the last batch, which has "
+        f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "
+        "query was released, and others have had them since. So they may be twice where both "
+        "write to; none is lost. Restart with onClaimLoss=continue to go on with the next batch"
+    )
 
 
 def lost(options: StreamOptions, batch: int, held: int) -> str:

@@ -146,26 +146,50 @@ def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[Page]:
     return page
 
 
-def settle(handle: Handle, holder: Holder, upto: Offsets) -> Flow[int]:
-    """Settle everything up to these numbers for good; how many messages that were held.
+def settle(
+    handle: Handle, holder: Holder, upto: Offsets, batch: Offsets | None = None
+) -> Flow[tuple[int, int]]:
+    """Settle everything up to these numbers for good; how many messages, and how many are missing.
+
+    Args:
+        handle: the topic.
+        holder: who asks.
+        upto: a batch ends with these numbers.
+        batch: and so many messages it has; absent: 0. What has lapsed of it is settled too where it
+            waits ever since. None: nobody knows, so only what is held is settled.
 
     Raises:
         QueryOwned: another driver runs it.
     """
     yield from opening.ensure(handle, create=False)
-    total = 0
+    total, missing = 0, 0
+    since = {index: end - (batch or {}).get(index, 0) for index, end in upto.items()}
     left = {keys.index: keys for keys in handle.slots if upto.get(keys.index, 0) > 0}
     while left:
         answers = yield from together(
             [
-                query_commands.settle(handle, keys, holder, upto[index], BATCH_MAX)
+                query_commands.settle(handle, keys, holder, since[index], upto[index], BATCH_MAX)
                 for index, keys in left.items()
             ]
         )
         ended = dict(zip(left, _ours(handle, holder, answers), strict=True))
         total += sum(one.settled for one in ended.values())
+        missing += sum(one.missing for one in ended.values() if one.gone < BATCH_MAX)
         left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
-    return total
+    return total, missing
+
+
+def again(handle: Handle, holder: Holder, upto: Offsets) -> Flow[None]:
+    """Give a batch new numbers.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    yield from opening.ensure(handle, create=False)
+    answers = yield from together(
+        [query_commands.again(keys, holder, upto.get(keys.index, 0)) for keys in handle.slots]
+    )
+    _ours(handle, holder, answers)
 
 
 def reject(handle: Handle, holder: Holder, upto: Offsets, reason: str) -> Flow[int]:

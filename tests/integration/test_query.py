@@ -47,8 +47,8 @@ def test_a_batch_is_the_same_until_it_is_settled(query: rmq.Query, topic: rmq.To
     assert bodies(query, end) == first
     assert len(set(first)) == 1200
 
-    assert query.settle(end) == 1200
-    assert query.settle(end) == 0
+    assert query.settle(end) == (1200, 0)
+    assert query.settle(end) == (0, 0)
     assert bodies(query, end) == []
 
     last = query.take(end)
@@ -64,7 +64,7 @@ def test_another_owner_neither_takes_nor_settles(query: rmq.Query, topic: rmq.To
         with pytest.raises(rmq.QueryOwned, match=r"is run by here, for 1\d\.\d s more"):
             call()
 
-    assert query.settle(end) == 10
+    assert query.settle(end) == (10, 0)
 
 
 def test_a_batch_that_is_given_up_is_in_the_dead_queue(

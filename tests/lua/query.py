@@ -10,6 +10,7 @@ from tests.lua.box import Box
 
 RUN, OTHER_RUN = "a" * 32, "b" * 32
 ME = Holder(RUN, "me:1", 600_000, 15_000)
+EXACT = ME._replace(exact=True)
 OTHER = Holder(OTHER_RUN, "other:1", 600_000, 15_000)
 RIVAL = ME._replace(owner="rival:1")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rmq import commands
-from rmq.query_commands import Lapsed
-from tests.lua.query import ME, OTHER, RUN, lapse, log, take
+from rmq import commands, query_commands
+from rmq.query_commands import Lapsed, Log
+from tests.lua.box import failure
+from tests.lua.query import EXACT, ME, OTHER, RUN, lapse, log, read, take
 
 
 def test_a_lease_that_runs_is_left_alone(box):
@@ -30,6 +31,7 @@ def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
         ("prepare", first): 1000 + 16 + 1 / 2048,
         ("prepare", second): 1000 + 16 + 2 / 2048,
         (f"querylog:{RUN}",): None,
+        (f"query:{RUN}", b"waived"): b"2",
         ("queries", RUN.encode()): None,
         (f"query:{RUN}", b"owner"): None,
         (f"query:{RUN}", b"owner_until"): None,
@@ -37,6 +39,60 @@ def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
     }
     assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
     assert {lease.left for lease in box.take(2)} == {15}
+
+
+def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_were(box):
+    first, second = box.send(2)
+    take(box, holder=EXACT)
+    box.clock.advance(600)
+    before = box.state()
+
+    assert lapse(box) == Lapsed(2, False)
+
+    assert box.changed(before) == {
+        ("prepare", first): 1000 + 16 + 1 / 2048,
+        ("prepare", second): 1000 + 16 + 2 / 2048,
+        ("failures", first): failure(16, 1, "l", query_commands.told(RUN)),
+        ("failures", second): failure(16, 1, "l", query_commands.told(RUN)),
+        ("queries", RUN.encode()): None,
+        (f"query:{RUN}", b"lapsed_to"): b"2",
+        (f"query:{RUN}", b"owner"): None,
+        (f"query:{RUN}", b"owner_until"): None,
+        ("slot", "queries_until"): None,
+    }
+    assert 0 < box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") <= 30 * 86_400
+    before = box.state()
+    assert lapse(box, force=True) == Lapsed(0, False)
+    assert box.state() == before
+    assert box.run(query_commands.look(box.keys, RUN)).messages == 0
+    assert read(box).ids == []
+    assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
+    assert box.state()["failures"][first] == failure(16, 1, "l", query_commands.told(RUN))
+
+
+def test_ids_that_have_lapsed_stay_before_those_that_are_held(box):
+    first, second, third = box.send(3)
+    take(box, holder=EXACT, limit=2)
+    assert lapse(box, limit=1, force=True) == Lapsed(1, True)
+
+    assert read(box).ids == [second]
+    assert box.run(query_commands.look(box.keys, RUN)).messages == 1
+    assert take(box, after=2, holder=EXACT) == Log(1, 3)
+    assert read(box).ids == [second, third]
+    assert box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") == -1
+    assert lapse(box, force=True) == Lapsed(2, False)
+    assert box.state()[f"querylog:{RUN}"] == [first, second, third]
+
+
+def test_an_owner_that_is_not_exact_has_what_lapsed_before_forgotten(box):
+    box.send(3)
+    take(box, holder=EXACT, limit=2)
+    lapse(box, force=True)
+
+    assert take(box, after=2) == Log(1, 3)
+
+    assert list(log(box).values()) == [3]
+    assert box.state()[f"query:{RUN}"][b"waived"] == b"2"
 
 
 def test_it_is_bounded_and_goes_on(box):

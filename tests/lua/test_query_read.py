@@ -7,7 +7,7 @@ from tests.lua.box import stored
 from tests.lua.query import RUN, lapse, read, receipt, take
 
 
-def test_read_hands_out_what_is_held_in_order_and_changes_nothing(box):
+def test_read_hands_out_what_is_held_in_order_and_notes_that_and_nothing_else(box):
     ids = box.send(3, body=b"hello")
     take(box)
     before = box.state()
@@ -18,7 +18,24 @@ def test_read_hands_out_what_is_held_in_order_and_changes_nothing(box):
     assert page.ids == ids
     assert page.receipts == []
     assert page.records == [stored(n, b"hello", priority=100) for n in (1, 2, 3)]
-    assert box.state() == before
+    assert box.changed(before) == {(f"query:{RUN}", b"read"): b"3"}
+    after = box.state()
+    assert read(box) == page
+    assert read(box, 0, 2).numbers == [1, 2]
+    assert box.state() == after
+
+
+def test_a_full_redis_still_hands_out(tight):
+    tight.send(3)
+    take(tight)
+    read(tight, 0, 1)  # the script is loaded
+    tight.redis.config_set("maxmemory-policy", "noeviction")
+    tight.redis.config_set("maxmemory", 1)
+
+    assert read(tight).numbers == [1, 2, 3]
+
+    tight.redis.config_set("maxmemory", 0)
+    assert tight.state()[f"query:{RUN}"][b"read"] == b"3"
 
 
 def test_read_is_bounded_by_numbers_and_limit(box):
@@ -35,9 +52,12 @@ def test_without_records_only_what_they_are_known_by(box):
     box.send(2)
     take(box)
 
+    before = box.state()
+
     page = box.run(query_commands.read(box.keys, RUN, 0, 9, 10, records=False))
 
     assert (page.numbers, page.records) == ([1, 2], [])
+    assert box.state() == before
     assert page.receipts == [receipt(1), receipt(2)]
 
 

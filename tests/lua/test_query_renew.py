@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq import query_commands
 from rmq.query_commands import Log
-from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, take
+from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, read, take
 
 
 def renewing(box, after=0, upto=100, holder=ME):
@@ -55,13 +55,15 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     assert box.state() == before
 
 
-def test_renew_tells_what_is_settled(box):
+def test_renew_tells_what_is_settled_and_what_was_handed_out(box):
     box.send(3)
     take(box)
-    box.run(query_commands.settle(box.handle, box.keys, ME, 2, 10))
+    box.run(query_commands.settle(box.handle, box.keys, ME, 0, 2, 10))
 
     assert box.run(renewing(box)) == Log(1, 3, settled=2)
-    assert box.run(renewing(box, holder=RIVAL)) == Log(1, 3, 15_000, "me:1", 2)
+    assert read(box, 2, 9).numbers == [3]
+    assert box.run(renewing(box)) == Log(1, 3, settled=2, handed=3)
+    assert box.run(renewing(box, holder=RIVAL)) == Log(1, 3, 15_000, "me:1", 2, 3)
 
 
 def test_renewing_costs_the_same_for_any_number_of_messages(box):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rmq import query_commands
-from rmq.query_commands import Settled
-from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
+from rmq.query_commands import Lapsed, Settled
+from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
 
 
-def settle(box, upto, limit=10, holder=ME):
-    return box.run(query_commands.settle(box.handle, box.keys, holder, upto, limit))
+def settle(box, upto, limit=10, holder=ME, since=None):
+    since = upto if since is None else since
+    return box.run(query_commands.settle(box.handle, box.keys, holder, since, upto, limit))
 
 
 def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
@@ -89,7 +90,7 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     box.clock.advance(5)
     before = box.state()
 
-    assert settle(box, 2, holder=RIVAL) == Settled(0, 0, 10_000, "me:1")
+    assert settle(box, 2, holder=RIVAL) == Settled(0, 0, 0, 10_000, "me:1")
 
     assert box.state() == before
     box.clock.advance(10)
@@ -109,6 +110,119 @@ def test_what_has_lapsed_is_not_settled_but_its_number_is(box):
     before = box.state()
     assert settle(box, 100) == Settled(0, 0)
     assert box.state() == before
+
+
+def missed(box):
+    found = box.state()[f"query:{RUN}"]
+    return found.get(b"missed"), found.get(b"missed_at")
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_what_has_lapsed_of_a_batch_and_waits_ever_since_is_settled(box, rolled_back):
+    first, second, other = box.send(3)
+    take(box, limit=2, holder=EXACT)
+    lapse(box, force=True)
+    if rolled_back:
+        box.rollback()
+    else:
+        box.clock.advance(5)
+    before = box.state()
+
+    assert settle(box, 2, since=0, holder=EXACT) == Settled(2, 2)
+
+    changed = box.changed(before)
+    remembered = {key: changed.pop(key) for key in list(changed) if key[0].startswith("settled")}
+    assert {id for _, id in remembered} == {first, second}
+    assert changed.pop(("slot", "settled_turn"))
+    was = "store" if rolled_back else "prepare"
+    assert changed == {
+        (was, first): None,
+        (was, second): None,
+        ("records", first): None,
+        ("records", second): None,
+        ("failures", first): None,
+        ("failures", second): None,
+        (f"querylog:{RUN}",): None,
+        ("slot", "settled"): "2",
+        (f"query:{RUN}", b"settled"): b"2",
+    }
+    before = box.state()
+    assert settle(box, 2, since=0, holder=EXACT) == Settled(0, 0)
+    assert box.state() == before
+    assert box.order() == [other]
+
+
+def test_what_others_had_since_it_lapsed_is_counted_and_told_until_somebody_takes_it_so(box):
+    acked, nacked, leased, stolen, sent_again, waiting = ids = box.send(6)
+    take(box, holder=EXACT)
+    assert lapse(box, force=True) == Lapsed(6, False)
+    box.rollback()
+    taken = {lease.id: lease for lease in box.take(5)}
+    assert list(taken) == ids[:5]
+    box.ack(taken[acked])
+    box.nack(taken[nacked])
+    box.release(taken[stolen])
+    take(box, after=0, holder=OTHER, limit=1)
+    box.ack(taken[sent_again])
+    box.redis.delete(box.keys.settled0, box.keys.settled1)  # the dedup window has passed
+    box.run(box.send_command([sent_again]))
+
+    assert settle(box, 6, since=0, holder=EXACT) == Settled(1, 6, missing=5)
+
+    state = box.state()
+    assert waiting not in state["records"]
+    assert set(state["records"]) == {nacked, leased, stolen, sent_again}
+    assert missed(box) == (b"5", b"6")
+    for _ in range(2):
+        assert settle(box, 6, since=0, holder=EXACT) == Settled(0, 0, missing=5)
+    box.run(query_commands.renew(box.keys, ME, 6, 6))
+    assert settle(box, 6, since=0) == Settled(0, 0, missing=5)
+    assert missed(box) == (None, None)
+    assert settle(box, 6, since=0) == Settled(0, 0)
+
+
+def test_what_is_missing_is_added_up_over_pages(box):
+    box.send(5)
+    take(box, holder=EXACT)
+    lapse(box, force=True)
+    box.rollback()
+    box.ack(*box.take(3))
+
+    assert settle(box, 5, 2, since=0, holder=EXACT) == Settled(0, 2, missing=2)
+    assert settle(box, 5, 2, since=0, holder=EXACT) == Settled(1, 2, missing=3)
+    assert settle(box, 5, 2, since=0, holder=EXACT) == Settled(1, 1, missing=3)
+
+
+def test_what_lapsed_before_the_batch_began_is_left_to_the_queue(box):
+    """Nobody has handed it out: its numbers were never in a batch that has ended."""
+    lapsed, waits = box.send(2)
+    take(box, limit=1, holder=EXACT)
+    lapse(box, force=True)
+    box.rollback()
+    take(box, after=1, limit=1, holder=EXACT)
+    before = box.state()
+
+    assert settle(box, 2, since=1, holder=EXACT) == Settled(1, 2)
+
+    assert {id for id in (lapsed, waits) if id in box.state()["records"]} == set(before["store"])
+
+
+def test_what_was_forgotten_under_an_owner_that_is_not_exact_counts_for_that_one_alone(box):
+    box.send(2)
+    take(box)
+    lapse(box, force=True)
+
+    assert settle(box, 2, since=0) == Settled(0, 0, missing=2)
+    assert missed(box) == (None, None)
+    assert settle(box, 2, since=0, holder=EXACT) == Settled(0, 0)
+
+
+def test_a_query_whose_numbers_were_forgotten_misses_nothing(box):
+    """It was silent for 400 days, or Redis lost it: nothing is known of its batch."""
+    box.send(1)
+    box.run(query_commands.renew(box.keys, EXACT, 7, 9))
+
+    assert settle(box, 9, since=7, holder=EXACT) == Settled(0, 0)
 
 
 def test_failures_go_with_their_messages(box):

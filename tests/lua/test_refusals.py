@@ -28,11 +28,14 @@ PLACES = {
     "publish": "slot store records settled0 settled1 failures merge audit stage",
     "purge": "slot store records failures merge audit",
     "queries": "slot queries",
-    "query_lapse": "slot prepare query querylog queries",
+    "query_again": "slot query querylog",
+    "query_lapse": "slot prepare failures query querylog queries",
     "query_look": "slot query querylog",
     "query_read": "slot prepare records failures query querylog",
     "query_renew": "slot query querylog queries",
-    "query_settle": "slot prepare records failures settled0 settled1 audit query querylog queries",
+    "query_settle": (
+        "slot prepare records failures settled0 settled1 audit query querylog queries store"
+    ),
     "query_take": "slot store prepare records dead failures merge audit query querylog queries",
     "redrive": "slot store records dead failures",
     "reject": "slot prepare records dead failures replay audit",

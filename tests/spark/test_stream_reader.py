@@ -77,6 +77,12 @@ def bodies(reader: RmqStreamReader, parts: list[Part]) -> list[int]:
     return sorted(found)
 
 
+def ended(reader: RmqStreamReader, start: Offset) -> tuple[Offset, list[int]]:
+    """The next batch, planned, read and, as Spark does it, in the commit log."""
+    end = latest(reader, start)
+    return end, bodies(reader, reader.partitions(start, end))
+
+
 def state(client: rmq.Client, topic: rmq.Topic) -> tuple[int, int, int]:
     """Waiting, in flight, settled."""
     stats = client.admin.stats(topic.name)
@@ -125,6 +131,7 @@ def test_a_batch_is_taken_once_read_often_and_settled_when_the_next_one_is_asked
     after = latest(reader, end)
     assert state(client, topic) == (0, 10, 20)
     reader.commit(end)
+    assert len(bodies(reader, reader.partitions(end, after))) == 10
     assert latest(reader, after) == after
     assert state(client, topic) == (0, 0, 30)
 
@@ -178,9 +185,9 @@ def test_available_now_takes_what_waited_and_no_more(
     fill(topic, 10, 10)
     at, sizes = begun(reader), []
 
-    while (end := latest(reader, at)) != at:
-        sizes.append(sum(end["held"].values()))
-        at = end
+    while (found := ended(reader, at))[0] != at:
+        at, rows = found
+        sizes.append(len(rows))
 
     assert sizes == [6, 4]
     assert state(client, topic) == (10, 0, 10)
@@ -195,9 +202,9 @@ def test_available_now_hands_out_what_was_taken_before(topic: rmq.Topic, make: M
     second = make(maxMessagesPerTrigger=6)
     second.prepareForTriggerAvailableNow()
 
-    assert latest(second, start) == taken
-    rest = latest(second, taken)
-    assert sum(rest["held"].values()) == 4
+    assert ended(second, start)[0] == taken
+    rest, rows = ended(second, taken)
+    assert len(rows) == 4
     assert latest(second, rest) == rest
 
 
@@ -318,6 +325,135 @@ def test_an_empty_batch_in_the_place_of_another_one_ends_like_any_other(
         latest(make(), start)
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_a_batch_that_ended_is_settled_after_its_lease_as_far_as_it_waits(
+    client: rmq.Client, topic: rmq.Topic, make: Make, released: bool
+) -> None:
+    """A clean stop between two triggers, then an absence longer than the lease."""
+    fill(topic, 9)
+    first = make()
+    end, rows = ended(first, begun(first))
+    first.stop()
+    if released:
+        client.admin.release_query(topic.name, end["run"], force=True)
+    else:
+        topic.query(end["run"], claims.owner()).release()
+        client.admin.rollback(topic.name)
+    assert state(client, topic) == (9, 0, 0)
+
+    second = make()
+
+    assert latest(second, end) == end
+    assert rows == list(range(9))
+    assert state(client, topic) == (0, 0, 9)
+
+
+def test_a_batch_that_ended_and_that_others_got_since_ends_the_query_or_is_told(
+    client: rmq.Client, topic: rmq.Topic, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(topic, 9)
+    first = make()
+    end, _ = ended(first, begun(first))
+    first.stop()
+    topic.query(end["run"], claims.owner()).release()
+    client.admin.rollback(topic.name)
+    with topic.consumer() as consumer:
+        consumer.ack(consumer.receive(3))
+        consumer.nack(consumer.receive(1))
+    told = r"4 of 9 messages of the last batch, which has ended, could not be settled.*onClaimLoss"
+
+    for _ in range(2):
+        again = make()
+        with pytest.raises(LeaseLost, match=told):
+            latest(again, end)
+        with pytest.raises(LeaseLost, match=told):
+            latest(again, end)
+        again.stop()
+    assert state(client, topic) == (1, 0, 8)
+
+    going_on = make(onClaimLoss="continue")
+    after = latest(going_on, end)
+    assert sum(after["held"].values()) == 1
+    assert "4 of 9 messages of the last batch" in caplog.text
+    going_on.stop()
+    assert latest(make(), end) == after  # it is told once
+
+
+def test_rows_that_a_replay_left_out_are_never_settled_unread(
+    client: rmq.Client, topic: rmq.Topic, make: Make
+) -> None:
+    """Under `continue` a batch ends without what has lapsed: that waits, and nobody has had it."""
+    fill(topic, 9)
+    first = make(onClaimLoss="fail")
+    start = begun(first)
+    end = latest(first, start)
+    first.stop()
+    topic._run(_released(topic._handle.slots[0], start["run"]))
+    client.admin.rollback(topic.name)
+    second = make(onClaimLoss="continue")
+    rest = bodies(second, second.partitions(start, end))
+    second.stop()
+
+    third = make(onClaimLoss="fail")
+    after, missing = ended(third, end)
+
+    assert sorted(rest + missing) == list(range(9))
+    assert 0 < len(rest) < 9
+    assert latest(third, after) == after
+    assert state(client, topic) == (0, 0, 9)
+
+
+@pytest.mark.parametrize("batches_dropped", [1, 3])
+def test_a_batch_that_no_task_has_read_is_not_settled(
+    client: rmq.Client,
+    topic: rmq.Topic,
+    make: Make,
+    batches_dropped: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sink drops batches whose numbers it knows: Spark runs no task, and writes them down."""
+    fill(topic, 9)
+    first = make()
+    start = begun(first)
+    end = latest(first, start)
+    first.partitions(start, end)
+    for _ in range(2):
+        with pytest.raises(
+            ConfigurationError, match=r"batch of 9 messages of which no task .* new"
+        ):
+            latest(first, end)
+    first.stop()
+    assert state(client, topic) == (0, 9, 0)
+
+    going_on = make(onClaimLoss="continue")
+    for _ in range(batches_dropped):
+        start, end = end, latest(going_on, end)
+        going_on.partitions(start, end)
+        assert sum(end["held"].values()) == 9
+
+    assert bodies(going_on, going_on.partitions(start, end)) == list(range(9))
+    assert caplog.text.count("of which no task has read any") == batches_dropped
+    assert latest(going_on, end) == end
+    assert state(client, topic) == (0, 0, 9)
+    going_on.stop()
+    assert latest(make(), end) == end
+
+
+def test_a_batch_of_which_one_task_has_read_something_is_settled(
+    client: rmq.Client, topic: rmq.Topic, make: Make
+) -> None:
+    """`df.take(1)`, or a limit: the job has had what it wanted."""
+    fill(topic, 9)
+    reader = make()
+    start = begun(reader)
+    end = latest(reader, start)
+    next(reader.read(reader.partitions(start, end)[0]))
+
+    assert latest(reader, end) == end
+
+    assert state(client, topic) == (0, 0, 9)
+
+
 def _released(keys: SlotKeys, run: str) -> Flow[Lapsed]:
     done: Lapsed = yield query_commands.lapse(keys, run, 1000, force=True)
     return done
@@ -351,7 +487,7 @@ def test_another_driver_is_refused_and_the_one_that_runs_goes_on(
     fill(topic, 6)
     mine = make(maxMessagesPerTrigger=3)
     start = begun(mine)
-    end = latest(mine, start)
+    end, _ = ended(mine, start)
     with monkeypatch.context() as patch:
         patch.setattr(claims, "owner", lambda: "elsewhere:1:1")
         other = make(leaseSeconds=60, ownerLeaseSeconds=1)
@@ -491,8 +627,8 @@ def test_an_older_copy_of_a_checkpoint_is_refused_and_takes_nothing(
 ) -> None:
     fill(topic, 30)
     first = make(maxMessagesPerTrigger=10)
-    old = latest(first, begun(first))
-    new = latest(first, old)
+    old, _ = ended(first, begun(first))
+    new, _ = ended(first, old)
     assert latest(first, new) != new  # which settles the batch that an older copy knows nothing of
     first.stop()
     fill(topic, 5, 30)
