@@ -76,7 +76,7 @@ for m = 1, #mine do
     marks[i] = 'r'
     local pause = wait or ladder_wait(s[3], tonumber(s[4]), made)
     local place = in_order
-      and failed_place(in_order, KEYS[4], mine[m], tonumber(scores[i]), left, pause > 0 and now + pause or 0)
+      and failed_place(in_order, KEYS[4], mine[m], tonumber(scores[i]), pause > 0 and now + pause or 0)
     give_back(slot, store, failures, mine[m], now, left, made, pause, 'f', told, place)
   end
 end

@@ -23,7 +23,7 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
 --- @include "lib/wake"
 local slot, store, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'order', 'waiting')
+local s = redis.call('HMGET', slot, 'created', 'order', 'waiting')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -33,7 +33,7 @@ end
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 local letters, ids, add, lifted, bytes = {}, {}, {}, {}, 0
-local order, left = tonumber(s[3] or 0), tonumber(s[2]) + 1
+local order = tonumber(s[2] or 0)
 local seen = {}
 for i = 4, #ARGV do
   local id = ARGV[i]
@@ -54,7 +54,7 @@ for i = 4, #ARGV do
         order = order + 1
         score = ordered_score(priority, order)
       else
-        score = timed_score(now, left, 0)
+        score = in_line(store, now, 0)
       end
       add[#add + 1], add[#add + 2] = score, id
       local due, expiry = envelope(record)
@@ -77,7 +77,7 @@ if #ids > 0 then
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
-  if awaited(s[4], now) then
+  if awaited(s[3], now) then
     wake(slot, ARGV[2], ARGV[3])
   end
 end

@@ -63,16 +63,14 @@ for m = 1, #mine do
   local left, place = math.floor(tonumber(scores[i]) % 1000) + 1, tonumber(ARGV[5 + 2 * n + i])
   local score
   if in_order then
-    score = old_place(in_order, place, tonumber(scores[i]), left)
+    score = old_place(in_order, place, tonumber(scores[i]))
     hold_for(in_order, mine[m], wait > 0 and now + wait or 0)
   elseif wait > 0 then
-    score = timed_score(now + wait, left, 1)
+    score = in_line(store, now + wait, 1)
   elseif left < fresh and (literal or redis.call('HEXISTS', KEYS[4], mine[m]) == 0) then
     score = ordered_score(left, front + m)
-  elseif place >= TIMED_MIN then
-    score = timed_score(place, left, 0)
   else
-    score = ordered_score(place, front + m)
+    score = front_score(place, front + m)
   end
   add[2 * m - 1], add[2 * m] = score, mine[m]
 end

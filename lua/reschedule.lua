@@ -6,7 +6,6 @@ KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   failures       hash  only read
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
@@ -31,7 +30,7 @@ local due = whole(ARGV[5], 0, 1e14, 'due')
 if due < TIMED_MIN then
   due = now + due
 end
-local score, record, left = whereis(slot, store, KEYS[3], records, KEYS[5], KEYS[6], id)
+local score, record = whereis(slot, store, KEYS[3], records, KEYS[5], id)
 if not score then
   return { record, 0 }
 end
@@ -49,7 +48,15 @@ if not was then
   head = head + TIMED
 end
 redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
-redis.call('ZADD', store, timed_score(due, left, priority_of(record) > 0 and 1 or 0), id)
+local ask = priority_of(record) > 0 and 1 or 0
+local place, asked = timed_fraction(score)
+if math.floor(score) == due then
+  if asked ~= ask then
+    redis.call('ZADD', store, timed_score(due, place, ask), id)
+  end
+else
+  redis.call('ZADD', store, in_line(store, due, ask), id)
+end
 local s = redis.call('HMGET', slot, 'waiting', 'holder', 'blocked')
 if s[2] == id then
   redis.call('HDEL', slot, 'holder')

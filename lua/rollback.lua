@@ -71,7 +71,7 @@ for i = 1, #ids do
   else
     local pause = ladder_wait(s[3], tonumber(s[4]), made)
     local place = in_order
-      and failed_place(in_order, KEYS[4], ids[i], receipts[i], left, pause > 0 and now + pause or 0)
+      and failed_place(in_order, KEYS[4], ids[i], receipts[i], pause > 0 and now + pause or 0)
     give_back(slot, store, failures, ids[i], now, left, made, pause, 'l', last, place)
   end
 end

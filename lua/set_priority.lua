@@ -1,13 +1,12 @@
 --[[
 set_priority: give one waiting message another priority. It joins that priority as the newest; a timed one
-keeps its time, a retried one its place among the retries.
+keeps its time and its place there, a retried one its place among the retries.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   failures       hash  only read
 ARGV[1]   id                   16 bytes
 ARGV[2]   priority             17 to 1 048 575
 Returns   changed; unchanged: it had that priority; or in_flight | dead | gone
@@ -21,7 +20,7 @@ Atomic    Score and record change together. Run twice, the second run changes no
 --- @include "lib/whereis"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[1]
 local priority = whole(ARGV[2], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
-local score, record, left = whereis(slot, store, KEYS[3], records, KEYS[5], KEYS[6], id)
+local score, record = whereis(slot, store, KEYS[3], records, KEYS[5], id)
 if not score then
   return record
 end
@@ -32,7 +31,7 @@ local low = priority % 65536
 redis.call('HSET', records, id, string.sub(record, 1, 1)
   .. string.char((priority - low) / 65536, math.floor(low / 256), low % 256) .. string.sub(record, 5))
 if score >= TIMED_MIN then
-  redis.call('ZADD', store, timed_score(math.floor(score), left, 1), id)
+  redis.call('ZADD', store, timed_score(math.floor(score), timed_fraction(score), 1), id)
 elseif score >= PRIORITY_MIN then
   redis.call('ZADD', store, ordered_score(priority, redis.call('HINCRBY', slot, 'order', 1)), id)
 end

@@ -20,6 +20,7 @@ Atomic    Reads only: one moment of one slot.
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/families"
+--- @include "lib/record"
 local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
@@ -28,18 +29,23 @@ local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered'
 if not s[1] then
   fail('GONE', slot)
 end
-local first = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '(' .. past, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local first = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '(' .. past, 'WITHSCORES', 'LIMIT', 0, 1)
+local due = first[2] and math.floor(tonumber(first[2])) or now
+if due < TIMED_MIN then -- handed back: its record knows
+  local record = redis.call('HGET', KEYS[4], first[1])
+  due = record and #record >= 14 and read48(record, 9) or now
+end
 local reply = {
   redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_MIN),
   redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END),
-  redis.call('ZCOUNT', store, TIMED_MIN, '(' .. past),
+  redis.call('ZCOUNT', store, PRIORITY_END, '(' .. past),
   redis.call('ZCOUNT', store, past, '+inf'),
   redis.call('ZCARD', KEYS[3]),
   redis.call('ZCARD', KEYS[5]),
   redis.call('HLEN', KEYS[4]),
   redis.call('HLEN', KEYS[6]),
   redis.call('SCARD', KEYS[7]) + redis.call('SCARD', KEYS[8]),
-  first and now - math.floor(tonumber(first)) or 0,
+  now - due,
 }
 for i = 2, #s do
   reply[#reply + 1] = tonumber(s[i] or 0)

@@ -310,7 +310,7 @@ def reschedule(handle: Handle, keys: SlotKeys, id: bytes, due: int) -> Command[t
     """Give a waiting message another time; `due` below 1e12 is a delay in ms."""
     return Command(
         scripts.load("reschedule"),
-        _whole_slot(keys),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
         [now(), handle.channel, keys.index, id, due],
         lambda reply: (reply[0].decode(), reply[1]),
     )
@@ -318,7 +318,12 @@ def reschedule(handle: Handle, keys: SlotKeys, id: bytes, due: int) -> Command[t
 
 def set_priority(keys: SlotKeys, id: bytes, priority: int) -> Command[str]:
     """Give a waiting message another priority."""
-    return Command(scripts.load("set_priority"), _whole_slot(keys), [id, priority], _text)
+    return Command(
+        scripts.load("set_priority"),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
+        [id, priority],
+        _text,
+    )
 
 
 def get(keys: SlotKeys, id: bytes) -> Command[Found | None]:

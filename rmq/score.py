@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 PRIORITY_MIN = 17
 PRIORITY_MAX = 1_048_575
+PRIORITY_END = PRIORITY_MAX + 1  # from here on, timed messages: first those handed back
 TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of ours is below it
 DELIVERY_CYCLE = 2048
 HELD_MIN = 4_000_000_000_000  # from here on, a receipt is of what a query holds: the year 2096
@@ -24,7 +25,7 @@ def family(score: float) -> Family:
     """The family that a StoreQueue score belongs to."""
     if score < PRIORITY_MIN:
         return "retry"
-    return "priority" if score < TIMED_MIN else "timed"
+    return "priority" if score < PRIORITY_END else "timed"
 
 
 def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:

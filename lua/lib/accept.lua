@@ -6,14 +6,13 @@
 --- @include "lib/head"
 local function accept(keys, given, at, count, now, channel, index)
   local slot, store, records = keys[1], keys[2], keys[3]
-  local s = redis.call('HMGET', slot, 'created', 'accepted', 'order', 'waiting', 'max_retries', 'capacity',
-    'overflow', 'dedup_ms', 'settled_turn')
+  local s = redis.call('HMGET', slot, 'created', 'accepted', 'order', 'waiting', 'capacity', 'overflow', 'dedup_ms',
+    'settled_turn')
   if not s[1] then
     fail('GONE', slot)
   end
   local accepted, order = tonumber(s[2] or 0), tonumber(s[3] or 0)
-  local fresh_left = tonumber(s[5]) + 1
-  local capacity, window = tonumber(s[6]), tonumber(s[8])
+  local capacity, window = tonumber(s[5]), tonumber(s[7])
   local waiting_now, anew = (capacity > 0 or order > 1073741824) and redis.call('ZCARD', store), false
   if waiting_now == 0 and order > 1073741824 then
     order, anew = 0, true -- nobody is left to be ordered against
@@ -22,7 +21,7 @@ local function accept(keys, given, at, count, now, channel, index)
   local known
   if window > 0 then
     --- @include "lib/known"
-    known = settled_known(keys[4], keys[5], window, tonumber(s[9]), now, given, at + 1, at + count)
+    known = settled_known(keys[4], keys[5], window, tonumber(s[8]), now, given, at + 1, at + count)
   end
   local sleeping = s[4] and tonumber(s[4]) > now
   local read_time, write_time, score_of_time -- only a batch with times in it needs them
@@ -75,7 +74,7 @@ local function accept(keys, given, at, count, now, channel, index)
         if (kind[2] or kind[3]) and not read_time then
           --- @include "lib/record"
           --- @include "lib/timed"
-          read_time, write_time, score_of_time = read48, write48, timed_score
+          read_time, write_time, score_of_time = read48, write48, in_line
         end
         kinds[head] = kind
       end
@@ -90,7 +89,7 @@ local function accept(keys, given, at, count, now, channel, index)
         if not earliest or due < earliest then
           earliest = due
         end
-        score = score_of_time(due, fresh_left, kind[1] > 0 and 1 or 0)
+        score = score_of_time(store, due, kind[1] > 0 and 1 or 0)
         if kind[3] then
           rest = write_time(due) .. write_time(due + read_time(rest, 7)) .. string.sub(rest, 13)
         else
@@ -115,7 +114,7 @@ local function accept(keys, given, at, count, now, channel, index)
   local dropped, unmerged, audited
   if capacity > 0 and waiting_now + n > capacity then
     local excess = waiting_now + n - capacity
-    if s[7] ~= 'drop_lowest' or n > capacity or excess > 1000 then
+    if s[6] ~= 'drop_lowest' or n > capacity or excess > 1000 then
       return { 0, 'F' }
     end
     local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, excess)

@@ -5,13 +5,13 @@
 --- @include "lib/timed"
 --- @include "lib/head"
 --- @include "lib/drain"
-local past_bytes, seen, joins, order = 0, 0, {}, tonumber(s[4] or 0)
-while #page > 0 do
-  seen = seen + #page / 2
+local DUE_PAGE = 100 -- further pages: where many join, a page of what is still missing would be one message
+local past_bytes, seen, joins, order, full = 0, 0, {}, tonumber(s[4] or 0), false
+while #page > 0 and not full do
   for i = 1, #page, 2 do
-    local id, left, ask = page[i], timed_fraction(tonumber(page[i + 1]))
-    local priority = 0
-    if ask == 1 then
+    local id, score, priority = page[i], tonumber(page[i + 1]), 0
+    local _, ask = timed_fraction(score)
+    if ask == 1 and score >= TIMED_MIN then
       local record = redis.call('HGET', records, id)
       if not record or #record < 8 then
         fail('RECORD', records)
@@ -21,20 +21,26 @@ while #page > 0 do
     end
     if priority == 0 then
       ids[#ids + 1] = id
-      if left <= max_retries then
-        lefts = lefts or {}
-        lefts[#ids] = math.max(0, left - 1)
-      end
     else
       order = order + 1
       joins[#joins + 1], joins[#joins + 2] = ordered_score(priority, order), id
     end
+    full = #ids >= limit or #joins >= 2 * TAKE_MOST or past_bytes >= TAKE_BYTES
+    if full then
+      break
+    end
   end
-  local room = math.min(limit - #ids, chunk)
-  if room < 1 or #joins >= 2 * TAKE_MOST or past_bytes >= TAKE_BYTES then
-    break
+  if not full then
+    seen = seen + #page / 2
+    page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', seen, DUE_PAGE)
   end
-  page = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, past, 'WITHSCORES', 'LIMIT', seen, room)
+end
+if any_failed and #ids > n then
+  lefts = lefts or {}
+  local told = redis.call('HMGET', failures, unpack(ids, n + 1))
+  for i = 1, #told do
+    lefts[n + i] = told[i] and math.max(0, string.byte(told[i], 1) - 1) or nil
+  end
 end
 if #joins > 0 then
   joined = #joins / 2

@@ -1,7 +1,7 @@
 --- @include "lib/head"
 -- failed_place: the old place, in a slot in order, of a delivery that failed; its retry holds the slot until
 -- then. nil where no readable record tells whence it came.
-local function failed_place(places, records, id, receipt, left, wait_until)
+local function failed_place(places, records, id, receipt, wait_until)
   local record = redis.call('HGET', records, id)
   if not record or #record < 8 then
     return nil
@@ -15,5 +15,5 @@ local function failed_place(places, records, id, receipt, left, wait_until)
     return nil
   end
   hold_for(places, id, wait_until)
-  return old_place(places, home, receipt, left)
+  return old_place(places, home, receipt)
 end

@@ -1,25 +1,21 @@
 -- in_order: giving deliveries back to a slot in order. Each takes its old place again: in front of all that
 -- waits in its priority, and among those of its batch by delivery number, so that it does not matter which of
--- them comes back first. One without a priority is due when it was. No message waits for its retry; the slot
--- does, until `hold`.
+-- them comes back first. One without a priority stands in front of all that is due. No message waits for its retry;
+-- the slot does, until `hold`.
 --
 -- Front places of a batch are counted back from `front`; `span` is how many of them are used, and the next
--- take moves `front` past them.
+-- take moves `front` past them. Both are shared with `release` in a slot that is not in order.
 local function places_of(slot, ordered)
   local s = redis.call('HMGET', slot, 'front', 'delivered', 'span')
   local hold = tonumber(ordered) or 1
   return { front = tonumber(s[1] or 0), delivered = tonumber(s[2] or 0), span = tonumber(s[3] or 0), hold = hold }
 end
 
--- old_place: the score for a delivery with this receipt and so many deliveries left; `home` is the priority of
--- its message, or when it was due.
-local function old_place(places, home, receipt, left)
-  if home >= TIMED_MIN then
-    return timed_score(home, left, 0)
-  end
+-- old_place: the score for a delivery with this receipt; `home` is the priority of its message, or when it was due.
+local function old_place(places, home, receipt)
   local behind = (places.delivered - receipt % 1 * 2048) % 2048
   places.span = math.max(places.span, behind + 1)
-  return ordered_score(home, places.front - behind)
+  return front_score(home, places.front - behind)
 end
 
 local function hold_for(places, id, wait_until)

@@ -23,12 +23,11 @@ local function merging(keys, given, at, now, channel, place)
   if range < 1 or range >= TIMED_MIN then
     fail('ARG', 'time_range')
   end
-  local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'max_retries', 'capacity', 'dedup_ms',
-    'settled_turn')
+  local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'capacity', 'dedup_ms', 'settled_turn')
   if not s[1] then
     fail('GONE', slot)
   end
-  local accepted, window, turn_seen = tonumber(s[2] or 0), tonumber(s[6]), tonumber(s[7])
+  local accepted, window, turn_seen = tonumber(s[2] or 0), tonumber(s[5]), tonumber(s[6])
   local here = redis.call('HEXISTS', records, id) == 1
   local held = redis.call('HGET', index, key)
   local waiting_now = redis.call('ZCARD', store)
@@ -91,11 +90,13 @@ local function merging(keys, given, at, now, channel, place)
       local opened = tonumber(string.sub(held, 17))
       local due = math.max(math.floor(tonumber(score)), math.min(now + range, opened + max_wait))
       if tonumber(score) >= TIMED_MIN and due > math.floor(tonumber(score)) then
+        local _, ask = timed_fraction(tonumber(score))
+        local later_score = in_line(store, due, ask)
         grown = grown or record
         local later = expiry and write48(expiry + due - math.floor(tonumber(score))) or ''
         grown = string.sub(grown, 1, 8) .. write48(due) .. later .. string.sub(grown, 15 + #later)
         redis.call('HSET', records, target, grown)
-        redis.call('ZADD', store, due + tonumber(score) % 1, target)
+        redis.call('ZADD', store, later_score, target)
         grown = nil
       end
     end
@@ -109,7 +110,7 @@ local function merging(keys, given, at, now, channel, place)
     return { accepted, 'm', target }
   end
 
-  local capacity = tonumber(s[5])
+  local capacity = tonumber(s[4])
   if capacity > 0 and waiting_now >= capacity then
     return { 0, 'F', '' }
   end
@@ -117,10 +118,11 @@ local function merging(keys, given, at, now, channel, place)
   local due = now + range
   local expires = string.byte(head, 1) % 4 >= 2
   local tail = expires and write48(due + read48(rest, 7)) .. string.sub(rest, 13) or string.sub(rest, 7)
+  local score_of_new = in_line(store, due, asked > 0 and 1 or 0)
   local sooner = awaited(s[3], now) and redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   redis.call('HSET', records, id,
     head .. struct.pack('>I4', accepted % 4294967296) .. write48(due) .. tail .. (mode == 'collect' and piece(body) or body))
-  redis.call('ZADD', store, timed_score(due, tonumber(s[4]) + 1, asked > 0 and 1 or 0), id)
+  redis.call('ZADD', store, score_of_new, id)
   redis.call('HSET', index, key, id .. string.format('%.0f', now))
   redis.call('HSET', slot, 'accepted', accepted)
   if awaited(s[3], now) and (not sooner or due < tonumber(sooner)) then

@@ -25,7 +25,7 @@ local function give_back(slot, store, failures, id, now, left, made, wait, reaso
   if score then
     redis.call('ZADD', store, score, id)
   elseif wait > 0 then
-    redis.call('ZADD', store, timed_score(now + wait, left, 1), id)
+    redis.call('ZADD', store, in_line(store, now + wait, 1), id)
   else
     redis.call('ZADD', store, ordered_score(left, redis.call('HINCRBY', slot, 'returned', 1)), id)
   end

@@ -2,6 +2,7 @@
 --
 --   1 .. 16             a retried message: deliveries left; larger first
 --   17 .. 1 048 575     a priority message; larger first
+--   1 048 576 .. 1e12   a timed message that was handed back, and is due; smaller first
 --   >= 1e12             a timed message: due, epoch ms; earlier first
 --
 -- Inside one integer the fraction runs from .5 downwards with every arrival, so that the larger score
@@ -26,6 +27,12 @@ local function ordered_score(integer, order)
     return integer + 1 - step
   end
   return score
+end
+
+-- front_score: in front of its line: of a priority, or of all that is due where `home` is a time. `order` falls with
+-- every message that is handed back.
+local function front_score(home, order)
+  return home < PRIORITY_END and ordered_score(home, order) or HANDED_BACK + order
 end
 
 -- ordered_text: the same score as digits. Redis turns a number argument into 17 digits the slow way; 16

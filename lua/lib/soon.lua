@@ -11,7 +11,7 @@ local function soon(store, prepare, now_us, hold)
     end
     due = 0
   else
-    local head = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local head = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     due = head[2] and math.floor(tonumber(head[2]))
   end
   local note = 'waiting'

@@ -38,7 +38,7 @@ for turn = 1, 3 do
   end
   if family == 1 then
     local past = '(' .. string.format('%.0f', now + 1)
-    local page = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, past, 'WITHSCORES', 'LIMIT', 0, math.min(limit - n, chunk))
+    local page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
     if #page > 0 then
       --- @include "lib/due"
     end

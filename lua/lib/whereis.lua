@@ -1,8 +1,6 @@
--- whereis: for a verb that changes a waiting message: its score, record and deliveries left, or nil and
--- where it is instead.
-local function whereis(slot, store, prepare, records, dead, failures, id)
-  local max_retries = redis.call('HMGET', slot, 'created', 'max_retries')
-  if not max_retries[1] then
+-- whereis: for a verb that changes a waiting message: its score and record, or nil and where it is instead.
+local function whereis(slot, store, prepare, records, dead, id)
+  if redis.call('HEXISTS', slot, 'created') == 0 then
     fail('GONE', slot)
   end
   local score = redis.call('ZSCORE', store, id)
@@ -16,7 +14,5 @@ local function whereis(slot, store, prepare, records, dead, failures, id)
   if not record or #record < 8 then
     fail('RECORD', records)
   end
-  local failed = redis.call('HGET', failures, id)
-  local left = failed and string.byte(failed, 1) or tonumber(max_retries[2]) + 1
-  return tonumber(score), record, left
+  return tonumber(score), record
 end

@@ -22,7 +22,7 @@ from rmq.keys import SlotKeys, topics_key
 from rmq.message import Message, Place, moment
 from rmq.record import Record
 from rmq.replies import STATS, Found
-from rmq.score import HELD_MIN, TIMED_MIN, receipt_deadline_ms
+from rmq.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
 from rmq.settings import Settings
 from rmq.units import Moment, due_ms, milliseconds, whole
 from rmq.units import priority as check_priority
@@ -229,8 +229,8 @@ def _first(keys: SlotKeys, place: str, most: int) -> Flow[list[Found]]:
         return (yield from _pages(keys, place, "-inf", "+inf", False, most))
     got: list[Found] = []
     for low, high, down in (
-        (str(TIMED_MIN), "+inf", False),
-        ("17", f"({TIMED_MIN}", True),
+        (str(PRIORITY_END), "+inf", False),
+        ("17", f"({PRIORITY_END}", True),
         ("-inf", "(17", True),
     ):
         got += yield from _pages(keys, place, low, high, down, most)
@@ -240,7 +240,7 @@ def _first(keys: SlotKeys, place: str, most: int) -> Flow[list[Found]]:
 
 def _in_take_order(got: list[Found], due: int) -> list[Found]:
     """Timed messages were read first; those not due yet go last."""
-    timed = [one for one in got if one.score >= TIMED_MIN]
+    timed = [one for one in got if one.score >= PRIORITY_END]
     rest = got[len(timed) :]
     return timed[:due] + rest + timed[due:]
 

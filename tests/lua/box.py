@@ -36,9 +36,14 @@ def ordered(integer: int, order: int) -> float:
     return integer + 0.5 - order * 2.0 ** (math.frexp(integer)[1] - 53)
 
 
-def timed(due_ms: int, left: int, ask: bool) -> float:
-    """The score of a timed message."""
-    return due_ms + (left * 2 + ask) / 64
+def timed(due_ms: int, ask: bool, place: int = 0) -> float:
+    """The score of a timed message, by default the first of its ms."""
+    return due_ms + (place * 2 + ask) / 2048
+
+
+def handed_back(order: int) -> float:
+    """The score of a timed message that was handed back."""
+    return 5e11 + order
 
 
 def stored(

@@ -25,9 +25,7 @@ def test_waiting_message_is_found_with_its_whole_score(box):
         "store", plain, ordered(1_048_575, 1),
         stored(1, bytes(range(256)), priority=1_048_575), b"", 2,
     )  # fmt: skip
-    assert get(box, later) == Found(
-        "store", later, timed(due, 17, False), stored(2, due=due), b"", 2
-    )
+    assert get(box, later) == Found("store", later, timed(due, False), stored(2, due=due), b"", 2)
 
 
 def test_message_in_flight_is_found_with_its_receipt(box):

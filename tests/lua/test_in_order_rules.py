@@ -146,7 +146,7 @@ SETTLING = {
     "nack": "slot store prepare records dead failures replay",
     "reject": "slot prepare records dead failures replay",
     "release": "slot store prepare failures replay",
-    "reschedule": "slot store records failures",
+    "reschedule": "slot store records",
     "rollback": "slot store prepare records dead failures",
     "next": "slot store prepare",
 }

@@ -114,11 +114,11 @@ def test_exponential_without_jitter_climbs_the_ladder_exactly(make_box):
     box = make_box(retry=Exponential(base=1, cap=60, jitter=0))
     id = box.one()
     found = []
-    for attempt in range(1, 17):
+    for _ in range(1, 17):
         lease = box.take_one()
         box.nack(lease)
         found += waits(box, [lease])
-        assert box.score(id) == timed(box.clock.now_ms + found[-1], 17 - attempt, True)
+        assert box.score(id) == timed(box.clock.now_ms + found[-1], True)
         box.clock.advance(found[-1] / 1000)
 
     assert found == [min(60_000, 1000 << n) for n in range(16)]
@@ -172,7 +172,7 @@ def test_handlers_own_wait_goes_before_the_policy(make_box):
     box.nack(a, wait_ms=1234)
     box.nack(b, wait_ms=0)
 
-    assert box.score(a.id) == timed(box.clock.now_ms + 1234, 16, True)
+    assert box.score(a.id) == timed(box.clock.now_ms + 1234, True)
     assert box.score(b.id) == ordered(16, 1)
 
 

@@ -442,7 +442,7 @@ def test_due_score_without_a_fraction_loses_no_message(box):
 
     lease = box.take_one()
 
-    assert (lease.id, lease.left) == (id, 0)
+    assert (lease.id, lease.left) == (id, 16)
     assert box.state()["prepare"] == {id: lease.receipt}
 
 
@@ -502,5 +502,5 @@ def test_mixed_families_keep_their_scores_until_taken(box):
     due = box.clock.now_ms + 5000
     timed_id, plain = box.one(due=5000), box.one(priority=300)
     box.take_one()
-    assert box.state()["store"] == {timed_id: timed(due, 17, False)}
+    assert box.state()["store"] == {timed_id: timed(due, False)}
     assert box.order("prepare") == [plain]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.retry import Exponential
-from tests.lua.box import GONE, ordered, timed
+from tests.lua.box import GONE, handed_back, ordered, timed
 
 
 def test_release_puts_a_message_at_the_front_of_its_line(box):
@@ -101,15 +101,25 @@ def test_released_retry_that_stood_at_its_priority_goes_to_the_front_of_that(mak
     assert id not in others
 
 
-def test_released_timed_message_is_due_when_it_was(box):
-    id = box.one(due=1000)
-    due = box.clock.now_ms + 1000
+def test_released_timed_message_goes_in_front_of_all_that_is_due(box):
+    first, second = box.send(2, due=1000)
     box.clock.advance(5)
+    lease = box.take_one()
+    before = box.state()
 
-    box.release(box.take_one())
+    assert box.release(lease) == "1"
 
-    assert box.score(id) == timed(due, 17, False)
-    assert box.take_one().left == 16
+    assert box.changed(before) == {
+        ("slot", "front"): "-1",
+        ("prepare", first): GONE,
+        ("store", first): handed_back(0),
+    }
+    before = box.state()
+    assert box.release(lease) == "0"
+    assert box.state() == before
+    again = box.take_one()
+    assert (again.id, again.left) == (first, 16)
+    assert box.take_one().id == second
 
 
 def test_released_timed_message_with_a_priority_goes_to_the_front_of_its_priority(box):
@@ -132,7 +142,7 @@ def test_snooze_waits_as_long_as_asked_and_keeps_priority_and_retries(box, optio
 
     box.release(lease, wait_ms=7000)
 
-    assert box.score(id) == timed(box.clock.now_ms + 7000, 17, True)
+    assert box.score(id) == timed(box.clock.now_ms + 7000, True)
     box.clock.advance(6.999)
     assert box.take() == []
     box.clock.advance(0.001)
@@ -143,7 +153,7 @@ def test_snoozed_retry_keeps_its_count(box):
     id = box.one()
     box.nack(box.take_one())
     box.release(box.take_one(), wait_ms=1000)
-    assert box.score(id) == timed(box.clock.now_ms + 1000, 16, True)
+    assert box.score(id) == timed(box.clock.now_ms + 1000, True)
     box.clock.advance(1)
 
     assert box.take_one().left == 15

@@ -120,11 +120,11 @@ def test_last_error_is_kept_through_a_rollback(box):
 def test_rollback_waits_by_the_topics_policy(make_box):
     box = make_box(retry=Exponential(base=4, cap=100, jitter=0))
     id = box.one()
-    for attempt, wait in enumerate((4000, 8000, 16_000), 1):
+    for wait in (4000, 8000, 16_000):
         box.take_one(lease_ms=1000)
         box.clock.advance(1)
         box.rollback()
-        assert box.score(id) == timed(box.clock.now_ms + wait, 17 - attempt, True)
+        assert box.score(id) == timed(box.clock.now_ms + wait, True)
         box.clock.advance(wait / 1000)
 
 

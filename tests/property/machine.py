@@ -685,7 +685,8 @@ class Machine(RuleBasedStateMachine):
             if msg.state == "store":
                 whole = int(seen.store[msg.id])
                 wanted_score = {
-                    "timed": msg.due, "priority": msg.priority, "retry": msg.left
+                    "timed": msg.due or 500_000_000_000 + msg.order,
+                    "priority": msg.priority, "retry": msg.left,
                 }[msg.family]  # fmt: skip
                 claim(whole == wanted_score, f"score {whole}, the model says {wanted_score}")
             elif msg.state == "prepare":

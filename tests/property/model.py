@@ -42,14 +42,21 @@ class Msg:
     sent: int = 0  # acceptance number
     moved: bool = False  # timed, or put elsewhere by hand: no order of sending is promised
 
-    def timed(self, due: int, asks: bool) -> None:
-        self.family, self.due, self.asks = "timed", due, asks
+    def timed(self, due: int, asks: bool, line: int) -> None:
+        self.family, self.due, self.asks, self.order = "timed", due, asks, line
+
+    def in_front(self, order: int) -> None:
+        """Handed back: at the front of its priority, or of all that is due."""
+        if self.priority:
+            self.family, self.order = "priority", order
+        else:
+            self.timed(0, False, order)
 
     @property
     def rank(self) -> tuple[Any, ...]:
         """Smaller goes first, inside a family."""
         if self.family == "timed":
-            return (self.due, self.left * 2 + self.asks, self.id)
+            return (self.due, self.order)
         if self.family == "priority":
             return (-self.priority, self.order)
         return (-self.left, self.order)
@@ -72,7 +79,12 @@ class Slot:
     span: int = 0
     index: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     turn: int | None = None
+    line: int = 0  # messages with a time so far: who came first goes first of those due together
     settled: tuple[set[bytes], set[bytes]] = field(default_factory=lambda: (set(), set()))
+
+    def next_in_line(self) -> int:
+        self.line += 1
+        return self.line
 
     def _turn(self, now: int) -> int:
         return max(now // self.window, self.turn or 0)
@@ -135,7 +147,7 @@ class Model:
         default = 0 if due is not None else 100
         msg = Msg(id, slot, body, priority or default, self.max_retries + 1, sent=s.accepted)
         if due is not None:
-            msg.timed(due, bool(priority))
+            msg.timed(due, bool(priority), s.next_in_line())
             msg.home = due
             msg.moved = True
         else:
@@ -172,13 +184,14 @@ class Model:
             if max_wait and target.family == "timed":
                 due = min(now + reach, held[1] + max_wait)
                 if due > target.due:
-                    target.due = target.home = due
+                    target.home = due
+                    target.timed(due, target.asks, s.next_in_line())
             s.remember(id, now)
             return "merged", target.id
         s.accepted += 1
         first = [body] if mode == "collect" else body
         msg = Msg(id, slot, first, priority, self.max_retries + 1, merge_key=key, moved=True)
-        msg.timed(now + reach, priority > 0)
+        msg.timed(now + reach, priority > 0, s.next_in_line())
         msg.home = msg.due
         self.msgs[id] = msg
         s.index[key] = (id, now)
@@ -324,7 +337,7 @@ class Model:
         if s.in_order:
             self._back(msg, wait, now)
         elif wait:
-            msg.timed(now + wait, True)
+            msg.timed(now + wait, True, s.next_in_line())
         else:
             s.returned += 1
             msg.family, msg.order = "retry", s.returned
@@ -334,12 +347,9 @@ class Model:
         s = self.slots[msg.slot]
         if wait and now + wait > s.hold:
             s.hold, s.holder = now + wait, msg.id
-        if msg.priority:
-            behind = s.delivered - msg.number
-            msg.family, msg.order = "priority", s.front - behind
-            s.span = max(s.span, behind + 1)
-        else:
-            msg.timed(msg.home, False)
+        behind = s.delivered - msg.number
+        msg.in_front(s.front - behind)
+        s.span = max(s.span, behind + 1)
 
     def release(self, msgs: Iterable[Msg], wait: int, now: int) -> None:
         by_slot: dict[int, list[Msg]] = {}
@@ -354,15 +364,12 @@ class Model:
                 if s.in_order:
                     self._back(msg, wait, now)
                     continue
-                msg.order = s.front + place
                 if wait:
-                    msg.timed(now + wait, True)
+                    msg.timed(now + wait, True, s.next_in_line())
                 elif msg.left <= self.max_retries and not self.ladder[0]:
-                    msg.family = "retry"
-                elif msg.priority:
-                    msg.family = "priority"
+                    msg.family, msg.order = "retry", s.front + place
                 else:
-                    msg.timed(msg.home, False)
+                    msg.in_front(s.front + place)
 
     def extend(self, msg: Msg, lease: int, now: int) -> None:
         msg.receipt = math.ceil((now + lease) / 1000) * 1000 + msg.receipt % 1000
@@ -386,10 +393,11 @@ class Model:
         msg = self.msgs[id]
         if msg.expiry is not None:
             msg.expiry += due - (msg.home or now)
-        msg.timed(due, msg.priority > 0)
+        s = self.slots[msg.slot]
+        stays = msg.family == "timed" and msg.due == due
+        msg.timed(due, msg.priority > 0, msg.order if stays else s.next_in_line())
         msg.home = due
         msg.moved = True
-        s = self.slots[msg.slot]
         if s.holder == msg.id:
             s.holder = b""
         return "rescheduled"
@@ -430,7 +438,7 @@ class Model:
             s.order += 1
             msg.family, msg.order = "priority", s.order
         else:
-            msg.timed(now, False)
+            msg.timed(now, False, self.slots[msg.slot].next_in_line())
 
     def purge(self, msg: Msg) -> None:
         msg.state, msg.why, msg.failed = "gone", "purged", False

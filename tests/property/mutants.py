@@ -58,7 +58,7 @@ MUTANTS: dict[str, list[Change]] = {
     ],
 }
 
-_PLACE = "return ordered_score(home, places.front - behind)"
+_PLACE = "return front_score(home, places.front - behind)"
 # Of slots in order, and hunted by a machine whose consumers are ordered.
 IN_ORDER: dict[str, list[Change]] = {
     "two batches of a slot": [
