@@ -293,7 +293,7 @@ def test_the_key_is_the_id_a_header_or_a_function_of_the_body(
     with scene.working():
         eventually(lambda: api.admin.stats(name)["settled"] == 1)
 
-    assert kept.states() == {expected or f"default:{sent.id}": "consumed"}
+    assert kept.states() == {expected or f"default:{sent.id.placed(0, 0)}": "consumed"}
 
 
 def test_the_key_of_one_consumer_is_not_that_of_another(

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.ledger import Ledger, exactly_once
+from rmq.ledger import metadata as ledger_tables
 from rmq.outbox import Relay, Round, lost
 from rmq.outbox.resend import Resender
 from tests.databases import Database
+from tests.integration.working import until
 from tests.servers import Server, _die_with_parent
 from tests.sql.lossy import Lossy
 from tests.sql.stubs import drain
@@ -127,6 +130,37 @@ def test_topic_comes_back_with_the_settings_that_it_had(
     assert (found.slots, found.max_length, found.lease_ms) == (4, 1000, 77_000)
     scene.topic.open()
     assert sorted(drain(scene.topic)) == list(range(8))
+    scene.close()
+
+
+@pytest.mark.parametrize("store", ["exactly_once", "Ledger"])
+def test_stub_sent_again_to_a_topic_with_other_slots_is_known_by_the_default_key(
+    database: Database, own_server: Server, name: str, store: str
+) -> None:
+    """Its message has another slot in its id, which must not make it another piece of work."""
+    scene, ran = Lossy(database, own_server, name, slots=8), []
+    ledger_tables.create_all(scene.engine)
+    stub = scene.sent("x", slot_basis="a basis of another slot than 0")
+
+    def consumed(client: rmq.Client) -> None:
+        def work(body: Any, connection: Any = None) -> None:
+            ran.append(body)
+
+        stands = rmq.idempotent(Ledger(scene.engine))
+        if store == "exactly_once":
+            stands = exactly_once(scene.engine)
+        client.topic(name).handler(stands(work))
+        with rmq.Worker(client, keeper="thread"):
+            until(lambda: client.admin.stats(name)["settled"], 30)
+
+    consumed(scene.client)  # and dies before it confirms
+    flush(scene)
+    with rmq.Client(own_server.url) as other:
+        other.topic(name, slots=1, dedup_window=0).open()
+        scene.age(stub)
+        assert Resender(scene.outbox, scene.engine, other).run_once().sent == 1
+        consumed(other)
+    assert ran == ["x"]
     scene.close()
 
 
