@@ -47,7 +47,7 @@ class Audited(NamedTuple):
         topic: its name.
         producers: how many are known to have numbered messages of it.
         numbered: messages that they have told were accepted.
-        seen: of all numbers, acked or popped.
+        seen: of all numbers, settled by a consumer.
         accounted: merged into others, refused, cancelled, purged, expired, dropped, forgotten.
         waiting: numbered messages in the StoreQueue.
         in_flight: in the PrepareQueue.

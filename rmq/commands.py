@@ -130,19 +130,6 @@ def prepare(
     )  # fmt: skip
 
 
-def pop(keys: SlotKeys, lane: Lane, limit: int, waits: bool) -> Command[Batch]:
-    """Take up to `limit` messages of one slot for good."""
-    return Command(
-        scripts.load("pop"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.settled0, keys.settled1, _replay(keys, lane), keys.audit,
-        ),
-        [now(), lane.number, limit, 1 if waits else 0],
-        _parse_batch,
-    )  # fmt: skip
-
-
 def next(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
     """Microseconds until each slot has work: 0 now, -1 never as things stand."""
     keys = [key for one in slots for key in (one.slot, one.store, one.prepare)]
@@ -276,13 +263,6 @@ def extend(
         (keys.slot, keys.prepare, _replay(keys, lane)),
         [now(), lane.number, lease_ms, *ids, *map(repr, receipts)],
         parse,
-    )
-
-
-def bury(keys: SlotKeys, id: bytes, record: bytes, told: bytes) -> Command[int]:
-    """Put a popped message that cannot be read into the DeadQueue: 1 buried, 0 it is queued."""
-    return Command(
-        scripts.load("bury"), (*_whole_slot(keys), keys.audit), [now(), id, record, told], int
     )
 
 

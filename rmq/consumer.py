@@ -3,6 +3,9 @@
 Two phases. `receive` leases messages; `ack` settles them. A delivery that is neither acked nor
 given back is rolled back when its lease ends, and costs the message a retry. At least once,
 therefore: a consumer that dies after its work and before its ack has the work done again.
+
+A call that raises OutcomeUnknown may be said again: the consumer's next call, whichever it is,
+first repeats what had no answer, under the same numbers, for up to a minute.
 """
 
 from __future__ import annotations
@@ -135,8 +138,8 @@ class Consumer(ConsumerFlows[Delivery]):
             fails or is put off (`release` those behind it).
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away; what was leased meanwhile is rolled back
-                later.
+            Unavailable, OutcomeUnknown: Redis is away. What this call may have leased, the next
+                one, or `close`, hands back first, at no retry's cost.
         """
         return self._executor.run(self._receive(max_messages, wait))
 
@@ -267,7 +270,7 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0
     ) -> list[AsyncDelivery]:
-        """As `Consumer.receive`. Cancelled half-way, it hands back what it had leased."""
+        """As `Consumer.receive`. Cancelled, it ends at once; what it had leased is handed back."""
         return await self._executor.run(self._receive(max_messages, wait))
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:

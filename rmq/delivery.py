@@ -58,7 +58,8 @@ class DeliveryData:
     """What a delivery carries. All but the body is read from the record when it is asked for."""
 
     __slots__ = (
-        "_claim", "_entry", "_id", "_origin", "_row", "_score", "_state", "body", "fence",
+        "_claim", "_entry", "_id", "_origin", "_row", "_score", "_state", "_untold", "body",
+        "fence",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +70,7 @@ class DeliveryData:
         self._score = score
         self._entry = entry
         self._state = OPEN
+        self._untold = ""  # the verb whose reply has not come, or came while nobody asked
         self._row = -1  # on the board of a worker, which renews its lease
         self._claim: Claim | None = None  # on its business key
         self.fence = fence

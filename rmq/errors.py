@@ -194,7 +194,9 @@ class Unavailable(StorageError):
 class OutcomeUnknown(StorageError):
     """The call may have taken effect: its reply never came.
 
-    Every RMQ call is safe to repeat; a send is repeated with the same message id.
+    Every RMQ call is safe to repeat; a send is repeated with the same message id, a verb of a
+    delivery on the same consumer. Within a minute the repeated call gets the first one's answer;
+    after that it may be told `LeaseLost` of what it has settled itself.
     """
 
 

@@ -24,7 +24,7 @@ LAPSED, UNHELD = 1, 2  # leases have run out; those of queries have
 
 
 class Batch(NamedTuple):
-    """The reply to prepare and pop."""
+    """The reply to prepare."""
 
     wait_us: int
     lapsed: int  # LAPSED and UNHELD, added up

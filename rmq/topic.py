@@ -257,8 +257,9 @@ class Topic(_TopicBase):
         Args:
             lease: how long a delivery may be worked on before it is rolled back, 1 s to 12 h; None:
                 the topic's setting.
-            mode: "at_least_once": a delivery is settled by ack; "at_most_once": by being handed
-                over.
+            mode: "at_least_once": a delivery is settled by ack; "at_most_once": it is settled
+                before it is handed over. Then a message is lost where the process dies between
+                the two, or the answer to the settling stays away for more than a minute.
             ordered: a slot gives out its next messages only when the ones before are settled,
                 whoever has them; a failed one comes again before those behind it. All consumers of
                 a topic should be of one kind.

@@ -1,4 +1,4 @@
--- take: what prepare and pop share. It stands in place, not in a function, and what is seldom needed stands
+-- take: what prepare and query_take share. It stands in place, not in a function, and what is seldom needed stands
 -- in its branch with what it needs: every function of a script is made anew at each run, which is dear for
 -- a script that takes one message.
 --

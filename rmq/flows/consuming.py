@@ -1,34 +1,51 @@
 """What a consumer says, as conversations for either executor: receive, settle, hand back.
 
-Here a reply becomes deliveries, and a delivery's state follows what became of it.
+Here a reply becomes deliveries, and a delivery's state follows what became of it. A settling whose
+reply did not come is kept, and the consumer's next call repeats it under its numbers before it does
+its own work; so an ack that is said again succeeds, whether the first one was carried out or not.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Literal, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from rmq import codec, commands, failure, record
+from rmq import codec, failure, record
 from rmq.claim import UNSURE
 from rmq.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Retry, Snooze
-from rmq.errors import AlreadySettled, DecodeError, InvalidReceipt, InvalidType, InvalidValue
+from rmq.errors import (
+    AlreadySettled,
+    DecodeError,
+    InvalidReceipt,
+    InvalidType,
+    InvalidValue,
+    OutcomeUnknown,
+    RMQError,
+    ScriptFailed,
+    StorageError,
+    Unavailable,
+)
 from rmq.flows import Flow, claiming, opening, operating, receiving, settling
 from rmq.flows.receiving import Reception
-from rmq.flows.settling import Lease, Leases
+from rmq.flows.settling import UNKNOWN, Lease, Leases, Settling
+from rmq.flows.unanswered import Unanswered
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.message import Receipt
 from rmq.replies import Batch
 from rmq.score import moved_deadline
-from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
-from rmq.units import TEN_YEARS_MS, Duration, milliseconds
+from rmq.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.units import TEN_YEARS_MS, Duration, milliseconds, whole
 
 Mode = Literal["at_least_once", "at_most_once"]
 D = TypeVar("D", bound=DeliveryData)
 TIDY_FROM = 256  # unsettled deliveries, before a consumer looks for those that lapsed
 LAPSED_S = 60.0  # so long after its lease nothing can be handed back any more
+KEPT_RECEIPTS = 64  # calls of ack_receipts whose replies did not come
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
 _PLAIN = {number << 5: one.decode for number, one in codec.BY_NUMBER.items()}
@@ -36,6 +53,11 @@ _PLAIN = {number << 5: one.decode for number, one in codec.BY_NUMBER.items()}
 
 def _lease(value: Duration | None) -> int | None:
     return None if value is None else milliseconds(value, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
+
+
+class _ReceiptsUnanswered(NamedTuple):
+    receipts: list[Receipt]
+    settling: Settling[str]
 
 
 class ConsumerFlows(Generic[D]):
@@ -57,11 +79,15 @@ class ConsumerFlows(Generic[D]):
             )
         self._handle = handle
         self._pops = mode == "at_most_once"
-        self._reception = Reception(handle, _lease(lease), self._pops, ordered)
+        self._reception = Reception(handle, _lease(lease), ordered)
         self._open: dict[bytes, D] = {}  # by message id: to be handed back at the end
         self._tidy_at = TIDY_FROM
         self._closed = False
         self._receiving = threading.Lock()
+        self._unanswered = Unanswered()
+        self._receipts_unanswered: deque[_ReceiptsUnanswered] = deque(maxlen=KEPT_RECEIPTS)
+        self._unreadable: list[tuple[Lease, bytes]] = []  # for the DeadQueue, and why
+        self._popped: list[D] = []  # at most once: being settled, not handed over yet
 
     def _receive(self, max_messages: int, wait: Duration | None) -> Flow[list[D]]:
         if self._closed:
@@ -72,14 +98,25 @@ class ConsumerFlows(Generic[D]):
                 "give each its own topic.consumer()"
             )
         try:
+            most = whole(max_messages, "max_messages", 1, BATCH_MAX)
+            yield from self._unanswered.repeat()
+            with suppress(StorageError):  # Redis will say it again
+                yield from self._bury()
+            if self._pops and (settled := self._settled_for_good(most)):
+                return settled
             found: list[D] = []
             # A batch of undecodable messages alone is not an answer.
             while not found and not self._reception.interrupted:
-                batches = yield from receiving.receive(self._reception, max_messages, wait)
+                batches = yield from receiving.receive(self._reception, most, wait)
                 if not batches:
                     break
-                for keys, batch in batches:
-                    yield from self._open_batch(keys, batch, found)
+                try:
+                    found = yield from self._made(batches, most)
+                except Exception:
+                    raise
+                except BaseException as error:
+                    yield from receiving.interrupted(self._reception, batches, error)
+                    raise
         finally:
             self._receiving.release()
         if found and not self._pops:
@@ -102,24 +139,65 @@ class ConsumerFlows(Generic[D]):
         if kept is not None and kept is not one:
             self._open.setdefault(one._id, kept)  # the same message, delivered again since
 
-    def _open_batch(self, keys: SlotKeys, batch: Batch, found: list[D]) -> Flow[None]:
-        """Make deliveries of a batch; what cannot be decoded goes to the DeadQueue instead."""
-        unreadable = self._read(keys, batch, found)
-        if self._pops:
-            for lease, told, entry in unreadable:
-                yield commands.bury(keys, lease.id, entry, told)
-        elif unreadable:
-            leases = Leases.of([lease for lease, _, _ in unreadable])
-            told_all = [told for _, told, _ in unreadable]
-            yield from settling.reject(self._handle, leases, told_all, "u")
+    def _made(self, batches: list[receiving.Taken], most: int) -> Flow[list[D]]:
+        """Make deliveries; what cannot be decoded goes to the DeadQueue, now or at the next call.
+
+        At most once, they are settled before they are handed over.
+        """
+        found: list[D] = []
+        for keys, batch in batches:
+            self._unreadable += self._read(keys, batch, found)
+        try:
+            yield from self._bury()
+        except StorageError:
+            if not found:
+                raise
+        if not self._pops or not found:
+            return found
+        self._popped += found
+        try:
+            asked = self._acking(*self._leases(found))
+            yield from self._carry_out("ack", found, asked, self._settled)
+        except OutcomeUnknown:
+            raise  # the next call asks again, and hands over what is settled
+        except RMQError:
+            self._reception.left += batches
+            self._popped = [one for one in self._popped if one._state == SETTLED]
+            with suppress(RMQError):  # the next call tries again
+                yield from receiving.hand_back(self._reception)
+            if not self._popped:
+                raise
+        return self._settled_for_good(most)
+
+    def _settled_for_good(self, most: int) -> list[D]:
+        """At most once: up to `most` deliveries whose settling is confirmed, to be handed over."""
+        settled = [one for one in self._popped if one._state == SETTLED]
+        unknown = [one for one in self._popped if one._state == OPEN]
+        self._popped = settled[most:] + unknown
+        for one in settled[:most]:
+            one._state, one._untold = OPEN, ""
+        return settled[:most]
+
+    def _bury(self) -> Flow[None]:
+        """Send what cannot be decoded to the DeadQueue."""
+        if not self._unreadable:
+            return
+        leases = Leases.of([lease for lease, _ in self._unreadable])
+        told = [why for _, why in self._unreadable]
+        try:
+            yield from settling.reject(self._handle, leases, told, "u").run()
+        except (OutcomeUnknown, Unavailable):
+            raise  # the next call tries again
+        except RMQError:
+            self._unreadable = []  # refused: their leases end by themselves
+            raise
+        self._unreadable = []
 
     def _face(self) -> object:
         """What the verbs of a delivery are called on."""
         return self
 
-    def _read(
-        self, keys: SlotKeys, batch: Batch, found: list[D]
-    ) -> list[tuple[Lease, bytes, bytes]]:
+    def _read(self, keys: SlotKeys, batch: Batch, found: list[D]) -> list[tuple[Lease, bytes]]:
         """Make deliveries of a batch; what cannot be decoded is returned with the reason."""
         unreadable = []
         retries, lefts, ids = self._handle.settings.max_retries, batch.lefts, batch.ids
@@ -139,7 +217,7 @@ class ConsumerFlows(Generic[D]):
                 body = decode(entry[8:]) if decode else operating.body_of(record.read(entry))
             except DecodeError as error:
                 lease = Lease(keys.index, ids[position], score)
-                unreadable.append((lease, failure.tell(error), entry))
+                unreadable.append((lease, failure.tell(error)))
                 continue
             keep(make(origin, ids[position], score, entry, fence, body))
         return unreadable
@@ -153,10 +231,14 @@ class ConsumerFlows(Generic[D]):
             if not isinstance(one, DeliveryData):
                 raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
             if one._state:
+                late, one._untold = one._untold, ""
                 raise AlreadySettled(
                     f"delivery {one.id} was "
                     + ("settled before" if one._state == SETTLED else "lost: its lease ran out")
+                    + (f", by the {late} whose reply came late" if late else "")
                 )
+            if one._untold:
+                one._untold = ""  # that one was refused, and did nothing
             slots.append(one._origin.keys.index)
             ids.append(one._id)
             scores.append(one._score)
@@ -167,92 +249,180 @@ class ConsumerFlows(Generic[D]):
         """Note what became of each; those whose lease was lost."""
         lost = []
         for one, letter in zip(deliveries, letters, strict=True):
+            if letter == UNKNOWN:
+                continue
             one._state = LOST if letter == "0" else SETTLED
             if letter == "0":
                 lost.append(one)
             self._forget(one)
         return lost
 
-    def _ack(self, deliveries: Iterable[D]) -> Flow[list[D]]:
-        mine, leases = self._leases(deliveries)
-        if self._pops:
-            return self._settled(mine, "1" * len(mine))
+    def _moved(
+        self, deliveries: Sequence[D], deadlines: Sequence[int | None], until: float
+    ) -> list[D]:
+        """Note the new deadlines; those whose lease was lost."""
+        lost = []
+        for one, deadline in zip(deliveries, deadlines, strict=True):
+            if deadline is None:
+                one._state = LOST
+                lost.append(one)
+                self._forget(one)
+            elif deadline:
+                one._score = moved_deadline(one._score, deadline)
+                one._origin = one._origin._replace(until=until)
+        return lost
+
+    def _settle(
+        self,
+        verb: str,
+        deliveries: Iterable[D],
+        build: Callable[[list[D], Leases], Settling[Any]],
+        note: Callable[[list[D], Any], list[D]] | None = None,
+    ) -> Flow[list[D]]:
+        """Carry out a verb; those whose lease was lost.
+
+        Deliveries for which the same verb was answered meanwhile are done.
+
+        Args:
+            verb: its name.
+            deliveries: not settled yet.
+            build: makes the calls.
+            note: takes note of the answer; None: it is letters that settle.
+        """
+        given, lost, rest = list(deliveries), [], []
+        yield from self._unanswered.repeat()
+        for one in given:
+            if isinstance(one, DeliveryData) and one._state != OPEN and one._untold == verb:
+                one._untold = ""
+                if one._state == LOST:
+                    lost.append(one)
+            else:
+                rest.append(one)
+        mine, leases = self._leases(rest)
+        if mine:
+            asked = build(mine, leases)
+            lost += yield from self._carry_out(verb, mine, asked, note or self._settled)
+        return lost
+
+    def _carry_out(
+        self,
+        verb: str,
+        mine: list[D],
+        asked: Settling[Any],
+        note: Callable[[list[D], Any], list[D]],
+    ) -> Flow[list[D]]:
+        try:
+            answer, error = yield from asked.ask()
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+                for one in mine:
+                    one._untold = verb
+                self._unanswered.add(asked, lambda answer: note(mine, answer))
+            raise
+        lost = note(mine, answer)
+        if error is not None:
+            raise error
+        return lost
+
+    def _acking(self, mine: list[D], leases: Leases) -> Settling[str]:
         marks = [
             record.number_of(one._entry) if one._entry[0] & record.HEADERS else b"" for one in mine
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
-        letters = yield from settling.ack(self._handle, leases, claiming.finish(self._handle, mine))
-        return self._settled(mine, letters)
+        return settling.ack(self._handle, leases, claiming.finish(self._handle, mine))
+
+    def _ack(self, deliveries: Iterable[D]) -> Flow[list[D]]:
+        if self._pops:
+            mine, _ = self._leases(deliveries)
+            return self._settled(mine, "1" * len(mine))
+        return (yield from self._settle("ack", deliveries, self._acking))
 
     def _nack(
         self, deliveries: Iterable[D], delay: Duration | None, error: BaseException | str | None
     ) -> Flow[list[D]]:
         wait_ms = None if delay is None else milliseconds(delay, "delay", zero=True)
-        mine, leases = self._leases(deliveries)
         self._needs_leases()
-        letters = yield from settling.nack(
-            self._handle, leases, [failure.tell(error)] * len(mine), wait_ms,
-            claiming.unclaim(self._handle, mine),
-        )  # fmt: skip
-        return self._settled(mine, letters)
+
+        def build(mine: list[D], leases: Leases) -> Settling[str]:
+            told = [failure.tell(error)] * len(mine)
+            beside = claiming.unclaim(self._handle, mine)
+            return settling.nack(self._handle, leases, told, wait_ms, beside)
+
+        return (yield from self._settle("nack", deliveries, build))
 
     def _reject(
         self, deliveries: Iterable[D], reason: BaseException | str, kind: str = "r"
     ) -> Flow[list[D]]:
-        mine, leases = self._leases(deliveries)
         self._needs_leases()
-        letters = yield from settling.reject(
-            self._handle, leases, [failure.tell(reason)] * len(mine), kind,
-            claiming.unclaim(self._handle, mine),
-        )  # fmt: skip
-        return self._settled(mine, letters)
+
+        def build(mine: list[D], leases: Leases) -> Settling[str]:
+            told = [failure.tell(reason)] * len(mine)
+            beside = claiming.unclaim(self._handle, mine)
+            return settling.reject(self._handle, leases, told, kind, beside)
+
+        return (yield from self._settle("reject", deliveries, build))
 
     def _release(self, deliveries: Iterable[D], delay: Duration) -> Flow[list[D]]:
         wait_ms = milliseconds(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
-        mine, leases = self._leases(deliveries)
         self._needs_leases()
-        letters = yield from settling.release(
-            self._handle, leases, [d._place() for d in mine], wait_ms,
-            claiming.unclaim(self._handle, mine),
-        )  # fmt: skip
-        return self._settled(mine, letters)
+
+        def build(mine: list[D], leases: Leases) -> Settling[str]:
+            places = [one._place() for one in mine]
+            beside = claiming.unclaim(self._handle, mine)
+            return settling.release(self._handle, leases, places, wait_ms, beside)
+
+        return (yield from self._settle("release", deliveries, build))
 
     def _extend(self, deliveries: Iterable[D], lease: Duration | None) -> Flow[list[D]]:
-        mine, leases = self._leases(deliveries)
         self._needs_leases()
-        lease_ms = _lease(lease) or self._reception.lease_ms or self._handle.settings.lease_ms
-        beside = claiming.renew(self._handle, claiming.held(mine), lease_ms)
-        until = time.monotonic() + lease_ms / 1000
-        deadlines = yield from settling.extend(self._handle, leases, lease_ms, beside)
-        lost = []
-        for one, deadline in zip(mine, deadlines, strict=True):
-            if deadline is None:
-                one._state = LOST
-                lost.append(one)
-                self._forget(one)
-            else:
-                one._score = moved_deadline(one._score, deadline)
-                one._origin = one._origin._replace(until=until)
-        return lost
+        asked_ms, until = _lease(lease), 0.0
+
+        def build(mine: list[D], leases: Leases) -> Settling[list[int | None]]:
+            nonlocal until
+            lease_ms = asked_ms or self._reception.lease_ms or self._handle.settings.lease_ms
+            until = time.monotonic() + lease_ms / 1000
+            beside = claiming.renew(self._handle, claiming.held(mine), lease_ms)
+            return settling.extend(self._handle, leases, lease_ms, beside)
+
+        def note(mine: list[D], deadlines: Sequence[int | None]) -> list[D]:
+            return self._moved(mine, deadlines, until)
+
+        return (yield from self._settle("extend", deliveries, build, note))
 
     def _ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
         self._needs_leases()
         read = [one if isinstance(one, Receipt) else Receipt.parse(one) for one in receipts]
         yield from opening.ensure(self._handle)
+        answers: dict[Receipt, str] = {}
+        for before in list(self._receipts_unanswered):
+            if set(read).isdisjoint(before.receipts):
+                continue
+            with suppress(ScriptFailed):  # refused: nothing was settled
+                letters = yield from before.settling.run()
+                answers |= dict(zip(before.receipts, letters, strict=True))
+            self._receipts_unanswered.remove(before)
+        rest = [one for one in read if one not in answers]
         leases = []
-        for one in read:
+        for one in rest:
             try:
                 self._handle.own_id(one.id, "receipt")
             except InvalidValue as error:
                 raise InvalidReceipt(str(error)) from None
             leases.append(Lease(one.id.slot, one.id, one.score))
-        letters = yield from settling.ack(self._handle, Leases.of(leases))
-        for receipt, letter in zip(read, letters, strict=True):
+        asked = settling.ack(self._handle, Leases.of(leases))
+        try:
+            letters = yield from asked.run()
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+                self._receipts_unanswered.append(_ReceiptsUnanswered(rest, asked))
+            raise
+        answers |= dict(zip(rest, letters, strict=True))
+        for receipt in read:
             delivery = self._open.get(receipt.id)
             if delivery is not None and delivery._score == receipt.score:
-                self._settled([delivery], letter)
-        return [one for one, letter in zip(read, letters, strict=True) if letter == "0"]
+                self._settled([delivery], answers[receipt])
+        return [one for one in read if answers[one] == "0"]
 
     def _needs_leases(self) -> None:
         if self._pops:
@@ -270,12 +440,24 @@ class ConsumerFlows(Generic[D]):
             yield from claiming.claim(self._handle, claims, lease_ms)
 
     def _close(self) -> Flow[None]:
-        """Hand back what nobody has settled, at once and without costing a retry."""
+        """Hand back what nobody has settled, at once and without costing a retry.
+
+        At most once, this gives up what was being settled when the last reply did not come.
+        """
         self._closed = True
+        if self._pops:
+            self._unanswered.clear()
+        yield from self._unanswered.repeat()
         left = [one for one in list(self._open.values()) if one._state == OPEN]
         self._open = {}
         if left:
             yield from self._release(left, 0)
+        if self._popped:
+            mine, leases = self._leases(one for one in self._popped if one._state == OPEN)
+            places = [one._place() for one in mine]
+            yield from settling.release(self._handle, leases, places, 0).run()
+        yield from self._bury()
+        yield from receiving.hand_back(self._reception)
 
     def _verdict(self, error: BaseException | None) -> Callable[[list[D]], Flow[list[D]]]:
         """What leaving `with delivery` means."""
@@ -288,7 +470,7 @@ class ConsumerFlows(Generic[D]):
             wait = error.delay
             return lambda mine: self._nack(mine, wait, error.__cause__ or "asked for a retry")
         if isinstance(error, Reject):
-            reason = failure.text_of(error) or "rejected"
+            reason = str(error) or "rejected"
             return lambda mine: self._reject(mine, reason)
         if isinstance(error, Exception):
             return lambda mine: self._nack(mine, None, error)

@@ -213,7 +213,8 @@ def reject(handle: Handle, holder: Holder, upto: Offsets, reason: str) -> Flow[i
                 for id, receipt in zip(page.ids, page.receipts, strict=True)
                 if receipt >= 0
             )
-            letters = yield from settling.reject(handle, held, [told] * len(held.ids), "r")
+            errors = [told] * len(held.ids)
+            letters = yield from settling.reject(handle, held, errors, "r").run()
             total += len(letters) - letters.count("0")
     yield from settle(handle, holder, upto)
     return total

@@ -3,17 +3,23 @@
 A consumer does not poll. Each visit tells when its slot next has work; until then the consumer
 sleeps on the topic's wake channel. A signal can get lost (Pub/Sub promises nothing), so every
 SAFETY_S it looks once, at all slots in one command.
+
+Every take is a lease. What a call has leased, or may have, and could not hand over, because the
+reply did not come or the caller was interrupted, the next call hands back first: it repeats the
+command under its number, which gives the same batch, and releases that. It costs nobody a retry.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from contextlib import suppress
+from typing import NamedTuple
 
 from rmq import commands
 from rmq.commands import Command
-from rmq.flows import SAFETY_S, Flow, Listen, Listener, lapsing, opening, settling
-from rmq.handle import Handle
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.flows import SAFETY_S, Flow, Later, Listen, Listener, Sleep, lapsing, opening, settling
+from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
 from rmq.replies import UNHELD, Batch
 from rmq.score import receipt_score
@@ -23,22 +29,30 @@ from rmq.units import milliseconds, whole
 LOOK_S = 0.05  # how stale a busy consumer's idea of its other slots may be
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
+BESIDE_S = 0.01  # between two looks at what another thread or task is handing back
+
+Taken = tuple[SlotKeys, Batch]
+
+
+class Take(NamedTuple):
+    """A prepare whose reply has not come; its lane stays at its number until it has."""
+
+    keys: SlotKeys
+    lane: Lane
+    command: Command[Batch]
 
 
 class Reception:
     """What a consumer knows of its slots: when each is worth a visit, by the monotonic clock."""
 
     __slots__ = (
-        "cursor", "handle", "interrupted", "lease_ms", "listener", "looked", "ordered", "pops",
-        "ready", "unsaid", "visited",
+        "cursor", "handing_back", "handle", "interrupted", "lease_ms", "left", "listener",
+        "looked", "ordered", "ready", "unanswered", "unsaid", "visited",
     )  # fmt: skip
 
-    def __init__(
-        self, handle: Handle, lease_ms: int | None, pops: bool, ordered: bool = False
-    ) -> None:
+    def __init__(self, handle: Handle, lease_ms: int | None, ordered: bool = False) -> None:
         self.handle = handle
         self.lease_ms = lease_ms
-        self.pops = pops
         self.ordered = ordered  # one slot's messages at a time, in order
         self.interrupted = False  # nothing more is to be taken; set from another thread
         self.listener = Listener(handle.channel)
@@ -46,12 +60,13 @@ class Reception:
         self.looked = 0.0
         self.cursor = 0
         self.visited = 0.0  # when the slots were asked last; leases are no older
+        self.unanswered: Take | None = None
+        self.left: list[Taken] = []  # leased, and never handed over
+        self.handing_back = False
         self.unsaid = False  # some slot gave messages last, and was not told that we may sleep
 
 
-def receive(
-    reception: Reception, max_messages: object, wait: object
-) -> Flow[list[tuple[SlotKeys, Batch]]]:
+def receive(reception: Reception, max_messages: object, wait: object) -> Flow[list[Taken]]:
     """Take up to `max_messages`, waiting up to `wait` for the first.
 
     Returns:
@@ -61,6 +76,7 @@ def receive(
     wait_s = milliseconds(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     handle = reception.handle
     yield from opening.ensure(handle)
+    yield from hand_back(reception)
     if len(reception.ready) != len(handle.slots):
         reception.ready = [0.0] * len(handle.slots)
     if reception.lease_ms is None:
@@ -126,7 +142,7 @@ def _when(now: float, wait_us: int) -> float:
     return NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
 
-def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[SlotKeys, Batch]]]:
+def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[Taken]]:
     """Take from slots that have work, in turn, until the limit is reached or none is left.
 
     What was taken before an error is handed over all the same; the error comes again on the next
@@ -134,7 +150,7 @@ def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[Slo
     """
     handle, ready = reception.handle, reception.ready
     reception.visited = time.monotonic()
-    found: list[tuple[SlotKeys, Batch]] = []
+    found: list[Taken] = []
     count, start = len(ready), reception.cursor
     try:
         for step in range(count):
@@ -149,17 +165,13 @@ def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[tuple[Slo
         if not found:
             raise
     except BaseException as error:
-        yield from _hand_back(reception, found, error)
+        yield from interrupted(reception, found, error)
         raise
     return found
 
 
 def _visit_one(
-    reception: Reception,
-    keys: SlotKeys,
-    limit: int,
-    waits: bool,
-    found: list[tuple[SlotKeys, Batch]],
+    reception: Reception, keys: SlotKeys, limit: int, waits: bool, found: list[Taken]
 ) -> Flow[int]:
     """Take from one slot, and see to the leases there that have run out; how many were taken."""
     batch = yield from _take(reception, keys, limit, waits)
@@ -180,42 +192,76 @@ def _visit_one(
 
 
 def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
-    lanes = reception.handle.lanes
-    lane = lanes.take()
-    command: Command[Any]
-    if reception.pops:
-        command = commands.pop(keys, lane, limit, waits)
-    else:
-        assert reception.lease_ms is not None
-        command = commands.prepare(keys, lane, limit, reception.lease_ms, waits, reception.ordered)
-    batch: Batch
+    assert reception.lease_ms is not None
+    lane = reception.handle.lanes.take()
+    command = commands.prepare(keys, lane, limit, reception.lease_ms, waits, reception.ordered)
+    return (yield from _answered(reception, Take(keys, lane, command)))
+
+
+def _answered(reception: Reception, take: Take) -> Flow[Batch]:
+    """Make a take, for the first time or once more. Until it is answered it stays `unanswered`."""
+    known = reception.unanswered is None  # that nothing of it was done before
+    reception.unanswered = take
     try:
-        batch = yield command
-    except Exception:
+        batch: Batch = yield take.command
+    except Exception as error:
+        if not isinstance(error, OutcomeUnknown) and (known or not isinstance(error, Unavailable)):
+            reception.unanswered = None  # nothing was taken
+            reception.handle.lanes.give(take.lane)
         raise
-    except BaseException as error:
-        # Ctrl-C, or a cancelled task, while the reply was under way. The same number gives the
-        # same batch; handed back now it costs nobody a retry.
-        if not reception.pops and not isinstance(error, GeneratorExit):
-            batch = yield command
-            yield from _hand_back(reception, [(keys, batch)], error)
-        raise
-    finally:
-        lanes.give(lane)
+    reception.unanswered = None
+    reception.handle.lanes.give(take.lane)
     return batch
 
 
-def _hand_back(
-    reception: Reception, found: list[tuple[SlotKeys, Batch]], error: BaseException
-) -> Flow[None]:
-    """Release what an interrupted call has leased. What was popped is settled, and cannot be."""
-    if reception.pops or isinstance(error, GeneratorExit):
+def interrupted(reception: Reception, found: list[Taken], error: BaseException) -> Flow[None]:
+    """Hand back what a call had leased when Ctrl-C or a cancellation came.
+
+    Ctrl-C waits for that. A cancelled task ends at once: the handing back goes on beside it, or is
+    the first thing that the consumer's next call does.
+    """
+    reception.left += found
+    if isinstance(error, GeneratorExit) or not (reception.left or reception.unanswered):
         return
-    for keys, batch in found:
-        leases = leases_of(keys, batch, reception.handle.settings.max_retries)
-        if leases.ids:
-            places = [place_of(entry) for entry in batch.records if entry]
-            yield from settling.release(reception.handle, leases, places, 0)
+    if isinstance(error, KeyboardInterrupt):
+        with suppress(RMQError):
+            yield from hand_back(reception)
+    else:
+        yield Later(0, lambda: hand_back(reception))
+
+
+def hand_back(reception: Reception) -> Flow[None]:
+    """Release what earlier calls leased, or may have leased, and never handed over."""
+    while reception.handing_back:
+        yield Sleep(BESIDE_S)
+    if reception.unanswered is None and not reception.left:
+        return
+    reception.handing_back = True
+    try:
+        take = reception.unanswered
+        if take is not None:
+            batch = yield from _answered(reception, take)
+            if batch.ids:
+                reception.left.append((take.keys, batch))
+        while reception.left:
+            keys, batch = reception.left[0]
+            yield from _released(reception, keys, batch)
+            del reception.left[0]
+    finally:
+        reception.handing_back = False
+
+
+def _released(reception: Reception, keys: SlotKeys, batch: Batch) -> Flow[None]:
+    leases = leases_of(keys, batch, reception.handle.settings.max_retries)
+    if not leases.ids:
+        return
+    places = [place_of(entry) for entry in batch.records if entry]
+    try:
+        yield from settling.release(reception.handle, leases, places, 0).run()
+    except (OutcomeUnknown, Unavailable):
+        raise
+    except RMQError:
+        pass  # refused: the leases end by themselves
 
 
 def leases_of(keys: SlotKeys, batch: Batch, most: int) -> settling.Leases:

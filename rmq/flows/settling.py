@@ -1,23 +1,27 @@
 """Settle deliveries: ack, nack, reject, release, extend; one or many, of one slot or several.
 
-Each verb takes the leases of the deliveries, makes one call for each slot and thousand, and answers
-a letter for each delivery in order. A lane stays ours until the reply is in: a command whose reply
-was lost is sent again under the same number, and done once. What is `beside` goes before them in
-the same round trip.
+Each verb takes the leases of the deliveries and returns a `Settling`: one call for each slot and
+thousand, each in a lane of its own, whose answer is a letter for each delivery in order. A settling
+whose reply did not come keeps its lanes and their numbers, so it can be run again: what was done is
+answered, and what was not is done. What is `beside` goes before the calls in the same round trip.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rmq import commands
 from rmq.commands import Command
-from rmq.flows import Flow, Pipeline, raised, together
+from rmq.errors import OutcomeUnknown, RMQError
+from rmq.flows import Flow, Pipeline
 from rmq.flows.claiming import Beside
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
 from rmq.settings import BATCH_MAX
+
+T = TypeVar("T")
+UNKNOWN = "?"  # the letter of a delivery whose slot answered with an error
 
 
 class Lease(NamedTuple):
@@ -80,51 +84,102 @@ def _parts(leases: Leases) -> list[tuple[int, Leases, Sequence[int]]]:
     ]
 
 
-def _call(
-    handle: Handle, leases: Leases, build: _Build, beside: Beside | None = None
-) -> Flow[list[Any]]:
-    """Make the calls; for each, (places, value). The first error is raised after all are made."""
-    parts = _parts(leases)
-    lanes = [handle.lanes.take() for _ in parts]
-    try:
-        calls = [
+class Settling(Generic[T]):
+    """The calls of one settling, to be made as often as it takes until they are answered.
+
+    Redis keeps the answers for a minute (`lua/lib/replay.lua`). Run again after that, a call finds
+    by the receipts what is still the caller's: nothing is done twice, but what the first call had
+    settled is then reported as lost.
+    """
+
+    __slots__ = ("_beside", "_calls", "_handle", "_lanes", "_parts", "_read", "_size")
+
+    def __init__(
+        self,
+        handle: Handle,
+        leases: Leases,
+        build: _Build,
+        read: Callable[[int, list[tuple[Sequence[int], Any]]], T],
+        beside: Beside | None,
+    ) -> None:
+        parts = _parts(leases) if leases.ids else []
+        self._handle = handle
+        self._size = len(leases.ids)
+        self._parts = [places for _, _, places in parts]
+        self._lanes = [handle.lanes.take() for _ in parts]
+        self._calls = [
             build(handle.slots[slot], lane, some, places)
-            for (slot, some, places), lane in zip(parts, lanes, strict=True)
+            for (slot, some, places), lane in zip(parts, self._lanes, strict=True)
         ]
-        if beside is not None:
+        self._read = read
+        self._beside = beside
+
+    def run(self) -> Flow[T]:
+        """Make the calls. The first error is raised after all are made."""
+        answer, error = yield from self.ask()
+        if error is not None:
+            raise error
+        return answer
+
+    def ask(self) -> Flow[tuple[T, RMQError | None]]:
+        """As `run`; but where some slots answered and others failed, the answer and the error."""
+        try:
+            replies = yield from self._made()
+        except OutcomeUnknown:
+            raise
+        except Exception:
+            self._answered()
+            raise
+        self._answered()
+        errors = [one for one in replies if isinstance(one, RMQError)]
+        if errors and len(errors) == len(replies):
+            raise errors[0]
+        answer = self._read(self._size, list(zip(self._parts, replies, strict=True)))
+        return answer, errors[0] if errors else None
+
+    def _made(self) -> Flow[list[Any]]:
+        calls, beside = self._calls, self._beside
+        if beside is not None and calls:
             both: list[Any] = yield Pipeline([*beside.commands, *calls])
             beside.told(both[: len(beside.commands)])
-            replies = raised(both[len(beside.commands) :])
-        elif len(calls) == 1:
-            replies = [(yield calls[0])]
-        else:
-            replies = yield from together(calls)
-    finally:
-        for lane in lanes:
-            handle.lanes.give(lane)
-    return [(places, reply) for (_, _, places), reply in zip(parts, replies, strict=True)]
+            return both[len(beside.commands) :]
+        if len(calls) == 1:
+            return [(yield calls[0])]
+        return (yield Pipeline(calls)) if calls else []
+
+    def _answered(self) -> None:
+        for lane in self._lanes:
+            self._handle.lanes.give(lane)
+        self._lanes = []
 
 
-def _letters(handle: Handle, leases: Leases, build: _Build, beside: Beside | None) -> Flow[str]:
-    if not leases.ids:
-        return ""
-    replies = yield from _call(handle, leases, build, beside)
+def _letters(size: int, replies: list[tuple[Sequence[int], Any]]) -> str:
     if len(replies) == 1:
         return str(replies[0][1])
-    letters = ["0"] * len(leases.ids)
+    letters = [UNKNOWN] * size
     for places, reply in replies:
-        for place, letter in zip(places, reply, strict=True):
-            letters[place] = letter
+        if not isinstance(reply, RMQError):
+            for place, letter in zip(places, reply, strict=True):
+                letters[place] = letter
     return "".join(letters)
 
 
-def ack(handle: Handle, leases: Leases, beside: Beside | None = None) -> Flow[str]:
+def _deadlines(size: int, replies: list[tuple[Sequence[int], Any]]) -> list[int | None]:
+    deadlines: list[int | None] = [0] * size
+    for places, reply in replies:
+        if not isinstance(reply, RMQError):
+            for place, letter in zip(places, reply.letters, strict=True):
+                deadlines[place] = reply.deadline_s if letter == "1" else None
+    return deadlines
+
+
+def ack(handle: Handle, leases: Leases, beside: Beside | None = None) -> Settling[str]:
     """Settle for good: 1 settled, 0 lost."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         return commands.ack(handle, keys, lane, some.ids, some.scores, some.numbers, some.marks)
 
-    return (yield from _letters(handle, leases, build, beside))
+    return Settling(handle, leases, build, _letters, beside)
 
 
 def nack(
@@ -133,14 +188,14 @@ def nack(
     errors: Sequence[bytes],
     wait_ms: int | None,
     beside: Beside | None = None,
-) -> Flow[str]:
+) -> Settling[str]:
     """Give back as failed: r retry, d dead, 0 lost."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         told = [errors[p] for p in places]
         return commands.nack(handle, keys, lane, some.ids, some.scores, told, wait_ms)
 
-    return (yield from _letters(handle, leases, build, beside))
+    return Settling(handle, leases, build, _letters, beside)
 
 
 def reject(
@@ -149,14 +204,14 @@ def reject(
     errors: Sequence[bytes],
     reason: str,
     beside: Beside | None = None,
-) -> Flow[str]:
+) -> Settling[str]:
     """To the DeadQueue at once: d dead, 0 lost. `reason`: r rejected, u undecodable."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         told = [errors[p] for p in places]
         return commands.reject(handle, keys, lane, some.ids, some.scores, told, reason)
 
-    return (yield from _letters(handle, leases, build, beside))
+    return Settling(handle, leases, build, _letters, beside)
 
 
 def release(
@@ -165,28 +220,22 @@ def release(
     places_taken: Sequence[int],
     wait_ms: int,
     beside: Beside | None = None,
-) -> Flow[str]:
+) -> Settling[str]:
     """Hand back unworked: 1 released, 0 lost. `places_taken`: priorities, or due times."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         taken = [places_taken[p] for p in places]
         return commands.release(handle, keys, lane, some.ids, some.scores, taken, wait_ms)
 
-    return (yield from _letters(handle, leases, build, beside))
+    return Settling(handle, leases, build, _letters, beside)
 
 
 def extend(
     handle: Handle, leases: Leases, lease_ms: int, beside: Beside | None = None
-) -> Flow[list[int | None]]:
-    """Move deadlines: for each the new deadline in s, or None where the lease is lost."""
-    deadlines: list[int | None] = [None] * len(leases.ids)
-    if not deadlines:
-        return deadlines
+) -> Settling[list[int | None]]:
+    """Move deadlines: for each the new deadline in s; None: the lease is lost; 0: not known."""
 
     def build(keys: SlotKeys, lane: Lane, some: Leases, places: Sequence[int]) -> Command[Any]:
         return commands.extend(keys, lane, some.ids, some.scores, lease_ms)
 
-    for places, reply in (yield from _call(handle, leases, build, beside)):
-        for place, letter in zip(places, reply.letters, strict=True):
-            deadlines[place] = reply.deadline_s if letter == "1" else None
-    return deadlines
+    return Settling(handle, leases, build, _deadlines, beside)

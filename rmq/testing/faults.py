@@ -24,7 +24,7 @@ from rmq.wire import AsyncExecutor, Executor
 
 T = TypeVar("T")
 Kind = Literal["lost reply", "failure", "delay"]
-VERBS = {"send": ("send", "merge"), "receive": ("prepare", "pop"), "open": ("topic", "slot")}
+VERBS = {"send": ("send", "merge"), "receive": ("prepare",), "open": ("topic", "slot")}
 MOST = 1_000_000
 
 

@@ -18,7 +18,7 @@ from rmq.consumer import AsyncDelivery, Consumer, Delivery
 from rmq.delivery import LOST, OPEN, DeliveryData
 from rmq.errors import RMQError
 from rmq.flows import Flow, Sleep, claiming, operating, settling
-from rmq.flows.settling import Leases
+from rmq.flows.settling import Leases, Settling
 from rmq.handler import Handler
 from rmq.idempotency import Idempotent
 from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
@@ -90,12 +90,13 @@ class Desk(Consumer):
         """Nack several, each with its own error; returns those whose lease was lost."""
         wait_ms = None if wait_s is None else round(wait_s * 1000)
 
-        def verb(some: list[Delivery]) -> Flow[list[Delivery]]:
-            mine, leases = self._leases(some)
+        def build(mine: list[Delivery], leases: Leases) -> Settling[str]:
             told = [failure.tell(errors[one]) for one in mine]
             beside = claiming.unclaim(self._handle, mine)
-            letters = yield from settling.nack(self._handle, leases, told, wait_ms, beside)
-            return self._settled(mine, letters)
+            return settling.nack(self._handle, leases, told, wait_ms, beside)
+
+        def verb(some: list[Delivery]) -> Flow[list[Delivery]]:
+            return self._settle("nack", some, build)
 
         return self._executor.run(self._renewed(verb, deliveries))
 

@@ -125,7 +125,8 @@ class Keeper:
         leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
         claims = [row.claim for row in rows if row.claim is not None]
         beside = claiming.renew(handle, claims, lease_ms)
-        return (yield from settling.extend(handle, Leases.of(leases), lease_ms, beside))
+        settled = settling.extend(handle, Leases.of(leases), lease_ms, beside)
+        return (yield from settled.run())
 
 
 # --- beside the worker ---------------------------------------------------------------------------

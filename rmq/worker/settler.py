@@ -270,7 +270,8 @@ class Settler:
         pause, left, lost = PAUSE_S, some, []
         trouble: RMQError | None = None
         while True:
-            left = [one for one in left if one._state == OPEN]
+            # One whose reply came late is settled, and its verb is still to be told so.
+            left = [one for one in left if one._state == OPEN or one._untold]
             try:
                 lost = call(left) if left else []
                 if trouble is not None:

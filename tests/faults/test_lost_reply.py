@@ -179,9 +179,10 @@ def test_a_cancel_whose_reply_is_lost_is_told_as_done(case: Case) -> None:
     assert case.drained() == []
 
 
-def test_a_pop_whose_reply_is_lost_loses_nothing(case: Case) -> None:
+@pytest.mark.parametrize("verb", ["prepare", "ack"])
+def test_a_batch_at_most_once_whose_reply_is_lost_is_handed_over(case: Case, verb: str) -> None:
     case.do(case.topic.send_many([rmq.Outgoing(n) for n in range(5)]))
-    case.proxy.cut("pop")
+    case.proxy.cut(verb)
 
     _, got = case.receive(3, mode="at_most_once")
 

@@ -52,7 +52,7 @@ def acked_by_receipt(client: Any, topic: Any, other: Any) -> None:
         assert consumer.ack_receipts(receipts) == []
 
 
-def popped(client: Any, topic: Any, other: Any) -> None:
+def at_most_once(client: Any, topic: Any, other: Any) -> None:
     topic.send_many([rmq.Outgoing(n) for n in range(20)])
     assert len(_take(other, 11, mode="at_most_once")) == 11
 
@@ -147,12 +147,7 @@ _PURGE = _leave_out(
 REASONS: dict[str, Reason] = {
     "acked": Reason(acked, {}, _ACK, 17),
     "acked by receipt": Reason(acked_by_receipt, {}, _ACK, 2),
-    "popped": Reason(
-        popped,
-        {},
-        _leave_out("pop", "depart(slot, audit, 'seen', numbers_in(found, number_of, {}), now)"),
-        11,
-    ),
+    "settled at most once": Reason(at_most_once, {}, _ACK, 11),
     "cancelled": Reason(
         cancelled,
         {},

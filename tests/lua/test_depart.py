@@ -112,18 +112,6 @@ def test_body_that_begins_with_a_digit_is_no_part_of_the_number(box):
     assert open_of(box) == [(2, None)]
 
 
-def test_pop_has_seen_them(box):
-    begin(box)
-    for number in (1, 2, 3):
-        numbered(box, number)
-    lane = box.lane()
-
-    assert len(box.twice(lambda: commands.pop(box.keys, lane, 2, False)).ids) == 2
-
-    assert open_of(box) == [(3, None)]
-    assert box.counter("seen") == 2
-
-
 def test_cancel_accounts_for_it(box):
     begin(box)
     numbered(box, 1)
@@ -161,20 +149,16 @@ def test_purge_of_the_dead_accounts_for_them_and_death_does_not(box):
     assert open_of(box) == [(2, None)]
 
 
-@pytest.mark.parametrize("take", ["prepare", "pop"])
-def test_expired_message_that_is_dropped_is_accounted_for(make_box, take):
+def test_expired_message_that_is_dropped_is_accounted_for(make_box):
     box = make_box(on_expire="drop")
     begin(box)
     numbered(box, 1, expires=500)
     numbered(box, 2)
     box.clock.advance(1)
 
-    if take == "prepare":
-        assert len(box.take(10)) == 1
-    else:
-        assert len(box.run(commands.pop(box.keys, box.lane(), 10, False)).ids) == 1
+    assert len(box.take(10)) == 1
 
-    assert open_of(box) == ([(2, None)] if take == "prepare" else [(3, None)])
+    assert open_of(box) == [(2, None)]
     assert box.counter("accounted") == 1
 
 
@@ -202,18 +186,14 @@ def test_drop_lowest_accounts_for_what_it_drops(make_box):
     assert box.counter("accounted") == 2
 
 
-@pytest.mark.parametrize("by", ["nack", "reject", "rollback", "bury", "prepare"])
+@pytest.mark.parametrize("by", ["nack", "reject", "rollback", "prepare"])
 def test_dead_letter_past_its_retention_is_accounted_for(make_box, by):
     box = make_box(max_retries=0, dead_retention_ms=1000)
     begin(box)
     numbered(box, 1)
     box.reject(box.take_one())
     box.clock.advance(5)
-    if by == "bury":
-        id = box.one()
-        popped = box.run(commands.pop(box.keys, box.lane(), 1, False))
-        assert box.run(commands.bury(box.keys, id, popped.records[0], b"why")) == 1
-    elif by == "prepare":
+    if by == "prepare":
         box.one(due=1, expires=1)
         box.clock.advance(1)
         assert box.take(1) == []
@@ -281,7 +261,7 @@ def test_slot_that_nobody_audits_gets_no_key(box):
     assert "seen" not in box.state()["slot"]
 
 
-@pytest.mark.parametrize("script", ["ack", "pop", "cancel", "purge"])
+@pytest.mark.parametrize("script", ["ack", "cancel", "purge"])
 def test_numbers_are_accounted_for_at_maxmemory(tight, script):
     box = tight
     begin(box)
@@ -294,8 +274,6 @@ def test_numbers_are_accounted_for_at_maxmemory(tight, script):
     try:
         if script == "ack":
             box.ack(leases[0], leases[2])
-        elif script == "pop":
-            box.run(commands.pop(box.keys, box.lane(), 2, False))
         elif script == "cancel":
             assert box.run(commands.cancel(box.keys, box.lane(), ids[0])) == "cancelled"
         else:

@@ -73,7 +73,6 @@ def test_nothing_is_taken_while_anything_is_in_flight(box, is_ordered):
     for _ in range(2):
         batch = box.prepare(1, ordered=is_ordered)
         assert (batch.ids, batch.lapsed, batch.wait_us) == ([], False, 9_000_000)
-        assert box.run(commands.pop(box.keys, box.lane(), 1, False)).ids == []
         assert box.state() == before
 
     assert box.ack(first) == "1"
@@ -110,15 +109,6 @@ def test_plain_take_of_a_free_slot_ends_the_order(box):
         ("slot", "span"): GONE,
     }
     assert [one.id for one in box.take(2)] == given[1:]
-
-
-def test_pop_of_a_free_slot_ends_the_order(box):
-    given = box.send(3)
-    box.release(*take(box, 2))
-
-    assert box.run(commands.pop(box.keys, box.lane(), 2, False)).ids == given[:2]
-    assert "ordered" not in box.state()["slot"]
-    assert "span" not in box.state()["slot"]
 
 
 def test_take_in_order_waits_for_plain_deliveries_and_has_them_come_back_in_order(box):
@@ -234,7 +224,6 @@ def test_nothing_is_taken_before_the_hold_and_what_is_left_is_remembered(slow):
             batch = slow.prepare(3, ordered=is_ordered)
             assert (batch.ids, batch.wait_us) == ([], early_ms * 1000)
         assert slow.run(commands.next([slow.keys], False)) == [early_ms * 1000]
-        assert slow.run(commands.pop(slow.keys, slow.lane(), 1, False)).wait_us == early_ms * 1000
         assert slow.state() == before
         slow.clock.advance(-(4000 - early_ms) / 1000)
 

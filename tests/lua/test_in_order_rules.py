@@ -152,7 +152,6 @@ SETTLING = {
 }
 TAKING = {
     "prepare": "slot store prepare records dead failures replay",
-    "pop": "slot store prepare records dead failures merge settled0 settled1 replay",
 }
 
 

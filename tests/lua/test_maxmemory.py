@@ -49,7 +49,7 @@ def test_duplicate_is_still_answered(full):
 
 
 @pytest.mark.parametrize(
-    "script", ["ack", "nack", "reject", "release", "extend", "rollback", "cancel", "purge", "bury"]
+    "script", ["ack", "nack", "reject", "release", "extend", "rollback", "cancel", "purge"]
 )
 def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script):
     box = full.box
@@ -110,19 +110,6 @@ def test_prepare_drains_every_family_and_then_waits(full, waits):
     assert batch.wait_us > 0
     assert (box.counter("waiting") > box.clock.now_ms) is waits
     assert box.run(commands.next([box.keys], waits)) == [batch.wait_us]
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_pop_drains_every_family_and_then_waits(full, waits):
-    box = full.box
-    box.rollback()
-    taken = []
-    for _ in range(10):
-        taken += box.run(commands.pop(box.keys, box.lane(), 1, waits)).ids
-
-    assert set(taken) == {full.waiting, full.due, full.retry, full.lapsed.id}
-    assert set(box.state()["records"]).isdisjoint(taken)
-    assert (box.counter("waiting") > box.clock.now_ms) is waits
 
 
 def test_asking_an_idle_slot_works_and_notes_who_waits(full):

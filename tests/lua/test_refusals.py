@@ -12,7 +12,6 @@ PLACES = {
     "account": "slot audit",
     "ack": "slot prepare records failures settled0 settled1 replay audit",
     "audit": "slot audit",
-    "bury": "slot store prepare records dead failures audit",
     "cancel": "slot store prepare records dead failures merge settled0 settled1 replay audit",
     "census": "slot store prepare dead records",
     "claim": "claim",
@@ -23,7 +22,6 @@ PLACES = {
     "nack": "slot store prepare records dead failures replay audit",
     "next": "slot store prepare",  # its prepare is looked at where the store is empty: test_next
     "peek": "slot store records failures",
-    "pop": "slot store prepare records dead failures merge settled0 settled1 replay audit",
     "prepare": "slot store prepare records dead failures merge replay audit",
     "publish": "slot store records settled0 settled1 failures merge audit stage",
     "purge": "slot store records failures merge audit",
@@ -161,7 +159,7 @@ def test_number_that_is_none_is_refused_by_name_and_no_key_changes(box, script, 
 
 @pytest.mark.parametrize(
     ("script", "position"),
-    [("ack", 4), ("extend", 2), ("merge", 9), ("peek", 4), ("pop", 2), ("prepare", 2),
+    [("ack", 4), ("extend", 2), ("merge", 9), ("peek", 4), ("prepare", 2),
      ("prepare", 3), ("purge", 2), ("release", 4), ("rollback", 3), ("send", 3),
      ("set_priority", 1), ("reschedule", 4)],
 )  # fmt: skip
@@ -188,9 +186,8 @@ def test_too_few_arguments_are_an_error_and_no_key_changes(box, script):
     assert box.state() == before
 
 
-@pytest.mark.parametrize("place", ["prepare", "pop"])
 @pytest.mark.parametrize("broken", ["waiting", "retry", "later"])
-def test_missing_record_in_any_family_is_named_and_nothing_moves(box, place, broken):
+def test_missing_record_in_any_family_is_named_and_nothing_moves(box, broken):
     furnished = furnish(box)
     box.drained()
     for lease in box.take(100):
@@ -207,7 +204,7 @@ def test_missing_record_in_any_family_is_named_and_nothing_moves(box, place, bro
         id = box.one(priority=50)
     box.redis.hdel(box.keys.records, id)
     before = box.state()
-    command = CALLS[place](furnished)
+    command = CALLS["prepare"](furnished)
 
     with pytest.raises(redis.ResponseError, match=f"RMQRECORD {box.keys.records.decode()}"):
         box.run(command)

@@ -297,7 +297,7 @@ class Machine(RuleBasedStateMachine):
             replayed = lost and bool(picked)
             if lost and not picked:  # there was nothing to remember: it is done anew
                 picked = self.model.take(slot, limit, lease, self.now, pops, ordered)
-            if lapsed and (pops or not replayed):
+            if lapsed and not replayed:
                 self.reached["rollback"] += 1
                 self.model.rollback(slot, self.now)
                 if not picked and not lost:
@@ -482,7 +482,7 @@ class Machine(RuleBasedStateMachine):
                 "extend": lambda: settling.extend(handle, leases, 60_000),
                 "reject": lambda: settling.reject(handle, leases, [b""], "r"),
             }
-            answer = self.do(lambda: run(flows[verb]()))
+            answer = self.do(lambda: run(flows[verb]().run()))
             self.claim(answer in ("0", [None]), f"a {verb} by a wrong receipt was accepted")
         self.same(f"a {verb} by a {'forged' if shift else 'stale'} receipt")
         self.reached["forged receipt" if shift else "stale receipt"] += 1

@@ -220,7 +220,8 @@ def test_lua_libraries_that_stand_in_do_what_those_of_redis_do(
     assert fake.client._executor.ask("eval", "EVAL", LIBRARIES, 0) == real
 
 
-def test_pop_whose_reply_was_lost_hands_over_the_same_again(fake: Broker) -> None:
+@pytest.mark.parametrize("verb", ["prepare", "ack"])
+def test_at_most_once_hands_over_all_where_a_reply_was_lost(fake: Broker, verb: str) -> None:
     topic = fake.client.topic("t")
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     executor = fake.client._executor
@@ -228,7 +229,7 @@ def test_pop_whose_reply_was_lost_hands_over_the_same_again(fake: Broker) -> Non
 
     def losing(packed: bytes, count: int) -> list[Any]:
         replies = exchange(packed, count)
-        if scripts.load("pop").sha.encode() in packed and not lost:
+        if scripts.load(verb).sha.encode() in packed and not lost:
             lost.append(replies)
             raise ConnectionResetError
         return replies

@@ -22,7 +22,7 @@ FULL = Batch(-1, False, 1_790_000_000, 1, 1, b"", [bytes(16)], [RECORD])
 def reception(slots: int, listening: bool = True) -> Reception:
     handle = Handle("rmq", "orders", JSON, Lanes(), {})
     handle.opened(Settings(slots=slots), b"1")
-    made = Reception(handle, 30_000, pops=False)
+    made = Reception(handle, 30_000)
     made.listener.held = object() if listening else None
     return made
 

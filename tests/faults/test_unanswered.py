@@ -1,0 +1,547 @@
+"""A reply that does not come for longer than the client's patience: the caller lives, and goes on.
+
+Each fault comes in two kinds: the server did the work and the reply was lost, or the command never
+arrived. The caller cannot tell them apart, and what it does next must be right for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq import scripts
+from rmq.flows import receiving
+from rmq.wire import Executor
+from tests.property.driver import Driver
+from tests.servers import Server
+
+MODES = ("at_least_once", "at_most_once")
+
+
+class Odd:
+    """A codec that nobody else has."""
+
+    name, number = "odd", 4
+
+    def encode(self, value: Any) -> bytes:
+        return b"?"
+
+    def decode(self, data: bytes) -> Any:
+        raise rmq.DecodeError("odd")
+
+
+class Scene:
+    """A client without patience, whose connection fails at the calls of one script."""
+
+    def __init__(self, driver: Driver, beside: rmq.Client, name: str, executed: bool) -> None:
+        self.driver, self.beside, self.name, self.executed = driver, beside, name, executed
+        self.do = driver.do
+        self.fired = 0
+        self.error: type[BaseException] = ConnectionResetError
+        self._verb, self._times = "", 0
+        executor: Any = driver.client._executor
+        inner = executor._exchange
+
+        def exchange(packed: bytes, count: int) -> Any:
+            if self._due(packed):
+                if self.executed:
+                    inner(packed, count)
+                raise self.error
+            return inner(packed, count)
+
+        async def exchange_async(packed: bytes, count: int) -> Any:
+            if self._due(packed):
+                if self.executed:
+                    await inner(packed, count)
+                raise self.error
+            return await inner(packed, count)
+
+        executor._exchange = exchange if driver.loop is None else exchange_async
+        self.open()
+
+    def open(self, **settings: Any) -> None:
+        """A topic that the server knows all scripts for."""
+        self.topic: Any = self.driver.client.topic(self.name, **settings)
+        self.do(self.topic.open())
+
+    def _due(self, packed: bytes) -> bool:
+        if not self._times or scripts.load(self._verb).sha.encode() not in packed:
+            return False
+        self._times -= 1
+        self.fired += 1
+        return True
+
+    def lose(self, verb: str, times: int = 1) -> None:
+        """Lose the next calls of a script."""
+        self._verb, self._times = verb, times
+
+    def send(self, count: int) -> None:
+        self.do(self.topic.send_many([rmq.Outgoing(n) for n in range(count)]))
+
+    def stats(self) -> dict[str, int]:
+        return self.beside.admin.stats(self.name)
+
+    def all_of(self, consumer: Any, most: int = 5) -> list[tuple[Any, int]]:
+        """What a consumer gets until nothing comes: body and attempt; all of it is acked."""
+        seen = []
+        while got := self.do(consumer.receive(most)):
+            seen += [(one.body, one.attempt) for one in got]
+            self.do(consumer.ack(got))
+        return seen
+
+
+@pytest.fixture(params=["sync", "async"])
+def driver(request: pytest.FixtureRequest, server: Server) -> Iterator[Driver]:
+    with server.raw() as raw:
+        for verb in scripts.names():
+            raw.script_load(scripts.load(verb).text)
+    made = Driver(server.url, request.param == "async", retry_for=0)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[True, False], ids=["executed", "never arrived"])
+def scene(
+    request: pytest.FixtureRequest, driver: Driver, server: Server, name: str
+) -> Iterator[Scene]:
+    with rmq.Client(server.url) as beside:
+        yield Scene(driver, beside, name, request.param)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_batch_whose_reply_did_not_come_is_handed_over_by_the_next_receive(
+    scene: Scene, mode: Any, times: int
+) -> None:
+    scene.send(12)
+    consumer = scene.topic.consumer(mode=mode)
+    scene.lose("prepare", times)
+
+    for _ in range(times):
+        with pytest.raises(rmq.OutcomeUnknown):
+            scene.do(consumer.receive(5))
+
+    assert scene.fired == times
+    assert scene.all_of(consumer) == [(n, 1) for n in range(12)]
+    assert scene.stats()["settled"] == 12
+
+
+def test_a_lease_that_nobody_heard_of_burns_no_retry(scene: Scene) -> None:
+    scene.name += "-last"
+    scene.open(max_retries=0)
+    scene.send(3)
+    consumer = scene.topic.consumer(lease=1)
+    scene.lose("prepare")
+
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(consumer.receive(5))
+    scene.do(consumer.close())
+
+    assert scene.stats()["in_flight"] == 0
+    assert scene.stats()["dead"] == 0
+    assert scene.all_of(scene.topic.consumer()) == [(n, 1) for n in range(3)]
+
+
+def test_a_caller_that_gives_the_number_up_loses_the_batch_from_sight(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: with the number given up, what was leased is nobody's until it lapses."""
+    monkeypatch.setattr(receiving, "hand_back", lambda reception: iter(()))
+    scene.send(12)
+    consumer = scene.topic.consumer()
+    scene.lose("prepare")
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(consumer.receive(5))
+    consumer._reception.unanswered = None
+
+    seen = scene.all_of(consumer)
+
+    assert len(seen) == (7 if scene.executed else 12)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_at_most_once_hands_over_what_it_settled_when_the_answer_was_late(
+    scene: Scene, count: int
+) -> None:
+    scene.send(6)
+    consumer = scene.topic.consumer(mode="at_most_once")
+    scene.lose("ack", count)
+
+    for _ in range(count):
+        with pytest.raises(rmq.OutcomeUnknown):
+            scene.do(consumer.receive(4))
+
+    assert [one.body for one in scene.do(consumer.receive(3))] == [0, 1, 2], "no more than asked"
+    assert scene.all_of(consumer) == [(3, 1), (4, 1), (5, 1)]
+    assert scene.stats()["settled"] == 6
+
+
+def test_at_most_once_over_several_slots_hands_over_what_some_of_them_settled(
+    scene: Scene, server: Server
+) -> None:
+    scene.name += "-many"
+    scene.open(slots=4)
+    scene.send(40)
+    consumer = scene.topic.consumer(mode="at_most_once")
+    scene.lose("ack")
+
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(consumer.receive(40))
+
+    assert sorted(scene.all_of(consumer, 40)) == [(n, 1) for n in range(40)]
+    assert scene.stats()["in_flight"] == 0
+
+
+def test_at_most_once_a_slot_that_refuses_the_ack_keeps_its_messages(
+    scene: Scene, server: Server
+) -> None:
+    scene.name += "-odd"
+    scene.open(slots=2, dedup_window=60)
+    sent = [scene.do(scene.topic.send(n, slot_basis=f"b{n}")) for n in range(20)]
+    with server.raw() as raw:
+        for turn in (0, 1):
+            raw.set(f"rmq:{{{scene.name}_1}}:settled{turn}", "another's")
+    consumer = scene.topic.consumer(mode="at_most_once")
+
+    got = scene.do(consumer.receive(40))
+
+    assert {one.slot for one in got} == {0}
+    assert sorted(one.body for one in got) == [n for n, one in enumerate(sent) if one.slot == 0]
+    with server.raw() as raw:
+        raw.delete(*(f"rmq:{{{scene.name}_1}}:settled{turn}" for turn in (0, 1)))
+    rest = scene.do(consumer.receive(40))
+    assert sorted(one.body for one in rest) == [n for n, one in enumerate(sent) if one.slot == 1]
+
+
+VERBS: dict[str, tuple[dict[str, Any], str]] = {
+    # verb -> its arguments, and what counts how often it was done
+    "ack": ({}, "settled"),
+    "nack": ({"delay": 60}, "later"),
+    "reject": ({"reason": "why"}, "dead"),
+    "release": ({"delay": 60}, "later"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("between", ["nothing", "extend"])
+def test_a_verb_said_again_succeeds_and_is_done_once(scene: Scene, verb: str, between: str) -> None:
+    scene.send(2)
+    consumer = scene.topic.consumer()
+    delivery, second = scene.do(consumer.receive(2))
+    arguments, counter = VERBS[verb]
+    scene.lose(verb)
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(getattr(delivery, verb)(**arguments))
+    assert not delivery.is_settled
+    if between == "extend":  # any call of the consumer asks again
+        scene.do(consumer.extend([second]))
+
+    scene.do(getattr(delivery, verb)(**arguments))
+
+    assert delivery.is_settled
+    assert not delivery.lost
+    assert scene.stats()[counter] == 1
+    with pytest.raises(rmq.AlreadySettled):
+        scene.do(getattr(delivery, verb)(**arguments))
+
+
+def test_a_part_of_what_was_acked_may_be_acked_again(scene: Scene) -> None:
+    scene.send(3)
+    consumer = scene.topic.consumer()
+    first, second, third = scene.do(consumer.receive(3))
+    scene.lose("ack")
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(consumer.ack([first, second]))
+
+    assert scene.do(consumer.ack([second, third])) == []
+    scene.do(first.ack())
+
+    assert scene.stats()["settled"] == 3
+
+
+def test_another_verb_than_the_one_whose_reply_came_late_says_so(scene: Scene) -> None:
+    scene.send(1)
+    (delivery,) = scene.do(scene.topic.consumer().receive())
+    scene.lose("nack")
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(delivery.nack(delay=0))
+
+    with pytest.raises(rmq.AlreadySettled, match="by the nack whose reply came late"):
+        scene.do(delivery.ack())
+
+    assert scene.stats()["returned"] == 1
+
+
+def test_a_lease_extended_without_an_answer_is_still_ours_to_settle(scene: Scene) -> None:
+    scene.send(1)
+    (delivery,) = scene.do(scene.topic.consumer(lease=5).receive())
+    before = delivery.deadline
+    scene.lose("extend")
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(delivery.extend(60))
+
+    scene.do(delivery.ack())
+
+    assert delivery.deadline > before
+    assert scene.stats()["settled"] == 1
+
+
+def test_receipts_acked_again_are_not_told_as_lost(scene: Scene) -> None:
+    scene.send(4)
+    consumer = scene.topic.consumer()
+    receipts = [str(one.receipt) for one in scene.do(consumer.receive(4))]
+    scene.lose("ack")
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(consumer.ack_receipts(receipts[:3]))
+
+    assert scene.do(consumer.ack_receipts(receipts[1:])) == []
+
+    assert scene.stats()["settled"] == 4
+    assert len(scene.do(consumer.ack_receipts(receipts[1:]))) == 3, "told once, like any ack"
+
+
+def test_the_end_of_a_with_block_is_repeated_by_the_next_call(scene: Scene) -> None:
+    scene.send(2)
+    consumer = scene.topic.consumer()
+    (delivery,) = scene.do(consumer.receive())
+    scene.lose("nack")
+    exit = delivery.__exit__ if scene.driver.loop is None else delivery.__aexit__
+    assert scene.do(exit(ValueError, ValueError("no"), None)) is False
+
+    got = scene.do(consumer.receive(2))
+
+    assert delivery.is_settled
+    assert scene.stats()["later"] == 1, "its retry waits"
+    assert [one.body for one in got] == [1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("error", [rmq.Unavailable, rmq.OutcomeUnknown])
+def test_an_unreadable_message_that_cannot_be_buried_yet_holds_nothing_up(
+    scene: Scene, server: Server, mode: Any, error: type[rmq.RMQError]
+) -> None:
+    scene.name += "-odd"
+    with rmq.Client(server.url) as client:
+        odd = client.topic(scene.name, codec=Odd())
+        scene.open()
+        scene.send(3)
+        odd.send("x")
+        consumer = scene.topic.consumer(mode=mode)
+        executor: Any = scene.driver.client._executor
+        inner = executor._command
+
+        def refusing(command: Any) -> Any:
+            if command.script.name == "reject":
+                raise error("reject: not now")
+            return inner(command)
+
+        async def refusing_async(command: Any) -> Any:
+            return refusing(command) if command.script.name == "reject" else await inner(command)
+
+        executor._command = refusing if scene.driver.loop is None else refusing_async
+        got = scene.do(consumer.receive(10))
+        executor._command = inner
+
+        assert [one.body for one in got] == [0, 1, 2]
+        assert scene.stats()["dead"] == 0
+        assert scene.do(consumer.receive(10)) == []
+        assert scene.stats()["dead"] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verb", ["prepare", "ack"])
+def test_a_receive_that_was_interrupted_is_made_good_by_the_next(
+    scene: Scene, mode: Any, verb: str
+) -> None:
+    scene.send(8)
+    consumer = scene.topic.consumer(mode=mode)
+    scene.error = KeyboardInterrupt if scene.driver.loop is None else asyncio.CancelledError
+    if verb == "ack" and mode == "at_least_once":
+        (delivery,) = scene.do(consumer.receive())
+        scene.lose(verb)
+        with pytest.raises(scene.error):
+            scene.do(delivery.ack())
+        scene.do(delivery.ack())
+        assert scene.all_of(consumer) == [(n, 1) for n in range(1, 8)]
+    else:
+        scene.lose(verb)
+        with pytest.raises(scene.error):
+            scene.do(consumer.receive(5))
+        assert sorted(scene.all_of(consumer)) == [(n, 1) for n in range(8)]
+
+    assert scene.fired == 1
+    assert scene.stats()["settled"] == 8
+
+
+def test_at_most_once_keeps_no_bodies_for_a_repeat(scene: Scene, server: Server) -> None:
+    scene.name += "-big"
+    scene.open(codec="bytes")
+    scene.do(scene.topic.send_many([rmq.Outgoing(b"x" * 4000) for _ in range(100)]))
+    consumer = scene.topic.consumer(mode="at_most_once")
+
+    assert len(scene.do(consumer.receive(100))) == 100
+
+    with server.raw() as raw:
+        kept = sum(raw.strlen(key) for key in raw.scan_iter(f"rmq:{{{scene.name}_0}}:replay:*"))
+    assert 0 < kept < 100 * 20
+
+
+def test_after_the_answer_is_forgotten_a_message_costs_one_retry_at_most(
+    scene: Scene, server: Server
+) -> None:
+    """The reply stays away for longer than Redis keeps answers: a minute."""
+    scene.name += "-old"
+    scene.open(retry="immediate")
+    scene.send(3)
+    consumer = scene.topic.consumer()
+    scene.lose("prepare")
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(consumer.receive(3))
+    with server.raw() as raw:
+        for key in raw.scan_iter(f"rmq:{{{scene.name}_0}}:replay:*"):
+            raw.delete(key)
+
+    scene.do(consumer.receive(3))  # a take of its own: it hands back nothing of the first
+
+    assert scene.stats()["in_flight"] == 3
+
+
+# --- a Redis that stands still ------------------------------------------------------------------
+
+
+class Frozen:
+    """A Redis that stands still inside a block."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def __enter__(self) -> None:
+        self.server.signal(signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        self.server.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_frozen_redis_loses_no_batch_and_burns_no_retry(
+    own_server: Server, name: str, mode: Any
+) -> None:
+    with rmq.Client(own_server.url, timeout=0.3, retry_for=0.2) as client:
+        topic = client.topic(name, max_retries=0)
+        consumer = topic.consumer(mode=mode, lease=5)
+        topic.send("warm")
+        consumer.ack(consumer.receive())
+        topic.send_many([rmq.Outgoing(n) for n in range(10)])
+        with Frozen(own_server), pytest.raises(rmq.OutcomeUnknown):
+            consumer.receive(5)
+
+        seen: list[int] = []
+        until = time.monotonic() + 30
+        while len(seen) < 10 and time.monotonic() < until:
+            try:
+                got = consumer.receive(5)
+                seen += [one.body for one in got]
+                consumer.ack(got)
+            except rmq.StorageError:
+                continue
+
+        assert sorted(seen) == list(range(10))
+        assert client.admin.stats(name)["dead"] == 0
+        assert client.admin.stats(name)["settled"] == 11
+
+
+def test_a_cancelled_receive_ends_at_once_and_is_handed_back_when_redis_goes_on(
+    own_server: Server, name: str
+) -> None:
+    async def scenario() -> None:
+        async with rmq.AsyncClient(own_server.url, timeout=5, retry_for=20) as client:
+            topic = client.topic(name, max_retries=0)
+            await topic.send("warm")
+            consumer = topic.consumer()
+            await consumer.ack(await consumer.receive())
+            await topic.send("x")
+            with Frozen(own_server):
+                task = asyncio.ensure_future(consumer.receive())
+                await asyncio.sleep(0.1)  # until the command is on its way
+                task.cancel()
+                started = time.monotonic()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert time.monotonic() - started < 2
+
+            until = time.monotonic() + 30
+            while True:
+                stats = await client.admin.stats(name)
+                if stats["in_flight"] == 0 and not consumer._reception.unanswered:
+                    break
+                assert time.monotonic() < until, stats
+                await asyncio.sleep(0.02)
+            got = await consumer.receive()
+            assert [(one.body, one.attempt) for one in got] == [("x", 1)]
+            await consumer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_behind_a_frozen_redis_leaves_nothing_dead_that_no_handler_saw(
+    own_server: Server, name: str
+) -> None:
+    with rmq.Client(own_server.url, timeout=0.5, retry_for=0.3) as client:
+        topic = client.topic(name, max_retries=0, lease=6)
+        seen: set[int] = set()
+        done = threading.Event()
+
+        @topic.handler
+        def handle(body: int) -> None:
+            seen.add(body)
+            if len(seen) == 30:
+                done.set()
+
+        with rmq.Worker(client):
+            topic.send_many([rmq.Outgoing(n, delay=0.5) for n in range(30)])
+            with Frozen(own_server):
+                time.sleep(2)  # beyond timeout and retry_for
+            assert done.wait(30)
+        assert client.admin.stats(name)["dead"] == 0
+
+
+def test_a_worker_whose_acks_were_answered_late_counts_them_as_acked(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, lost, ack = Executor._exchange, [], scripts.load("ack")
+    with server.raw() as raw:
+        raw.script_load(ack.text)
+
+    def exchange(self: Executor, packed: bytes, count: int) -> list[Any]:
+        replies = inner(self, packed, count)
+        if ack.sha.encode() in packed and len(lost) < 3:
+            lost.append(replies)
+            raise ConnectionResetError
+        return replies
+
+    with rmq.Client(server.url, retry_for=0) as client:
+        topic = client.topic(name)
+        begun = threading.Barrier(4)
+
+        @topic.handler(concurrency=4)
+        def handle(body: int) -> None:
+            begun.wait(30)
+
+        worker = rmq.Worker(client)
+        with worker:
+            monkeypatch.setattr(Executor, "_exchange", exchange)
+            topic.send_many([rmq.Outgoing(n) for n in range(4)])
+            until = time.monotonic() + 30
+            while worker.counts()[name]["ack"] < 4 and time.monotonic() < until:
+                time.sleep(0.02)
+        counts = worker.counts()[name]
+        assert len(lost) == 3
+        assert (counts["ack"], counts["lost"], counts["own"]) == (4, 0, 0)
+        assert client.admin.stats(name)["settled"] == 4
