@@ -7,15 +7,17 @@
 local function accept(keys, given, at, count, now, channel, index)
   local slot, store, records = keys[1], keys[2], keys[3]
   local s = redis.call('HMGET', slot, 'created', 'accepted', 'order', 'waiting', 'capacity', 'overflow', 'dedup_ms',
-    'settled_turn')
+    'settled_turn', 'front')
   if not s[1] then
     fail('GONE', slot)
   end
   local accepted, order = tonumber(s[2] or 0), tonumber(s[3] or 0)
   local capacity, window = tonumber(s[5]), tonumber(s[7])
-  local waiting_now, anew = (capacity > 0 or order > 1073741824) and redis.call('ZCARD', store), false
-  if waiting_now == 0 and order > 1073741824 then
-    order, anew = 0, true -- nobody is left to be ordered against
+  local waiting_now, front = capacity > 0 and redis.call('ZCARD', store), tonumber(s[9] or 0)
+  local new_front = front
+  if order > 1073741824 or front < -1073741824 then
+    --- @include "lib/anew"
+    order, new_front = order_anew(store, order), front_anew(store, front)
   end
   local here = redis.call('HMGET', records, unpack(given, at + 1, at + count))
   local known
@@ -158,8 +160,8 @@ local function accept(keys, given, at, count, now, channel, index)
   end
   redis.call('HSET', records, unpack(pairs_))
   redis.call('HSET', slot, 'accepted', accepted, 'order', order)
-  if anew then
-    redis.call('HSET', slot, 'front', 0)
+  if new_front ~= front then
+    redis.call('HSET', slot, 'front', new_front)
   end
   if dropped then
     if audited then

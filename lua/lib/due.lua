@@ -6,7 +6,8 @@
 --- @include "lib/head"
 --- @include "lib/drain"
 local DUE_PAGE = 100 -- further pages: where many join, a page of what is still missing would be one message
-local past_bytes, seen, joins, order, full = 0, 0, {}, tonumber(s[4] or 0), false
+--- @include "lib/anew"
+local past_bytes, seen, joins, order, full = 0, 0, {}, order_anew(store, tonumber(s[4] or 0)), false
 while #page > 0 and not full do
   for i = 1, #page, 2 do
     local id, score, priority = page[i], tonumber(page[i + 1]), 0

@@ -60,7 +60,7 @@ local function plain(keys, entry, now, channel, index)
     low = low + 1
   end
 
-  local s = redis.call('HMGET', slot, 'accepted', 'order', 'waiting', 'capacity')
+  local s = redis.call('HMGET', slot, 'accepted', 'order', 'waiting', 'capacity', 'front')
   local accepted, order = tonumber(s[1] or 0), tonumber(s[2] or 0)
   local known = redis.call('HMGET', records, ids[1], ids[count])
   if tonumber(s[4]) > 0 or known[1] or known[2] then
@@ -71,9 +71,11 @@ local function plain(keys, entry, now, channel, index)
     end
     return accept(keys, ids, 0, count, now, channel, index)[2]
   end
-  local anew = order > 1073741824 and redis.call('ZCARD', store) == 0
-  if anew then
-    order = 0 -- nobody is left to be ordered against
+  local first_front = tonumber(s[5] or 0)
+  local new_front = first_front
+  if order > 1073741824 or first_front < -1073741824 then
+    --- @include "lib/anew"
+    order, new_front = order_anew(store, order), front_anew(store, first_front)
   end
 
   local scores = ordered_run(priority, order, ids, count)
@@ -97,8 +99,8 @@ local function plain(keys, entry, now, channel, index)
     redis.call('HSET', records, unpack(pairs_))
   end
   redis.call('HSET', slot, 'accepted', accepted, 'order', order + count)
-  if anew then
-    redis.call('HSET', slot, 'front', 0)
+  if new_front ~= first_front then
+    redis.call('HSET', slot, 'front', new_front)
   end
   if s[3] and tonumber(s[3]) > now then
     --- @include "lib/wake"

@@ -21,7 +21,7 @@ local function ordered_score(integer, order)
   end
   local score = integer + 0.5 - order * step
   if score < integer then
-    return integer -- more arrivals than the fraction can order: they tie, and go by id
+    return integer -- more arrivals than the fraction can order: they tie, and go by id, see lib/ties
   end
   if score >= integer + 1 then
     return integer + 1 - step

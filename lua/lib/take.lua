@@ -7,7 +7,7 @@
 -- that have failed before, by place), drained (nothing more to take just now). Ends the script when there
 -- is nothing to take.
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
-  'ordered', 'audited', 'queries_until')
+  'ordered', 'audited', 'queries_until', 'front')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -20,6 +20,7 @@ local lapsed = redis.call('ZCOUNT', prepare, '-inf', '(' .. string.format('%.0f'
 local failed = redis.call('HLEN', failures)
 local any_failed = failed > 0
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
+local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, lefts, joined, hold = {}, false, 0, nil
 local unheld = s[10] and tonumber(s[10]) <= now -- the lease of a query has run out
 local reply = { 0, (lapsed > 0 and 1 or 0) + (unheld and 2 or 0), 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
@@ -43,7 +44,12 @@ for turn = 1, 3 do
       --- @include "lib/due"
     end
   elseif family == 2 then
-    local batch = redis.call('ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN, 'LIMIT', 0, limit - n)
+    local batch
+    if tonumber(s[4] or 0) < ORDER_END and tonumber(s[11] or 0) > -ORDER_END then
+      batch = redis.call('ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN, 'LIMIT', 0, limit - n)
+    else
+      --- @include "lib/ties"
+    end
     if any_failed and #batch > 0 then
       lefts = lefts or {}
       local told = redis.call('HMGET', failures, unpack(batch))

@@ -295,7 +295,7 @@ def test_drop_lowest_never_drops_timed_messages_or_retries(make_box):
 
 
 def test_orders_begin_anew_once_nobody_is_left_to_be_ordered_against(box):
-    box.redis.hset(box.keys.slot, "order", 2**30 + 1)
+    box.redis.hset(box.keys.slot, mapping={"order": 2**30 + 1, "front": -(2**30) - 1})
     before = box.state()
 
     id = box.one()
