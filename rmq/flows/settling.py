@@ -101,8 +101,11 @@ class Settling(Generic[T]):
         build: _Build,
         read: Callable[[int, list[tuple[Sequence[int], Any]]], T],
         beside: Beside | None,
+        last_first: bool = False,
     ) -> None:
         parts = _parts(leases) if leases.ids else []
+        if last_first:
+            parts.reverse()
         self._handle = handle
         self._size = len(leases.ids)
         self._parts = [places for _, _, places in parts]
@@ -227,7 +230,8 @@ def release(
         taken = [places_taken[p] for p in places]
         return commands.release(handle, keys, lane, some.ids, some.scores, taken, wait_ms)
 
-    return Settling(handle, leases, build, _letters, beside)
+    # Each call puts its messages in front of all others, so the first thousand goes last.
+    return Settling(handle, leases, build, _letters, beside, last_first=wait_ms == 0)
 
 
 def extend(

@@ -437,3 +437,21 @@ def test_an_idle_consumer_wakes_for_a_message(
         return found
 
     assert quick(late, 0.5) < 0.5, "woken by the signal, not by the look once a second"
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_thousands_that_are_handed_back_in_one_call_keep_their_order(
+    api: Any, name: str, clock: Clock, delay: int
+) -> None:
+    topic = api.topic(name)
+    topic.send_many([rmq.Outgoing(n) for n in range(2500)])
+    with topic.consumer() as consumer:
+        held = [d for _ in range(3) for d in consumer.receive(max_messages=1000)]
+        if delay:
+            assert consumer.release(held, delay=delay) == []
+    clock.advance(delay)
+
+    with topic.consumer() as consumer:
+        again = [d.body for _ in range(3) for d in consumer.receive(max_messages=1000)]
+
+    assert again == list(range(2500))
