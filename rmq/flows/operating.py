@@ -249,20 +249,45 @@ def _pages(
     keys: SlotKeys, place: str, low: str, high: str, down: bool, most: int
 ) -> Flow[list[Found]]:
     found: list[Found] = []
+    seen = 0
     while len(found) < most:
-        page = yield commands.peek(
-            keys,
-            place,
-            low=low,
-            high=high,
-            down=down,
-            offset=len(found),
-            limit=min(PAGE, most - len(found)),
-        )
-        if not page:
+        count = min(PAGE, most - len(found))
+        page = yield from next_page(keys, place, low, high, seen, count, down)
+        if not page.found:
             break
-        found += page
+        found += page.found
+        seen = page.seen
+        if down:
+            high = page.edge
+        else:
+            low = page.edge
     return found
+
+
+class _Paged(NamedTuple):
+    """A page of a queue, and where the next one begins: at a score, behind so many of it."""
+
+    found: list[Found]
+    edge: str
+    seen: int
+
+
+def next_page(
+    keys: SlotKeys, place: str, low: str, high: str, seen: int, count: int, down: bool = False
+) -> Flow[_Paged]:
+    """A page of a queue of a slot between two scores; `seen`: so many of the first score are known.
+
+    The next page begins at the last score of this one, so that no page walks over those before it:
+    few messages share a score.
+    """
+    page: list[Found] = yield commands.peek(
+        keys, place, low=low, high=high, down=down, offset=seen, limit=count
+    )
+    if not page:
+        return _Paged([], "", 0)
+    edge = repr(page[-1].score)
+    same = sum(one.score == page[-1].score for one in page)
+    return _Paged(page, edge, same + (seen if edge == (high if down else low) else 0))
 
 
 # --- business keys -----------------------------------------------------------------------------
@@ -354,14 +379,14 @@ def _each_dead(handle: Handle, wanted: Filter) -> Flow[list[tuple[Any, list[Foun
     fitting = []
     for keys in handle.slots:
         kept: list[Found] = []
-        offset = 0
+        low, seen = "-inf", 0
         while True:
-            page = yield commands.peek(keys, "dead", high=str(now_ms), offset=offset, limit=PAGE)
-            if not page:
+            page = yield from next_page(keys, "dead", low, str(now_ms), seen, PAGE)
+            if not page.found:
                 break
-            offset += len(page)
+            low, seen = page.edge, page.seen
             # Only what the next step needs is kept: a million dead letters are ids, not bodies.
-            kept += [one._replace(record=b"") for one in page if wanted.fits(one, now_ms)]
+            kept += [one._replace(record=b"") for one in page.found if wanted.fits(one, now_ms)]
         if kept:
             fitting.append((keys, kept))
     return fitting

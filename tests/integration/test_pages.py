@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import Page, Span
+from rmq import Page, Span, commands
 from rmq.errors import InvalidValue
 from rmq.query_commands import FAR_S
 from rmq.score import HELD_MIN
+from tests.conftest import Clock
 
 
 def read(client: Any, topic: str, place: Any, span: Span, raw: bool = False) -> list[rmq.Message]:
@@ -102,3 +103,42 @@ def test_a_part_of_nothing_is_refused(
 
     with pytest.raises(InvalidValue):
         api.admin.spans(name, place, slot, pieces)
+
+
+def test_pages_of_dead_letters_begin_at_a_score_and_walk_over_no_earlier_page(
+    client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = fill(client, name, 1500)
+    with topic.consumer() as consumer:
+        while got := consumer.receive(100):
+            consumer.reject(got, "no")
+            clock.advance(0.001)
+    offsets: list[int] = []
+    peek = commands.peek
+
+    def noted(*args: Any, **how: Any) -> Any:
+        offsets.append(how["offset"])
+        return peek(*args, **how)
+
+    monkeypatch.setattr(commands, "peek", noted)
+    found = client.admin.peek(name, limit=1500, place="dead")
+    redriven = client.admin.redrive(name, reason="rejected")
+
+    assert sorted(one.body["n"] for one in found) == list(range(1500))
+    assert redriven == rmq.Redriven(1500, 1500, 0)
+    assert len(offsets) > 15
+    assert max(offsets) <= 200  # those of one ms, and not of all pages before
+
+
+def test_waiting_messages_are_looked_at_in_order_over_many_pages(
+    client: rmq.Client, name: str, clock: Clock
+) -> None:
+    topic = client.topic(name)
+    late = clock.now_ms + 10_000
+    topic.send_many([rmq.Outgoing(n, at=late + n // 700) for n in range(1500)])
+    topic.send_many([rmq.Outgoing(n, priority=40 + n % 3) for n in range(1500)])
+
+    found = [one.body for one in client.admin.peek(name, limit=3000)]
+
+    by_priority = sorted(range(1500), key=lambda n: (-(n % 3), n))
+    assert found == by_priority + list(range(1500))
