@@ -22,17 +22,14 @@ class Claim:
         ttl_ms: how long the key is remembered once the work is done.
         state: "first": it is ours; "done": its work was done before; "busy": another delivery is
             at it; "unsure": Redis did not answer, it may be ours; "failed": there is no key;
-            "kept": it is ours, the delivery is gone, and the run goes on.
+            "kept": it is ours, the delivery is gone, and the run went on (`rmq.worker.kept`).
         wait_s: of a busy or unsure one, when to look again.
         error: of a failed one.
         lost: it was gone when it was renewed, or when the work was done.
-        running: the handler runs in a worker; the claim does not end before the run.
-        worked: the work is done, whatever becomes of the delivery; set before `running` ends.
+        worked: the work is done, whatever becomes of the delivery.
     """
 
-    __slots__ = (
-        "error", "lost", "name", "owner", "running", "state", "ttl_ms", "wait_s", "worked",
-    )  # fmt: skip
+    __slots__ = ("error", "lost", "name", "owner", "state", "ttl_ms", "wait_s", "worked")
 
     def __init__(self, name: bytes, owner: bytes, ttl_ms: int) -> None:
         self.name = name
@@ -42,7 +39,6 @@ class Claim:
         self.wait_s = 0.0
         self.error: Exception | None = None
         self.lost = False
-        self.running = False
         self.worked = False
 
 

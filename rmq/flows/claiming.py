@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rmq import commands
-from rmq.claim import BUSY, FIRST, KEPT, UNSURE, Claim
+from rmq.claim import BUSY, FIRST, UNSURE, Claim
 from rmq.commands import Command
 from rmq.delivery import DeliveryData
 from rmq.errors import RMQError
-from rmq.flows import Flow, together
+from rmq.flows import Flow, Pipeline, raised, together
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.settings import BATCH_MAX
@@ -150,19 +150,12 @@ def finish(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
 def unclaim(handle: Handle, deliveries: Iterable[DeliveryData]) -> Beside | None:
     """End the claims of deliveries that go back; None where nothing was claimed.
 
-    A claim ends with its run, and not with the delivery. What runs is left alone, as "kept", for
-    whoever sees the end of the run. Work that is done is marked as done: the next delivery has only
-    to confirm it. All others are given up, those too that may have been claimed.
+    Work that is done is marked as done: the next delivery has only to confirm it. All others are
+    given up, those too that may have been claimed. What is "kept" ends with its run.
     """
-    done: list[Claim] = []
-    free: list[Claim] = []
-    for one in _ours(deliveries, FIRST, UNSURE):
-        if one.running:
-            one.state = KEPT  # said before it is asked again: whoever ends the run asks after
-        if one.running:
-            continue
-        (done if one.worked else free).append(one)
-    return settle(handle, done, free) if done or free else None
+    ours = _ours(deliveries, FIRST, UNSURE)
+    done = [one for one in ours if one.worked]
+    return settle(handle, done, [one for one in ours if not one.worked]) if ours else None
 
 
 def settle(handle: Handle, done: list[Claim], free: list[Claim]) -> Beside:
@@ -183,3 +176,14 @@ def renew(handle: Handle, claims: Sequence[Claim], lease_ms: int) -> Beside | No
 def held(deliveries: Iterable[DeliveryData]) -> list[Claim]:
     """The claims that deliveries hold."""
     return _ours(deliveries, FIRST)
+
+
+def alone(beside: Beside) -> Flow[None]:
+    """Make calls about claims beside nothing.
+
+    Raises:
+        RMQError: the first error, after all of them were made.
+    """
+    replies: list[Any] = yield Pipeline(list(beside.commands))
+    beside.told(replies)
+    raised(replies)

@@ -22,6 +22,7 @@ from rmq.interceptor import Hooks
 from rmq.settings import BATCH_MAX
 from rmq.worker.desk import Desk
 from rmq.worker.hands import Hands, Tasks, Threads, Work
+from rmq.worker.kept import KeptClaims
 from rmq.worker.runner import ACK, BACK, SUSPECT, Halt, Overrun, Ruling, Runner
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, Settler, Trouble
 
@@ -54,7 +55,8 @@ class Crew:
     ) -> None:
         self.handler = handler
         self.desk = desk
-        self.runner = Runner(handler, hooks)
+        self.kept = None if handler.claims is None else KeptClaims(desk._executor, handler)
+        self.runner = Runner(handler, hooks, self.kept)
         self.taken = 0
         self.turned = time.monotonic()  # when the fetcher last came round
         self.trouble = Trouble(handler)
@@ -369,6 +371,8 @@ class Crew:
 
     def watch(self) -> None:
         """Find what runs for too long; called a few times a second."""
+        if self.kept is not None:
+            self.kept.look()
         now = time.monotonic()
         for one, (until, seconds) in list(self._limits.items()):
             if now < until:
@@ -378,6 +382,8 @@ class Crew:
                     continue  # it has ended just now
                 self._overdue.add(one)
                 del self._limits[one]
+            if self.kept is not None:
+                self.kept.keep([one])
             log.error("%s: %s ran for more than %g s", self.handler, one.id, seconds)
             self.settler.put(Overrun(one, seconds))
 
@@ -415,6 +421,8 @@ class Crew:
         """
         self._hands.cancel(left(until))
         self.settler.end(left(until))
+        if self.kept is not None:
+            self.kept.keep()
         try:
             self.desk.close()
             self.settler.handed_back(self.held)

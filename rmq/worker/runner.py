@@ -9,7 +9,8 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from rmq.handler import Handler
 from rmq.interceptor import Hooks, Outcome, awaited, contained
 from rmq.retry import Policy, wait_ms
 from rmq.units import TEN_YEARS_MS, milliseconds
+from rmq.worker.kept import KeptClaims
 
 log = logging.getLogger("rmq")
 
@@ -115,10 +117,27 @@ def _seconds(delay: Any) -> float:
 class Runner:
     """Runs one handler, with the hooks around it."""
 
-    def __init__(self, handler: Handler, hooks: Hooks) -> None:
+    def __init__(self, handler: Handler, hooks: Hooks, claims: KeptClaims | None = None) -> None:
         self.handler = handler
         self.hooks = hooks
+        self.claims = claims
         self.guards = standing(handler.guards)
+
+    @contextmanager
+    def _claimed_run(self, some: Iterable[DeliveryData]) -> Iterator[list[Any]]:
+        """The time of a run, for claims; whoever runs puts the deliveries that are done in."""
+        done: list[Any] = []
+        claims = self.claims
+        if claims is None:
+            yield done
+            return
+        for one in some:
+            claims.begin(one)
+        try:
+            yield done
+        finally:
+            for one in some:
+                claims.end(one, one in done)
 
     def claimed(self, one: DeliveryData) -> Ruling | None:
         """What its claim says before anything is run; None: run it."""
@@ -157,6 +176,12 @@ class Runner:
 
     def run(self, one: DeliveryData) -> Ruling:
         """Run a plain function."""
+        with self._claimed_run([one]) as done:
+            ruling = self._run(one)
+            done += [one] if ruling.verb == "ack" else []
+        return ruling
+
+    def _run(self, one: DeliveryData) -> Ruling:
         if one._claim is not None and (told := self.claimed(one)):
             return self._done_before(one) if told is DONE_BEFORE else told
         for hook in self.hooks.before_handle:
@@ -213,6 +238,12 @@ class Runner:
 
     def run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run a plain function for a list."""
+        with self._claimed_run(batch) as done:
+            rulings = self._run_batch(batch)
+            done += [one for one, ruling in rulings if ruling.verb == "ack"]
+        return rulings
+
+    def _run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         batch, early = self._claimed(batch)
         for one in batch:
             for hook in self.hooks.before_handle:
@@ -264,6 +295,12 @@ class Runner:
 
     async def run_async(self, one: DeliveryData) -> Ruling:
         """Run an async function."""
+        with self._claimed_run([one]) as done:
+            ruling = await self._run_async(one)
+            done += [one] if ruling.verb == "ack" else []
+        return ruling
+
+    async def _run_async(self, one: DeliveryData) -> Ruling:
         if one._claim is not None and (told := self.claimed(one)):
             return await self._done_before_async(one) if told is DONE_BEFORE else told
         if self.hooks.before_handle:
@@ -312,6 +349,14 @@ class Runner:
 
     async def run_batch_async(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
         """Run an async function for a list."""
+        with self._claimed_run(batch) as done:
+            rulings = await self._run_batch_async(batch)
+            done += [one for one, ruling in rulings if ruling.verb == "ack"]
+        return rulings
+
+    async def _run_batch_async(
+        self, batch: list[DeliveryData]
+    ) -> list[tuple[DeliveryData, Ruling]]:
         batch, early = self._claimed(batch)
         for one in batch:
             await awaited(self.hooks.before_handle, one)
