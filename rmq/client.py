@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import time
@@ -13,18 +14,39 @@ from rmq import codec as codecs
 from rmq import url as urls
 from rmq.admin import Admin, AsyncAdmin
 from rmq.codec import Codec
-from rmq.errors import ConfigurationError, StorageError
+from rmq.errors import ConfigurationError, RMQError, StorageError
 from rmq.flows import auditing
 from rmq.handle import Handle, Lanes
 from rmq.handler import Handlers
 from rmq.interceptor import Hooks, Interceptor
 from rmq.keys import check_name, wake_channel
+from rmq.numbering import Numbering
 from rmq.settings import TopicSettings
 from rmq.topic import AsyncTopic, Topic
 from rmq.units import Duration, milliseconds
+from rmq.url import Address
 from rmq.wire import AsyncExecutor, Executor
 
+_audited: weakref.WeakKeyDictionary[Numbering, Address] = weakref.WeakKeyDictionary()
+
+
+def _tell_at_exit() -> None:
+    """Tell audits what clients that were never closed have sent in the last second."""
+    for numbers, address in list(_audited.items()):
+        if any(line.untold() for line in numbers.lines()):
+            with contextlib.suppress(RMQError):
+                executor = Executor(address, 0, EXIT_S)
+                try:
+                    executor.run(auditing.tell(numbers, again=False))
+                finally:
+                    executor.close()
+
+
+atexit.register(_tell_at_exit)
+
+EXIT_S = 1.0  # how long the end of a process waits for a reply of Redis
 DEFAULT_URL = "redis://localhost:6379/0"
+DEFAULT_PREFIX = "rmq"
 
 
 def _facts(info: bytes) -> dict[str, str]:
@@ -36,17 +58,20 @@ class _ClientBase:
     def __init__(
         self,
         url: str | None,
-        prefix: str,
+        prefix: str | None,
         retry_for: Duration,
         timeout: Duration,
         interceptors: Sequence[Interceptor],
     ) -> None:
         self._address = urls.parse(url or os.environ.get("RMQ_URL") or DEFAULT_URL)
-        self._prefix = check_name(prefix, "prefix")
+        asked = prefix if prefix is not None else os.environ.get("RMQ_PREFIX") or DEFAULT_PREFIX
+        self._prefix = check_name(asked, "prefix" if prefix is not None else "RMQ_PREFIX")
         self._retry_s = milliseconds(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
         self._timeout_s = milliseconds(timeout, "timeout", high_ms=60_000) / 1000
         self._lanes = Lanes()
         self._hooks = Hooks(interceptors)
+        if self._hooks.numbering is not None:
+            _audited[self._hooks.numbering] = self._address
         self._handlers = Handlers()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -71,7 +96,7 @@ class Client(_ClientBase):
     Args:
         url: redis://, rediss://, unix:// or embedded:///directory; default: RMQ_URL, else
             redis://localhost:6379/0. Options of redis-py may follow, as `?protocol=3`.
-        prefix: the first part of every key.
+        prefix: the first part of every key; default: RMQ_PREFIX, else "rmq".
         retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
             timedelta; at most 30 s.
         timeout: how long to wait for one reply, seconds or timedelta.
@@ -85,7 +110,7 @@ class Client(_ClientBase):
         self,
         url: str | None = None,
         *,
-        prefix: str = "rmq",
+        prefix: str | None = None,
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
         interceptors: Sequence[Interceptor] = (),
@@ -156,7 +181,7 @@ class AsyncClient(_ClientBase):
         self,
         url: str | None = None,
         *,
-        prefix: str = "rmq",
+        prefix: str | None = None,
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
         interceptors: Sequence[Interceptor] = (),

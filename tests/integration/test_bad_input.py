@@ -55,7 +55,11 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"lease": "30"}, rmq.InvalidType, "seconds or a timedelta"),
     ({"max_retries": 17}, rmq.InvalidValue, "max_retries"),
     ({"max_retries": -1}, rmq.InvalidValue, "max_retries"),
-    ({"retry": "sometimes"}, rmq.InvalidValue, "retry: 'sometimes'; give 'immediate'"),
+    (
+        {"retry": "sometimes"},
+        rmq.InvalidValue,
+        "retry: 'sometimes' is not a policy; give immediate",
+    ),
     ({"retry": 5}, rmq.InvalidType, "retry"),
     ({"dedup_window": -1}, rmq.InvalidValue, "dedup_window"),
     ({"max_length": -1}, rmq.InvalidValue, "max_length"),

@@ -1,0 +1,167 @@
+"""Every page of the documentation does what it shows, on the wheel that we ship (`pages.py`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.pages import blocks, run
+from tests.packaging.test_install import built, dependencies, ran
+from tests.servers import Server
+
+__all__ = ["built"]
+
+ROOT = Path(__file__).parents[2]
+CHECKOUT = ("rmq", "lua", "spark_connector", "pyspark_rmq", "pyproject.toml", "README.md", "cli.py")
+
+# How many blocks of a page are not run; each says why, beside the block.
+PAGES = {
+    "README.md": 1,
+    "docs/tutorial.md": 0,
+    "docs/cli.md": 5,
+    "docs/audit.md": 0,
+    "docs/outbox.md": 0,
+    "docs/workers.md": 0,
+    "docs/observability.md": 0,
+}
+ELSEWHERE = {  # pages whose blocks another test runs
+    "docs/guarantees.md": "tests/packaging/test_guarantees.py",
+    "docs/testing.md": "tests/testing/test_docs.py",
+    "docs/spark.md": "tests/spark",
+}
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What RMQ depends on, and no RMQ."""
+    found = tmp_path_factory.mktemp("packages")
+    for one in Path(dependencies()).iterdir():
+        if not one.name.startswith(("rmq", "_rmq", "_editable_impl_rmq")):
+            (found / one.name).symlink_to(one)
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with our wheel."""
+    home = tmp_path_factory.mktemp("installed")
+    venv.create(home, with_pip=False)
+    (wheel,) = built.glob("*.whl")
+    words = ["-m", "pip", "--python", str(home / "bin" / "python"), "install", "--quiet"]
+    words += ["--disable-pip-version-check", "--no-deps", str(wheel)]
+    ran(sys.executable, *words, cwd=home, PYTHONPATH=str(packages))
+    return home / "bin"
+
+
+@pytest.fixture
+def env(built: Path, installed: Path, packages: Path, tmp_path: Path) -> dict[str, str]:
+    """A fresh HOME without a network. What RMQ depends on is there already."""
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("RMQ_", "PIP_", "PYTHON", "COLUMNS", "VIRTUAL_ENV"))
+    }
+    return clean | {
+        "HOME": str(tmp_path),
+        "PATH": f"{installed}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(packages),
+        "PYTHONUTF8": "1",
+        "COLUMNS": "160",
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the wrong way round: none
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "NO_COLOR": "1",
+    }
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of this checkout, as far as it takes to install it."""
+    made = tmp_path / "rmq"
+    made.mkdir()
+    for name in CHECKOUT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, made / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, made / name)
+    return made
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_does_what_it_shows(
+    page: str, env: dict[str, str], checkout: Path, tmp_path: Path, own_server: Server
+) -> None:
+    instead = {
+        "redis://localhost:6379/0": own_server.url,
+        "embedded:///tmp/rmq-readme": f"embedded://{tmp_path}/data",
+    }
+    home = checkout  # where a reader of the README is
+    if page != "README.md":
+        home = tmp_path / "empty"
+        home.mkdir()
+        env = env | {"RMQ_URL": own_server.url}
+
+    skipped = run(ROOT / page, home, env, instead)
+
+    assert skipped == PAGES[page], "blocks of this page that are not run"
+
+
+def test_every_page_with_a_program_or_a_command_is_run() -> None:
+    folders = ("", "docs", "docs/decisions", "examples", "bench", "lua")
+    listed = [str(one.relative_to(ROOT)) for two in folders for one in (ROOT / two).glob("*.md")]
+    found = {
+        page
+        for page in listed
+        if any(not one.startswith("text") for one in _fences((ROOT / page).read_text()))
+    }
+
+    assert found == PAGES.keys() | ELSEWHERE.keys()
+    assert [one for one in ELSEWHERE.values() if not (ROOT / one).exists()] == []
+
+
+def _fences(text: str) -> list[str]:
+    return re.findall(r"^```(.*)$", text, re.MULTILINE)[::2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    ls", "~~~\nls\n~~~", "```console\n$ ls", "<!-- test: skip -->\n```sh\nls\n```",
+        "<!-- test: skpi because of a slip -->\n```sh\nls\n```",
+    ],
+)  # fmt: skip
+def test_a_block_that_would_not_be_run_is_found(text: str) -> None:
+    with pytest.raises(AssertionError):
+        list(blocks(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\nls\n```", "```bash\nls\n```", "```console\n$ false\n```", "```sh\nfalse\n```",
+        "```console\n$ echo a\nb\n```", "```console\n$ echo a; echo b\na\n```",
+        "```python\n1 / 0\n```", "<!-- test: exit 3 -->\n```sh\ntrue\n```",
+        "<!-- test: python\n1 / 0\n-->",
+    ],
+)  # fmt: skip
+def test_a_page_that_is_wrong_is_found(text: str, env: dict[str, str], tmp_path: Path) -> None:
+    page, home = tmp_path / "page.md", tmp_path / "empty"
+    home.mkdir()
+    page.write_text("# A page\n\n" + text + "\n")
+
+    with pytest.raises(AssertionError, match=r"^page\.md:\d"):
+        run(page, home, env, {})
+
+
+def test_every_link_to_a_page_leads_to_one() -> None:
+    for page in [*PAGES, *ELSEWHERE]:
+        named = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
+        gone = [name for name in named if not ((ROOT / page).parent / name).exists()]
+        assert gone == [], page
