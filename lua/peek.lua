@@ -11,32 +11,32 @@ ARGV[3]   order                up or down
 ARGV[4]   offset               how many to pass over
 ARGV[5]   limit                1 to 1000
 Returns   {acceptance number of the newest, id, score as text, record or '', failure or '', id, ...}: at most
-          16 MiB of records, so a page may be short; an empty one is the end
+          16 MiB of records and failures, so a page may be short; an empty one is the end
 Cost      O(log L + offset + limit)
 Atomic    Reads only. A message that moves meanwhile may be seen twice or not at all.
 ]]
 --- @include "lib/check"
-local s = redis.call('HMGET', KEYS[1], 'created', 'chunk', 'accepted')
+local s = redis.call('HMGET', KEYS[1], 'created', 'accepted')
 if not s[1] then
   fail('GONE', KEYS[1])
 end
 local offset, limit = whole(ARGV[4], 0, 9e15, 'offset'), whole(ARGV[5], 1, 1000, 'limit')
-limit = math.min(limit, tonumber(s[2]) * 2)
 local page
 if ARGV[3] == 'down' then
   page = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], ARGV[1], 'WITHSCORES', 'LIMIT', offset, limit)
 else
   page = redis.call('ZRANGEBYSCORE', KEYS[2], ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', offset, limit)
 end
-local reply, bytes = { tonumber(s[3] or 0) }, 0
+local reply, bytes = { tonumber(s[2] or 0) }, 0
 for i = 1, #page, 2 do
   local record = redis.call('HGET', KEYS[3], page[i]) or ''
-  bytes = bytes + #record
+  local told = redis.call('HGET', KEYS[4], page[i]) or ''
+  bytes = bytes + #record + #told
   if bytes > 16777216 and i > 1 then
     break
   end
   local n = #reply
   reply[n + 1], reply[n + 2] = page[i], string.format('%.17g', tonumber(page[i + 1]))
-  reply[n + 3], reply[n + 4] = record, redis.call('HGET', KEYS[4], page[i]) or ''
+  reply[n + 3], reply[n + 4] = record, told
 end
 return reply

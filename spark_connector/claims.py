@@ -1,7 +1,8 @@
 """What one run of a streaming query holds, and that it goes on holding it.
 
 Lives in Spark's source runner, the one process of a query that lasts as long as the query runs. A
-thread renews the lease: it must not depend on how long Spark's tasks take.
+thread renews the lease: it must not depend on how long Spark's tasks take. It ends with the JVM:
+a runner whose JVM was killed would keep the query from the driver that is started next.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import rmq
@@ -24,6 +26,7 @@ from spark_connector.options import StreamOptions
 Numbers = dict[int, int]  # slot -> number of a message in the query's log
 PATIENCE_S = 300.0  # for so long Redis may be away without ending the query
 _LET_GO_S = 1.0  # the shortest time for which somebody can own a query
+_LOOK_S = 1.0  # how often the thread looks whether the JVM is still there
 
 
 def owner() -> str:
@@ -46,8 +49,14 @@ def owner() -> str:
 class Claims:
     """The claims of one run of a query."""
 
-    def __init__(self, options: StreamOptions, run: str) -> None:
+    def __init__(
+        self, options: StreamOptions, run: str, orphaned: Callable[[], None] | None = None
+    ) -> None:
+        """`orphaned`: called in the thread when the JVM is gone, after the last renewal."""
         self._options = options
+        self._jvm = os.getppid()
+        self._owner = owner()  # asked now: when the JVM is gone, this process has another parent
+        self._orphaned = orphaned
         self.run = run
         self._client = connect(options.at)
         self._topic = self._client.topic(options.at.topic)
@@ -61,7 +70,7 @@ class Claims:
     def _ask_as(self, topic: rmq.Topic, owner_s: float) -> rmq.Query:
         exact = self._options.on_loss == "fail"  # tasks fail that cannot hand out all of a batch
         return topic.query(
-            self.run, owner(), lease=self._options.lease_s, owner_lease=owner_s, exact=exact
+            self.run, self._owner, lease=self._options.lease_s, owner_lease=owner_s, exact=exact
         )
 
     def slots(self) -> int:
@@ -99,7 +108,15 @@ class Claims:
     def _renew(self) -> None:
         """Renew until the end; a driver that another one has replaced is told at its next call."""
         pause_s = min(self._options.lease_s, self._options.owner_s) / 3
-        while not self._over.wait(pause_s):
+        due = time.monotonic() + pause_s
+        while not self._over.wait(min(_LOOK_S, max(0.0, due - time.monotonic()))):
+            if os.getppid() != self._jvm:
+                if self._orphaned is not None:
+                    self._orphaned()
+                return
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + pause_s
             try:
                 self._query.renew({}, {})
             except StorageError:

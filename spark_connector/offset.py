@@ -90,7 +90,9 @@ def check_age(offset: Offset, settled: Sequence[int], topic: str) -> None:
         raise ConfigurationError(
             f"checkpoint: it is an older copy; {ahead} messages of topic {topic!r} that came after "
             "it were settled by its query, or given back. Sinks would drop new batches, which have "
-            f"numbers they know; nothing was taken. Give the query its newest checkpoint, or {ANEW}"
+            "numbers they know; nothing was taken. Give the query its newest checkpoint, or "
+            f"{ANEW}. With asyncProgressTrackingEnabled Spark itself leaves such a checkpoint "
+            "behind: switch it off"
         )
 
 

@@ -166,6 +166,10 @@ _POSITION = (
     "a queue has one position, and what is settled is gone: a query goes on with what waits; "
     "leave it out, or look at a queue with spark.read and `queue`"
 )
+TABLE = (
+    "Spark does not hand the options of a table to a data source in Python, so it could not be "
+    "read; use CREATE TEMPORARY VIEW ... USING rmq OPTIONS (...), or spark.read"
+)
 _FOREIGN = {
     "startingoffsets": _POSITION,
     "endingoffsets": _POSITION,
@@ -178,6 +182,7 @@ _FOREIGN = {
     "kafka.group.id": "a query is known by its checkpoint; leave it out",
     "kafka.bootstrap.servers": "this is RMQ; say where Redis is with url",
     "path": "name the topic with subscribe, and give load() nothing",
+    "provider": f"this is CREATE TABLE; {TABLE}",
 }
 _NO_SINK = {
     "subscribe": "a write names its topic with topic",

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from rmq.errors import DecodeError, InvalidValue
-from rmq.ids import SIZE, TEXT_SIZE, MessageId, texts
+from rmq.ids import SIZE, TEXT_SIZE, texts
 from rmq.query import BARE, Block, Record, envelope_of, is_bare, value_of
 
 # name, type, whether it may be null
@@ -48,7 +48,8 @@ _MESSAGE: tuple[Field, ...] = (
     ("producer_seq", LongType(), True),
     ("attempt", IntegerType(), False),
 )
-_TAKEN: tuple[Field, ...] = (("seq", LongType(), False),)
+_UNREADABLE: Field = ("unreadable", StringType(), True)
+_TAKEN: tuple[Field, ...] = (("seq", LongType(), False), _UNREADABLE)
 _LOOKED_AT: tuple[Field, ...] = (
     ("queue", StringType(), False),
     ("offset", LongType(), False),
@@ -59,7 +60,7 @@ _LOOKED_AT: tuple[Field, ...] = (
     ("reason", StringType(), True),
     ("error", StringType(), True),
     ("error_fingerprint", StringType(), True),
-    ("unreadable", StringType(), True),
+    _UNREADABLE,
 )
 _HEADERS: tuple[Field, ...] = (
     ("headers", MapType(StringType(), StringType(), valueContainsNull=False), True),
@@ -195,17 +196,7 @@ class Batches:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def of_block(self, block: Block) -> pa.RecordBatch:
-        """What a query holds.
-
-        Raises:
-            DecodeError: a record cannot be read; the text names its message.
-        """
+        """What a query holds. A record that cannot be read is a row: it must not hold up others."""
         columns = columns_of(block.ids, block.records)
-        for row, why in enumerate(columns.pop("unreadable", ())):
-            if why:
-                raise DecodeError(
-                    f"message {MessageId(block.ids[row])} of topic {self._topic!r}: {why}; look at "
-                    "it with rmq get, and give maxReplays to send such a batch to the DeadQueue"
-                )
         columns.update(attempt=block.attempts, seq=block.numbers)
         return self.batch(len(block.ids), {"slot": block.slot, **columns})

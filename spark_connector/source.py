@@ -73,10 +73,13 @@ class RmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch read."""
+        from rmq.errors import ConfigurationError
         from spark_connector import options
         from spark_connector.reader import RmqReader
         from spark_connector.schema import same, snapshot_schema
 
+        if not self.options:  # spark.read without options does not come so far
+            raise ConfigurationError(f"this is a table that was made USING rmq; {options.TABLE}")
         found = options.snapshot(self.options)
         same(schema, snapshot_schema(found.headers))
         return RmqReader(found, schema)

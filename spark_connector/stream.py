@@ -10,6 +10,7 @@ ends there is in the commit log (it does not call `commit` for the last batch of
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -69,6 +70,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._announced = False
         self._left: int | None = None  # for Trigger.AvailableNow: how many may still be taken
         self._backlog: tuple[float, dict[str, Any]] | None = None
+        self._planned: Offset | None = None  # the end of the last batch with messages of this run
+        self._committed: Offset | None = None  # what Spark told last
 
     # --- on the driver -------------------------------------------------------------------------
 
@@ -76,8 +79,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._claims is None or self._claims.run != run:
             if self._claims is not None:
                 self._claims.let_go()
-            self._claims = Claims(self._options, run)
-            _stop_on_sigterm()
+            orphaned = _terminate if _stop_on_sigterm() else None
+            self._claims = Claims(self._options, run, orphaned)
         return self._claims
 
     def initialOffset(self) -> dict[str, Any]:
@@ -218,6 +221,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             since = Offset(known.run, dict.fromkeys(known.slots, 0), {})
         if known.slots == since.slots:
             return []
+        self._check_progress(since)
+        self._planned = known
         claims = self._open(known.run)
         held = claims.hold(since.slots, known.slots)
         offsets.check_slots(known, len(held), topic)
@@ -229,6 +234,21 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lost(there, known)
         found = offsets.shares(since.slots, known, there, self._options.min_partitions)
         return [Part(known.run, share) for share in found]
+
+    def _check_progress(self, since: Offset) -> None:
+        """Refuse asynchronous progress tracking, which settles batches that Spark may replay.
+
+        Between two batches of one run Spark calls `commit`, always, unless it skips its logs.
+
+        Raises:
+            ConfigurationError: Spark has not told of the batch before.
+        """
+        if self._planned is not None and since == self._planned and since != self._committed:
+            raise ConfigurationError(
+                "asyncProgressTrackingEnabled: RMQ cannot serve it, since Spark asks for the next "
+                "batch before it has noted that the last one ended; switch it off, and give the "
+                f"query {offsets.ANEW} if it is refused as an older copy then"
+            )
 
     def _gives_up(self, claims: Claims, end: Offset) -> bool:
         """Whether this batch has been replayed too often; then it is in the DeadQueue."""
@@ -255,7 +275,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Settle a batch; `latestOffset` has done it by now, or does it for the last one."""
-        known = offsets.read(end, self._options.at.topic)
+        known = self._committed = offsets.read(end, self._options.at.topic)
         self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
@@ -285,16 +305,23 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise LeaseLost(lost(self._options, share.held, count))
 
 
-def _stop_on_sigterm() -> None:
+def _stop_on_sigterm() -> bool:
     """Let a clean end of a query call `stop`, which Python would die without.
 
-    Only in Spark's source runner, whose signals are nobody else's.
+    Only in Spark's source runner, whose signals are nobody else's; whether this is one.
     """
     if (
         sys.argv[0].endswith("python_streaming_source_runner.py")
         and threading.current_thread() is threading.main_thread()
     ):
         signal.signal(signal.SIGTERM, _end)
+        return True
+    return False
+
+
+def _terminate() -> None:
+    """End this process as a clean stop does, in the middle of a call too."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end(number: int, frame: object) -> None:

@@ -78,11 +78,19 @@ def test_page_is_bounded_by_bytes(make_box):
     assert peek(box, limit=1000, offset=4) == []
 
 
-def test_page_of_a_thousand(make_box):
-    box = make_box(max_body=1024)
+def test_a_page_has_a_thousand_small_messages_whatever_size_the_topic_allows(make_box):
+    box = make_box(max_body=16 * 1024 * 1024)
     given = box.send(1000)
 
     assert [found.id for found in peek(box, limit=1000, down=True)] == given
+
+
+def test_failures_count_among_the_bytes_of_a_page(box):
+    ids = box.send(3)
+    for id in ids:
+        box.redis.hset(box.keys.failures, id, failure(16, 1, "f", b"t" * 9_000_000))
+
+    assert [len(peek(box, limit=1000, offset=at)) for at in range(4)] == [1, 1, 1, 0]
 
 
 def test_short_pages_still_follow_each_other_to_the_end(box):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,10 +78,16 @@ def bodies(reader: RmqStreamReader, parts: list[Part]) -> list[int]:
     return sorted(found)
 
 
+def planned(reader: RmqStreamReader, start: Offset, end: Offset) -> list[Part]:
+    """A batch, planned as Spark does it: after it has told of the one before."""
+    reader.commit(start)
+    return reader.partitions(start, end)
+
+
 def ended(reader: RmqStreamReader, start: Offset) -> tuple[Offset, list[int]]:
     """The next batch, planned, read and, as Spark does it, in the commit log."""
     end = latest(reader, start)
-    return end, bodies(reader, reader.partitions(start, end))
+    return end, bodies(reader, planned(reader, start, end))
 
 
 def state(client: rmq.Client, topic: rmq.Topic) -> tuple[int, int, int]:
@@ -250,7 +257,7 @@ def test_claims_that_were_given_back_end_the_query_or_are_left_out(
     assert bodies(later, parts) == []
     client.admin.rollback(topic.name)
     again = latest(later, end)
-    assert bodies(later, later.partitions(end, again)) == list(range(9))
+    assert bodies(later, planned(later, end, again)) == list(range(9))
     assert latest(later, again) == again
     assert state(client, topic) == (0, 0, 9)
 
@@ -274,7 +281,7 @@ def test_numbers_of_claims_that_were_given_back_before_they_were_written_down_st
         "9 messages that the query had taken beyond its checkpoint were given back" in caplog.text
     )
     assert sum(end["held"].values()) == 9 < sum(end["slots"].values())
-    assert bodies(reader, reader.partitions(empty, end)) == list(range(9))
+    assert bodies(reader, planned(reader, empty, end)) == list(range(9))
 
 
 @pytest.mark.parametrize("slots_lapsed", [1, 3])
@@ -300,7 +307,7 @@ def test_a_batch_that_sinks_may_know_gets_no_new_message(
 
     assert again["slots"] == known["slots"]
     assert set(replayed) < set(sunk)
-    fresh = bodies(second, second.partitions(again, after))
+    fresh = bodies(second, planned(second, again, after))
     assert set(fresh) >= set(range(9, 15))
     assert sorted(replayed + fresh) == list(range(15))
     second.stop()
@@ -428,10 +435,10 @@ def test_a_batch_that_no_task_has_read_is_not_settled(
     going_on = make(onClaimLoss="continue")
     for _ in range(batches_dropped):
         start, end = end, latest(going_on, end)
-        going_on.partitions(start, end)
+        planned(going_on, start, end)
         assert sum(end["held"].values()) == 9
 
-    assert bodies(going_on, going_on.partitions(start, end)) == list(range(9))
+    assert bodies(going_on, planned(going_on, start, end)) == list(range(9))
     assert caplog.text.count("of which no task has read any") == batches_dropped
     assert latest(going_on, end) == end
     assert state(client, topic) == (0, 0, 9)
@@ -612,6 +619,61 @@ def test_a_checkpoint_of_another_topic_or_of_other_slots_is_refused(
         other, "has 2 slots in Redis and 3 in the checkpoint", start | renamed, end | renamed
     )
     assert state(client, topic) == (0, 4, 0)
+
+
+def test_asynchronous_progress_tracking_is_refused_where_it_shows(
+    topic: rmq.Topic, make: Make
+) -> None:
+    """Spark plans the next batch and has not told of the last one."""
+    fill(topic, 9)
+    reader = make(maxMessagesPerTrigger=3)
+    end, _ = ended(reader, begun(reader))
+    after = latest(reader, end)
+
+    with pytest.raises(ConfigurationError, match="asyncProgressTrackingEnabled: RMQ cannot serve"):
+        reader.partitions(end, after)
+
+    reader.commit(end)
+    assert len(bodies(reader, reader.partitions(end, after))) == 3
+
+
+@pytest.mark.parametrize("max_replays", [None, 1])
+def test_a_record_that_cannot_be_read_is_a_row_and_holds_up_nobody(
+    client: rmq.Client,
+    topic: rmq.Topic,
+    make: Make,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    max_replays: int | None,
+) -> None:
+    fill(topic, 20)
+    packed = client.topic(topic.name, codec=rmq.Compressed(how="zstd")).send("y" * 5000)
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # not installed where the tasks run
+    reader = make() if max_replays is None else make(maxReplays=max_replays)
+    start = begun(reader)
+    end = latest(reader, start)
+    broken, missing = (one.id for one in client.admin.peek(topic.name, place="prepare")[:2])
+    with server.raw() as redis:
+        for keys in topic._handle.slots:
+            redis.hdel(keys.records, bytes(missing))
+            if redis.hexists(keys.records, bytes(broken)):
+                redis.hset(keys.records, bytes(broken), b"\x1fbytes")
+
+    rows = {
+        row["message_id"]: row
+        for part in reader.partitions(start, end)
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    }
+
+    why = {id: row["unreadable"] for id, row in rows.items() if row["unreadable"] is not None}
+    assert why.keys() == {str(packed.id), str(broken), str(missing)}
+    assert "zstandard" in why[str(packed.id)]
+    assert why[str(missing)] == "its record is missing"
+    assert rows[str(broken)]["value"] == b"\x1fbytes"
+    assert latest(reader, end) == end
+    assert state(client, topic)[:2] == (0, 0)
+    assert client.admin.stats(topic.name)["dead"] == 0
 
 
 def test_a_topic_that_is_not_there_is_told(server: Server, make: Make) -> None:
