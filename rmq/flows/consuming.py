@@ -470,7 +470,7 @@ class ConsumerFlows(Generic[D]):
             wait = error.delay
             return lambda mine: self._nack(mine, wait, error.__cause__ or "asked for a retry")
         if isinstance(error, Reject):
-            reason = str(error) or "rejected"
+            reason = failure.text_of(error) or "rejected"
             return lambda mine: self._reject(mine, reason)
         if isinstance(error, Exception):
             return lambda mine: self._nack(mine, None, error)

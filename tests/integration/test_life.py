@@ -195,6 +195,21 @@ def test_snooze_and_reject_are_instructions(api: Any, name: str, clock: Clock) -
     assert (dead.failure.reason, dead.failure.error) == ("rejected", "not for us")
 
 
+def test_a_rejection_that_cannot_be_shown_is_carried_out(api: Any, name: str) -> None:
+    class Unshowable(rmq.Reject):
+        def __str__(self) -> str:
+            raise KeyError("code")
+
+    topic = api.topic(name)
+    topic.send("x")
+    consumer = topic.consumer()
+    with consumer.receive()[0]:
+        raise Unshowable
+
+    (dead,) = api.admin.peek(name, place="dead")
+    assert dead.failure.error == "<str() of this Unshowable raised KeyError>"
+
+
 def test_at_most_once_settles_by_handing_over(api: Any, name: str) -> None:
     topic = api.topic(name)
     topic.send("x")
