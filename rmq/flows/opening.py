@@ -40,7 +40,9 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     found = settings.from_redis(handle.name, opened.kept)
     _refuse_closed(handle, opened)
     settings.compare(handle.name, handle.asked, found)
-    _adopt(handle, opened, found, create)
+    # Others may use this handle meanwhile: for them it is ready once its slots are.
+    was_ready = handle.is_ready and handle.created == opened.kept["created"].encode()
+    _adopt(handle, opened, found, was_ready)
     if not create:
         return False  # who only looks writes nothing
     try:
@@ -48,6 +50,7 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     except RMQError:
         handle.forget()
         raise
+    handle.is_ready = True
     with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
         yield Ask("topics", "SADD", handle.topics_key, handle.name)
     return bool(opened.state)

@@ -9,9 +9,10 @@ import pytest
 
 from rmq.codec import JSON
 from rmq.commands import Batch, Command
-from rmq.flows import Listen, receiving
+from rmq.flows import Listen, Pipeline, opening, receiving
 from rmq.flows.receiving import Reception
 from rmq.handle import Handle, Lanes
+from rmq.replies import Opened
 from rmq.settings import Settings
 
 RECORD = bytes([1 << 5, 0, 0, 100, 0, 0, 0, 1]) + b"1"
@@ -50,6 +51,27 @@ def converse(flow: Generator[Any, Any, Any], *answers: Any) -> tuple[list[str], 
         return heard, stop.value
     flow.close()
     return heard, None
+
+
+def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:
+    """A handle may be shared: who came between the topic and its slots found no slot."""
+    handle = Handle("rmq", "orders", JSON, Lanes(), {})
+    flow = opening.open(handle)
+    next(flow)
+    kept = {**Settings(slots=3).to_redis(), "created": "7"}
+
+    slots = flow.send(Opened(1, kept))
+    assert isinstance(slots, Pipeline)
+    assert not handle.is_ready
+    flow.send([0, 0, 0])
+    assert handle.is_ready
+    flow.close()
+
+    again = opening.open(handle)  # by another thread; those at work are not held up
+    next(again)
+    again.send(Opened(0, kept))
+    assert handle.is_ready
+    again.close()
 
 
 def test_one_slot_is_visited_without_a_look_and_slept_on() -> None:
