@@ -231,10 +231,12 @@ def scrub(text: str, url: str | None) -> str:
     text = re.sub(r"(://[^\s/@:]*:)[^\s/]*@", r"\1***@", text)
     text = re.sub(r"([?&]password=)[^\s&]+", r"\1***", text)
     for secret in secrets(url):
-        if len(secret) >= 4:
+        if len(secret) >= 4 and not secret.isalpha():
             text = text.replace(secret, "***")
         else:
-            text = text.replace(f":{secret}@", ":***@")
+            # A word such as "redis" is hidden where it is the password: elsewhere it stands for
+            # itself, and to cut it out of sentences would make them unreadable and give it away.
+            text = text.replace(f":{secret}@", ":***@").replace(repr(secret), "'***'")
     return text
 
 

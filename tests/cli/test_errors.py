@@ -199,3 +199,31 @@ def test_ctrl_c_is_quiet_and_130(shell, topic):
     out, err = running.communicate(timeout=90)
 
     assert (running.returncode, out, err.strip()) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("word", ["redis", "localhost", "user"])
+def test_a_password_that_is_a_word_does_not_cut_up_the_text(run, word, monkeypatch):
+    monkeypatch.setattr("rmq.cli.app.RETRY_FOR_S", 0.0)
+
+    done = run("ping", "--url", f"redis://user:{word}@127.0.0.1:1/0")
+
+    assert "redis://user:***@127.0.0.1:1/0 cannot be reached" in only_line(done.stderr)
+    assert f":{word}@" not in done.output
+
+
+def test_an_option_of_the_url_that_there_is_not_is_named(run):
+    done = run("ping", "--url", "redis://127.0.0.1:1/0?tiemout=3")
+
+    assert done.exit_code == 2
+    assert "there is no option 'tiemout'" in only_line(done.stderr)
+
+
+def test_the_default_address_is_told_as_such(run, monkeypatch):
+    monkeypatch.setattr("rmq.cli.app.RETRY_FOR_S", 0.0)
+    monkeypatch.setattr("rmq.client.DEFAULT_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.delenv("RMQ_URL", raising=False)
+
+    done = run("ping", RMQ_URL=None)
+
+    assert done.exit_code == 5
+    assert "no url was given and RMQ_URL is not set" in only_line(done.stderr)
