@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from rmq import codec as codecs
@@ -61,9 +62,14 @@ class _ClientBase:
         prefix: str | None,
         retry_for: Duration,
         timeout: Duration,
+        max_connections: int | None,
         interceptors: Sequence[Interceptor],
     ) -> None:
-        self._address = urls.parse(url or os.environ.get("RMQ_URL") or DEFAULT_URL)
+        named = url or os.environ.get("RMQ_URL")
+        self._address = replace(urls.parse(named or DEFAULT_URL), is_default=not named)
+        if max_connections is not None:
+            most = urls.connections(max_connections)
+            self._address = replace(self._address, max_connections=most)
         asked = prefix if prefix is not None else os.environ.get("RMQ_PREFIX") or DEFAULT_PREFIX
         self._prefix = check_name(asked, "prefix" if prefix is not None else "RMQ_PREFIX")
         self._retry_s = milliseconds(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
@@ -100,6 +106,9 @@ class Client(_ClientBase):
         retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
             timedelta; at most 30 s.
         timeout: how long to wait for one reply, seconds or timedelta.
+        max_connections: how many connections at most, 1 to 10000; default: what the URL's option
+            of that name says, else 64. Calls beyond that wait in line for up to `timeout` and
+            `retry_for` together. Each waiting consumer has one more, for its subscription.
         interceptors: what happens around its sends, and around the handlers of its workers.
 
     Raises:
@@ -113,9 +122,10 @@ class Client(_ClientBase):
         prefix: str | None = None,
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
+        max_connections: int | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__(url, prefix, retry_for, timeout, interceptors)
+        super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
         self._hooks.refuse_async("rmq.Client", ("before_send", "after_send"))
         self._executor = Executor(self._address, self._retry_s, self._timeout_s)
         self.admin = Admin(self._executor, self._prefix, self._lanes)
@@ -184,9 +194,10 @@ class AsyncClient(_ClientBase):
         prefix: str | None = None,
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
+        max_connections: int | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__(url, prefix, retry_for, timeout, interceptors)
+        super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
         self._executor = AsyncExecutor(self._address, self._retry_s, self._timeout_s)
         self.admin = AsyncAdmin(self._executor, self._prefix, self._lanes)
 

@@ -1,7 +1,9 @@
 """Redis' errors read once: what happened, who can mend it, and whether the command took effect.
 
-Works on texts and class names alone, so that no floor but the wire needs `redis`. Source of the
-table: the server's error prefixes, and what redis-py 5 to 8 raise for a connection.
+An error is known by the code that Redis puts first in a reply, never by words in the text: an error
+of ours names a key, and so a topic, which may be called "uploading" or "readonly-orders". Class
+names stand for the codes that redis-py takes off, so that no floor but the wire needs `redis`.
+Source of the table: the server's error codes, and what redis-py 5 to 8 raise.
 """
 
 from __future__ import annotations
@@ -29,45 +31,62 @@ class Kind(Enum):
     REFUSED = "not executed, and repeating changes nothing"
 
 
-_OURS = re.compile(r"RMQ(GONE|RECORD|CLAIM|ARG|LATE|STAGE) ([^\s,]+)")
-# redis-py turns prefixes into classes and takes them off the text, each version its own: both
-# count.
-_NOT_YET = (
-    "LOADING", "BUSY ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS",
-    "MISCONF", "redis is loading", "redis is busy", "max number of clients",
-)  # fmt: skip
-_NOT_YET_CLASSES = (
-    "BusyLoadingError", "ReadOnlyError", "TryAgainError", "ClusterDownError", "MasterDownError",
-)  # fmt: skip
-_ACCESS = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "Authentication")
-_ACCESS_CLASSES = (
-    "AuthenticationError", "AuthenticationWrongNumberOfArgsError", "NoPermissionError",
-    "AuthorizationError",
-)  # fmt: skip
+# redis-py makes a class of some codes and takes them off the text; of which depends on its version.
+_CLASSES = {
+    "NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN", "MasterDownError": "MASTERDOWN", "ClusterDownError": "CLUSTERDOWN",
+    "OutOfMemoryError": "OOM", "NoPermissionError": "NOPERM", "AuthenticationError": "NOAUTH",
+    "AuthenticationWrongNumberOfArgsError": "NOAUTH", "AuthorizationError": "NOAUTH",
+}  # fmt: skip
+_CODE = re.compile(r"([A-Z][A-Z0-9_]+)(?: |$)")
+# Redis 6.2 tells first where a script failed, and then of what.
+_PLACE = re.compile(
+    r"Error running script \(call to f_[0-9a-f]{40}\): (?:@\w+:[\d?]+: )?(?:@?\w+: ?\d+: )?-?"
+)
+_NOT_YET = {
+    "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS", "MISCONF",
+}  # fmt: skip
+_ACCESS = {"NOAUTH", "WRONGPASS", "NOPERM"}
+# Replies that have no code of their own, by how they begin.
+_SCRIPT_ACCESS = "The user executing the script can't"
+_TOO_MANY_CLIENTS = "max number of clients"
+_PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
+# Errors of the wire itself: there was no connection to send anything on.
+_NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
 
-def _is(error: BaseException, texts: tuple[str, ...], classes: tuple[str, ...]) -> bool:
-    text = str(error).lower()
-    named = any(cls.__name__ in classes for cls in type(error).__mro__)
-    return named or any(word.lower() in text for word in texts)
+def code_of(error: BaseException) -> str:
+    """The code of an error reply, such as "READONLY"; "" where Redis gave none."""
+    return _read(error)[0]
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    return _is(error, ("OOM command not allowed",), ("OutOfMemoryError",))
+def _read(error: BaseException) -> tuple[str, str]:
+    """The code of an error reply, and what follows it."""
+    text = str(error)
+    for cls in type(error).__mro__:
+        if cls.__name__ in _CLASSES:
+            return _CLASSES[cls.__name__], text
+    place = _PLACE.match(text)
+    if place:
+        text = text[place.end() :]
+    if text.startswith(_SCRIPT_ACCESS):
+        return "NOPERM", text
+    code = _CODE.match(text)
+    return (code.group(1), text[code.end() :]) if code else ("", text)
 
 
 def kind_of(error: BaseException) -> Kind:
     """Classify an exception of redis-py."""
-    text, classes = str(error), [cls.__name__ for cls in type(error).__mro__]
-    if "NOSCRIPT" in text or "NoScriptError" in classes or "No matching script" in text:
+    code, text = _read(error)
+    if code == "NOSCRIPT":
         return Kind.RELOAD
-    if any(name in classes for name in _ACCESS_CLASSES) or text.startswith(_ACCESS):
+    if code in _ACCESS:
         return Kind.REFUSED
-    if _is(error, _NOT_YET, _NOT_YET_CLASSES):
+    if code in _NOT_YET or text.startswith(_TOO_MANY_CLIENTS):
         return Kind.AGAIN
+    classes = [cls.__name__ for cls in type(error).__mro__]
     if "ConnectionError" in classes or "TimeoutError" in classes or isinstance(error, OSError):
-        never_connected = "connecting to" in text or "Name or service not known" in text
-        return Kind.AGAIN if never_connected else Kind.UNKNOWN
+        return Kind.AGAIN if any(name in classes for name in _NEVER_SENT) else Kind.UNKNOWN
     return Kind.REFUSED
 
 
@@ -80,52 +99,57 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
         keys: the keys of the command, for the message.
         culprit: the key that holds another type than it should, where that was the trouble.
     """
+    code, rest = _read(error)
     text = str(error)
-    ours = _OURS.search(text)
     where = keys[0] if keys else "the server"
-    if ours and ours.group(1) == "GONE":
+    detail = re.split(r"[\s,]", rest, maxsplit=1)[0]
+    if code == "RMQGONE":
         return TopicVanished(
-            f"{ours.group(2)} has vanished: the topic was deleted, or Redis was flushed or came "
-            "back empty, and its messages went with it. Nothing was created; open the topic "
-            "again to start it anew"
+            f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "
+            "empty, and its messages went with it. Nothing was created; call topic.open() to "
+            "create it again with the settings of that topic object, or rmq topic create"
         )
-    if ours and ours.group(1) == "RECORD":
+    if code == "RMQRECORD":
         return ScriptFailed(
-            f"{script}: {ours.group(2)} lacks the record of a queued message, or holds one "
+            f"{script}: {detail} lacks the record of a queued message, or holds one "
             "that cannot be read. Nothing was moved; find it with rmq peek, remove it with "
             "cancel or purge"
         )
-    if ours and ours.group(1) == "STAGE":
+    if code == "RMQSTAGE":
         return StageLost(
-            f"{script}: {ours.group(2)} is not the stage that was written: it has expired, Redis "
+            f"{script}: {detail} is not the stage that was written: it has expired, Redis "
             "lost it, or somebody else has the same name. Nothing of it was published by this "
             "call; stage the messages again, under another name"
         )
-    if ours and ours.group(1) == "CLAIM":
+    if code == "RMQCLAIM":
         return ScriptFailed(
-            f"{script}: {keys[int(ours.group(2)) - 1]} holds no claim that RMQ wrote. Nothing was "
+            f"{script}: {keys[int(detail) - 1]} holds no claim that RMQ wrote. Nothing was "
             "changed; see who wrote it, then rename or delete it"
         )
-    if ours and ours.group(1) == "LATE":
+    if code == "RMQLATE":
         return ScriptFailed(
             f"{script}: a copy of a command came after its caller had gone on; nothing was done"
         )
-    if ours:
+    if code.startswith("RMQ"):
         return ScriptFailed(
-            f"{script}: the script refused its argument {ours.group(2)!r}; nothing was written"
+            f"{script}: the script refused its argument {detail!r}; nothing was written"
         )
-    if _out_of_memory(error):
+    if code == "OOM":
         return QueueFull(
             f"{script}: Redis is at maxmemory and takes no new messages; consumers still drain it. "
             "Raise maxmemory, or send again later"
         )
-    if "WRONGTYPE" in text:
+    if code == "WRONGTYPE":
         return ScriptFailed(
             f"{script}: {culprit or 'one of ' + ', '.join(keys)} holds another type of value "
             "than RMQ keeps there; nothing was moved. See who wrote it, then rename or delete it"
         )
-    classes = [cls.__name__ for cls in type(error).__mro__]
-    if any(name in classes for name in _ACCESS_CLASSES) or text.startswith(_ACCESS):
+    if code in _ACCESS:
+        if rest.startswith(_PASSWORD_MISSING):
+            return ConfigurationError(
+                f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "
+                "redis://:PASSWORD@host:6379/0 or redis://USER:PASSWORD@host:6379/0 (RMQ_URL)"
+            )
         return ConfigurationError(
             f"{script}: Redis refused access ({text[:200]}); check user, password and ACL"
         )

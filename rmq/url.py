@@ -10,6 +10,9 @@ from rmq.errors import ConfigurationError
 
 SCHEMES = ("redis", "rediss", "unix", "embedded")
 LATER = ("redis+sentinel", "redis+cluster")
+# Enough to keep one Redis busy from one process; a client that gathers thousands of calls at once
+# keeps few descriptors. Subscriptions are not counted.
+MAX_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Address:
     url: str
     scheme: str
     directory: str = ""
+    max_connections: int = MAX_CONNECTIONS
+    is_default: bool = False  # nobody named it
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -27,6 +32,13 @@ class Address:
     def shown(self) -> str:
         """The URL without its password, for errors and logs."""
         return redact(self.url)
+
+    @property
+    def told(self) -> str:
+        """As `shown`; and where it comes from, if nobody named it."""
+        if self.is_default:
+            return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
+        return self.shown
 
 
 def redact(url: str) -> str:
@@ -56,13 +68,17 @@ def parse(url: object) -> Address:
     if scheme not in SCHEMES:
         raise ConfigurationError(f"url: scheme {scheme!r} is unknown; use {', '.join(SCHEMES)}")
     parts = urlsplit(url)
+    options = parse_qs(parts.query, keep_blank_values=True)
+    most = connections(
+        options.get("max_connections", [MAX_CONNECTIONS])[-1], "url: max_connections"
+    )
     if scheme == "embedded":
         directory = unquote(parts.netloc + parts.path)
         if not parts.path.strip("/") and not parts.netloc:
             raise ConfigurationError(
                 "url: embedded:// names no directory; use embedded:///var/lib/rmq"
             )
-        return Address(url, scheme, directory)
+        return Address(url, scheme, directory, most)
     if scheme == "unix" and not parts.path:
         raise ConfigurationError("url: unix:// names no socket; use unix:///run/redis.sock?db=0")
     if scheme in ("redis", "rediss"):
@@ -75,8 +91,15 @@ def parse(url: object) -> Address:
         database = parts.path.strip("/")
         if database and not database.isdecimal():
             raise ConfigurationError(f"url: {redact(url)!r}: the path is a database number, as /0")
-    options = parse_qs(parts.query, keep_blank_values=True)
     for name in ("decode_responses", "retry_on_timeout", "retry", "retry_on_error"):
         if name in options:
             raise ConfigurationError(f"url: option {name} is RMQ's to set; leave it out")
-    return Address(url, scheme)
+    return Address(url, scheme, max_connections=most)
+
+
+def connections(value: object, field: str = "max_connections") -> int:
+    """How many connections a client may have, checked."""
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")
+    return int(text)

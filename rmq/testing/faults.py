@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -175,31 +173,15 @@ class FaultyExecutor(Executor):
 
 
 class FaultyAsyncExecutor(AsyncExecutor):
-    """An executor that faults can strike. Twin of `FaultyExecutor`.
-
-    It keeps connections for each event loop: tests run one client in many loops, one after another.
-    """
+    """An executor that faults can strike. Twin of `FaultyExecutor`."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)
         self.faults = faults
-        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Any]]
-        self._lines = weakref.WeakKeyDictionary()
-
-    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        self._idle = self._lines.setdefault(asyncio.get_running_loop(), deque())
-        return await super()._exchange(packed, count)
-
-    async def close(self) -> None:
-        """Close every connection of this loop."""
-        self._idle = self._lines.pop(asyncio.get_running_loop(), deque())
-        await super().close()
 
     async def hang_up(self) -> None:
         """Close the connections of this loop, which is about to end."""
-        idle = self._lines.pop(asyncio.get_running_loop(), deque())
-        while idle:
-            await idle.pop().disconnect()
+        await self._pool_here().close()
 
     async def _command(self, command: Command[T]) -> T:
         fault = self.faults.next((command.script.name,))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -41,13 +40,13 @@ from rmq.url import Address
 from rmq.wire.base import (
     FINE_S,
     FIRST_PAUSE_S,
-    TROUBLE,
+    HAND_BACK_S,
     Attempts,
     Base,
     Refused,
+    Subscription,
     confirmed,
     culprit_of,
-    hear,
     needs_loading,
     not_permitted,
     options,
@@ -56,6 +55,7 @@ from rmq.wire.base import (
     words_of,
     wrong_type,
 )
+from rmq.wire.pool import TROUBLE, AsyncPool, Connection, leads_elsewhere, stale
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class AsyncExecutor(Base):
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
-        self._idle: deque[Any] = deque()
+        self._pool = self._new_pool()
         self._loaded: set[Script] = set()
         self._laters: set[Any] = set()
         if address.scheme == "embedded":
@@ -74,25 +74,27 @@ class AsyncExecutor(Base):
 
     def _connect(self) -> aredis.Redis:
         with self.translated("connect"):
-            return aredis.Redis.from_url(
+            client = aredis.Redis.from_url(
                 self.url(), retry=Retry(NoBackoff(), 0), **options(self.address, self.timeout_s)
             )
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # refuses options that there are not
+            return client
 
     async def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
         for task in self._laters:
             task.cancel()
-        while self._idle:
-            await self._idle.pop().disconnect()
+        await self._pool_here().close()
         with contextlib.suppress(*TROUBLE):
             await self.redis.aclose()
         if self.embedded is not None:
             await asyncio.to_thread(self.embedded.close)
 
-    async def run(self, flow: Flow[T]) -> T:
-        """Run a conversation to its end."""
+    async def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
+        """Run a conversation to its end. `error`: raised in it where it stands now."""
         try:
-            step = next(flow)
+            step = next(flow) if error is None else flow.throw(error)
             while True:
                 try:
                     value = (
@@ -100,13 +102,23 @@ class AsyncExecutor(Base):
                         if type(step) is Command
                         else await self._step(step)
                     )
-                except BaseException as error:
-                    step = flow.throw(error)
+                except Exception as failure:
+                    step = flow.throw(failure)
+                except BaseException as interruption:
+                    return await self._leave(flow, interruption)
                 else:
                     step = flow.send(value)
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    async def _leave(self, flow: Flow[T], error: BaseException) -> T:
+        """Let an interrupted conversation hand back what it holds; soon, or not at all."""
+        try:
+            async with asyncio.timeout(HAND_BACK_S):
+                return await self.run(flow, error)
+        except Exception as failure:
+            raise error from failure
 
     async def _step(self, step: Step) -> Any:
         if isinstance(step, Pipeline):
@@ -143,16 +155,27 @@ class AsyncExecutor(Base):
         pool = self.redis.connection_pool
         return pool.connection_class(**{**pool.connection_kwargs, **changes})
 
+    def _new_pool(self) -> AsyncPool:
+        return AsyncPool(*self.bounds())
+
+    def _pool_here(self) -> AsyncPool:
+        """The connections of this event loop; a program may run one loop after another."""
+        loop = asyncio.get_running_loop()
+        if self.forked() or self._pool.loop not in (None, loop):
+            self._pool = self._new_pool()
+        self._pool.loop = loop
+        return self._pool
+
+    @property
+    def _idle(self) -> list[Connection]:
+        """The connections that are open and not in use; for tests."""
+        return self._pool_here().idle
+
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send commands on one connection; their replies, errors of the server among them."""
-        if self.forked():
-            self._idle = deque()
-        try:
-            line = self._idle.pop()
-        except IndexError:
-            line = self._line()
-            await line.connect()
-        replies: list[Any] = []
+        pool = self._pool_here()
+        connection = await pool.take(self._line)
+        line, replies, elsewhere = connection.line, [], False
         try:
             await line.send_packed_command((packed,), check_health=False)
             for _ in range(count):
@@ -160,11 +183,24 @@ class AsyncExecutor(Base):
                     replies.append(await line.read_response())
                 except redis.ResponseError as error:
                     replies.append(error)
+                    elsewhere = elsewhere or leads_elsewhere(error)
+        except TROUBLE as error:
+            was_used = connection.used > 0
+            await pool.discard(connection, incident=was_used or leads_elsewhere(error))
+            if not was_used:
+                raise
+            failure = stale(error)
         except BaseException:
-            await line.disconnect(nowait=True)  # a late reply must not answer the next command
+            # A late reply must not answer the next command.
+            await pool.discard(connection, incident=False)
             raise
-        self._idle.append(line)
-        return replies
+        else:
+            if elsewhere:
+                await pool.discard(connection, incident=True)
+            else:
+                pool.give(connection)
+            return replies
+        raise failure
 
     async def _ask(self, *words: Any) -> Any:
         reply = (await self._exchange(hiredis.pack_command(words), 1))[0]
@@ -186,7 +222,7 @@ class AsyncExecutor(Base):
             if error is not None:
                 if kind_of(error) is Kind.REFUSED:
                     raise error
-                await asyncio.sleep(attempts.next_pause(error, what, self.address.shown))
+                await asyncio.sleep(attempts.next_pause(error, what, self.address))
                 await self._revive()
             try:
                 return await attempt()
@@ -280,17 +316,18 @@ class AsyncExecutor(Base):
                 raise reply  # all of it again: what was done is safe to do twice
         return replies
 
-    async def _subscribed(self, channel: bytes) -> Any:
-        """A connection that hears the channel. RESP2, in which a signal is an ordinary reply."""
-        ear = self._line(protocol=2)
-        await ear.connect()
+    async def _subscribed(self, channel: bytes) -> Subscription:
+        """A connection that listens to the channel: RESP2, where a signal is an ordinary reply."""
+        incident = self._pool_here().incident
+        line = self._line(protocol=2)
         try:
-            await ear.send_command("SUBSCRIBE", channel)
-            await ear.read_response()
+            await line.connect()
+            await line.send_command("SUBSCRIBE", channel)
+            await line.read_response()
         except BaseException:
-            await ear.disconnect(nowait=True)
+            await line.disconnect(nowait=True)
             raise
-        return ear
+        return Subscription(line, incident)
 
     async def _listen(self, listener: Listener, seconds: float) -> set[int]:
         signals: set[int] = set()
@@ -304,26 +341,33 @@ class AsyncExecutor(Base):
                     raise translate(error, "listen", [listener.channel.decode()]) from error
                 listener.held = Refused(listener.channel)
             return signals
-        ear, until = listener.held, time.monotonic() + seconds
-        if isinstance(ear, Refused):
+        held, until = listener.held, time.monotonic() + seconds
+        if isinstance(held, Refused):
             await asyncio.sleep(max(0.0, seconds))
-            if time.monotonic() > ear.until:
+            if time.monotonic() > held.until:
                 listener.held = None
             return signals
+        line = held.line
         try:
+            if held.incident != self._pool_here().incident:
+                raise redis.ConnectionError("other connections of this client have died")
             while not signals:
                 left = until - time.monotonic()
                 if left <= FINE_S:
                     if left > 0:
                         await asyncio.sleep(left)
                     return signals
-                word = await ear.read_response(timeout=max(left - FINE_S, 0.0001))
-                if word is not None:
-                    hear(word, signals)
+                if held.is_to_ping():
+                    await line.send_command("PING")
+                reply = await line.read_response(timeout=max(left - FINE_S, 0.0001))
+                if reply is None:
+                    held.was_silent()
+                else:
+                    held.hear(reply, signals)
             if until - time.monotonic() > seconds - FINE_S:
                 # It was there before we listened, so others may be behind it.
-                while (word := await ear.read_response(timeout=0.0001)) is not None:
-                    hear(word, signals)
+                while (reply := await line.read_response(timeout=0.0001)) is not None:
+                    held.hear(reply, signals)
         except TROUBLE:
             await self.deafen(listener)  # the next Listen subscribes again, and the caller looks
             await asyncio.sleep(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
@@ -331,10 +375,10 @@ class AsyncExecutor(Base):
 
     async def deafen(self, listener: Listener) -> None:
         """Give up a subscription."""
-        ear, listener.held = listener.held, None
-        if ear is not None and not isinstance(ear, Refused):
+        held, listener.held = listener.held, None
+        if isinstance(held, Subscription):
             with contextlib.suppress(*TROUBLE):
-                await ear.disconnect(nowait=True)
+                await held.line.disconnect(nowait=True)
 
     async def ask(self, what: str, *words: Any) -> Any:
         """A plain command that reads, or is safe to run twice."""

@@ -2,18 +2,17 @@
 
 It keeps its connections at hand and speaks on them directly. redis-py's own client takes a
 connection from its pool, asks the socket whether it is still there, and gives it back, for each
-command; that is
-half of what a small command costs, and RMQ gains nothing by it: a connection that has died shows at
-the next command, and every command is safe to run twice.
+command; that is half of what a small command costs, and RMQ gains nothing by it: a connection that
+has died shows at the next command, and every command is safe to run twice (`rmq.wire.pool`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -45,13 +44,13 @@ from rmq.url import Address
 from rmq.wire.base import (
     FINE_S,
     FIRST_PAUSE_S,
-    TROUBLE,
+    HAND_BACK_S,
     Attempts,
     Base,
     Refused,
+    Subscription,
     confirmed,
     culprit_of,
-    hear,
     needs_loading,
     not_permitted,
     options,
@@ -60,6 +59,7 @@ from rmq.wire.base import (
     words_of,
     wrong_type,
 )
+from rmq.wire.pool import TROUBLE, Connection, Pool, leads_elsewhere, stale
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Executor(Base):
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
-        self._idle: deque[Any] = deque()
+        self._pool = self._new_pool()
         self._loaded: set[Script] = set()
         self._laters: set[Any] = set()
         if address.scheme == "embedded":
@@ -78,35 +78,52 @@ class Executor(Base):
 
     def _connect(self) -> redis.Redis:
         with self.translated("connect"):
-            return redis.Redis.from_url(
+            client = redis.Redis.from_url(
                 self.url(), retry=Retry(NoBackoff(), 0), **options(self.address, self.timeout_s)
             )
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # refuses options that there are not
+            return client
 
     def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
         for timer in self._laters:
             timer.cancel()
-        while self._idle:
-            self._idle.pop().disconnect()
+        self._pool_here().close()
         with contextlib.suppress(*TROUBLE):
             self.redis.close()
         if self.embedded is not None:
             self.embedded.close()
 
-    def run(self, flow: Flow[T]) -> T:
-        """Run a conversation to its end."""
+    def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
+        """Run a conversation to its end. `error`: raised in it where it stands now."""
         try:
-            step = next(flow)
+            step = next(flow) if error is None else flow.throw(error)
             while True:
                 try:
                     value = self._command(step) if type(step) is Command else self._step(step)
-                except BaseException as error:
-                    step = flow.throw(error)
+                except Exception as failure:
+                    step = flow.throw(failure)
+                except BaseException as interruption:
+                    return self._leave(flow, interruption)
                 else:
                     step = flow.send(value)
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    def _leave(self, flow: Flow[T], error: BaseException) -> T:
+        """Let an interrupted conversation hand back what it holds; soon, or not at all."""
+        brief = copy.copy(self)
+        brief.retry_for, brief.timeout_s = 0.0, min(HAND_BACK_S, self.timeout_s)
+        brief.redis = brief._connect()
+        brief._pool = brief._new_pool()
+        try:
+            return brief.run(flow, error)
+        except Exception as failure:
+            raise error from failure
+        finally:
+            brief._pool.close()
 
     def _step(self, step: Step) -> Any:
         if isinstance(step, Pipeline):
@@ -144,16 +161,25 @@ class Executor(Base):
         pool = self.redis.connection_pool
         return pool.connection_class(**{**pool.connection_kwargs, **changes})
 
+    def _new_pool(self) -> Pool:
+        return Pool(*self.bounds())
+
+    def _pool_here(self) -> Pool:
+        """The connections of this process."""
+        if self.forked():
+            self._pool = self._new_pool()
+        return self._pool
+
+    @property
+    def _idle(self) -> list[Connection]:
+        """The connections that are open and not in use; for tests."""
+        return self._pool_here().idle
+
     def _exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send commands on one connection; their replies, errors of the server among them."""
-        if self.forked():
-            self._idle = deque()
-        try:
-            line = self._idle.pop()
-        except IndexError:
-            line = self._line()
-            line.connect()
-        replies: list[Any] = []
+        pool = self._pool_here()
+        connection = pool.take(self._line)
+        line, replies, elsewhere = connection.line, [], False
         try:
             line.send_packed_command((packed,), check_health=False)
             for _ in range(count):
@@ -161,11 +187,24 @@ class Executor(Base):
                     replies.append(line.read_response())
                 except redis.ResponseError as error:
                     replies.append(error)
+                    elsewhere = elsewhere or leads_elsewhere(error)
+        except TROUBLE as error:
+            was_used = connection.used > 0
+            pool.discard(connection, incident=was_used or leads_elsewhere(error))
+            if not was_used:
+                raise
+            failure = stale(error)
         except BaseException:
-            line.disconnect()  # a late reply must not answer the next command
+            # A late reply must not answer the next command.
+            pool.discard(connection, incident=False)
             raise
-        self._idle.append(line)
-        return replies
+        else:
+            if elsewhere:
+                pool.discard(connection, incident=True)
+            else:
+                pool.give(connection)
+            return replies
+        raise failure
 
     def _ask(self, *words: Any) -> Any:
         reply = self._exchange(hiredis.pack_command(words), 1)[0]
@@ -185,7 +224,7 @@ class Executor(Base):
             if error is not None:
                 if kind_of(error) is Kind.REFUSED:
                     raise error
-                time.sleep(attempts.next_pause(error, what, self.address.shown))
+                time.sleep(attempts.next_pause(error, what, self.address))
                 self._revive()
             try:
                 return attempt()
@@ -277,17 +316,18 @@ class Executor(Base):
                 raise reply  # all of it again: what was done is safe to do twice
         return replies
 
-    def _subscribed(self, channel: bytes) -> Any:
-        """A connection that hears the channel. RESP2, in which a signal is an ordinary reply."""
-        ear = self._line(protocol=2)
-        ear.connect()
+    def _subscribed(self, channel: bytes) -> Subscription:
+        """A connection that listens to the channel: RESP2, where a signal is an ordinary reply."""
+        incident = self._pool_here().incident
+        line = self._line(protocol=2)
         try:
-            ear.send_command("SUBSCRIBE", channel)
-            ear.read_response()
+            line.connect()
+            line.send_command("SUBSCRIBE", channel)
+            line.read_response()
         except BaseException:
-            ear.disconnect()
+            line.disconnect()
             raise
-        return ear
+        return Subscription(line, incident)
 
     def _listen(self, listener: Listener, seconds: float) -> set[int]:
         signals: set[int] = set()
@@ -299,25 +339,32 @@ class Executor(Base):
                     raise translate(error, "listen", [listener.channel.decode()]) from error
                 listener.held = Refused(listener.channel)
             return signals
-        ear, until = listener.held, time.monotonic() + seconds
-        if isinstance(ear, Refused):
+        held, until = listener.held, time.monotonic() + seconds
+        if isinstance(held, Refused):
             time.sleep(max(0.0, seconds))
-            if time.monotonic() > ear.until:
+            if time.monotonic() > held.until:
                 listener.held = None
             return signals
+        line = held.line
         try:
+            if held.incident != self._pool_here().incident:
+                raise redis.ConnectionError("other connections of this client have died")
             while not signals:
                 left = until - time.monotonic()
                 if left <= FINE_S:
                     if left > 0:
                         time.sleep(left)
                     return signals
-                if ear.can_read(timeout=left - FINE_S):
-                    hear(ear.read_response(), signals)
+                if held.is_to_ping():
+                    line.send_command("PING")
+                if line.can_read(timeout=left - FINE_S):
+                    held.hear(line.read_response(), signals)
+                else:
+                    held.was_silent()
             if until - time.monotonic() > seconds - FINE_S:
                 # It was there before we listened, so others may be behind it.
-                while ear.can_read(timeout=0):
-                    hear(ear.read_response(), signals)
+                while line.can_read(timeout=0):
+                    held.hear(line.read_response(), signals)
         except TROUBLE:
             self.deafen(listener)  # the next Listen subscribes again, and the caller looks
             time.sleep(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
@@ -325,19 +372,19 @@ class Executor(Base):
 
     def nudge(self, listener: Listener) -> None:
         """From another thread: end a wait on this listener, or the next one as it begins."""
-        ear = listener.held
-        line = None if ear is None or isinstance(ear, Refused) else ear._sock
-        if line is not None:
+        held = listener.held
+        sock = held.line._sock if isinstance(held, Subscription) else None
+        if sock is not None:
             with contextlib.suppress(OSError):
                 # Not TLS' own shutdown, which takes the session away from the one who reads.
-                socket.socket.shutdown(line, socket.SHUT_RDWR)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def deafen(self, listener: Listener) -> None:
         """Give up a subscription."""
-        ear, listener.held = listener.held, None
-        if ear is not None and not isinstance(ear, Refused):
+        held, listener.held = listener.held, None
+        if isinstance(held, Subscription):
             with contextlib.suppress(*TROUBLE):
-                ear.disconnect()
+                held.line.disconnect()
 
     def ask(self, what: str, *words: Any) -> Any:
         """A plain command that reads, or is safe to run twice."""

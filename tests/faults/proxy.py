@@ -5,6 +5,7 @@ hold    a matching request arrives late, even though its sender has gone meanwhi
 delay   every byte is late
 hole    nothing gets through and nobody is told (no RST)
 strand  connections made so far stay open and pass nothing any more; new ones work (half-open)
+deafen  the same for those that have subscribed to a channel, and no others
 reset   every connection ends at once
 """
 
@@ -48,6 +49,8 @@ class Proxy:
         self.port = 0
         self._accepted = 0  # connections so far
         self._stranded = 0  # the first so many of them pass nothing
+        self._subscribed: set[int] = set()  # numbers of those that listen to a channel
+        self._deaf: set[int] = set()
         self._plan: _Plan | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -72,6 +75,12 @@ class Proxy:
         """Leave every connection of now open, and pass nothing on it any more."""
         self.fired += 1
         self._stranded = self._accepted
+
+    def deafen(self) -> int:
+        """Strand the connections that have subscribed so far, and no others; how many there are."""
+        self.fired += 1
+        self._deaf |= self._subscribed
+        return len(self._deaf)
 
     def reset(self) -> None:
         """End every connection with an RST."""
@@ -121,7 +130,8 @@ class Proxy:
     async def _pass(self, number: int) -> None:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        while self.hole or number <= self._stranded:  # noqa: ASYNC110 - another thread fills it in
+        while self.hole or number <= self._stranded or number in self._deaf:  # noqa: ASYNC110
+            # Another thread fills it in.
             await asyncio.sleep(0.01)
 
     async def _requests(
@@ -132,6 +142,8 @@ class Proxy:
         number: int,
     ) -> None:
         while data := await reader.read(1 << 20):
+            if b"SUBSCRIBE" in data:
+                self._subscribed.add(number)
             await self._pass(number)
             plan = self._plan
             if plan is not None and plan.matches(data):

@@ -149,6 +149,56 @@ def test_flushall_in_the_middle_is_told_as_a_vanished_topic(
         assert [key for key in raw.keys("*") if name.encode() in key] == []
 
 
+@pytest.mark.parametrize("topic", ["uploading", "readonly", "misconf.busy", "NOSCRIPT"])
+def test_a_topic_may_be_called_like_an_error_of_redis(each_server: Server, topic: str) -> None:
+    with (
+        rmq.Client(each_server.url, retry_for=20, prefix="words") as client,
+        each_server.raw() as raw,
+    ):
+        held = client.topic(topic)
+        held.send(1)
+        for key in raw.keys(f"words:*{topic}*"):
+            raw.delete(key)
+
+        began = time.monotonic()
+        with pytest.raises(rmq.TopicVanished, match=r"call topic\.open\(\)"):
+            held.send(2)
+        assert time.monotonic() - began < 10  # at once, not after retry_for
+
+
+def test_a_vanished_topic_is_created_again_by_open_and_its_workers_go_on(
+    driver: Driver, ours: Server, name: str
+) -> None:
+    topic = driver.client.topic(name, slots=2)
+    done: list[Any] = []
+    if driver.loop is None:
+        topic.handler(done.append)
+    else:
+
+        @topic.handler
+        async def handle(body: Any) -> None:
+            done.append(body)
+
+    driver.do(topic.send("before"))
+    with rmq.Worker(driver.client, keeper="thread"):
+        _eventually(lambda: done == ["before"])
+        with ours.raw() as raw:
+            raw.flushall()
+        with pytest.raises(rmq.TopicVanished):
+            driver.do(topic.send("lost"))
+
+        assert driver.do(topic.open()) is True
+        assert driver.do(topic.send("after")).status == "stored"
+        _eventually(lambda: done == ["before", "after"])
+
+
+def _eventually(what: Callable[[], Any]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.01)
+
+
 def test_an_idle_consumer_is_told_of_a_flushall(ours: Server, name: str) -> None:
     told: list[BaseException] = []
     with rmq.Client(ours.url) as client:

@@ -15,13 +15,14 @@ from rmq.cli.send import send
 
 WIRE = Path(__file__).parents[2] / "rmq" / "wire"
 NAMES = {
-    "AsyncExecutor": "Executor", "aredis": "redis", "AsyncRetry": "Retry", "aclose": "close",
-    "Awaitable[T]": "T", "asyncio.sleep": "time.sleep", "asyncio.to_thread(": "(",
+    "AsyncExecutor": "Executor", "aredis": "redis", "AsyncRetry": "Retry", "AsyncPool": "Pool",
+    "aclose": "close", "Awaitable[T]": "T", "asyncio.sleep": "time.sleep",
+    "asyncio.to_thread(": "(",
 }  # fmt: skip
 # Where redis-py's two connections differ in more than a word.
 OWN_WAYS = {
-    "_awaited", "_beside", "_exchange", "_later", "_listen", "_load", "_revive", "_subscribed",
-    "close", "deafen",
+    "_awaited", "_beside", "_exchange", "_later", "_leave", "_listen", "_load", "_pool_here",
+    "_revive", "_subscribed", "close", "deafen",
 }  # fmt: skip
 THREADS = {"nudge"}  # one thread wakes another; a task is cancelled instead
 

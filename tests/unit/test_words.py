@@ -296,28 +296,79 @@ class OutOfMemoryError(Exception):
     pass
 
 
+class AuthenticationError(ConnectionError):
+    pass
+
+
+class NotConnected(ConnectionError):
+    pass
+
+
+def in_script(text: str) -> Exception:
+    """An error inside a script, as Redis 6.2 tells it."""
+    where = f"Error running script (call to f_{'1f' * 20}): @user_script:7: "
+    return Exception(where + text)
+
+
+HERE = f" script: {'1f' * 20}, on @user_script:7."  # what Redis 7 adds
+
+
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "code", "kind"),
     [
-        (Exception("LOADING Redis is loading the dataset in memory"), trouble.Kind.AGAIN),
-        (ReadOnlyError("You can't write against a read only replica."), trouble.Kind.AGAIN),
-        (Exception("MISCONF Redis is configured to save"), trouble.Kind.AGAIN),
-        (Exception("NOSCRIPT No matching script."), trouble.Kind.RELOAD),
+        (Exception("LOADING Redis is loading the dataset"), "LOADING", trouble.Kind.AGAIN),
+        (ReadOnlyError("You can't write against a read."), "READONLY", trouble.Kind.AGAIN),
+        (ReadOnlyError("You can't write." + HERE), "READONLY", trouble.Kind.AGAIN),
+        (in_script("@user_script: 7: -READONLY You can't."), "READONLY", trouble.Kind.AGAIN),
+        (Exception("MISCONF Redis is configured to save"), "MISCONF", trouble.Kind.AGAIN),
+        (Exception("NOREPLICAS Not enough." + HERE), "NOREPLICAS", trouble.Kind.AGAIN),
+        (Exception("NOSCRIPT No matching script."), "NOSCRIPT", trouble.Kind.RELOAD),
+        (NotConnected("Error 111 connecting to h:1."), "", trouble.Kind.AGAIN),
+        (ConnectionError("max number of clients reached"), "", trouble.Kind.AGAIN),
+        (ConnectionError("Connection closed by server."), "", trouble.Kind.UNKNOWN),
+        (TimeoutError("Timeout reading from socket"), "", trouble.Kind.UNKNOWN),
+        (OutOfMemoryError("command not allowed when"), "OOM", trouble.Kind.REFUSED),
+        (in_script("@user_script: 7: -OOM command not"), "OOM", trouble.Kind.REFUSED),
+        (Exception("NOPERM this user has no permissions"), "NOPERM", trouble.Kind.REFUSED),
         (
-            ConnectionError("Error 111 connecting to localhost:1. Connection refused."),
-            trouble.Kind.AGAIN,
-        ),
-        (ConnectionError("Connection closed by server."), trouble.Kind.UNKNOWN),
-        (TimeoutError("Timeout reading from socket"), trouble.Kind.UNKNOWN),
-        (
-            OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
+            in_script("@user_script: 7: The user executing the script can't run this command"),
+            "NOPERM",
             trouble.Kind.REFUSED,
         ),
-        (Exception("NOPERM this user has no permissions"), trouble.Kind.REFUSED),
+        (AuthenticationError("HELLO must be called with"), "NOAUTH", trouble.Kind.REFUSED),
+        (Exception("WRONGTYPE Operation against" + HERE), "WRONGTYPE", trouble.Kind.REFUSED),
+        (in_script("WRONGTYPE Operation against a key"), "WRONGTYPE", trouble.Kind.REFUSED),
+        (Exception("unknown command 'WAITAOF'"), "", trouble.Kind.REFUSED),
     ],
 )
-def test_an_error_of_redis_is_read_for_what_it_means(error: Exception, kind: trouble.Kind) -> None:
-    assert trouble.kind_of(error) is kind
+def test_an_error_of_redis_is_read_for_what_it_means(
+    error: Exception, code: str, kind: trouble.Kind
+) -> None:
+    assert (trouble.code_of(error), trouble.kind_of(error)) == (code, kind)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["uploading", "readonly-orders", "LOADING", "x.MISCONF", "NOSCRIPT", "OOM", "WRONGTYPE"],
+)
+def test_no_word_in_a_key_is_read_as_an_error_of_redis(topic: str) -> None:
+    for error in (
+        Exception(f"RMQGONE rmq:{{{topic}_0}}:slot" + HERE),
+        in_script(f"RMQGONE rmq:{{{topic}_0}}:slot"),
+    ):
+        assert trouble.kind_of(error) is trouble.Kind.REFUSED
+        told = trouble.translate(error, "send", [f"rmq:{{{topic}_0}}:slot"])
+        assert isinstance(told, rmq.TopicVanished)
+        assert f"rmq:{{{topic}_0}}:slot has vanished" in str(told)
+        assert "topic.open()" in str(told)
+
+
+def test_a_missing_password_is_told_apart_from_a_wrong_one() -> None:
+    missing = AuthenticationError("HELLO must be called with the client already authenticated")
+    assert "asks for a password" in str(trouble.translate(missing, "ping", []))
+    assert "HELLO" not in str(trouble.translate(missing, "ping", []))
+    wrong = AuthenticationError("invalid username-password pair or user is disabled.")
+    assert "refused access" in str(trouble.translate(wrong, "ping", []))
 
 
 def test_a_claim_that_is_none_is_named_in_text_that_fits_on_a_line() -> None:
@@ -337,6 +388,30 @@ def test_a_password_is_redacted_wherever_it_stands() -> None:
         "redis://h?password=s3cret&a=1",
     ):
         assert "cret" not in url.redact(text)
+
+
+@pytest.mark.parametrize("cls", [rmq.Client, rmq.AsyncClient])
+def test_an_option_of_the_url_that_cannot_work_is_named(cls: type) -> None:
+    for option, said in (
+        ("tiemout=3", "there is no option 'tiemout'"),
+        ("socket_timeout=soon", "socket_timeout"),
+        ("max_connections=many", "max_connections: 'many'"),
+        ("retry=3", "option retry is RMQ's to set"),
+    ):
+        with pytest.raises(rmq.ConfigurationError, match=said):
+            cls(f"redis://127.0.0.1:1/0?{option}")
+
+
+def test_an_address_that_nobody_named_is_told_as_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RMQ_URL", raising=False)
+    monkeypatch.setattr("rmq.client.DEFAULT_URL", "redis://127.0.0.1:1/0")
+    with pytest.raises(rmq.Unavailable, match="no url was given and RMQ_URL is not set"):
+        rmq.Client(retry_for=0).ping()
+    with pytest.raises(rmq.Unavailable) as told:
+        rmq.Client("redis://127.0.0.1:1/0", retry_for=0).ping()
+    assert "RMQ_URL" not in str(told.value)
 
 
 # --- the package -------------------------------------------------------------------------------
