@@ -10,13 +10,12 @@ KEYS[6]   query log      list  ids of what the query holds; the last one's numbe
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 1000
-ARGV[4]   with records         1, or 0: what they are known by, and never mind the rest
 Returns   {numbers, ids, receipts as text ('' where the PrepareQueue has it no more), records}, in the order of
           their numbers; fewer than the limit where the range is at its end, or 16 MiB are full. Receipts are
-          left out with records where nothing in the slot has ever failed: all have every retry then
+          left out where nothing in the slot has ever failed: all have every retry then
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit
-Atomic    One moment of one slot. The only write, of `read`, is where records are handed out, and needs no
-          memory. Run twice, it does the same.
+Atomic    One moment of one slot. The only write is that of `read`, and needs no memory. Run twice, it does the
+          same.
 ]]
 --- @include "lib/check"
 --- @include "lib/drain"
@@ -42,29 +41,26 @@ local any_failed = redis.call('HLEN', failures) > 0
 if #ids == 0 then
   return { {}, {}, {}, {} }
 end
-local last = #ids
-if ARGV[4] == '1' then
-  local bytes = 0
-  found = redis.call('HMGET', records, unpack(ids))
-  for i = 1, #ids do
-    bytes = bytes + (found[i] and #found[i] or 0)
-    found[i] = found[i] or ''
-    if bytes >= 16777216 then
-      last = i
-      break
-    end
+local last, bytes = #ids, 0
+found = redis.call('HMGET', records, unpack(ids))
+for i = 1, #ids do
+  bytes = bytes + (found[i] and #found[i] or 0)
+  found[i] = found[i] or ''
+  if bytes >= 16777216 then
+    last = i
+    break
   end
 end
 if last < #ids then
   numbers, ids, found = { unpack(numbers, 1, last) }, { unpack(ids, 1, last) }, { unpack(found, 1, last) }
 end
-if any_failed or ARGV[4] ~= '1' then
+if any_failed then
   receipts = redis.call('ZMSCORE', prepare, unpack(ids))
   for i = 1, #ids do
     receipts[i] = receipts[i] or ''
   end
 end
-if ARGV[4] == '1' and numbers[last] > tonumber(redis.call('HGET', query, 'read') or 0) then
+if numbers[last] > tonumber(redis.call('HGET', query, 'read') or 0) then
   drain(prepare)
   redis.call('HSET', query, 'read', numbers[last])
 end

@@ -210,7 +210,11 @@ class Query:
         self._run(querying.again(self._handle, self._holder, upto))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Send everything up to these numbers to the DeadQueue; how many messages that were."""
+        """Send everything up to these numbers to the DeadQueue; how many messages that were.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
         return self._run(querying.reject(self._handle, self._holder, upto, reason))
 
     def release(self) -> int:

@@ -62,9 +62,9 @@ class Page(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The reply to query_settle."""
+    """The reply to query_settle and query_reject."""
 
-    settled: int
+    settled: int  # or rejected
     gone: int  # left the log, settled now or before
     missing: int = 0  # of the batch; so far, over all calls
     left_ms: int = 0
@@ -142,9 +142,7 @@ def renew(keys: SlotKeys, holder: Holder, after: int, upto: int) -> Command[Log]
     )  # fmt: skip
 
 
-def read(
-    keys: SlotKeys, run: str, after: int, upto: int, limit: int, records: bool = True
-) -> Command[Page]:
+def read(keys: SlotKeys, run: str, after: int, upto: int, limit: int) -> Command[Page]:
     """Hand out a page of what the query holds."""
 
     def parse(reply: list[Any]) -> Page:
@@ -154,7 +152,7 @@ def read(
     return Command(
         scripts.load("query_read"),
         (keys.slot, keys.prepare, keys.records, keys.failures, *_query(keys, run)),
-        [after, upto, limit, 1 if records else 0],
+        [after, upto, limit],
         parse,
     )
 
@@ -194,6 +192,23 @@ def again(keys: SlotKeys, holder: Holder, upto: int) -> Command[Log]:
         [now(), holder.run, holder.owner, upto],
         _log,
     )
+
+
+def reject(
+    handle: Handle, keys: SlotKeys, holder: Holder, upto: int, reason: bytes, limit: int
+) -> Command[Settled]:
+    """Reject what the query holds of one slot, from the beginning of its log."""
+    return Command(
+        scripts.load("query_reject"),
+        (
+            keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
+            *_query(keys, holder.run),
+        ),
+        [
+            now(), holder.run, holder.owner, handle.channel, keys.index, upto, limit, reason,
+        ],
+        lambda reply: Settled(reply[0], reply[1], 0, *_owner(reply[2:])),
+    )  # fmt: skip
 
 
 def lapse(keys: SlotKeys, run: str, limit: int, force: bool = False) -> Command[Lapsed]:

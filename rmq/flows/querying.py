@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from rmq import commands, failure, query_commands
 from rmq.errors import QueryOwned
-from rmq.flows import SAFETY_S, Flow, Listen, Listener, lapsing, opening, settling, together
-from rmq.flows.settling import Leases
+from rmq.flows import SAFETY_S, Flow, Listen, Listener, lapsing, opening, together
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.query_commands import Holder, Log, Page, Settled
@@ -195,28 +194,22 @@ def again(handle: Handle, holder: Holder, upto: Offsets) -> Flow[None]:
 def reject(handle: Handle, holder: Holder, upto: Offsets, reason: str) -> Flow[int]:
     """Send everything up to these numbers to the DeadQueue; how many messages that were held.
 
-    They are buried first, and leave the log then: who dies between the two finds nothing to bury.
+    Raises:
+        QueryOwned: another driver runs it.
     """
     yield from opening.ensure(handle, create=False)
     told, total = failure.tell(reason), 0
-    for keys in handle.slots:
-        after, end = 0, upto.get(keys.index, 0)
-        while after < end:
-            page: Page = yield query_commands.read(
-                keys, holder.run, after, end, BATCH_MAX, records=False
-            )
-            if not page.ids:
-                break
-            after = page.numbers[-1]
-            held = Leases.of(
-                settling.Lease(keys.index, id, receipt)
-                for id, receipt in zip(page.ids, page.receipts, strict=True)
-                if receipt >= 0
-            )
-            errors = [told] * len(held.ids)
-            letters = yield from settling.reject(handle, held, errors, "r").run()
-            total += len(letters) - letters.count("0")
-    yield from settle(handle, holder, upto)
+    left = {keys.index: keys for keys in handle.slots if upto.get(keys.index, 0) > 0}
+    while left:
+        answers = yield from together(
+            [
+                query_commands.reject(handle, keys, holder, upto[index], told, BATCH_MAX)
+                for index, keys in left.items()
+            ]
+        )
+        ended = dict(zip(left, _ours(handle, holder, answers), strict=True))
+        total += sum(one.settled for one in ended.values())
+        left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
     return total
 
 

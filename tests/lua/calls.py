@@ -112,6 +112,9 @@ CALLS: dict[str, Call] = {
     "query_lapse": _call(lambda f, b: query_commands.lapse(b.keys, RUN, 10, force=True)),
     "query_look": _call(lambda f, b: query_commands.look(b.keys, RUN)),
     "query_read": _call(lambda f, b: query_commands.read(b.keys, RUN, 0, 10, 10)),
+    "query_reject": _call(
+        lambda f, b: query_commands.reject(b.handle, b.keys, QUERY, 10, b"why", 10)
+    ),
     "query_renew": _call(lambda f, b: query_commands.renew(b.keys, QUERY, 0, 10)),
     "query_settle": _call(lambda f, b: query_commands.settle(b.handle, b.keys, QUERY, 0, 10, 10)),
     "query_take": _call(lambda f, b: query_commands.take(b.keys, QUERY, 1, 10)),
@@ -213,6 +216,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "query_look": {0: "now_us"},
     "query_read": {0: "after", 1: "upto", 2: "limit"},
     "query_again": {0: "now_us", 3: "upto"},
+    "query_reject": {0: "now_us", 5: "upto", 6: "limit"},
     "query_renew": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "exact", 6: "after", 7: "upto"},
     "query_settle": {0: "now_us", 5: "since", 6: "upto", 7: "limit"},
     "query_take": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "from", 6: "limit", 7: "exact"},

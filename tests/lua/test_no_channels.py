@@ -16,7 +16,12 @@ USERS = {"no channels": ("+@all", "resetchannels"), "no command": ("+@all", "-pu
 SLEEPS_UNTIL = 9_999_999_999_999
 # What each of these does in a furnished slot makes work for a sleeping consumer.
 WAKING = ("merge", "nack", "publish", "redrive", "release", "reschedule", "rollback", "send")
-FREEING = ("ack", "query_settle", "reject")  # they signal where they end a batch in order
+FREEING = (
+    "ack",
+    "query_reject",
+    "query_settle",
+    "reject",
+)  # they signal where they end a batch in order
 
 
 @pytest.fixture(params=USERS)

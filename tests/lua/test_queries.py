@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq import query_commands
-from tests.lua.query import ME, OTHER, take
+from rmq import commands, query_commands
+from tests.lua.query import ME, OTHER, RUN, take
 
 
 def test_queries_are_listed_by_when_their_leases_end(box):
@@ -21,3 +21,32 @@ def test_queries_are_listed_by_when_their_leases_end(box):
 
 def test_no_query_is_an_empty_list(box):
     assert box.run(query_commands.queries(box.keys)) == []
+
+
+def test_an_end_of_leases_that_no_query_has_is_corrected_so_that_consumers_do_not_spin(box):
+    take(box)
+    box.redis.delete(box.keys.queries)
+    box.clock.advance(601)
+    assert box.run(commands.next([box.keys], False)) == [0]
+    before = box.state()
+
+    assert box.run(query_commands.queries(box.keys)) == []
+
+    assert box.changed(before) == {("slot", "queries_until"): None}
+    assert box.run(commands.next([box.keys], False)) == [-1]
+    assert box.prepare().lapsed == 0
+
+
+def test_an_end_of_leases_that_is_not_that_of_the_first_is_corrected(box):
+    take(box)
+    until = box.clock.now_ms + ME.lease_ms
+    for wrong in (box.clock.now_ms - 5, None):
+        if wrong is None:
+            box.redis.hdel(box.keys.slot, "queries_until")
+        else:
+            box.redis.hset(box.keys.slot, "queries_until", wrong)
+        before = box.state()
+
+        assert box.run(query_commands.queries(box.keys)) == [(RUN, ME.lease_ms)]
+
+        assert box.changed(before) == {("slot", "queries_until"): str(until)}

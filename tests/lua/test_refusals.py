@@ -30,6 +30,7 @@ PLACES = {
     "query_lapse": "slot prepare failures query querylog queries",
     "query_look": "slot query querylog",
     "query_read": "slot prepare records failures query querylog",
+    "query_reject": "slot prepare records dead failures audit query querylog",
     "query_renew": "slot query querylog queries",
     "query_settle": (
         "slot prepare records failures settled0 settled1 audit query querylog queries store"

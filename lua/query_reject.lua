@@ -1,0 +1,86 @@
+--[[
+query_reject: send what a query holds to the DeadQueue, from the beginning of its log.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   records        hash  message id -> record
+KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
+KEYS[5]   failures       hash  message id -> what it failed of
+KEYS[6]   audit          zset  numbers of messages that are not accounted for
+KEYS[7]   query          hash  tail: the number of the newest in the log; settled; owner, and until when it is that
+KEYS[8]   query log      list  ids of what the query holds; the last one's number is the tail
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   run                  of the query: 32 hex digits
+ARGV[3]   owner                who runs it, 1 to 200 bytes
+ARGV[4]   channel              where sleeping consumers of the topic listen
+ARGV[5]   index                the slot's index, told to those it wakes
+ARGV[6]   upto                 up to this number
+ARGV[7]   limit                1 to 1000
+ARGV[8]   told                 what the failures tell of the error, at most 64 KiB
+Returns   {how many were rejected, how many have left the log, ms the owner has left, the owner}: the last two only
+          where another one has it, and nothing was done. Fewer than the limit have left where no more are up to there
+Cost      O(k log L), k = limit, L = members of the slot
+Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and taken again, stands
+          there once. What has lapsed, or is somebody else's, only leaves the log. The first write frees memory. Run
+          twice, it goes on.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/drain"
+--- @include "lib/failure"
+--- @include "lib/wake"
+--- @include "lib/freed"
+--- @include "lib/query"
+local slot, prepare, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local query, log = KEYS[7], KEYS[8]
+local now = clock(ARGV[1])
+names(ARGV[2], ARGV[3])
+local upto, limit = whole(ARGV[6], 0, 9e15, 'upto'), whole(ARGV[7], 1, 1000, 'limit')
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited')
+if not s[1] then
+  fail('GONE', slot)
+end
+local other, left = foreign(query, ARGV[3], now)
+local first, tail, lapsed = extent(query, log, 0)
+if other then
+  return { 0, 0, left, other }
+end
+local size = math.max(0, math.min(limit, math.min(upto, tail) - first))
+local page = size > 0 and redis.call('LRANGE', log, 0, size - 1) or {}
+local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(page)) or {}
+local done = tonumber(redis.call('HGET', query, 'settled') or 0)
+redis.call('HLEN', records)
+redis.call('ZCARD', dead)
+redis.call('HLEN', failures)
+redis.call('ZCARD', prepare)
+local audit = s[5] and KEYS[6]
+if audit then
+  redis.call('ZCARD', audit)
+end
+local mine, lefts = {}, {}
+for i = 1, #page do
+  local score = scores[i] and tonumber(scores[i])
+  if first + i > lapsed and score and score >= FAR * 1000 then
+    mine[#mine + 1] = page[i]
+    lefts[#mine] = math.floor(score % 1000)
+  end
+end
+drain(prepare)
+if #mine > 0 then
+  redis.call('ZREM', prepare, unpack(mine))
+  for m = 1, #mine do
+    local made = tonumber(s[2]) - lefts[m] + 1
+    bury(slot, dead, records, failures, audit, mine[m], now, made, 'r', string.sub(ARGV[8], 1, 65536), tonumber(s[3]))
+  end
+  if freed(slot, prepare, s[4], now) then
+    wake(slot, ARGV[4], ARGV[5])
+  end
+end
+if size > 0 then
+  redis.call('LTRIM', log, size, -1)
+end
+local ends = size > 0 and first + size or math.min(upto, tail)
+if ends > done then
+  redis.call('HSET', query, 'settled', ends)
+end
+return { #mine, size }

@@ -1,0 +1,94 @@
+"""query_reject.lua on a real server."""
+
+from __future__ import annotations
+
+from rmq import commands, query_commands
+from rmq.query_commands import Log, Settled
+from tests.lua.box import failure
+from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, take
+
+
+def reject(box, upto, limit=10, holder=ME):
+    return box.run(query_commands.reject(box.handle, box.keys, holder, upto, b"why", limit))
+
+
+def test_reject_buries_the_beginning_of_the_log_and_nothing_else(box):
+    first, second, third = box.send(3)
+    take(box)
+    before = box.state()
+
+    assert reject(box, 2) == Settled(2, 2)
+
+    assert box.changed(before) == {
+        ("prepare", first): None,
+        ("prepare", second): None,
+        ("dead", first): box.clock.now_ms,
+        ("dead", second): box.clock.now_ms,
+        ("failures", first): failure(0, 1, "r", b"why"),
+        ("failures", second): failure(0, 1, "r", b"why"),
+        (f"querylog:{RUN}",): [third],
+        (f"query:{RUN}", b"settled"): b"2",
+        ("slot", "buried"): "2",
+    }
+    before = box.state()
+    assert reject(box, 2) == Settled(0, 0)
+    assert box.state() == before
+
+
+def test_what_is_redriven_and_taken_again_is_not_settled_for_its_old_number(box):
+    (id,) = box.send(1)
+    take(box)
+    reject(box, 1)
+    box.run(commands.redrive(box.handle, box.keys, [id]))
+
+    assert take(box, after=1) == Log(1, 2)
+    settle = query_commands.settle(box.handle, box.keys, ME, 1, 1, 10)
+    assert box.run(settle) == Settled(0, 0)
+
+    assert log(box) == {id: 2}
+    assert read(box, 1, 2).ids == [id]
+
+
+def test_it_is_bounded_and_goes_on(box):
+    box.send(5)
+    take(box)
+
+    assert reject(box, 5, limit=3) == Settled(3, 3)
+    assert reject(box, 5, limit=3) == Settled(2, 2)
+    assert len(box.state()["dead"]) == 5
+
+
+def test_what_has_lapsed_or_is_anothers_only_leaves_the_log(box):
+    lapsed, taken, held = box.send(3)
+    take(box, holder=EXACT)
+    lapse(box, limit=1, force=True)
+    box.redis.zadd(box.keys.prepare, {taken: (box.clock.now_ms // 1000 + 60) * 1000 + 16})
+
+    assert reject(box, 3, holder=EXACT) == Settled(1, 3)
+
+    assert set(box.state()["dead"]) == {held}
+    assert set(box.state()["prepare"]) == {lapsed, taken}
+    assert log(box) == {}
+
+
+def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
+    box.send(2)
+    take(box)
+    take(box, holder=OTHER)
+    before = box.state()
+
+    assert reject(box, 2, holder=RIVAL) == Settled(0, 0, 0, 15_000, "me:1")
+
+    assert box.state() == before
+
+
+def test_a_full_redis_still_rejects(tight):
+    tight.send(3)
+    take(tight)
+    reject(tight, 1)  # the script is loaded
+    tight.redis.config_set("maxmemory-policy", "noeviction")
+    tight.redis.config_set("maxmemory", 1)
+
+    assert reject(tight, 3) == Settled(2, 2)
+
+    tight.redis.config_set("maxmemory", 0)
