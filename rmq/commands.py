@@ -386,6 +386,19 @@ def purge(
     )
 
 
+def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
+    """Drop dead letters past their retention, and settled ids past the window; how many letters."""
+    return Command(
+        scripts.load("tidy"),
+        (
+            keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
+            keys.audit,
+        ),
+        [now(), limit],
+        int,
+    )  # fmt: skip
+
+
 def stats(keys: SlotKeys) -> Command[dict[str, int]]:
     """Count what a slot holds and what it has done; the names are in STATS."""
     return Command(

@@ -166,7 +166,8 @@ class Settings:
         expires_ms: how long after it is due a message may still be taken; 0 is off.
         on_expire: what becomes of it then: dead or drop.
         durability: what a send waits for.
-        dead_retention_ms: how long a dead letter is kept; 0 is for ever.
+        dead_retention_ms: how long a dead letter is kept; 0 is for ever. Those past it are
+            dropped, and counted, by burials, by consumers once a minute, and by who looks.
     """
 
     slots: int = 1

@@ -8,23 +8,14 @@ local function failure(left, made, reason, told)
   return string.char(left, made) .. reason .. told
 end
 
+--- @include "lib/retention"
 -- bury: to the DeadQueue, with the reason. The record stays. Where the topic asks for it, a few dead
--- letters past their retention are dropped, and counted. `audit`: the key, where the slot is audited.
+-- letters past their retention are dropped. `audit`: the key, where the slot is audited.
 local function bury(slot, dead, records, failures, audit, id, now, made, reason, told, retention)
   redis.call('ZADD', dead, now, id)
   redis.call('HSET', failures, id, failure(0, made, reason, told))
   redis.call('HINCRBY', slot, 'buried', 1)
   if retention > 0 then
-    local old = redis.call('ZRANGEBYSCORE', dead, '-inf', now - retention, 'LIMIT', 0, 10)
-    if #old > 0 then
-      if audit then
-        --- @include "lib/depart"
-        depart(slot, audit, 'accounted', numbers_at(records, old, 10), now)
-      end
-      redis.call('ZREM', dead, unpack(old))
-      redis.call('HDEL', records, unpack(old))
-      redis.call('HDEL', failures, unpack(old))
-      redis.call('HINCRBY', slot, 'dead_dropped', #old)
-    end
+    drop_old_dead(slot, dead, records, failures, audit, now - retention, now, 10)
   end
 end

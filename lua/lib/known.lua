@@ -11,7 +11,7 @@ local function settled_known(even, odd, window, turn_seen, now, given, from, to)
   end
   -- The older set still counts in the turn after its own; the other one only in its own turn.
   local known = redis.call('SCARD', old) > 0 and redis.call('SMISMEMBER', old, unpack(given, from, to))
-  if turn == turn_seen then
+  if turn <= turn_seen then
     local more = redis.call('SMISMEMBER', young, unpack(given, from, to))
     if not known then
       return more

@@ -17,14 +17,13 @@ local function settled_remember(slot, even, odd, window, turn_seen, now, ids)
     young, old = odd, even
   end
   if turn_seen ~= turn then
-    redis.call('UNLINK', young)
-    if turn_seen == nil or turn - turn_seen ~= 1 then
-      redis.call('UNLINK', old)
+    if turn_seen == nil or turn > turn_seen then
+      redis.call('UNLINK', young)
+      if turn_seen == nil or turn - turn_seen > 1 then
+        redis.call('UNLINK', old)
+      end
     end
     redis.call('HSET', slot, 'settled_turn', turn)
-    redis.call('SADD', young, unpack(ids))
-    redis.call('PEXPIRE', young, window * 2)
-  else
-    redis.call('SADD', young, unpack(ids))
   end
+  redis.call('SADD', young, unpack(ids))
 end

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from rmq import codec, commands, failure, record
 from rmq.claim import Claimed
 from rmq.errors import DecodeError, InvalidType, InvalidValue
-from rmq.flows import Ask, Flow, Sleep, claiming, opening, together
+from rmq.flows import Ask, Flow, Sleep, claiming, opening, tidying, together
 from rmq.guard import check_consumer, check_key
 from rmq.handle import Handle
 from rmq.ids import MessageId
@@ -182,10 +182,17 @@ def settings(handle: Handle) -> Flow[Settings]:
     return handle.settings
 
 
-def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
-    """What each slot holds and has done."""
+def counts(handle: Handle) -> Flow[list[dict[str, int]]]:
+    """What each slot holds and has done; changes nothing."""
     yield from opening.ensure(handle, create=False)
     return (yield from together([commands.stats(keys) for keys in handle.slots]))
+
+
+def stats(handle: Handle) -> Flow[list[dict[str, int]]]:
+    """What each slot holds and has done, without what has had its time: that is dropped first."""
+    yield from opening.ensure(handle, create=False)
+    yield from tidying.tidy(handle)
+    return (yield from counts(handle))
 
 
 def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -206,6 +213,8 @@ def peek(handle: Handle, limit: int, place: str, slot: int | None) -> Flow[list[
     limit = whole(limit, "limit", 1, 1_000_000)
     where = check_place(place)
     yield from opening.ensure(handle, create=False)
+    if where == "dead":
+        yield from tidying.tidy(handle)
     slots = handle.slots
     if slot is not None:
         slots = [slots[whole(slot, "slot", 0, len(slots) - 1)]]
@@ -234,8 +243,8 @@ def _first(keys: SlotKeys, place: str, most: int) -> Flow[list[Found]]:
         ("-inf", "(17", True),
     ):
         got += yield from _pages(keys, place, low, high, down, most)
-    counts = yield commands.stats(keys)
-    return _in_take_order(got, counts["due"])[:most]
+    held = yield commands.stats(keys)
+    return _in_take_order(got, held["due"])[:most]
 
 
 def _in_take_order(got: list[Found], due: int) -> list[Found]:
@@ -367,7 +376,7 @@ class Filter:
 
 def _each_dead(handle: Handle, wanted: Filter) -> Flow[list[tuple[Any, list[Found]]]]:
     """The dead letters that fit, by slot: of those that are dead now."""
-    now_ms = total((yield from stats(handle)))["now_ms"]
+    now_ms = total((yield from counts(handle)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[Found]] = {}
         for one in wanted.ids:
@@ -452,10 +461,10 @@ def purge(
                 if progress:
                     progress(done, matched)
         return done
-    counts = total((yield from stats(handle)))
-    there = counts["dead"]
+    held = total((yield from counts(handle)))
+    there = held["dead"]
     if where == "store":
-        there = counts["retries"] + counts["priority"] + counts["due"] + counts["later"]
+        there = held["retries"] + held["priority"] + held["due"] + held["later"]
     if dry_run:
         return there
     for keys in handle.slots:

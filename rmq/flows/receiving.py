@@ -18,7 +18,18 @@ from typing import NamedTuple
 from rmq import commands
 from rmq.commands import Command
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
-from rmq.flows import SAFETY_S, Flow, Later, Listen, Listener, Sleep, lapsing, opening, settling
+from rmq.flows import (
+    SAFETY_S,
+    Flow,
+    Later,
+    Listen,
+    Listener,
+    Sleep,
+    lapsing,
+    opening,
+    settling,
+    tidying,
+)
 from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys
 from rmq.replies import UNHELD, Batch
@@ -47,7 +58,7 @@ class Reception:
 
     __slots__ = (
         "cursor", "handing_back", "handle", "interrupted", "lease_ms", "left", "listener",
-        "looked", "ordered", "ready", "unanswered", "unsaid", "visited",
+        "looked", "ordered", "ready", "tidy_at", "unanswered", "unsaid", "visited",
     )  # fmt: skip
 
     def __init__(self, handle: Handle, lease_ms: int | None, ordered: bool = False) -> None:
@@ -60,6 +71,7 @@ class Reception:
         self.looked = 0.0
         self.cursor = 0
         self.visited = 0.0  # when the slots were asked last; leases are no older
+        self.tidy_at = time.monotonic() + tidying.TIDY_S
         self.unanswered: Take | None = None
         self.left: list[Taken] = []  # leased, and never handed over
         self.handing_back = False
@@ -86,6 +98,9 @@ def receive(reception: Reception, max_messages: object, wait: object) -> Flow[li
     yield from _catch_up(reception, waits)
     spent = 0
     while not reception.interrupted:
+        if time.monotonic() >= reception.tidy_at:
+            reception.tidy_at = time.monotonic() + tidying.TIDY_S
+            yield from tidying.beside(handle)
         batches = yield from _visit(reception, limit, waits)
         if batches:
             return batches

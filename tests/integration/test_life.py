@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq import commands
 from tests.conftest import Clock
 from tests.patience import asleep, quick
 from tests.servers import Server
@@ -470,3 +471,35 @@ def test_thousands_that_are_handed_back_in_one_call_keep_their_order(
         again = [d.body for _ in range(3) for d in consumer.receive(max_messages=1000)]
 
     assert again == list(range(2500))
+
+
+def test_a_waiting_consumer_and_who_looks_drop_what_has_had_its_time(
+    api: Any, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic(name, slots=2, dead_retention=3600)
+    ran: list[str] = []
+    tidy = commands.tidy
+    monkeypatch.setattr(commands, "tidy", lambda keys, *a: ran.append("") or tidy(keys, *a))
+
+    def die(count: int) -> None:
+        topic.send_many([rmq.Outgoing(n) for n in range(count)])
+        with topic.consumer() as consumer:
+            while got := consumer.receive(100):
+                consumer.reject(got, "no")
+        clock.advance(3600)
+
+    die(250)
+    with topic.consumer() as consumer:
+        assert consumer.receive(1) == []
+        assert ran == []
+        consumer._reception.tidy_at = 0.0
+        assert consumer.receive(1) == []
+    assert len(ran) >= 2  # once for each slot, and on while there is more
+
+    die(250)
+    assert api.admin.stats(name)["dead"] == 0
+    assert api.admin.stats(name)["dead_dropped"] == 500
+
+    die(3)
+    assert api.admin.redrive(name).sent == 3  # an operator's redrive drops nothing
+    assert api.admin.stats(name)["dead_dropped"] == 500

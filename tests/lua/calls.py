@@ -137,6 +137,7 @@ CALLS: dict[str, Call] = {
         )
     ),
     "stats": _call(lambda f, b: commands.stats(b.keys)),
+    "tidy": _call(lambda f, b: commands.tidy(b.keys)),
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
     "topic_close": _call(lambda f, b: topic_commands.topic_close(b.handle, b.created, True)),
     "topic_set": _call(
@@ -235,6 +236,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "stage_keep": {0: "keep_ms", 1: "length"},
     "stage_push": {0: "position", 1: "keep_ms"},
     "stats": {0: "now_us"},
+    "tidy": {0: "now_us", 1: "limit"},
     "topic": {0: "now_us"},
     "topic_close": {0: "created", 1: "closed"},
     "topic_set": {0: "created"},

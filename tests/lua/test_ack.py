@@ -188,14 +188,6 @@ def test_after_a_long_pause_both_sets_are_forgotten(box):
     assert len([k for k in state if k.startswith("settled")]) == 1
 
 
-def test_settled_sets_leave_by_themselves(box):
-    box.one()
-    box.ack(box.take_one())
-
-    left = box.redis.pttl(getattr(box.keys, settled(box)))
-    assert 110_000 < left <= 120_000
-
-
 def test_memory_of_settled_ids_is_bounded_by_two_windows(make_box):
     box = make_box(dedup_window_ms=1000)
     for _ in range(30):

@@ -53,6 +53,7 @@ PLACES = {
     "stage_keep": "stage",
     "stage_push": "slot stage",
     "stats": "slot store prepare records dead merge settled0 settled1",
+    "tidy": "slot records dead failures settled0 settled1 audit",
     "topic": "topic",
     "topic_close": "topic",
     "topic_set": "topic",

@@ -87,22 +87,26 @@ class Slot:
         return self.line
 
     def _turn(self, now: int) -> int:
-        return max(now // self.window, self.turn or 0)
+        turn, seen = now // self.window, self.turn or 0
+        if seen > turn + 1:  # the clock was ahead
+            return turn + (seen + turn) % 2
+        return max(turn, seen)
 
     def knows(self, id: bytes, now: int) -> bool:
         turn = self._turn(now)
         if self.turn is None or turn - self.turn >= 2:
             return False
         return id in self.settled[(turn + 1) % 2] or (
-            turn == self.turn and id in self.settled[turn % 2]
+            turn <= self.turn and id in self.settled[turn % 2]
         )
 
     def remember(self, id: bytes, now: int) -> None:
         turn = self._turn(now)
         if turn != self.turn:
-            self.settled[turn % 2].clear()
-            if self.turn is None or turn - self.turn != 1:
-                self.settled[(turn + 1) % 2].clear()
+            if self.turn is None or turn > self.turn:
+                self.settled[turn % 2].clear()
+                if self.turn is None or turn - self.turn > 1:
+                    self.settled[(turn + 1) % 2].clear()
             self.turn = turn
         self.settled[turn % 2].add(id)
 
