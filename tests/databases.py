@@ -329,6 +329,11 @@ class Database:
             one.dispose()
 
 
+def impatience(database: Database) -> dict[str, Any]:
+    """The connect_args of a connection that does not wait for a lock of the database."""
+    return {"timeout": 0} if database.dialect == "sqlite" else {}
+
+
 @contextlib.contextmanager
 def fresh(server: DatabaseServer) -> Iterator[Database]:
     """An empty database on a server."""

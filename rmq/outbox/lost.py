@@ -139,6 +139,16 @@ def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None
         )
 
 
+def put_back(connection: sa.Connection, these: Iterable[Due]) -> None:
+    """Let stubs be due as they were before they were put off, unless one was sent meanwhile."""
+    for one in these:
+        connection.execute(
+            sa.update(stubs)
+            .where(stubs.c.seq == one.seq, stubs.c.sends == one.sends)
+            .values(resend_at=one.resend_at)
+        )
+
+
 # --- exhausted -----------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """The relay: sends what committed transactions have left in the outbox.
 
-One turn is one transaction: lock the next stubs, send them to Redis, mark them, commit. A relay
-that dies between sending and marking leaves them unsent, and the next one sends them again under
-the same ids, which Redis answers with "duplicate" for as long as it knows them.
+One turn is one transaction: lock the next stubs, send them to Redis, mark them, commit. On SQLite,
+which has one lock for all, it is two, one before the send and one after. A relay that dies between
+sending and marking leaves them unsent, and the next one sends them again under the same ids, which
+Redis answers with "duplicate" for as long as it knows them.
 
 Any number of relays may run. What has been sent and then got lost is for the resend.
 """
@@ -132,31 +133,43 @@ class Relay:
         log.info("outbox: the relay ends; %d sent", sent)
 
     def _turn(self, connection: sa.Connection) -> _Turn:
-        if connection.dialect.name == "sqlite":
-            with needing(stubs, CREATE), connection.begin():
-                if not rows.anything(connection):
-                    return _Turn(0, 0)  # a poll need not be the one writer
-        with needing(stubs, CREATE), connection.begin():
-            taken, looked, now = rows.take(connection, self._batch, self._passed_over())
-            if not taken:
-                return _Turn(looked, 0)
-            outcomes = self._dispatcher.send(taken, now)
-            marks = [
-                self._mark(stub, one, now)
-                for stub, one in zip(taken, outcomes, strict=True)
-                if isinstance(one, SendResult)
-            ]
-            lost = [
-                (stub.seq, line(one.error))
-                for stub, one in zip(taken, outcomes, strict=True)
-                if isinstance(one, Refused) and one.for_good
-            ]
-            if marks:
-                rows.mark(connection, marks, now)
-            if lost:
-                rows.exhaust(connection, lost)
+        with needing(stubs, CREATE):
+            if connection.dialect.name != "sqlite":
+                with connection.begin():
+                    taken, looked, now = self._take(connection)
+                    outcomes = self._dispatcher.send(taken, now) if taken else []
+                    done = self._note(connection, taken, outcomes, now)
+            else:  # its one lock would keep producers from writing while Redis is asked
+                with connection.begin():
+                    taken, looked, now = self._take(connection)
+                outcomes = self._dispatcher.send(taken, now) if taken else []
+                with connection.begin():
+                    done = self._note(connection, taken, outcomes, now)
         self._tell(taken, outcomes)
-        return _Turn(looked, len(marks) + len(lost))
+        return _Turn(looked, done)
+
+    def _take(self, connection: sa.Connection) -> tuple[list[Stub], int, int]:
+        return rows.take(connection, self._batch, self._passed_over())
+
+    def _note(
+        self,
+        connection: sa.Connection,
+        taken: Sequence[Stub],
+        outcomes: Sequence[Outcome],
+        now: int,
+    ) -> int:
+        """Write down what became of stubs; how many are no longer waiting."""
+        pairs = list(zip(taken, outcomes, strict=True))
+        marks = [self._mark(stub, one, now) for stub, one in pairs if isinstance(one, SendResult)]
+        unfit = [
+            (stub.seq, line(one.error))
+            for stub, one in pairs
+            if isinstance(one, Refused) and one.for_good
+        ]
+        done = rows.mark(connection, marks, now) if marks else 0
+        if unfit:
+            rows.exhaust(connection, unfit)
+        return done + len(unfit)
 
     def _mark(self, stub: Stub, result: SendResult, now: int) -> Mark:
         return Mark(
@@ -165,6 +178,7 @@ class Relay:
             result.offset,
             max(now, stub.due_ms) + self._outbox.resend_after_ms(stub.sends + 1),
             UNCONFIRMED if stub.confirm else CONFIRMED,
+            stub.sends,
         )
 
     # --- topics that take nothing just now --------------------------------------------------------

@@ -49,6 +49,7 @@ BATCH = 1000  # stubs of one round
 CHUNK = 100  # of them, sent in one transaction
 EVERY_S = 1.0  # between rounds
 TROUBLE_S, TROUBLE_MOST_S = 1.0, 30.0  # between attempts, while Redis or the database is away
+SENDING_MS = 60_000  # SQLite: for so long a stub is one resender's to send; then it has died
 TELL_MS = 60_000  # for so long a stub is one resender's to tell of; then it has died
 
 
@@ -273,16 +274,39 @@ class Resender:
         """
         sent = refused = unfit = 0
         while again:
-            with self._engine.begin() as connection:
-                ours = lost.lock(connection, again[:CHUNK])
-                these, now = lost.whole(connection, ours)
-                outcomes = self._dispatcher.send(these, now)
-                done = self._count(connection, these, outcomes, again, now)
+            ours, these, outcomes, done = self._chunk(again)
             _report(these, outcomes)
             sent, refused, unfit = sent + done[0], refused + done[1], unfit + done[2]
             left = {one.seq for one in ours} - {stub.seq for stub in these}
             again = [one for one in again[:CHUNK] if one.seq in left] + again[CHUNK:]
         return sent, refused, unfit
+
+    def _chunk(
+        self, again: list[Due]
+    ) -> tuple[list[Due], list[Stub], list[Outcome], tuple[int, int, int]]:
+        """Send the first of them: those that were still lost, those sent, and what came of it."""
+        first = again[:CHUNK]
+        if self._engine.dialect.name != "sqlite":
+            with self._engine.begin() as connection:
+                ours = lost.lock(connection, first)
+                these, now = lost.whole(connection, ours)
+                outcomes = self._dispatcher.send(these, now)
+                return ours, these, outcomes, self._count(connection, these, outcomes, again, now)
+        # Its one lock would keep everybody from writing while Redis is asked. Stubs that are put
+        # off are no longer as another resender has found them.
+        with self._engine.begin() as connection:
+            ours = lost.lock(connection, first)
+            these, now = lost.whole(connection, ours)
+            taken = {stub.seq for stub in these}
+            lost.put_off(connection, [(seq, SENDING_MS) for seq in taken])
+        try:
+            outcomes = self._dispatcher.send(these, now)
+        except BaseException:
+            with self._engine.begin() as connection:
+                lost.put_back(connection, [one for one in ours if one.seq in taken])
+            raise
+        with self._engine.begin() as connection:
+            return ours, these, outcomes, self._count(connection, these, outcomes, again, now)
 
     def _count(
         self,
@@ -321,6 +345,7 @@ class Resender:
             result.offset if is_new else before.offset,
             begins + self._outbox.resend_after_ms(stub.sends + 1),
             UNCONFIRMED,
+            stub.sends,
         )
 
     # --- telling ---------------------------------------------------------------------------------

@@ -27,13 +27,19 @@ _INDEX = "FORCE INDEX (rmq_stub_unsent)"  # MySQL likes to walk the primary key 
 
 
 class Mark(NamedTuple):
-    """What is written of a stub that was sent."""
+    """What is written of a stub that was sent.
+
+    Attributes:
+        seq, slot, offset, resend_at, status: its new columns.
+        sends: how often it had been sent before.
+    """
 
     seq: int
     slot: int
     offset: int
     resend_at: int
     status: str
+    sends: int
 
 
 def locks(dialect: sa.Dialect) -> dict[str, Any]:
@@ -46,15 +52,13 @@ def locks(dialect: sa.Dialect) -> dict[str, Any]:
     return {"skip_locked": dialect.name not in MYSQL or version >= old}
 
 
-def anything(connection: sa.Connection) -> bool:
-    """Whether anything is unsent; locks nothing."""
-    return connection.execute(_ANYTHING).first() is not None
-
-
 def take(
     connection: sa.Connection, most: int, but: Collection[str] = ()
 ) -> tuple[list[Stub], int, int]:
     """Lock the next stubs to be sent, until the transaction ends.
+
+    SQLite locks no rows: its one lock would keep everybody from writing while Redis is asked. There
+    nothing is locked, and `mark` leaves alone what another relay has sent meanwhile.
 
     Args:
         connection: in a transaction that reads what is committed, not a snapshot.
@@ -64,8 +68,6 @@ def take(
     Returns:
         The stubs, in order; how many rows were looked at; and the database's clock.
     """
-    if connection.dialect.name == "sqlite":
-        connection.execute(_WRITE)
     query = _TAKE.limit(most).with_for_update(**locks(connection.dialect))
     found = connection.execute(_without(query, but)).all()
     if not found:
@@ -117,23 +119,24 @@ def _sendable(connection: sa.Connection, found: Sequence[Any], but: Collection[s
     ]
 
 
-def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> None:
-    """Count a send of each."""
+def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
+    """Count a send of each; how many were marked, and not by another before."""
     dialect = "mysql" if connection.dialect.name in MYSQL else connection.dialect.name
     if dialect in _MARK_ALL:
         rows = json.dumps(marks, separators=(",", ":"))
         connection.execute(_MARK_ALL[dialect], {"rows": rows, "now": now})
-        return
-    connection.execute(
+        return len(marks)
+    done = connection.execute(
         _MARK,
         [
             {
-                "this": one.seq, "slot": one.slot, "offset": one.offset, "status": one.status,
-                "resend_at": one.resend_at, "sent_at": now,
+                "this": one.seq, "slot": one.slot, "offset": one.offset, "after": one.status,
+                "resend_at": one.resend_at, "sent_at": now, "before": one.sends,
             }
             for one in marks
         ],
     )  # fmt: skip
+    return int(done.rowcount)
 
 
 def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
@@ -164,10 +167,6 @@ _BEFORE = _hinted(
     .where(*_HAS_BASIS)
     .order_by(stubs.c.seq)
 )
-# SQLite has one writer at a time. It becomes this one with its first statement that could write: a
-# reader that wants to write later may find that somebody else has written meanwhile.
-_WRITE = sa.text("UPDATE rmq_stub SET sends = sends WHERE seq IS NULL")
-_ANYTHING = _hinted(sa.select(stubs.c.seq).where(unsent).limit(1))
 _BODIES = sa.select(stubs.c.seq, stubs.c.body).where(
     stubs.c.seq.in_(sa.bindparam("seqs", expanding=True))
 )
@@ -198,8 +197,16 @@ _MARK_ALL = {
                s.`offset` = v.place, s.resend_at = v.resend_at, s.sent_at = :now"""
     ),
 }
+# Where nothing was locked meanwhile, another may have counted the send, and a person or a consumer
+# may have settled the stub, which stays so.
 _MARK = (
     sa.update(stubs)
-    .where(stubs.c.seq == sa.bindparam("this"))
-    .values(sends=stubs.c.sends + 1)  # the other columns are those of the values
+    .where(stubs.c.seq == sa.bindparam("this"), stubs.c.sends == sa.bindparam("before"))
+    .values(
+        sends=stubs.c.sends + 1,
+        status=sa.case(
+            (stubs.c.status == UNCONFIRMED, sa.bindparam("after", type_=sa.String)),
+            else_=stubs.c.status,
+        ),
+    )  # the other columns are those of the values
 )

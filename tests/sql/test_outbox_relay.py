@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 import rmq
 from rmq import commands
-from rmq.outbox import Outbox, Relay, stub_id
+from rmq.outbox import Outbox, Relay, confirm, stub_id
 from rmq.outbox import rows as sql
 from rmq.outbox.tables import stubs
+from tests.databases import impatience
 from tests.sql.stubs import drain, prepared, rows
 
 
@@ -63,6 +64,58 @@ def test_stub_whose_time_passes_on_its_way_to_redis_is_due_at_once(database, cli
         commands.set_clock(None)
 
     assert states(engine) == {("unconfirmed", 1): 2}
+
+
+def sending(relay, monkeypatch, meanwhile):
+    """Do something while the relay asks Redis."""
+    real = relay._dispatcher.send
+
+    def send(*arguments):
+        meanwhile()
+        return real(*arguments)
+
+    monkeypatch.setattr(relay._dispatcher, "send", send)
+
+
+def test_orders_are_placed_while_the_relay_waits_for_redis(database, client, name, monkeypatch):
+    engine, outbox = prepared(database), Outbox()
+    fill(engine, outbox, name, ["first"])
+    impatient = database.engine(connect_args=impatience(database))
+    relay = Relay(outbox, engine, client)
+    sending(relay, monkeypatch, lambda: fill(impatient, outbox, name, ["placed meanwhile"]))
+
+    assert relay.run_once() == 1
+
+    assert states(engine) == {("unconfirmed", 1): 1, ("unconfirmed", 0): 1}
+
+
+@pytest.mark.parametrize("meanwhile", ["withdrawn", "confirmed", "sent by another relay"])
+def test_what_happens_to_a_stub_while_it_is_sent_stands(
+    database, client, name, monkeypatch, meanwhile
+):
+    if database.dialect != "sqlite":
+        pytest.skip("others lock the row, and whoever comes waits")
+    engine, outbox = prepared(database), Outbox()
+    (id,) = fill(engine, outbox, name, ["x"])
+    relay = Relay(outbox, engine, client)
+
+    def change():
+        if meanwhile == "sent by another relay":
+            assert Relay(outbox, engine, client).run_once() == 1
+            return
+        with engine.begin() as connection:
+            if meanwhile == "withdrawn":
+                outbox.void(connection, id)
+            else:
+                confirm._confirm(connection, str(id))
+
+    sending(relay, monkeypatch, change)
+    assert relay.run_once() == (meanwhile != "sent by another relay")
+
+    status = {"withdrawn": "void", "confirmed": "confirmed"}.get(meanwhile, "unconfirmed")
+    assert states(engine) == {(status, 1): 1}
+    assert drain(client.topic(name)) == ["x"]
+    assert relay.run_once() == 0
 
 
 def test_a_mark_tells_where_the_message_went_and_when(database, client, name):

@@ -18,7 +18,7 @@ from rmq.ledger import Ledger, exactly_once
 from rmq.ledger import metadata as ledger_tables
 from rmq.outbox import Relay, Round, lost
 from rmq.outbox.resend import Resender
-from tests.databases import Database
+from tests.databases import Database, impatience
 from tests.integration.working import until
 from tests.servers import Server, _die_with_parent
 from tests.sql.lossy import Lossy
@@ -233,6 +233,7 @@ def test_killed_between_send_and_mark_the_message_is_there_once_and_not_sent_onc
     assert sends(scene) == {1: 20}  # its transaction is gone with it
     assert scene.client.admin.stats(scene.name)["accepted"] == 20
 
+    scene.age_all()  # on SQLite they are put off for a minute while they are sent
     assert scene.round() == Round(waiting=20)
 
     assert sends(scene) == {1: 20}
@@ -257,6 +258,7 @@ def test_two_processes_share_what_was_lost_and_send_nothing_more_often_than_is_c
     told = [int(child.wait()) for child in children]
 
     assert sends(scene)[2] == sum(told)
+    scene.topic.open()  # it was created anew
     found = drain(scene.topic)
     # Some may have been held: what one sends makes it seem that others' are not yet passed.
     scene.age(*[row.id for row in scene.rows() if row.sends == 1])
@@ -301,7 +303,7 @@ def test_two_that_found_the_same_stubs_lost_send_each_of_them_once(
     assert sends(scene) == {2: 30}
 
 
-def test_control_without_the_lock_two_count_every_stub_twice(
+def test_control_without_the_lock_two_send_every_stub_twice(
     scene: Lossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost, "lock", lambda connection, these: list(these))
@@ -311,7 +313,52 @@ def test_control_without_the_lock_two_count_every_stub_twice(
     rounds = _together(scene, monkeypatch)
 
     assert sum(one.sent for one in rounds) == 60
-    assert sends(scene) == {3: 30}
+    # On SQLite, where nothing is locked during the send, the count is compared.
+    assert sends(scene) == {2 if scene.database.dialect == "sqlite" else 3: 30}
+
+
+def during_the_send(scene: Lossy, monkeypatch: pytest.MonkeyPatch, then: Any) -> None:
+    """Do something while the resender asks Redis."""
+    dispatcher = scene.resender._dispatcher
+    real = dispatcher.send
+
+    def send(*arguments: Any) -> Any:
+        then()
+        return real(*arguments)
+
+    monkeypatch.setattr(dispatcher, "send", send)
+
+
+def test_orders_are_placed_while_the_resender_waits_for_redis(
+    scene: Lossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.lost("lost")
+    impatient = scene.database.engine(connect_args=impatience(scene.database))
+
+    def place() -> None:
+        with impatient.begin() as connection:
+            scene.outbox.send(connection, scene.name, "placed meanwhile")
+
+    during_the_send(scene, monkeypatch, place)
+
+    assert scene.round().sent == 1
+    assert [row.sends for row in scene.rows()] == [2, 0]
+
+
+def test_a_resend_that_redis_did_not_answer_leaves_its_stub_as_it_was(
+    scene: Lossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = scene.lost()
+    before = scene.row(id)._mapping["resend_at"], scene.row(id).sends
+
+    def fail() -> None:
+        raise rmq.Unavailable("away")
+
+    during_the_send(scene, monkeypatch, fail)
+
+    with pytest.raises(rmq.Unavailable):
+        scene.round()
+    assert (scene.row(id).resend_at, scene.row(id).sends) == before
 
 
 def test_relay_and_resender_beside_each_other_send_everything(scene: Lossy) -> None:
