@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from pathlib import Path
-
-from rich.console import Console
 
 from bench import report
 from bench.books import books
@@ -45,20 +44,31 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
     asked = parser.parse_args()
     rounds = max(1, asked.rounds or (2 if asked.quick else 9))
+    names = list(asked.only or PARTS)
     figures: list[Figure] = []
-    told = Console(stderr=True)
+    left = list(names)
     with server() as own:
         with own.raw() as raw:
             machine = description(raw)
-        for name in asked.only or PARTS:
-            with told.status(f"measuring {name} ..."):
-                figures += PARTS[name](own, rounds, asked.quick)
-    if asked.quick:
-        for figure in figures:
-            figure.target = None  # so few messages, so small: nothing to hold against a target
-    report.show(machine, figures)
-    if asked.json:
-        report.write(asked.json, machine, figures)
+        report.begin(machine)
+        try:
+            while left:
+                report.announce(left[0], len(names) - len(left) + 1, len(names))
+                began = time.monotonic()
+                found = PARTS[left[0]](own, rounds, asked.quick)
+                if asked.quick:
+                    for figure in found:
+                        figure.target = None  # so few messages: nothing to hold against a target
+                report.show(found)
+                report.took(left.pop(0), time.monotonic() - began)
+                figures += found
+                if asked.json:  # what is measured is kept, whatever comes next
+                    report.write(asked.json, machine, figures)
+        except KeyboardInterrupt:
+            report.stopped(left)
+    report.sum_up(figures)
+    if left:
+        raise SystemExit(130)
 
 
 if __name__ == "__main__":

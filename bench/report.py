@@ -45,17 +45,47 @@ def table(figures: list[Figure]) -> Table:
     return made
 
 
-def show(machine: dict[str, str], figures: list[Figure]) -> None:
-    """Print the machine and the table; wide enough also where there is no terminal."""
+def _console() -> Console:
+    """Stdout, wide enough also where there is no terminal."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=110)
-    console.print(", ".join(f"{name} {value}" for name, value in machine.items()), style="dim")
-    console.print(table(figures))
+    return console if console.is_terminal else Console(width=110)
+
+
+_told = Console(stderr=True)
+
+
+def begin(machine: dict[str, str]) -> None:
+    """Print what is measured on."""
+    _console().print(", ".join(f"{name} {value}" for name, value in machine.items()), style="dim")
+
+
+def announce(part: str, number: int, count: int) -> None:
+    """Say what runs now."""
+    _told.print(f"{number}/{count} measuring {part} ...", style="dim", highlight=False)
+
+
+def took(part: str, seconds: float) -> None:
+    """Say how long a part took."""
+    _told.print(f"{part} took {seconds:.0f} s", style="dim", highlight=False)
+
+
+def stopped(left: list[str]) -> None:
+    """Say what was not measured."""
+    again = " ".join(f"--only {part}" for part in left)
+    _told.print(f"stopped; not measured: {', '.join(left)}. Go on with {again}", highlight=False)
+
+
+def show(figures: list[Figure]) -> None:
+    """Print the figures of one part, or of several."""
+    _console().print(table(figures))
+
+
+def sum_up(figures: list[Figure]) -> None:
+    """Tell how many targets are met."""
     short = [figure for figure in figures if figure.verdict == "short"]
     promised = sum(figure.target is not None for figure in figures)
     if promised:
-        console.print(f"{promised - len(short)} of {promised} targets met.")
+        _console().print(f"{promised - len(short)} of {promised} targets met.")
 
 
 def write(path: Path, machine: dict[str, str], figures: list[Figure]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from bench.peers.drive import run
 from bench.peers.environments import Skipped
 from bench.peers.results import PARTS, Results, figures
 from bench.peers.show import show
+from tests.servers import Server
 
 ROUNDS = 3
 PACED, DUE = 300, 20_000
@@ -37,6 +39,33 @@ def _install(results: Results, told: Console) -> None:
                 results.skipped[peer.name] = str(why)
 
 
+def _round(
+    own: Server,
+    results: Results,
+    peers: list[Peer],
+    part: str,
+    number: int,
+    rounds: int,
+    quick: bool,
+    told: Console,
+) -> None:
+    """Every peer in one part; each is told as it begins and as it ends."""
+    for place in range(len(peers)):
+        peer = peers[(place + number) % len(peers)]
+        if peer.name in results.skipped or (part == "due" and peer.kind != "rmq"):
+            continue
+        told.print(f"round {number + 1} of {rounds}, {part}: {peer.name} ...", style="dim", end="")
+        began = time.monotonic()
+        try:
+            found = run(own, peer, part, _count(peer, part, quick))
+        except Skipped as why:
+            results.skipped[peer.name] = f"{part}: {why}"
+            told.print(f" skipped: {why}", style="dim", markup=False)
+        else:
+            results.add(peer.name, part, number, found)
+            told.print(f" {time.monotonic() - began:.0f} s", style="dim")
+
+
 def measure(
     peers: list[Peer], rounds: int, quick: bool, told: Console
 ) -> tuple[dict[str, str], Results]:
@@ -46,19 +75,12 @@ def measure(
     with server() as own:
         with own.raw() as raw:
             machine = description(raw) | environments.node()
-        for number in range(rounds):
-            for part in PARTS:
-                for place in range(len(peers)):
-                    peer = peers[(place + number) % len(peers)]
-                    if peer.name in results.skipped or (part == "due" and peer.kind != "rmq"):
-                        continue
-                    with told.status(f"round {number + 1} of {rounds}, {part}: {peer.name} ..."):
-                        try:
-                            found = run(own, peer, part, _count(peer, part, quick))
-                        except Skipped as why:
-                            results.skipped[peer.name] = f"{part}: {why}"
-                        else:
-                            results.add(peer.name, part, number, found)
+        try:
+            for number in range(rounds):
+                for part in PARTS:
+                    _round(own, results, peers, part, number, rounds, quick, told)
+        except KeyboardInterrupt:
+            told.print("stopped; below is what was measured until then", style="dim")
     machine["load after"] = f"{os.getloadavg()[0]:.1f}"
     return machine, results
 

@@ -67,7 +67,7 @@ def _lateness(results: Results, part: str, name: str, targets: tuple[float, floa
 def figures(results: Results) -> list[Figure]:
     """Each rate and lateness with its rounds, and targets where something is promised."""
     made = []
-    for part, name in results.runs:
+    for part, name in list(results.runs):
         if not results.runs[part, name]:
             continue
         peer = results.peers[name]
@@ -86,7 +86,7 @@ def figures(results: Results) -> list[Figure]:
             rates = results.rates(part, name)
             made.append(Figure(part, f"{name}: {part}", rates, "messages/s", target, notes=notes))
             best = results.best(part)
-            if peer.kind == "rmq" and best:
+            if peer.kind == "rmq" and best and results.ratios(part, name, best):
                 times = 8.0 if part == "drain" else 3.0
                 made.append(
                     Figure(part, f"{name}: {part}, to {best}", results.ratios(part, name, best),

@@ -37,7 +37,7 @@ LATE = {
 @pytest.fixture(autouse=True)
 def _locust() -> None:
     if find_spec("locust") is None:
-        text = 'no locust here: pip install -e ".[load]"'
+        text = "no locust here: pip install --group load"
         if os.environ.get("CI"):
             pytest.fail(text)
         pytest.skip(text)
