@@ -65,6 +65,23 @@ def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) ->
     )
 
 
+def test_the_wheel_tells_of_users_extras_and_of_no_tools_to_work_on_it(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
+        told = archive.read(name).decode().splitlines()
+
+    extras = {line.partition(": ")[2] for line in told if line.startswith("Provides-Extra: ")}
+    assert extras == {
+        "embedded", "spark", "pydantic", "msgspec", "prometheus", "otel", "reload", "zstd", "sql",
+        "testing",
+    }  # fmt: skip
+    needed = [line for line in told if line.startswith("Requires-Dist: ")]
+    assert needed
+    assert not [line for line in needed if "pytest" in line or "locust" in line]
+    assert f"Classifier: Programming Language :: Python :: 3.{sys.version_info.minor}" in told
+
+
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
 def test_what_is_built_installs_and_runs_in_a_fresh_environment(
     built: Path, tmp_path: Path, kind: str
