@@ -75,7 +75,8 @@ class Attempts:
             return 0.0  # that an old connection has died tells nothing of the server
         # Who has waited in line for a connection has been as patient as with a server.
         if isinstance(error, ConnectionsBusy) or time.monotonic() + self.pause > self.until:
-            error.__context__ = None  # earlier attempts; one cause is enough to read
+            # The caller is to read what happened, not where in here, nor at which attempts.
+            error.__context__ = error.__traceback__ = None
             raise self._given_up(error, what, address) from error
         pause = self.pause * random.uniform(0.5, 1.0)
         self.pause = min(self.pause * 2, LAST_PAUSE_S)
