@@ -11,11 +11,12 @@ from contextlib import suppress
 
 from rmq import commands, settings
 from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
-from rmq.flows import Ask, Flow, together
+from rmq.flows import Ask, Flow, Sleep, together
 from rmq.handle import Handle
 from rmq.replies import Opened
 from rmq.settings import Settings
 
+SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
 FOLLOW_S = 30.0  # settings that are kept in the client are older by at most so much
 
 
@@ -44,6 +45,7 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     was_ready = handle.is_ready and handle.created == opened.kept["created"].encode()
     _adopt(handle, opened, found, was_ready)
     if not create:
+        yield from _await_slots(handle)
         return False  # who only looks writes nothing
     try:
         yield from give_slots(handle)
@@ -54,6 +56,18 @@ def open(handle: Handle, create: bool = True) -> Flow[bool]:
     with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
         yield Ask("topics", "SADD", handle.topics_key, handle.name)
     return bool(opened.state)
+
+
+def _await_slots(handle: Handle) -> Flow[None]:
+    """Wait while somebody who has just created the topic gives it its slots.
+
+    They are made in their order, so the last one stands for all. If its creator died before, the
+    next one who opens the topic to use it makes them; who looks is told by what the slots answer.
+    """
+    for _ in range(SLOT_LOOKS):
+        if (yield Ask("open", "EXISTS", handle.slots[-1].slot)):
+            return
+        yield Sleep(SLOT_PAUSE_S)
 
 
 def _refuse_closed(handle: Handle, opened: Opened) -> None:

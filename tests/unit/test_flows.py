@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rmq.codec import JSON
 from rmq.commands import Batch, Command
-from rmq.flows import Listen, Pipeline, opening, receiving
+from rmq.flows import Ask, Listen, Pipeline, Sleep, opening, receiving
 from rmq.flows.receiving import Reception
 from rmq.handle import Handle, Lanes
 from rmq.replies import Opened
@@ -72,6 +73,34 @@ def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:
     again.send(Opened(0, kept))
     assert handle.is_ready
     again.close()
+
+
+def test_who_only_looks_waits_for_the_slots_of_a_topic_made_just_now() -> None:
+    handle = Handle("rmq", "orders", JSON, Lanes(), {})
+    flow = opening.open(handle, create=False)
+    next(flow)
+
+    asked = flow.send(Opened(0, {**Settings(slots=3).to_redis(), "created": "7"}))
+    assert isinstance(asked, Ask)
+    assert asked.words == ("EXISTS", b"rmq:{orders_2}:slot")
+    assert isinstance(flow.send(0), Sleep)
+    assert isinstance(next(flow), Ask)
+    with pytest.raises(StopIteration) as ended:
+        flow.send(1)
+    assert ended.value.value is False
+    assert not handle.is_ready
+
+
+def test_who_only_looks_does_not_wait_for_ever() -> None:
+    handle = Handle("rmq", "orders", JSON, Lanes(), {})
+    flow = opening.open(handle, create=False)
+    next(flow)
+
+    steps = [flow.send(Opened(0, {**Settings(slots=3).to_redis(), "created": "7"}))]
+    with contextlib.suppress(StopIteration):
+        while len(steps) < 1000:
+            steps.append(flow.send(0 if isinstance(steps[-1], Ask) else None))
+    assert len(steps) == 2 * opening.SLOT_LOOKS
 
 
 def test_one_slot_is_visited_without_a_look_and_slept_on() -> None:
