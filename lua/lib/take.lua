@@ -29,7 +29,8 @@ if ordered or s[8] then
 end
 
 -- Due timed messages go first, earliest first; then priorities, larger first; then retries, larger first.
--- One take in five begins with the retries, so that a flood of others cannot starve them. A take in order
+-- One take in five begins with the retries, so that a flood of others cannot starve them, and every second one of
+-- these with those that have the fewest deliveries left. A take in order
 -- always does: what stands there failed before the slot was in order, and is older than all that waits.
 for turn = 1, 3 do
   local family = (ordered or takes % 5 == 0) and (turn + 1) % 3 + 1 or turn
@@ -67,6 +68,9 @@ for turn = 1, 3 do
   else
     local batch = redis.call('ZREVRANGEBYSCORE', store, '(17', 0, 'WITHSCORES', 'LIMIT', 0, limit - n)
     if #batch > 0 then
+      if takes % 10 == 0 and not ordered then
+        --- @include "lib/fewest"
+      end
       lefts = lefts or {}
       for i = 1, #batch / 2 do
         ids[n + i] = batch[2 * i - 1]

@@ -504,3 +504,33 @@ def test_mixed_families_keep_their_scores_until_taken(box):
     box.take_one()
     assert box.state()["store"] == {timed_id: timed(due, False)}
     assert box.order("prepare") == [plain]
+
+
+def test_retries_with_few_deliveries_left_are_not_starved_by_fresh_failures(box):
+    tired = box.send(3)
+    for _ in range(12):
+        leases = box.take(3)
+        assert {lease.id for lease in leases} == set(tired)
+        box.nack(*leases)
+    seen = []
+
+    for _ in range(60):  # every take finds a message that has just failed for the first time
+        box.one()
+        while (lease := box.take_one()).left == 16:
+            box.nack(lease)
+        box.ack(lease)
+        seen.append(lease.id)
+
+    assert [id for id in seen if id in tired] == tired
+
+
+def test_one_take_in_ten_begins_with_the_fewest_deliveries_left_and_the_oldest_of_them(box):
+    first, second, third = box.send(3)
+    leases = {lease.id: lease for lease in box.take(3)}
+    box.nack(leases[second], leases[first])
+    box.nack(*box.take(2))  # 15 left now, the third one has 16
+    box.nack(leases[third])
+    box.redis.hset(box.keys.slot, "takes", 9)
+
+    assert [lease.id for lease in box.take(2)] == [second, first]
+    assert box.take_one().id == third

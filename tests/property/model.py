@@ -232,8 +232,13 @@ class Model:
         s = self.slots[slot]
         picked: list[Msg] = []
 
+        fewest_first = not ordered and (s.takes + 1) % (2 * FAIRNESS) == 0
+
         def take(family: str) -> None:
-            picked.extend(self.waiting(slot, family)[: limit - len(picked)])
+            there = self.waiting(slot, family)
+            if family == "retry" and fewest_first:
+                there.sort(key=lambda msg: (msg.left, msg.order))
+            picked.extend(there[: limit - len(picked)])
 
         retries_first = ordered or (s.takes + 1) % FAIRNESS == 0
         if retries_first:
