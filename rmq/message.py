@@ -36,7 +36,8 @@ class Outgoing:
             passed is due at once; one more than a year ago is refused as a mistake.
         merge_key: messages with one key that wait at the same time become one; needs `time_range`.
         time_range: how long a merging message waits for others, seconds or timedelta.
-        merge: which body survives: "first", "last", or "collect" (all of them, as a list).
+        merge: which body survives: "first", "last", or "collect" (all of them, as a list; one of
+            256 KiB, or of max_body where that is less, is full, and the next body opens another).
         extend: every merge restarts the clock, up to `max_wait`.
         max_wait: the longest a merging message waits from its first arrival; needed with `extend`.
         slot_basis: messages of one basis share a slot and its order; default: the merge key, or

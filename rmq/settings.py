@@ -21,6 +21,7 @@ FORMAT = 1  # of records, scores and keys; a client refuses a topic of another f
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024
+COLLECT_MAX = 256 * 1024  # bytes of a list that still grows: every merge writes all of it again
 CALL_BYTES = 16 * 1024 * 1024  # what one script call may carry
 
 

@@ -27,7 +27,7 @@ from rmq.message import Outgoing, SendResult, SendStatus
 from rmq.numbering import Line
 from rmq.replies import Merged, Sent
 from rmq.retry import policy
-from rmq.settings import BATCH_MAX, CALL_BYTES, Durability, Fsync, Settings
+from rmq.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Durability, Fsync, Settings
 from rmq.slots import RUN, slot_of
 from rmq.units import due_ms, epoch_ms, milliseconds
 from rmq.units import priority as check_priority
@@ -371,7 +371,7 @@ def _call(handle: Handle, group: Group) -> commands.Command[Any]:
         merge_key=draft.merge_key,
         mode=draft.mode,
         max_wait_ms=draft.max_wait_ms,
-        most_bytes=handle.settings.max_body,
+        most_bytes=min(handle.settings.max_body, COLLECT_MAX),
     )
 
 

@@ -22,7 +22,7 @@ from rmq.flows.sending import Group
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.message import Outgoing
-from rmq.settings import BATCH_MAX, CALL_BYTES, Fsync, Settings
+from rmq.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Fsync, Settings
 from rmq.slots import RUN
 from rmq.stage_commands import Moved
 
@@ -170,7 +170,8 @@ def _entry(handle: Handle, group: Group) -> list[bytes]:
         return [*group.ids, *group.parts]
     return [
         b"m", group.ids[0], draft.head, draft.envelope, draft.body, draft.merge_key.encode(),
-        draft.mode.encode(), b"%d" % draft.max_wait_ms, b"%d" % handle.settings.max_body,
+        draft.mode.encode(), b"%d" % draft.max_wait_ms,
+        b"%d" % min(handle.settings.max_body, COLLECT_MAX),
     ]  # fmt: skip
 
 

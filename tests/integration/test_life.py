@@ -465,7 +465,7 @@ def test_thousands_that_are_handed_back_in_one_call_keep_their_order(
         held = [d for _ in range(3) for d in consumer.receive(max_messages=1000)]
         if delay:
             assert consumer.release(held, delay=delay) == []
-    clock.advance(delay)
+    clock.advance(delay + 0.01)  # 1024 of them are due in one ms
 
     with topic.consumer() as consumer:
         again = [d.body for _ in range(3) for d in consumer.receive(max_messages=1000)]
@@ -503,3 +503,26 @@ def test_a_waiting_consumer_and_who_looks_drop_what_has_had_its_time(
     die(3)
     assert api.admin.redrive(name).sent == 3  # an operator's redrive drops nothing
     assert api.admin.stats(name)["dead_dropped"] == 500
+
+
+@pytest.mark.parametrize("way", ["send", "stage"])
+def test_a_collected_list_is_full_at_256_kib_whatever_one_body_may_have(
+    client: rmq.Client, name: str, clock: Clock, way: str
+) -> None:
+    topic = client.topic(name, max_body=2 * 1024 * 1024, codec="bytes")
+    sizes = [100_000, 100_000, 100_000, 1_000_000, 100_000, 20]
+    outs = [
+        rmq.Outgoing(b"x" * size, merge_key="k", time_range=5, merge="collect") for size in sizes
+    ]
+    if way == "send":
+        topic.send_many(outs)
+    else:
+        stage = topic.stage()
+        stage.push(outs)
+        topic.publish([stage.staged])
+    clock.advance(5)
+
+    with topic.consumer() as consumer:
+        lists = [[len(body) for body in d.body] for d in consumer.receive(max_messages=10)]
+
+    assert lists == [[100_000, 100_000], [100_000], [1_000_000], [100_000, 20]]
