@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from rmq import codec as codecs
 from rmq import url as urls
@@ -75,6 +75,7 @@ class _ClientBase:
         self._retry_s = milliseconds(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
         self._timeout_s = milliseconds(timeout, "timeout", high_ms=60_000) / 1000
         self._lanes = Lanes()
+        self._declared: dict[str, dict[str, Any]] = {}  # settings by topic, for an outbox's relay
         self._hooks = Hooks(interceptors)
         if self._hooks.numbering is not None:
             _audited[self._hooks.numbering] = self._address
@@ -89,6 +90,8 @@ class _ClientBase:
     def _handle(self, name: str, codec: str | Codec, settings: Mapping[str, object]) -> Handle:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
         made = Handle(self._prefix, name, chosen, self._lanes, settings, self._hooks)
+        if made.asked:
+            self._declared[made.name] = self._declared.get(made.name, {}) | made.asked
         self._handles.add(made)
         return made
 

@@ -51,9 +51,15 @@ def create(database: str | None, sql: bool) -> None:
     examples=(
         "rmq outbox run",
         "rmq outbox run --max-sends 8 --resend exponential:5m:6h --log-json",
+        "rmq outbox run --app shop",
     ),
 )
 @DATABASE
+@click.option(
+    "--app",
+    metavar="MODULE[:ATTR]",
+    help="Where the program declares its topics on a client, as for rmq worker.",
+)
 @click.option(
     "--batch", type=int, default=500, show_default=True, help="Messages of one turn, 1 to 1000."
 )
@@ -74,6 +80,7 @@ def create(database: str | None, sql: bool) -> None:
 @click.option("--log-json", is_flag=True, help="Log JSON, one object a line.")
 def run(
     database: str | None,
+    app: str | None,
     batch: int,
     webhook: str | None,
     log_level: str | None,
@@ -87,7 +94,12 @@ def run(
 
     Any number may run. While Redis or the database is away it waits and tries again; a database
     that is away from the start is an error (5). What has begun is finished before it ends (0).
+
+    A topic that is not in Redis, as after a flush, is created with the settings that the program
+    declares: name its module with --app. Else it has those that this process has seen before it was
+    gone, or the defaults.
     """
+    from rmq.cli.target import declared
     from rmq.outbox import Outbox, Relay, Resender, Webhook
 
     here = session()
@@ -95,7 +107,9 @@ def run(
     made = Outbox(**given)
     hook = None if webhook is None else Webhook(webhook)
     logs.start(log_level, log_json)
+    topics = {} if app is None else declared(app)
     with opened(database) as engine, here.client() as client, _until_told() as stop:
+        client._declared.update(topics)
         parts = [
             Relay(made, engine, client, batch).run,
             Resender(made, engine, client, hook).run,

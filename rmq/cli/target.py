@@ -50,6 +50,17 @@ def find(text: str) -> Target:
     return found
 
 
+def declared(text: str) -> dict[str, dict[str, Any]]:
+    """The settings that MODULE[:ATTR] declares, by topic.
+
+    Raises:
+        Failed: as `find`.
+    """
+    found = find(text)
+    client = found._client if isinstance(found, rmq.Worker) else found
+    return dict(client._declared)
+
+
 def _wrong(message: str) -> Failed:
     return Failed(message, USAGE, "NoSuchTarget")
 

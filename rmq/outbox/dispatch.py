@@ -96,6 +96,9 @@ class Dispatcher:
     def handle(self, topic: str, codec: int) -> Handle:
         """A topic as this client sees it, for bodies that are written already, and open.
 
+        If it is not there, it is created with the settings that it had, as far as a dispatcher of
+        this client has seen them, else with those that the program declared on this client.
+
         Raises:
             InvalidValue: it is no name of a topic. What opening it raises.
         """
@@ -106,10 +109,12 @@ class Dispatcher:
                 client._prefix, topic, AsWritten(codec), client._lanes, {}, client._hooks
             )
             self._handles[topic, codec] = handle
+        if not handle.is_open and not handle.asked:
+            handle.asked = dict(self._client._declared.get(topic, {}))
         try:
             self._client._executor.run(opening.ensure(handle))
-        except SettingsMismatch:  # `_anew` asked for what it was; somebody was quicker
-            log.warning("outbox: topic %r was created again with other settings", topic)
+        except SettingsMismatch as error:  # somebody else has created it; it is taken as it is
+            log.warning("outbox: topic %r has other settings than here: %s", topic, error)
             handle.asked = {}
             self._client._executor.run(opening.ensure(handle))
         return handle

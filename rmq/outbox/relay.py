@@ -58,8 +58,8 @@ class Relay:
     Args:
         outbox: its policy says when a sent message counts as lost.
         engine: of the database that holds the stubs; a plain one, for the relay is not async.
-        client: its prefix and interceptors are used. Topics that do not exist are created with
-            default settings, as by a first send: create yours before, where they have others.
+        client: its prefix and interceptors are used. Topics that do not exist are created with the
+            settings that were declared on it (`client.topic(name, slots=8)`), else the defaults.
         batch: how many stubs a turn takes at most, 1 to 1000.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rmq.outbox import Outbox, Relay, metadata
 from rmq.outbox.tables import stubs
 from tests.cli.conftest import Shell, ndjson
 from tests.databases import Database
+from tests.integration.handling import eventually
 
 
 @pytest.fixture
@@ -192,6 +194,33 @@ def test_run_sends_until_it_is_told_to_stop(
     assert b"the relay ends; 2 sent" in told
     assert b"Traceback" not in told
     assert database.url().encode() not in told
+
+
+def test_run_creates_topics_as_the_program_declares_them(
+    engine: sa.Engine, shell: Shell, client: rmq.Client, name: str, tmp_path: Path
+) -> None:
+    module = f"shop_{uuid.uuid4().hex}"
+    text = f"import rmq\nclient = rmq.Client()\nclient.topic({name!r}, slots=8)\n"
+    (tmp_path / f"{module}.py").write_text(text)
+    shell.env["PYTHONPATH"] = str(tmp_path)
+    fill(engine, name, 1)
+    process = shell.start("outbox", "run", "--app", module, stderr=-1)
+    try:
+        eventually(lambda: name in client.admin.topics())
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=90)
+    finally:
+        process.kill()
+
+    assert process.returncode == 0
+    assert client.admin.settings(name).slots == 8
+
+
+def test_run_refuses_an_app_that_is_not_there(run: Any, place: str) -> None:
+    told = run("outbox", "run", "--app", "no_such_shop")
+
+    assert told.exit_code == 2
+    assert "no_such_shop" in told.stderr
 
 
 def test_run_waits_for_a_redis_that_is_away_and_ends_meanwhile_when_told(

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq import commands
-from rmq.outbox import Outbox, Relay, confirm, stub_id
+from rmq.outbox import Outbox, Relay, Resender, confirm, stub_id
 from rmq.outbox import rows as sql
 from rmq.outbox.tables import stubs
 from tests.databases import impatience
@@ -283,6 +283,34 @@ def test_after_redis_was_flushed_the_topic_is_created_as_it_was_and_the_rest_fol
         settings = client.admin.settings(name)
         assert (settings.slots, settings.max_length) == (4, 77)
         assert drain(client.topic(name, slots=4)) == list(range(10))
+
+
+@pytest.mark.parametrize("by", ["relay", "resender"])
+def test_a_topic_that_is_gone_is_created_with_what_the_program_declared(
+    database, own_server, name, by
+):
+    """The process that had seen its settings is gone as well."""
+    engine, outbox = prepared(database), Outbox()
+    with rmq.Client(own_server.url) as client:
+        client.topic(name, slots=8, lease=2.0).open()
+        fill(engine, outbox, name, ["before"])
+        assert Relay(outbox, engine, client).run_once() == 1
+    with own_server.raw() as raw:
+        raw.flushall()
+    with engine.begin() as connection:
+        connection.execute(sa.update(stubs).values(resend_at=0))
+
+    with rmq.Client(own_server.url) as client:
+        client.topic(name, slots=8)
+        client.topic(name, lease=2.0)  # by another module
+        if by == "relay":
+            fill(engine, outbox, name, ["after"])
+            assert Relay(outbox, engine, client).run_once() == 1
+        else:
+            assert Resender(outbox, engine, client).run_once().sent == 1
+        settings = client.admin.settings(name)
+
+    assert (settings.slots, settings.lease_ms) == (8, 2000)
 
 
 def test_a_topic_that_came_back_with_other_slots_is_taken_as_it_is(database, own_server, name):
