@@ -360,8 +360,9 @@ def missed(options: StreamOptions, batch: int, missing: int) -> str:
     return (
         f"topic {options.at.topic!r}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "
-        "query was released, and others have had them since. So they may be twice where both "
-        "write to; none is lost. Restart with onClaimLoss=continue to go on with the next batch"
+        "query was released, and others have had them since, or get them now. So they may be twice "
+        "where both write to; none is lost. Restart with onClaimLoss=continue to go on with the "
+        "next batch"
     )
 
 
