@@ -8,6 +8,8 @@ KEYS[3]   records        hash  message id -> record
 KEYS[4]   merge index    hash  merge key -> id (16 bytes), then when it opened, epoch ms
 KEYS[5]   settled even   set   ids settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
+KEYS[7]   failures       hash  of what drop_lowest drops
+KEYS[8]   audit          zset  numbers of messages that are not accounted for: of what drop_lowest drops
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
@@ -21,7 +23,7 @@ ARGV[10]  max_wait_ms          0: a merge leaves the consume time alone; else it
                                until this long after the window opened
 ARGV[11]  most bytes           a collected list is closed before it grows over this
 Returns   {acceptance number, 's', ''} stored; {number, 'm', waiting id} merged; {number, 'd', ''} duplicate
-          {0, 'F', ''} the slot's share of max_length is reached
+          {0, 'F', ''} the slot's share of max_length is reached, and drop_lowest makes no room
 Cost      O(log L + size of the waiting record)
 Atomic    The look and the add are one step. A merged id is remembered as settled, so that merging it again
           adds nothing. A message in flight is not in the index: the next arrival opens a new window.

@@ -43,7 +43,7 @@ if entry[1] == 'm' then
   if #entry ~= 9 then
     fail('STAGE', stage)
   end
-  local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5] }
+  local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8] }
   local letter = merging(keys, entry, 1, now, ARGV[2], ARGV[3])[2]
   if letter == 'F' then
     return { 0, 'F' }

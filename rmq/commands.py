@@ -99,7 +99,10 @@ def merge(
     """Accept or merge one message with a merge key."""
     return Command(
         scripts.load("merge"),
-        (keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1),
+        (
+            keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
+            keys.failures, keys.audit,
+        ),
         [
             now(), handle.channel, keys.index, id, head, envelope, body, merge_key, mode,
             max_wait_ms, most_bytes,

@@ -113,37 +113,18 @@ local function accept(keys, given, at, count, now, channel, index)
     return { accepted, table.concat(letters) }
   end
 
-  local dropped, unmerged, audited
+  local make_room
   if capacity > 0 and waiting_now + n > capacity then
-    local excess = waiting_now + n - capacity
-    if s[6] ~= 'drop_lowest' or n > capacity or excess > 1000 then
-      return { 0, 'F' }
-    end
-    local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, excess)
     local least = scores[1]
     for i = 3, 2 * n, 2 do
       least = math.min(least, scores[i])
     end
-    -- Only what is worth less than every newcomer makes room for them.
-    if #lowest < 2 * excess or tonumber(lowest[2 * excess]) >= least then
+    if s[6] == 'drop_lowest' and n <= capacity then
+      --- @include "lib/room"
+      make_room = room_for(slot, store, records, keys[6], keys[7], keys[8], waiting_now + n - capacity, least, now)
+    end
+    if not make_room then
       return { 0, 'F' }
-    end
-    --- @include "lib/record"
-    dropped = {}
-    for i = 1, 2 * excess, 2 do
-      dropped[#dropped + 1] = lowest[i]
-    end
-    redis.call('HLEN', keys[6])
-    audited = redis.call('ZCARD', keys[8]) > 0
-    unmerged = {}
-    if redis.call('HLEN', keys[7]) > 0 then
-      for i = 1, #dropped do
-        local _, _, key = envelope(redis.call('HGET', records, dropped[i]) or '')
-        local held = key and redis.call('HGET', keys[7], key)
-        if held and string.sub(held, 1, 16) == dropped[i] then
-          unmerged[#unmerged + 1] = key
-        end
-      end
     end
   end
 
@@ -163,18 +144,8 @@ local function accept(keys, given, at, count, now, channel, index)
   if new_front ~= front then
     redis.call('HSET', slot, 'front', new_front)
   end
-  if dropped then
-    if audited then
-      --- @include "lib/depart"
-      depart(slot, keys[8], 'accounted', numbers_at(records, dropped, 100), now)
-    end
-    redis.call('ZREM', store, unpack(dropped))
-    if #unmerged > 0 then
-      redis.call('HDEL', keys[7], unpack(unmerged))
-    end
-    redis.call('HDEL', records, unpack(dropped))
-    redis.call('HDEL', keys[6], unpack(dropped))
-    redis.call('HINCRBY', slot, 'dropped', #dropped)
+  if make_room then
+    make_room()
   end
   if sleeping and (at_once or not head_due or earliest < tonumber(head_due)) then
     --- @include "lib/wake"

@@ -1,6 +1,6 @@
 -- merging: range-merge of one message, for merge and publish. `given` holds from at + 1 on: id, head, envelope,
 -- body, merge key, mode, max_wait_ms, most bytes; merge.lua tells of each, and what the answers are.
---   keys: slot, StoreQueue, records, merge index, settled even, settled odd
+--   keys: slot, StoreQueue, records, merge index, settled even, settled odd, failures, audit
 --- @include "lib/families"
 --- @include "lib/timed"
 --- @include "lib/record"
@@ -23,7 +23,7 @@ local function merging(keys, given, at, now, channel, place)
   if range < 1 or range >= TIMED_MIN then
     fail('ARG', 'time_range')
   end
-  local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'capacity', 'dedup_ms', 'settled_turn')
+  local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'capacity', 'dedup_ms', 'settled_turn', 'overflow')
   if not s[1] then
     fail('GONE', slot)
   end
@@ -110,12 +110,18 @@ local function merging(keys, given, at, now, channel, place)
     return { accepted, 'm', target }
   end
 
-  local capacity = tonumber(s[4])
+  local capacity, make_room = tonumber(s[4]), nil
+  local due = now + range
   if capacity > 0 and waiting_now >= capacity then
-    return { 0, 'F', '' }
+    if s[7] == 'drop_lowest' then
+      --- @include "lib/room"
+      make_room = room_for(slot, store, records, keys[7], index, keys[8], waiting_now + 1 - capacity, due, now)
+    end
+    if not make_room then
+      return { 0, 'F', '' }
+    end
   end
   accepted = accepted + 1
-  local due = now + range
   local expires = string.byte(head, 1) % 4 >= 2
   local tail = expires and write48(due + read48(rest, 7)) .. string.sub(rest, 13) or string.sub(rest, 7)
   local score_of_new = in_line(store, due, asked > 0 and 1 or 0)
@@ -123,6 +129,9 @@ local function merging(keys, given, at, now, channel, place)
   redis.call('HSET', records, id,
     head .. struct.pack('>I4', accepted % 4294967296) .. write48(due) .. tail .. (mode == 'collect' and piece(body) or body))
   redis.call('ZADD', store, score_of_new, id)
+  if make_room then
+    make_room()
+  end
   redis.call('HSET', index, key, id .. string.format('%.0f', now))
   redis.call('HSET', slot, 'accepted', accepted)
   if awaited(s[3], now) and (not sooner or due < tonumber(sooner)) then

@@ -176,6 +176,12 @@ def _publishing(f: Furnished) -> Command[Any]:
     return CALLS["publish"](f)
 
 
+def _merging(f: Furnished) -> Command[Any]:
+    """A merge that opens a window, for which another message must go."""
+    _dropping(f)
+    return f.box.merge_command(f.box.ids()[0], key=b"another")
+
+
 def _next_turn(verb: str) -> Call:
     """A call in a turn in which the other set of settled ids is filled."""
 
@@ -191,6 +197,7 @@ REACHING |= {
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,
+    **{("merge", place): _merging for place in ("failures", "audit")},
     **{("publish", place): _publishing for place in ("failures", "merge", "audit")},
     **{(verb, "settled0"): _next_turn(verb) for verb in ("ack", "query_settle")},
 }

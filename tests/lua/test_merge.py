@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq import commands, record
+from rmq import commands, record, stage_commands
 from tests.lua.box import GONE, stored, timed
 
 
@@ -350,3 +350,58 @@ def test_cancelled_window_is_gone_from_the_index(box):
 
     assert box.changed(before)[("merge", b"key")] is GONE
     assert box.merge()[1].letter == "s"
+
+
+@pytest.mark.parametrize("way", ["merge", "publish"])
+def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way):
+    box = make_box(max_length=3, overflow="drop_lowest")
+    kept = box.send(2, priority=20)
+    lowest = box.one(priority=17)
+    (id,), now = box.ids(), box.clock.now_ms
+    command = box.merge_command(id, range_ms=5000)
+    if way == "publish":
+        box.run(stage_commands.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[3:]]))
+    before = box.state()
+
+    if way == "merge":
+        assert box.run(command) == commands.Merged(4, "s", b"")
+    else:
+        assert box.run(stage_commands.publish(box.handle, box.keys, "s")).stored == 1
+
+    assert {k: v for k, v in box.changed(before).items() if k[0] != "stage:s"} == {
+        ("slot", "accepted"): "4",
+        ("slot", "dropped"): "1",
+        ("store", lowest): GONE,
+        ("records", lowest): GONE,
+        ("store", id): timed(now + 5000, False),
+        ("records", id): stored(4, due=now + 5000, key=b"key"),
+        ("merge", b"key"): id + b"%d" % now,
+    }
+    before = box.state()
+    assert box.run(command).letter == "d"
+    assert box.state() == before
+    assert set(box.order()) == {*kept, id}
+
+
+@pytest.mark.parametrize(("how", "due"), [("drop_lowest", 5000), ("reject", None)])
+def test_merge_is_refused_where_the_slot_is_full_of_timed_messages_or_rejects(make_box, how, due):
+    box = make_box(max_length=2, overflow=how)
+    box.send(2, due=due)
+    before = box.state()
+
+    assert box.merge()[1] == commands.Merged(0, "F", b"")
+
+    assert box.state() == before
+
+
+def test_room_for_a_merge_may_be_made_by_the_message_that_had_its_key(make_box):
+    box = make_box(max_length=1, overflow="drop_lowest")
+    due, _ = box.merge(range_ms=100, priority=40, mode="collect", body=b"x" * 50, most=60)
+    box.clock.advance(1)
+    box.redis.zadd(box.keys.store, {due: 40.5})  # as after it has joined its priority
+
+    id, reply = box.merge(range_ms=5000, mode="collect", body=b"y" * 50, most=60)
+
+    assert reply.letter == "s"
+    assert box.order() == [id]
+    assert box.state()["merge"][b"key"][:16] == id

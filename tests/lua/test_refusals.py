@@ -18,7 +18,7 @@ PLACES = {
     "extend": "slot prepare replay",
     "finish": "claim",
     "get": "slot store prepare records dead failures",
-    "merge": "slot store records merge settled0 settled1",
+    "merge": "slot store records merge settled0 settled1 failures audit",
     "nack": "slot store prepare records dead failures replay audit",
     "next": "slot store prepare",  # its prepare is looked at where the store is empty: test_next
     "peek": "slot store records failures",

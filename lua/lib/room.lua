@@ -1,0 +1,41 @@
+-- room_for: where a slot is full and its topic drops the lowest: a function that drops the `excess` messages of the
+-- lowest priority, or nil where they are not all worth less than `least`, the lowest score of the newcomers, or
+-- are too many. All is read and checked here; the function writes.
+local function room_for(slot, store, records, failures, merge, audit, excess, least, now)
+  if excess > 1000 then
+    return nil
+  end
+  local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, excess)
+  if #lowest < 2 * excess or tonumber(lowest[2 * excess]) >= least then
+    return nil
+  end
+  --- @include "lib/record"
+  local dropped, unmerged = {}, {}
+  for i = 1, 2 * excess, 2 do
+    dropped[#dropped + 1] = lowest[i]
+  end
+  redis.call('HLEN', failures)
+  local audited = redis.call('ZCARD', audit) > 0
+  if redis.call('HLEN', merge) > 0 then
+    for i = 1, #dropped do
+      local _, _, key = envelope(redis.call('HGET', records, dropped[i]) or '')
+      local held = key and redis.call('HGET', merge, key)
+      if held and string.sub(held, 1, 16) == dropped[i] then
+        unmerged[#unmerged + 1] = key
+      end
+    end
+  end
+  return function()
+    if audited then
+      --- @include "lib/depart"
+      depart(slot, audit, 'accounted', numbers_at(records, dropped, 100), now)
+    end
+    redis.call('ZREM', store, unpack(dropped))
+    if #unmerged > 0 then
+      redis.call('HDEL', merge, unpack(unmerged))
+    end
+    redis.call('HDEL', records, unpack(dropped))
+    redis.call('HDEL', failures, unpack(dropped))
+    redis.call('HINCRBY', slot, 'dropped', #dropped)
+  end
+end
