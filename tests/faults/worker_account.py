@@ -7,6 +7,8 @@ on this machine) and the `pid`. Handlers write
     deliver   it begins; `n` the message, `attempt`, `fence`, `until`: the receipt's deadline, ms
     until     Redis has a later deadline for this very delivery
     lost      the handler has seen that d.lost is true
+    hang      it is going to work for longer than its max_runtime, `runtime` seconds;
+              `blind`: it blocks, and cannot look at d.lost
     done      it returns; fail: it raises
     exit      it ends its process
 
@@ -52,6 +54,7 @@ class Run:
     ended: float = NEVER  # done, failed, or its process died
     given: float = NEVER  # from here on the lease may be somebody else's: done, failed, handed back
     done: float = NEVER
+    blind: bool = False  # it blocks its thread or loop, and cannot see that its lease is lost
 
     def deadline(self, at: float) -> int:
         return max(until for since, until in self.untils if since <= at)
@@ -109,14 +112,17 @@ def runs_of(history: list[Event]) -> dict[int, list[Run]]:
             run.untils.append((t, event["until"]))
             found[run.n].append(run)
             open_[run.n, run.pid, run.fence] = run
-        elif what in ("until", "lost", "done", "fail"):
+        elif what in ("until", "lost", "done", "fail", "hang"):
             run = open_[event["n"], event["pid"], event["fence"]]
             if what == "until":
                 run.untils.append((t, event["until"]))
             elif what == "lost":
                 run.lost = min(run.lost, t)
+            elif what == "hang":
+                run.given = min(run.given, t + int(event["runtime"] * 1e9))
+                run.blind = event["blind"]
             else:
-                run.ended = run.given = t
+                run.ended, run.given = t, min(run.given, t)
                 run.done = t if what == "done" else NEVER
         elif what in ("kill", "exit", "gone"):
             for run in open_.values():
@@ -140,7 +146,7 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
         elif event["t"] >= one.begun and event["pid"] == one.pid:
             if event["e"] in ("kill", "exit", "stop", "term", "keeper"):
                 return True
-            if event["e"] == "fail" and event["n"] == one.n:
+            if event["e"] in ("fail", "hang") and event["n"] == one.n:
                 return True
     return False
 
@@ -150,7 +156,7 @@ def _overlap(one: Run, again: Run, stopped: list[tuple[float, float]]) -> str:
     if one.given > again.begun and again.wall < one.deadline(again.begun):
         early = one.deadline(again.begun) - again.wall
         return f"{one.n}: begun {early} ms before the lease of attempt {one.attempt} ended"
-    if one.ended <= again.begun:
+    if one.ended <= again.begun or one.blind:
         return ""
     may_be_late = again.begun + SLACK_NS
     for since, until in stopped:

@@ -6,7 +6,7 @@ first attempt, `again` at the others (and at all of a worker that is asked to).
     quick        return            hold s     work for s seconds, looking at d.lost
     exit [n]     end the process   block s    sleep without letting anybody else run
                  (to attempt n)    gil s      sleep without letting go of the GIL
-    fail         raise
+    fail         raise             hang s r   hold, or block s r, for longer than max_runtime r
 """
 
 from __future__ import annotations
@@ -64,18 +64,25 @@ class Play:
         if act == "fail":
             self.book.write("fail", **about)
             raise RuntimeError("asked to fail")
+        if len(more) > 1:
+            self.book.write("hang", runtime=more[1], blind=act == "block", **about)
         if act == "block":
             time.sleep(more[0])
         if act == "gil":
             ctypes.PyDLL(None).usleep(int(more[0] * 1_000_000))
-        if act == "hold":
+        if act in ("hold", "hang"):
             yield from self._hold(more[0], d, receipt, about)
         self.book.write("done", **about)
 
     def _hold(self, seconds: float, d: Any, receipt: float, about: Any) -> Iterator[float]:
         lost, until, asked, now = False, time.monotonic() + seconds, 0.0, 0.0
         while now < until:
-            yield LOOK_S
+            try:
+                yield LOOK_S
+            except GeneratorExit:  # its task was cancelled, and that is how it is told
+                self.book.write("lost", **about)
+                self.book.write("fail", **about)
+                raise
             now = time.monotonic()  # so that it looks once more after a stop, before it ends
             if d.lost and not lost:
                 lost = True
