@@ -55,7 +55,7 @@ from rmq.wire.base import (
     words_of,
     wrong_type,
 )
-from rmq.wire.pool import TROUBLE, AsyncPool, Connection, leads_elsewhere, stale
+from rmq.wire.pool import TROUBLE, AsyncPool, Connection, leads_elsewhere, not_connected, stale
 
 T = TypeVar("T")
 
@@ -324,10 +324,14 @@ class AsyncExecutor(Base):
             await line.connect()
             await line.send_command("SUBSCRIBE", channel)
             await line.read_response()
-        except BaseException:
+        except BaseException as error:
             await line.disconnect(nowait=True)
-            raise
-        return Subscription(line, incident)
+            if not isinstance(error, TROUBLE):
+                raise
+            failure = not_connected(error)  # to listen changes nothing
+        else:
+            return Subscription(line, incident)
+        raise failure
 
     async def _listen(self, listener: Listener, seconds: float) -> set[int]:
         signals: set[int] = set()

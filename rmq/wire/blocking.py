@@ -59,7 +59,7 @@ from rmq.wire.base import (
     words_of,
     wrong_type,
 )
-from rmq.wire.pool import TROUBLE, Connection, Pool, leads_elsewhere, stale
+from rmq.wire.pool import TROUBLE, Connection, Pool, leads_elsewhere, not_connected, stale
 
 T = TypeVar("T")
 
@@ -324,10 +324,14 @@ class Executor(Base):
             line.connect()
             line.send_command("SUBSCRIBE", channel)
             line.read_response()
-        except BaseException:
+        except BaseException as error:
             line.disconnect()
-            raise
-        return Subscription(line, incident)
+            if not isinstance(error, TROUBLE):
+                raise
+            failure = not_connected(error)  # to listen changes nothing
+        else:
+            return Subscription(line, incident)
+        raise failure
 
     def _listen(self, listener: Listener, seconds: float) -> set[int]:
         signals: set[int] = set()

@@ -62,7 +62,7 @@ def leads_elsewhere(error: BaseException) -> bool:
     return code_of(error) in _ELSEWHERE
 
 
-def _not_connected(error: BaseException) -> BaseException:
+def not_connected(error: BaseException) -> BaseException:
     """The error to raise where no connection could be made; a refusal by the server as it is."""
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
@@ -168,7 +168,7 @@ class Pool(_Pool):
             self._put(None)
             if not isinstance(error, TROUBLE):
                 raise
-            told = _not_connected(error)
+            told = not_connected(error)
         else:
             return connection
         raise told
@@ -285,7 +285,7 @@ class AsyncPool(_Pool):
             self._put(None)
             if not isinstance(error, TROUBLE):
                 raise
-            told = _not_connected(error)
+            told = not_connected(error)
         else:
             return connection
         raise told

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.flows import Flow, Listen, Listener
 from rmq.wire import base, pool
 from tests.conftest import any_binary
 from tests.faults.proxy import Proxy, between
@@ -247,6 +248,19 @@ def test_a_waiting_consumer_moves_its_subscription_to_the_new_master(name: str) 
         old.stop()
         new.stop()
     assert [one.body for one in got] == ["here"]
+
+
+def test_a_subscription_that_cannot_be_made_has_done_nothing(drive: Callable[..., Driver]) -> None:
+    def listening() -> Flow[set[int]]:
+        heard: set[int] = yield Listen(Listener(b"rmq:wake:t"), 0)
+        return heard
+
+    driver = drive(f"redis://127.0.0.1:{free_port()}/0", retry_for=0.1)
+    run = driver.client._executor.run
+    done = driver.loop.run_until_complete if driver.loop is not None else lambda value: value
+
+    with pytest.raises(rmq.Unavailable, match="nothing was done"):
+        done(run(listening()))
 
 
 # --- a half-open subscription --------------------------------------------------------------------
