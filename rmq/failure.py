@@ -61,6 +61,11 @@ def tell(error: BaseException | str | None) -> bytes:
     return packed
 
 
+def is_lapse(entry: bytes) -> bool:
+    """Whether a failure entry says that a consumer fell silent."""
+    return entry[2:3] == b"l"
+
+
 def read(entry: bytes) -> Failure | None:
     """A failure entry; None where there is none."""
     if len(entry) < 3:

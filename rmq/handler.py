@@ -71,6 +71,7 @@ class Handler:
         self.prefetch = whole(
             min(held, MOST_HELD) if prefetch is None else prefetch, "prefetch", 1, MOST_HELD
         )
+        self.is_prefetch_chosen = prefetch is not None
         self.concurrency = min(self.concurrency, self.prefetch)
         if self.batch > self.prefetch:
             raise InvalidValue(f"batch: {batch} is more than prefetch, {prefetch}; raise prefetch")

@@ -5,7 +5,8 @@ locked. Each field has one writer: the worker says what it holds, the keeper wha
 is known by a serial number that is never used twice, so what the keeper writes about a delivery
 that is gone by then concerns nobody.
 
-    worker   serial, topic, lease, id, receipt, when held, until when to renew; claim
+    worker   serial, topic, lease, id, receipt, when held, head of its record, until when to renew;
+             serial whose run has begun; claim
     keeper   serial, receipt, safe until when, serial of the renewal under way, serial that is lost;
              serial whose claim is lost
 
@@ -33,10 +34,12 @@ from rmq.settings import LEASE_MIN_MS
 
 # Native and aligned: each number is one store. Packing in a named byte order writes byte by byte.
 _SERIAL = struct.Struct("@Q")
-_HELD = struct.Struct("@II16sddd")  # after the serial: topic, lease ms, id, receipt, held at, until
+# After the serial: topic, lease ms, id, receipt, held at, head of the record, until
+_HELD = struct.Struct("@II16sdd16sd")
 _KEPT = struct.Struct("@QdQdQ")  # serial, receipt, serial under way, safe until, serial lost
 _FLOAT = struct.Struct("@d")
-_KEPT_AT = _SERIAL.size + _HELD.size
+_BEGUN_AT = _SERIAL.size + _HELD.size
+_KEPT_AT = _BEGUN_AT + 8
 _CLAIM = struct.Struct("@QHH4xQ")  # serial, sizes of name and owner, serial lost; the two follow
 _CLAIM_AT = _KEPT_AT + _KEPT.size
 _UNCLAIMED = _CLAIM_AT + 16
@@ -60,6 +63,8 @@ class Row(NamedTuple):
     safe: float  # when the lease ends at the earliest, as far as is known
     unsure: bool = False  # a renewal was begun, and nobody knows what became of it
     claim: Claim | None = None  # held with it
+    head: bytes = b""  # of its record, which says where it waited
+    begun: bool = False  # a handler was called with it, or with its batch
 
 
 class Board:
@@ -97,7 +102,8 @@ class Board:
             one._row = row
             self._serial[row] = serial
             at = _HEADER + row * size
-            pack(memory, at + 8, topic, lease_ms, one._id, one._score, held, FOREVER)
+            head = one._entry[:14]
+            pack(memory, at + 8, topic, lease_ms, one._id, one._score, held, head, FOREVER)
             _SERIAL.pack_into(memory, at, serial)
 
     def claim(self, deliveries: Iterable[DeliveryData]) -> None:
@@ -135,7 +141,14 @@ class Board:
     def limit(self, one: DeliveryData, until: float) -> None:
         """Renew this one no longer than `until`."""
         if one._row >= 0:
-            _FLOAT.pack_into(self._memory, _HEADER + one._row * _ROW + _KEPT_AT - 8, until)
+            _FLOAT.pack_into(self._memory, _HEADER + one._row * _ROW + _BEGUN_AT - 8, until)
+
+    def begun(self, one: DeliveryData) -> None:
+        """A handler is about to be called with it."""
+        row = one._row
+        if row >= 0:
+            at = _HEADER + row * _ROW + _BEGUN_AT
+            _SERIAL.pack_into(self._memory, at, self._serial[row])
 
     def _kept(self, row: int) -> tuple[int, float, int, float, int]:
         found: tuple[int, float, int, float, int] = _KEPT.unpack_from(
@@ -167,7 +180,7 @@ class Board:
             return 0.0
         if serial == self._serial[one._row]:
             return safe
-        _, lease_ms, _, _, held, _ = _HELD.unpack_from(self._memory, at + 8)
+        _, lease_ms, _, _, held, *_ = _HELD.unpack_from(self._memory, at + 8)
         return float(held + lease_ms / 1000)
 
     def lost(self, one: DeliveryData) -> bool:
@@ -193,7 +206,8 @@ class Board:
             (serial,) = serial_at(memory, at)
             if not serial:
                 continue
-            topic, lease_ms, id, score, since, until = _HELD.unpack_from(memory, at + 8)
+            topic, lease_ms, id, score, since, head, until = _HELD.unpack_from(memory, at + 8)
+            (begun,) = serial_at(memory, at + _BEGUN_AT)
             kept, renewed, busy, safe, gone = _KEPT.unpack_from(memory, at + _KEPT_AT)
             if gone == serial or serial_at(memory, at)[0] != serial:
                 continue
@@ -203,7 +217,7 @@ class Board:
                 safe = since + lease_ms / 1000
             yield Row(
                 number, serial, topic, lease_ms, id, score, until, safe, busy == serial,
-                self._claim(at + _CLAIM_AT, serial),
+                self._claim(at + _CLAIM_AT, serial), head[:14], begun == serial,
             )  # fmt: skip
 
     def _claim(self, at: int, serial: int) -> Claim | None:

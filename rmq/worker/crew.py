@@ -23,17 +23,19 @@ from rmq.settings import BATCH_MAX
 from rmq.worker.desk import Desk
 from rmq.worker.hands import Hands, Tasks, Threads, Work
 from rmq.worker.kept import KeptClaims
-from rmq.worker.runner import ACK, BACK, SUSPECT, Halt, Overrun, Ruling, Runner
+from rmq.worker.loop import Beat
+from rmq.worker.pace import Pace, Trickle
+from rmq.worker.runner import ACK, BACK, Halt, Overrun, Ruling, Runner
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, Settler, Trouble
+from rmq.worker.suspects import FROM_DELIVERY, Suspects
 
 log = logging.getLogger("rmq")
 
 WAIT_S = 1.0  # one turn of the fetcher without messages; a turn is a sign of life
-GATHER_S = 0.001  # for more messages to come, where over ...
-GATHER_RATE = 2500  # ... of them come in a second, each take finding less than ...
-FEW = 20
-SUSPECT_WAIT_S = 1.0  # until a suspect is tried again that met another one
+GATHER_S = 0.001  # for more messages to come, where they trickle
 WAIT_MOST_S = 10.0  # for what a suspect must not take with it
+CANCEL_S = 1.0  # for a task to end that was cancelled at its limit
+BLOCKED_S = 1.0  # an event loop in which nothing runs for so long gets no more work
 IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker has the slot
 
 
@@ -51,7 +53,12 @@ class Crew:
     """Everything that serves one handler."""
 
     def __init__(
-        self, handler: Handler, desk: Desk, hooks: Hooks, loop: asyncio.AbstractEventLoop | None
+        self,
+        handler: Handler,
+        desk: Desk,
+        hooks: Hooks,
+        loop: asyncio.AbstractEventLoop | None,
+        beat: Beat | None = None,
     ) -> None:
         self.handler = handler
         self.desk = desk
@@ -65,13 +72,18 @@ class Crew:
         self._pending: list[Delivery] = []  # of a batch that waits for more
         self._pending_since = 0.0
         self._free = threading.Semaphore(handler.concurrency)  # hands of an ordered crew
-        self._took = 0.0  # when the last messages were taken
+        self._has_hand = False  # the fetcher of an ordered crew, for its next run
+        self._trickle = Trickle()
         self._limits: dict[DeliveryData, tuple[float, float]] = {}  # when each is overdue, limit
         self._limiting = threading.Lock()  # a run ends in time or late, not both
-        self._suspects: set[DeliveryData] = set()  # that run now, and may kill this process
-        self._turn = threading.Condition()  # suspects begin one at a time
-        self._undecided = 0  # hands that look whether theirs is one
+        self._behind: dict[DeliveryData, list[DeliveryData]] = {}  # what waits for it, in order
+        self._suspects = Suspects()
         self._suspect_below = 0.0
+        self.pace = Pace(
+            handler.concurrency, max(1, handler.batch), handler.prefetch, handler.is_prefetch_chosen
+        )
+        self.hung_since = 0.0  # since when every hand is beyond its limit; 0: some is not
+        self._beat = beat
         self.settler = Settler(handler, desk, self.runner.overran, self.trouble, self._moved)
         self._overdue = self.settler.overdue
         self._hands = self._make_hands(loop)
@@ -102,79 +114,141 @@ class Crew:
         """Deliveries in hand: waiting, running, or about to be settled."""
         return self.taken - self.settler.finished
 
+    def hung(self) -> int:
+        """How many hands are at a run beyond its limit: they have no delivery, and do not return.
+
+        With `max_runtime`, a thread that hangs, or a task that swallows its cancellation.
+        """
+        if not self._overdue:
+            return 0
+        return sum(one in self._overdue for one in list(self.pace.running))
+
+    def lag(self) -> float:
+        """For how long the event loop of this handler has run nothing, seconds."""
+        return 0.0 if self._beat is None else self._beat.lag()
+
     def _room(self) -> int:
         """How many to take now; 0 while it is better to wait for more room."""
-        handler, held = self.handler, self.held
-        room = self._most() - held
-        enough = 1 if held < handler.concurrency else max(1, handler.prefetch // 4)
+        handler, held, hung = self.handler, self.held, self.hung()
+        most = self._most(hung)
+        room, hands = most - held, handler.concurrency - hung
+        spare = min(handler.prefetch // 4, (most - hands) // 2)
+        enough = 1 if held < hands else max(1, spare)
         return min(room, BATCH_MAX) if room >= enough else 0
 
-    def _most(self) -> int:
+    def _most(self, hung: int) -> int:
         """How many to hold: while a suspect runs, nothing that would wait behind it."""
-        if not self._suspects:
-            return self.handler.prefetch
-        return 0 if self.handler.batch else self.handler.concurrency
+        if self.lag() > BLOCKED_S:
+            return 0
+        most = self.pace.most(hung)
+        if not self._suspects.running:
+            return most
+        return 0 if self.handler.batch else min(most, self.handler.concurrency - hung)
 
     def _fetch(self) -> None:
-        pause, has_hand = PAUSE_S, False
+        pause = PAUSE_S
         while not self._stopping.is_set():
-            self._moved.clear()
-            self.turned = time.monotonic()
-            if self.handler.ordered:
-                has_hand = has_hand or self._free.acquire(timeout=WAIT_S)
-                room = IN_ORDER if has_hand else 0
-            else:
-                room = self._room()
-                if not room:
-                    self._moved.wait(min(WAIT_S, self._patience()))
-            if self._stopping.is_set():
-                return
             try:
-                found = self.desk.take(room, self._patience()) if room else []
+                if self._fetch_once():
+                    self.trouble.is_over()
+                    pause = PAUSE_S
             except Exception as error:
                 self.trouble.found(error)
                 self._moved.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
-                continue
-            if room:
-                self.trouble.is_over()
-                pause = PAUSE_S
-            self.taken += len(found)
-            if self._stopping.is_set():
-                self._give_back(found)
-                return
-            if self._suspects and not self.handler.ordered:
-                found = self._stand_back(found)
-            if found and not self._suspect_below:
-                self._suspect_below = self.desk._handle.settings.max_retries - SUSPECT + 2
-            if self.handler.ordered:
-                if found:
-                    self._hands.put([found])
-                    has_hand = False
-            elif self.handler.batch:
-                self._gather(found)
-            elif found:
-                self._hands.put(found)
-            if self._trickles(len(found)):
-                time.sleep(GATHER_S)
 
-    def _trickles(self, count: int) -> bool:
-        """Whether many messages come a few at a time: then some time lets them gather.
+    def _fetch_once(self) -> bool:
+        """Take what there is room for, and give it to the hands; whether Redis was asked."""
+        self._moved.clear()
+        self.turned = time.monotonic()
+        if self.handler.ordered:
+            self._has_hand = self._has_hand or self._free.acquire(timeout=WAIT_S)
+            room = IN_ORDER if self._has_hand and self.lag() <= BLOCKED_S else 0
+            if self._has_hand and not room:
+                self._moved.wait(WAIT_S)
+        else:
+            room = self._room()
+            if not room:
+                self._moved.wait(min(WAIT_S, self._patience()))
+        if self._stopping.is_set():
+            return False
+        found = self.desk.take(room, self._patience()) if room else []
+        self.taken += len(found)
+        if self._stopping.is_set():
+            self._give_back(found)
+            return False
+        try:
+            self._hand_out(found)
+        except Exception as error:
+            self._spoilt(found, error)
+            raise
+        if self._trickle.goes_on(len(found)) and not self.handler.ordered:
+            time.sleep(GATHER_S)
+        return room > 0
 
-        Each take and each ack is then for several, and what that saves of a machine's time its
-        producers have. A message that comes alone is never kept waiting.
+    def _hand_out(self, found: list[Delivery]) -> None:
+        """Give what was taken to the hands; suspects by themselves, and only those in turn."""
+        if found and not self._suspect_below:
+            retries = self.desk._handle.settings.max_retries
+            self._suspect_below = retries - FROM_DELIVERY + 2
+        old = [one for one in found if one._score % 1000 < self._suspect_below]
+        lapsed = self.desk.lapsed(old) if old else set()
+        if self.handler.ordered:
+            run = self._cut(found, lapsed) if lapsed else found
+            if run:
+                self._has_hand = False
+                self._hands.put([run])
+            return
+        if lapsed or self._suspects.running:
+            found = self._isolate(found, lapsed)
+        if self.handler.batch:
+            self._gather(found)
+        elif found:
+            self._hands.put(found)
+
+    def _isolate(self, found: list[Delivery], lapsed: set[DeliveryData]) -> list[Delivery]:
+        """Begin the suspects that may; what could only wait beside one goes back.
+
+        Returns:
+            What else can begin at once.
         """
-        now = time.monotonic()
-        gap, self._took = now - self._took, now if count else self._took
-        return 0 < count < FEW and count > gap * GATHER_RATE and not self.handler.ordered
-
-    def _stand_back(self, found: list[Delivery]) -> list[Delivery]:
-        """A suspect began while these were taken: keep what can begin at once."""
-        self._give_back(self._pending)
+        mine = [one for one in found if one in lapsed]
+        others = [one for one in found if one not in lapsed]
+        free = self.handler.concurrency - len(self.pace.running)
+        begin: list[Delivery] = []
+        for one in mine:
+            if len(begin) < free and self._suspects.begin(one, one.attempt):
+                begin.append(one)
+            else:
+                self._give_back(one, Ruling("release", self._suspects.wait_s()))
+        if not self._suspects.running:
+            return others
+        self._give_back([*self._pending, *others[max(0, free - len(begin)) :]])
         self._pending = []
-        keep = max(0, len(found) - max(0, self.held - self._most()))
-        self._give_back(found[keep:])
-        return found[:keep]
+        others = others[: max(0, free - len(begin))]
+        if self.handler.batch:  # to fill a batch is to wait
+            self._give_back(others)
+            others = []
+        if begin:
+            # This process may be about to end: what is done is to be known before.
+            self._hand_back_now(self._hands.take_back())
+            self._hands.put([[one] for one in begin] if self.handler.batch else begin)
+        return others
+
+    def _cut(self, run: list[Delivery], lapsed: set[DeliveryData]) -> list[Delivery]:
+        """What of a run in order can be given to a hand: up to a suspect, or that one alone."""
+        place = next(n for n, one in enumerate(run) if one in lapsed)
+        if place:
+            self.settler.put(Halt(None, list(run[place:])))
+            return run[:place]
+        first = run[0]
+        if self._suspects.begin(first, first.attempt):
+            self.settler.put(Halt(None, list(run[1:])))
+            self.settler.wait(WAIT_MOST_S)
+            return [first]
+        wait = Ruling("release", self._suspects.wait_s())
+        self.settler.put(Halt((first, wait), list(run[1:])))
+        return []
 
     def _patience(self) -> float:
         """How long to wait for messages."""
@@ -211,55 +285,22 @@ class Crew:
         if one._claim is not None and self.desk.board.claim_lost(one):
             self._report(one, BACK)  # it is claimed anew when it comes again
             return False
-        return one._score % 1000 >= self._suspect_below or self._suspect_may_start(one)
-
-    def _suspect_may_start(self, one: DeliveryData) -> bool:
-        """A message that may kill this process begins when nothing else waits to begin in it.
-
-        Of two such messages one goes back, for a while: beside each other they would die together
-        each time, though one of them alone is to blame.
-        """
-        with self._turn:
-            self._undecided += 1
-        try:
-            if not self.desk.crashed_before(one):
-                return True
-            with self._turn:
-                alone = not self._suspects
-                if alone:
-                    self._suspects.add(one)
-            if not alone:
-                self._hand_back_now([one], Ruling("release", SUSPECT_WAIT_S))
-                return False
-            self._hand_back_now(self._hands.take_back())
-        finally:
-            with self._turn:
-                self._undecided -= 1
-                self._turn.notify_all()
-        with self._turn:
-            self._turn.wait_for(lambda: not self._undecided, WAIT_MOST_S)
         return True
 
-    def _hand_back_now(self, works: Sequence[Work], ruling: Ruling = BACK) -> None:
-        """Give these back, and wait for it: this process may be about to end."""
+    def _hand_back_now(self, works: Sequence[Work]) -> None:
+        """Give these back, and wait until all that was reported is settled."""
         for work in works:
-            self._give_back(work, ruling)
+            self._give_back(work)
         self.settler.wait(WAIT_MOST_S)
-
-    def _alone(self, batch: list[DeliveryData]) -> list[DeliveryData]:
-        """A suspect goes by itself; those beside it go back."""
-        first = [one for one in batch if one in self._suspects][:1]
-        if first and len(batch) > 1:
-            self._hand_back_now([one for one in batch if one not in first])
-        return first or batch
 
     def _one(self, one: DeliveryData) -> None:
         if self._may_start(one):
-            self._begin(one)
+            self._begin([one])
             self._report(one, self.runner.run(one))
 
     async def _one_async(self, one: DeliveryData) -> None:
-        if await self._may_start_async(one):
+        if self._may_start(one):
+            self._begin([one], CANCEL_S)
             self._report(one, await self._run_async(one))
 
     async def _run_async(self, one: DeliveryData) -> Ruling:
@@ -272,22 +313,17 @@ class Crew:
         """The worker is stopping; else a hook did it, which must not go on for ever uncounted."""
         return BACK if self._stopping.is_set() else Ruling("nack", None, error)
 
-    async def _may_start_async(self, one: DeliveryData) -> bool:
-        if one._score % 1000 < self._suspect_below:
-            return await asyncio.to_thread(self._may_start, one)
-        return self._may_start(one)
-
     def _batch(self, batch: list[DeliveryData]) -> None:
-        ready = self._alone([one for one in batch if self._may_start(one)])
-        for one in ready:
-            self._begin(one)
+        ready = [one for one in batch if self._may_start(one)]
+        if ready:
+            self._begin(ready)
         for one, ruling in self.runner.run_batch(ready):
             self._report(one, ruling)
 
     async def _batch_async(self, batch: list[DeliveryData]) -> None:
-        ready = [one for one in batch if await self._may_start_async(one)]
-        if self._suspects:
-            ready = await asyncio.to_thread(self._alone, ready)
+        ready = [one for one in batch if self._may_start(one)]
+        if ready:
+            self._begin(ready, CANCEL_S)
         try:
             rulings = await self.runner.run_batch_async(ready)
         except asyncio.CancelledError as error:
@@ -304,7 +340,8 @@ class Crew:
                 if not self._may_start(one):
                     self.settler.put(Halt(None, run[place + 1 :]))
                     break
-                self._begin(one)
+                self._behind[one] = run[place + 1 :]
+                self._begin([one])
                 if self._halts(run, place, self.runner.run(one)):
                     break
         finally:
@@ -316,9 +353,11 @@ class Crew:
                 if self._stopping.is_set():
                     self.settler.put(Halt(None, run[place:]))
                     break
-                if not await self._may_start_async(one):
+                if not self._may_start(one):
                     self.settler.put(Halt(None, run[place + 1 :]))
                     break
+                self._behind[one] = run[place + 1 :]
+                self._begin([one], CANCEL_S)
                 if self._halts(run, place, await self._run_async(one)):
                     break
         finally:
@@ -328,9 +367,8 @@ class Crew:
         """Report one of an ordered run; whether those behind it have to wait."""
         one, rest = run[place], run[place + 1 :]
         self._over(one)
-        if one in self._overdue:  # it was given back when its time was over
+        if one in self._overdue:  # given back when its time was over, and the rest before it
             self._overdue.discard(one)
-            self.settler.put(Halt(None, rest))
             return True
         if ruling.verb in ("ack", "reject") and one._state == OPEN:
             self._report(one, ruling)
@@ -339,13 +377,22 @@ class Crew:
         self.settler.put(Halt((one, ruling), rest))
         return True
 
-    def _begin(self, one: DeliveryData) -> None:
-        """Note when a plain function has to be done; a task is cancelled by its own timer."""
-        seconds = self.handler.runtime_of(one)
-        if seconds is not None:
-            until = time.monotonic() + seconds
-            self._limits[one] = until, seconds
-            self.desk.board.limit(one, until)
+    def _begin(self, batch: list[DeliveryData], more_s: float = 0.0) -> None:
+        """A run begins; the first of its deliveries stands for it.
+
+        Args:
+            batch: its deliveries; most runs have one.
+            more_s: for a task, which its own timer cancels, to come to its end.
+        """
+        self.pace.begin(batch[0])
+        begun, runtime_of = self.desk.board.begun, self.handler.runtime_of
+        for one in batch:
+            begun(one)
+            seconds = runtime_of(one)
+            if seconds is not None:
+                until = time.monotonic() + seconds + more_s
+                self._limits[one] = until, seconds
+                self.desk.board.limit(one, until)
 
     def _report(self, one: DeliveryData, ruling: Ruling) -> None:
         self._over(one)
@@ -356,8 +403,11 @@ class Crew:
         if self._limits:
             with self._limiting:
                 self._limits.pop(one, None)
-        if self._suspects:
-            self._suspects.discard(one)
+        began = self.pace.end(one)
+        if self._behind:
+            self._behind.pop(one, None)
+        if self._suspects.running:
+            self._suspects.end(one, began)
 
     def _spoilt(self, work: Work, error: BaseException) -> None:
         """Something of ours raised in a hand; the messages must not hang."""
@@ -382,10 +432,23 @@ class Crew:
                     continue  # it has ended just now
                 self._overdue.add(one)
                 del self._limits[one]
+                rest = self._behind.pop(one, [])
             if self.kept is not None:
                 self.kept.keep([one])
             log.error("%s: %s ran for more than %g s", self.handler, one.id, seconds)
-            self.settler.put(Overrun(one, seconds))
+            self.settler.put(Overrun(one, seconds, rest))
+        all_hung = self.hung() >= self.handler.concurrency
+        self.hung_since = (self.hung_since or now) if all_hung else 0.0
+        if all_hung or self.lag() > BLOCKED_S or self.pace.is_stalled():
+            for work in self._hands.take_back() if self._hands.waiting() else []:
+                self._give_back(work)
+                if self.handler.ordered:
+                    self._free.release()
+
+    def give_up(self) -> None:
+        """Renew what runs no longer: nothing moves here any more, and others have to do it."""
+        for one in list(self.pace.running):
+            self.desk.board.limit(one, 0.0)
 
     # --- life ------------------------------------------------------------------------------------
 

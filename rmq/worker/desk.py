@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rmq import failure
+from rmq import commands, failure
 from rmq.consumer import AsyncDelivery, Consumer, Delivery
 from rmq.delivery import LOST, OPEN, DeliveryData
 from rmq.errors import RMQError
-from rmq.flows import Flow, Sleep, claiming, operating, settling
+from rmq.flows import Flow, Sleep, claiming, settling, together
 from rmq.flows.settling import Leases, Settling
 from rmq.handler import Handler
-from rmq.idempotency import Idempotent
 from rmq.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.units import Duration, milliseconds
 from rmq.wire import Executor
@@ -53,16 +52,19 @@ class Desk(Consumer):
         """Receive, and note on the board what came."""
         found = self.receive(most, wait)
         if found:
+            if self._guard is not None:
+                # Code of the user's: what kills the process here counts as begun, so it comes
+                # before the board, where the keeper would find that it has not.
+                for one in found:
+                    self._guard.prepare(one, self._fit)
             # Counted from before Redis was asked: the reply may have come to a frozen process.
             self._enter(found, self._reception.lease_ms, self._reception.visited)
             if self._guard is not None:
-                self._claim_keys(found, self._guard)
+                self._claim_keys(found)
         return found
 
-    def _claim_keys(self, found: list[Delivery], guard: Idempotent) -> None:
+    def _claim_keys(self, found: list[Delivery]) -> None:
         """Claim what came, all in one call. What Redis does not answer comes back later."""
-        for one in found:
-            guard.prepare(one, self._fit)
         try:
             self._executor.run(self._claim(found))
         except Exception as error:  # what is in hand must not be forgotten
@@ -73,13 +75,19 @@ class Desk(Consumer):
         assert lease_ms is not None
         self.board.enter(deliveries, self._topic, lease_ms, held)
 
-    def crashed_before(self, one: DeliveryData) -> bool:
-        """Whether the last delivery of this message ended with its consumer's silence."""
+    def lapsed(self, deliveries: Iterable[Delivery]) -> set[DeliveryData]:
+        """Those of which the delivery before ended with its consumer's silence; in one call."""
+        mine = list(deliveries)
+        calls = [commands.get(one._origin.keys, one._id) for one in mine]
         try:
-            found = self._executor.run(operating.get(self._handle, one.id))
+            found = self._executor.run(together(calls))
         except RMQError:
-            return False
-        return bool(found and found.failure and found.failure.reason == "lease ran out")
+            return set()  # nobody knows, and messages must not wait for that
+        return {
+            one
+            for one, message in zip(mine, found, strict=True)
+            if message is not None and failure.is_lapse(message.failure)
+        }
 
     def fail(
         self,

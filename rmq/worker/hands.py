@@ -49,6 +49,9 @@ class Hands(Protocol):
     def put(self, works: Sequence[Work]) -> None:
         """Hand over work."""
 
+    def waiting(self) -> int:
+        """How many pieces of work nobody has begun."""
+
     def take_back(self) -> list[Work]:
         """The work that nobody has begun."""
 
@@ -91,6 +94,10 @@ class Threads:
                 copy().run(run, work)
             except BaseException as error:
                 _report(self._spoilt, work, error)
+
+    def waiting(self) -> int:
+        """How many pieces of work nobody has begun."""
+        return self._queue.qsize()
 
     def take_back(self) -> list[Work]:
         """The work that nobody has begun."""
@@ -197,6 +204,10 @@ class Tasks:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
+
+    def waiting(self) -> int:
+        """How many pieces of work nobody has begun."""
+        return len(self._ready)
 
     def take_back(self) -> list[Work]:
         """The work that nobody has begun."""

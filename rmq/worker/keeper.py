@@ -2,7 +2,9 @@
 
 It runs as a process of its own, so that nothing a handler does can starve it: a blocked event loop,
 a C function that keeps the GIL for a minute. It stops renewing when the worker is stopped (SIGSTOP,
-a debugger) or dead, and ends with it. Where no process can be started it runs in a thread.
+a debugger) or dead, and ends with it. Before that it hands back what a dead worker held and had not
+begun: no other process knows which messages these are. Where no process can be started it runs in a
+thread.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import IO, Any, Literal
 
 from rmq import url as urls
 from rmq.codec import JSON
-from rmq.errors import Unavailable
-from rmq.flows import Flow, claiming, opening, settling
+from rmq.errors import OutcomeUnknown, Unavailable
+from rmq.flows import Flow, claiming, opening, receiving, settling
 from rmq.flows.settling import Lease, Leases
 from rmq.handle import Handle, Lanes
 from rmq.ids import MessageId
@@ -41,6 +44,10 @@ LOOK_MOST_S = 5.0
 AGAIN_S = 0.5  # after a renewal that nobody has answered
 READY_S = 15.0
 END_S = 5.0  # for a renewal that is under way
+BYE = b"bye\n"  # a worker that ends by itself says so, and has handed back what it held
+GONE_S = 1.0  # between the end of a worker's pipe and the end of its process
+GONE_SIGNAL = signal.SIGUSR2  # sent by Linux when the worker has gone
+LAST_S = 3.0  # how long handing back is tried for a worker that is dead
 
 
 class Keeper:
@@ -51,6 +58,30 @@ class Keeper:
         self.executor = executor
         self.handles = handles
         self.renewals = 0
+
+    def hand_back(self) -> None:
+        """Release what no handler was called with: it costs no retry, and waits for no lease."""
+        topics: dict[int, list[Row]] = {}
+        for row in sorted(self.board.held(), key=lambda row: row.serial):  # as they were delivered
+            if not row.begun:
+                topics.setdefault(row.topic, []).append(row)
+        for topic, rows in topics.items():
+            handle = self.handles[topic]
+            try:
+                self.executor.run(self._release(handle, self._found(handle, rows)))
+            except Exception as error:
+                log.warning("%d messages of %s wait for their leases to run out: %s",
+                            len(rows), handle.name, error)  # fmt: skip
+                if isinstance(error, Unavailable | OutcomeUnknown):
+                    return
+
+    def _release(self, handle: Handle, rows: list[Row]) -> Flow[None]:
+        yield from opening.ensure(handle, create=False)
+        leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
+        claimed: Any = [SimpleNamespace(_claim=row.claim) for row in rows]
+        places = [receiving.place_of(row.head) for row in rows]
+        beside = claiming.unclaim(handle, claimed)
+        yield from settling.release(handle, Leases.of(leases), places, 0, beside).run()
 
     def round(self) -> float:
         """Renew what is due; how long to wait until the next round, seconds."""
@@ -212,6 +243,7 @@ class KeeperProcess:
             self._thread.stop(wait_s)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
+            self.process.stdin.write(BYE)
             self.process.stdin.close()
         try:
             self.process.wait(wait_s)
@@ -275,10 +307,34 @@ def stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "TtZX"
 
 
-def _alone(parent: int, ear: IO[bytes], seconds: float) -> bool:
-    """Wait; whether the worker has gone meanwhile."""
+class _Gone(BaseException):
+    """The worker's process has ended."""
+
+
+def _watch_over(parent: int, is_bound: bool) -> None:
+    """Have _Gone raised when the worker has ended, even in the midst of a call."""
+
+    def gone(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent:
+            signal.signal(number, signal.SIG_IGN)
+            raise _Gone
+
+    signal.signal(GONE_SIGNAL, gone)
+    if sys.platform == "linux" and is_bound:
+        ctypes.CDLL(None).prctl(1, int(GONE_SIGNAL))
+
+
+def _wait(parent: int, ear: IO[bytes], seconds: float) -> bool:
+    """Wait; False when the worker needs no keeper any more. Raises _Gone where it has died."""
     heard, _, _ = select.select([ear], [], [], seconds)
-    return bool(heard) or os.getppid() != parent
+    if heard and ear.read1(64):  # type: ignore[attr-defined]
+        return False
+    until = time.monotonic() + (GONE_S if heard else 0.0)
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.01)
+    if os.getppid() != parent:
+        raise _Gone
+    return not heard
 
 
 def main() -> None:
@@ -288,18 +344,23 @@ def main() -> None:
     task: Any = json.loads(sys.stdin.buffer.readline() or b"null")
     if task is None:
         return
-    if sys.platform == "linux" and task["bound"]:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     parent = int(task["parent"])
     board = Board(int(task["rows"]), int(sys.argv[1]))
-    executor = Executor(urls.parse(task["url"]), min(2.0, task["retry_for"]), task["timeout"])
+    address, timeout = urls.parse(task["url"]), task["timeout"]
+    executor = Executor(address, min(2.0, task["retry_for"]), timeout)
     lanes = Lanes()
     handles = [Handle(prefix, name, JSON, lanes, {}) for prefix, name in task["topics"]]
     keeper = Keeper(board, executor, handles)
     pause = 0.0
-    while not _alone(parent, sys.stdin.buffer, pause):
-        pause = 0.1 if stopped(parent) else keeper.round()
-    executor.close()
+    try:
+        _watch_over(parent, task["bound"])
+        while _wait(parent, sys.stdin.buffer, pause):
+            pause = 0.1 if stopped(parent) else keeper.round()
+    except _Gone:
+        signal.signal(GONE_SIGNAL, signal.SIG_IGN)
+        # On new connections: one of the others may be in the midst of a reply.
+        keeper.executor = Executor(address, LAST_S, min(timeout, LAST_S))
+        keeper.hand_back()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An event loop in a thread, for async handlers of a program that has none running."""
+"""Event loops of async handlers: one in a thread, where none is running, and the beat of any."""
 
 from __future__ import annotations
 
@@ -9,11 +9,33 @@ import time
 TICK_S = 0.5
 
 
+class Beat:
+    """Tells from outside whether an event loop still runs what it is given."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._last = time.monotonic()
+        self._ended = False
+        loop.call_soon_threadsafe(self._tick)
+
+    def _tick(self) -> None:
+        self._last = time.monotonic()
+        if not self._ended:
+            self._loop.call_later(TICK_S, self._tick)
+
+    def lag(self) -> float:
+        """For how long nothing could run in it, seconds."""
+        return max(0.0, time.monotonic() - self._last - TICK_S)
+
+    def stop(self) -> None:
+        """Let the loop be."""
+        self._ended = True
+
+
 class Loop:
     """A loop in a thread of its own. It ends as `asyncio.run` does: what is left is cancelled."""
 
     def __init__(self) -> None:
-        self._beat = time.monotonic()
         self._running = threading.Event()
         self._ended: asyncio.Event
         self.loop: asyncio.AbstractEventLoop
@@ -26,17 +48,8 @@ class Loop:
 
     async def _main(self) -> None:
         self.loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        self._tick()
         self._running.set()
         await self._ended.wait()
-
-    def _tick(self) -> None:
-        self._beat = time.monotonic()
-        self.loop.call_later(TICK_S, self._tick)
-
-    def lag(self) -> float:
-        """For how long nothing else could run in it, seconds."""
-        return max(0.0, time.monotonic() - self._beat - TICK_S)
 
     def stop(self, wait_s: float) -> None:
         """End it."""

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -26,8 +26,6 @@ from rmq.units import TEN_YEARS_MS, milliseconds
 from rmq.worker.kept import KeptClaims
 
 log = logging.getLogger("rmq")
-
-SUSPECT = 3  # from this delivery on, a message may be one that kills its process
 
 
 class Ruling(NamedTuple):
@@ -48,10 +46,11 @@ _Ruled = tuple[DeliveryData, Ruling, BaseException | None]  # and what was raise
 
 
 class Overrun(NamedTuple):
-    """A run that goes on beyond its max_runtime, seconds."""
+    """A run that goes on beyond its max_runtime, seconds; and what waits behind it in order."""
 
     one: DeliveryData
     seconds: float
+    rest: Sequence[DeliveryData] = ()
 
 
 class Halt:
@@ -176,6 +175,8 @@ class Runner:
 
     def run(self, one: DeliveryData) -> Ruling:
         """Run a plain function."""
+        if self.claims is None:
+            return self._run(one)
         with self._claimed_run([one]) as done:
             ruling = self._run(one)
             done += [one] if ruling.verb == "ack" else []
@@ -295,6 +296,8 @@ class Runner:
 
     async def run_async(self, one: DeliveryData) -> Ruling:
         """Run an async function."""
+        if self.claims is None:
+            return await self._run_async(one)
         with self._claimed_run([one]) as done:
             ruling = await self._run_async(one)
             done += [one] if ruling.verb == "ack" else []

@@ -78,7 +78,11 @@ class Reports:
                 self.awaited.append(item)
             elif isinstance(item, Overrun):
                 self.late.append(item.one)
-                self.others.append((item.one, overran(item)))
+                late = (item.one, overran(item))
+                if item.rest:
+                    self.halts.append(Halt(late, list(item.rest)))
+                else:
+                    self.others.append(late)
             elif item[0] in overdue:
                 overdue.discard(item[0])
             elif item[1] is DONE_BEFORE:
@@ -95,7 +99,7 @@ def _deliveries(item: Any) -> list[DeliveryData]:
     if isinstance(item, Halt):
         return item.rest + ([item.failed[0]] if item.failed is not None else [])
     if isinstance(item, Overrun):
-        return [item.one]
+        return [item.one, *item.rest]
     return [] if isinstance(item, threading.Event) else [item[0]]
 
 
@@ -205,12 +209,12 @@ class Settler:
         if self.guarded:
             self._count(found)
         self._others(found.others)
-        for one in found.late:
-            one._state = LOST  # told to the handler that still runs
         for halt in found.halts:
             self._do("release", halt.rest, self._desk.release)
             if halt.failed is not None:
                 self._others([halt.failed])
+        for one in found.late:
+            one._state = LOST  # told to the handler that still runs
         for event in found.awaited:
             event.set()
 

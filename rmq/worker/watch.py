@@ -16,7 +16,7 @@ from rmq.worker.away import Away, problem
 from rmq.worker.board import Board
 from rmq.worker.crew import Crew
 from rmq.worker.keeper import KeeperProcess, KeeperThread
-from rmq.worker.loop import Loop
+from rmq.worker.loop import Beat
 
 log = logging.getLogger("rmq")
 
@@ -51,7 +51,7 @@ class Watch:
         crews: Sequence[Crew],
         keeper: KeeperThread | KeeperProcess,
         board: Board,
-        loop: Loop | None,
+        beat: Beat | None,
         executor: Executor,
         watchdog_s: float | None,
         stopping: threading.Event,
@@ -59,7 +59,7 @@ class Watch:
         self._crews = crews
         self._keeper = keeper
         self._board = board
-        self._loop = loop
+        self._beat = beat
         self._executor = executor
         self._watchdog_s = watchdog_s
         self._stopping = stopping
@@ -80,7 +80,7 @@ class Watch:
             self._thread.join(2 * ASK_S)  # it may be asking an absent Redis for a sign
 
     def _run(self) -> None:
-        beat = time.monotonic()
+        beat, patient_until = time.monotonic(), 0.0
         # It goes on while the worker stops: what still runs needs its lease and its limit. And a
         # keeper ends with the thread that has started it.
         while not self._ended.wait(WATCH_S):
@@ -95,14 +95,16 @@ class Watch:
                 continue
             now = time.monotonic()
             if now - beat > 10 * WATCH_S + 1:
-                beat = now  # this process was stopped, or starved: nobody could have moved
+                # This process was stopped, or starved: nobody could have moved.
+                patient_until = now + QUIET_S
                 for crew in self._crews:
                     crew.turned = now
             beat = now
+            if now < patient_until:
+                continue
             if self._watchdog_s is not None and self._lifeless(now, self._watchdog_s):
                 self.stuck = True
                 self._stopping.set()
-                return
 
     def _lifeless(self, now: float, watchdog_s: float) -> bool:
         """Whether a crew has not moved for so long, although Redis could be reached."""
@@ -110,6 +112,9 @@ class Watch:
             moved, started = crew.turned, crew.settler.since
             if started and crew.trouble.error is None:
                 moved = min(moved, started)
+            if crew.hung_since:
+                moved = min(moved, crew.hung_since)
+            moved = min(moved, now - crew.lag())
             if now - moved < watchdog_s / 2:
                 continue
             if now >= self._asked + ASK_S:
@@ -124,6 +129,7 @@ class Watch:
                 )  # fmt: skip
                 with contextlib.suppress(OSError, ValueError):
                     faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                crew.give_up()
                 return True
         return False
 
@@ -147,11 +153,18 @@ class Watch:
                 problems.append(f"{name}: nothing was taken or asked for {now - crew.turned:.0f} s")
             elif crew.settler.since and now - crew.settler.since > QUIET_S:
                 problems.append(f"{name}: nothing was settled for {now - crew.settler.since:.0f} s")
-        board, loop = self._board, self._loop
+            if crew.hung_since:
+                what = "tasks" if crew.handler.is_async else "threads"
+                problems.append(
+                    f"{name}: all {crew.handler.concurrency} handler {what} are beyond max_runtime "
+                    f"for {now - crew.hung_since:.0f} s"
+                )
+                since.append(now - crew.hung_since)
+        board, beat = self._board, self._beat
         with contextlib.suppress(ValueError):  # the worker stops just now, and has closed it
             if now - board.beat() > KEEPER_S:
                 problems.append(f"leases were not looked at for {now - board.beat():.0f} s")
-        if loop is not None and loop.lag() > QUIET_S:
-            problems.append(f"the event loop is blocked for {loop.lag():.0f} s")
-            since.append(loop.lag())
+        if beat is not None and beat.lag() > QUIET_S:
+            problems.append(f"the event loop is blocked for {beat.lag():.0f} s")
+            since.append(beat.lag())
         return Health(not problems, problems, max(since, default=0.0) < ALIVE_S)

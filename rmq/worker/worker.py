@@ -34,7 +34,7 @@ from rmq.worker.away import Away, Opening
 from rmq.worker.board import Board
 from rmq.worker.crew import Crew, left, most_held
 from rmq.worker.desk import Desk
-from rmq.worker.loop import Loop
+from rmq.worker.loop import Beat, Loop
 from rmq.worker.watch import WATCH_S, Health, Watch
 
 log = logging.getLogger("rmq")
@@ -44,6 +44,7 @@ FETCHER_S = 5.0  # for a fetcher that is in the midst of a call
 CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
 KEEPER_S = 0.2  # for a keeper that does nothing to see that it is over
 AWAY_S = 0.5  # a start that takes longer is told of in the log
+ABANDON_S = 5.0  # for handlers beside one that hangs to finish
 LAST_CALL_S = 5.0  # for what runs at the exit of a process whose handlers still run
 
 
@@ -94,6 +95,7 @@ class Worker:
         self._keeper: keepers.KeeperThread | keepers.KeeperProcess | None = None
         self._board: Board | None = None
         self._loop: Loop | None = None
+        self._beat: Beat | None = None
         self._watch: Watch | None = None
         self._auditor: auditors.Auditor | None = None
         self._stopping = threading.Event()
@@ -176,10 +178,12 @@ class Worker:
         if loop is None and any(one.is_async for one in self.handlers):
             self._loop = Loop()
             loop = self._loop.loop
+        if loop is not None:
+            self._beat = Beat(loop)
         board = self._board = Board(sum(map(most_held, self.handlers)))
         crews = [
             Crew(one, Desk(executor, one, board, number), self._hooks,
-                 loop if one.is_async else None)
+                 loop if one.is_async else None, self._beat if one.is_async else None)
             for number, one in enumerate(self.handlers)
         ]  # fmt: skip
         board.expect(min(map(_lease_ms, self.handlers)))
@@ -192,7 +196,7 @@ class Worker:
         for crew in crews:
             crew.start()
         self._watch = Watch(
-            crews, self._keeper, board, self._loop, executor, self._watchdog_s, self._stopping
+            crews, self._keeper, board, self._beat, executor, self._watchdog_s, self._stopping
         )
         self._watch.start()
 
@@ -206,7 +210,8 @@ class Worker:
             self._board.close()
         if self._owns_executor and self._executor is not None:
             self._executor.close()
-        self._crews, self._keeper, self._board, self._loop = [], None, None, None
+        self._crews, self._keeper, self._board = [], None, None
+        self._loop = self._beat = None
 
     def _connect(self) -> Executor:
         """The client's executor, or a blocking one to the same Redis for an async client."""
@@ -291,6 +296,9 @@ class Worker:
             self._auditor = None
         self._watch.end()
         self._keeper.stop(max(KEEPER_S, left(until)))
+        if self._beat is not None:
+            self._beat.stop()
+            self._beat = None
         if self._loop is not None:
             self._loop.stop(left(until))
             self._loop = None
@@ -329,12 +337,26 @@ class Worker:
                 with contextlib.suppress(Empty):
                     self._heard.get(timeout=0.5)
             if self._watch is not None and self._watch.stuck:
+                self._abandon()
                 return self._leaving(STUCK)
             log.info("stopping: %g s for what runs; a second signal ends at once", self._grace_s)
             finished = self.stop()
         if self._hurry:
             return 128 + self._signal
         return FINISHED if finished else self._leaving(HANDED_BACK)
+
+    def _abandon(self) -> None:
+        """Nothing moves in some crew: hand back what waits, and let the others finish.
+
+        What hangs is not handed back. It is taken back when its lease has run out, and counts, so
+        that a message that hangs its worker each time is a dead letter in the end.
+        """
+        until = time.monotonic() + min(self._grace_s, ABANDON_S)
+        for crew in self._crews:
+            crew.stop_taking()
+        for crew in self._crews:
+            crew.hand_back(until)
+        self._wait(until)
 
     def _leaving(self, code: int) -> int:
         """An exit code, with which this process ends even though handlers still run in threads.

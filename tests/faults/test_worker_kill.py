@@ -106,6 +106,37 @@ def test_what_waits_behind_a_suspect_is_handed_back_before_it_begins(
             assert max(others) <= 3, "two deaths before it is a suspect"
 
 
+def test_what_a_killed_worker_had_not_begun_comes_back_at_once_and_costs_no_retry(
+    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its keeper hands that back: nobody waits for a lease, and only what ran can be a suspect."""
+    with stages(server, name, tmp_path, slots=1, lease=120) as scenes:
+        for scene in scenes:
+            [running] = scene.send(1, do=("hold", 60))
+            waiting = scene.send(6)
+            scene.worker(concurrency=1, prefetch=8)
+        for scene in scenes:
+            scene.seen("deliver", n=running)
+            wait_for(lambda scene=scene: stats_of(scene)["in_flight"] == 7, "it has them all")
+        for scene in scenes:
+            scene.children[0].kill()
+        for scene in scenes:
+            wait_for(lambda scene=scene: stats_of(scene)["in_flight"] == 1, "they are back")
+            assert stats_of(scene)["rolled_back"] == 0
+
+        for scene in (one for one in scenes if one.kind != "ordered"):  # its slot is held
+            scene.worker(concurrency=1)
+            scene.seen("done", 6)
+            again = [e for e in scene.events("deliver") if e["n"] != running]
+            assert [e["n"] for e in again] == waiting, "in the order in which they were delivered"
+            assert {e["attempt"] for e in again} == {1}
+
+
+def stats_of(scene: Scene) -> dict[str, int]:
+    found: dict[str, int] = scene.client.admin.stats(scene.topic.name)
+    return found
+
+
 def test_a_killed_keeper_is_replaced_even_while_the_worker_stops(
     server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,7 +71,7 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
         assert len(board._free) == board.rows
         crew = worker._crews[0]
         # A thread that ran too long may run still.
-        eventually(lambda: not (crew._limits or crew._overdue or crew._suspects))
+        eventually(lambda: not (crew._limits or crew._overdue or crew._suspects.running))
 
     stats = api.admin.stats(name)
     assert stats["in_flight"] == 0

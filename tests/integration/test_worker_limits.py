@@ -222,3 +222,63 @@ def test_a_message_that_has_failed_often_is_no_suspect(
         eventually(lambda: api.admin.stats(name)["settled"] == 11)
 
     assert running[0] == "weak"
+
+
+def test_behind_a_suspect_in_order_nothing_is_held(
+    scene: Scene, api: Any, name: str, clock: Clock
+) -> None:
+    topic = killers(api, name, clock, deaths=2)
+    go = threading.Event()
+    running: list[Any] = []
+
+    def work(d: Any) -> Any:
+        running.append(d.body)
+        if d.body == "killer":
+            yield go
+
+    scene.handle(topic, work, concurrency=2, ordered=True)
+    with scene.working():
+        eventually(lambda: running)
+        eventually(lambda: api.admin.stats(name)["in_flight"] == 1)
+        assert running == ["killer"]
+        go.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+
+    assert running == ["killer", *range(10)]
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 5}, {"prefetch": 60}])
+def test_many_harmless_suspects_are_soon_run_beside_each_other(
+    scene: Scene, api: Any, name: str, clock: Clock, options: dict[str, Any]
+) -> None:
+    """A machine went down twice: nobody knows that none of these is to blame."""
+    topic = api.topic(name, retry="immediate", lease=600)
+    topic.send_many([rmq.Outgoing(n) for n in range(60)])
+    for _ in range(2):
+        assert len(topic.consumer(lease=1).receive(60)) == 60
+        clock.advance(3)
+        api.admin.rollback(name)
+    running: set[Any] = set()
+    beside: list[int] = []
+    attempts: list[int] = []
+
+    def work(d: Any) -> Any:
+        some = d if "batch" in options else [d]
+        attempts.extend(one.attempt for one in some)
+        running.add(some[0])
+        beside.append(len(running))
+        yield 0.01
+        running.discard(some[0])
+
+    scene.handle(topic, work, concurrency=4, **options)
+
+    def settled() -> bool:
+        clock.advance(0.1)  # those that did not get their turn come back after a while
+        return bool(api.admin.stats(name)["settled"] == 60)
+
+    with scene.working():
+        eventually(settled)
+
+    assert attempts == [3] * 60, "what did not get its turn was not counted"
+    assert beside[:2] == [1, 1]
+    assert max(beside) == 4

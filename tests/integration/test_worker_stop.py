@@ -89,7 +89,7 @@ def test_a_start_without_redis_is_told_at_once_and_can_be_stopped_at_once(
     server: Server, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The old code said nothing for `retry_for`, and obeyed after it had passed for each topic."""
-    client = rmq.Client("redis://127.0.0.1:1/0", retry_for=120)  # nobody listens there
+    client = rmq.Client("redis://127.0.0.1:1/0", retry_for=30)  # nobody listens there
     for n in range(3):
         client.topic(f"{name}-{n}").handler()(lambda body: None)
     worker, codes = rmq.Worker(client, grace=1), []
@@ -110,7 +110,7 @@ def test_an_outage_is_told_in_the_log_while_it_lasts_and_when_it_is_over(
 ) -> None:
     with (
         caplog.at_level(logging.INFO, "rmq"),
-        rmq.Client(own_server.url, retry_for=60, timeout=60) as client,
+        rmq.Client(own_server.url, retry_for=30, timeout=30) as client,
     ):
         client.topic(name).handler()(lambda body: None)
         with rmq.Worker(client, keeper="thread"):

@@ -302,3 +302,28 @@ def test_what_the_keeper_finds_of_a_claim_the_worker_sees_of_that_row_alone(two:
     assert not two.worker.claim_lost(other)
     two.worker.leave([one])
     assert not two.worker.claim_lost(one)
+
+
+def test_the_keeper_sees_what_has_begun_and_where_each_had_waited(two: Two) -> None:
+    first, second = delivery(two.worker, 1), delivery(two.worker, 2)
+    for one in (first, second):
+        one._entry = bytes(range(40))
+    enter(two.worker, first, second)
+
+    two.worker.begun(first)
+
+    assert (two.row(first).begun, two.row(second).begun) == (True, False)
+    assert two.row(second).head == bytes(range(14))
+
+
+def test_a_row_used_again_has_not_begun(two: Two) -> None:
+    first = delivery(two.worker, 1)
+    enter(two.worker, first)
+    two.worker.begun(first)
+    two.worker.leave([first])
+    second = delivery(two.worker, 2)
+    enter(two.worker, second)
+
+    assert not two.row(second).begun
+    two.worker.begun(first)  # it is gone: nothing of the other's is touched
+    assert not two.row(second).begun

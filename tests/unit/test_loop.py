@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rmq.worker.loop import TICK_S, Loop
+from rmq.worker.loop import TICK_S, Beat, Loop
 
 
 async def forever(ended: list[str]) -> None:
@@ -28,11 +28,13 @@ def test_what_is_left_in_it_is_cancelled_when_it_ends() -> None:
     assert not loop._thread.is_alive()
 
 
-def test_it_tells_for_how_long_it_is_blocked() -> None:
+def test_a_beat_tells_for_how_long_its_loop_is_blocked() -> None:
     loop = Loop()
-    assert loop.lag() == 0
+    beat = Beat(loop.loop)
+    assert beat.lag() == 0
     loop.loop.call_soon_threadsafe(time.sleep, TICK_S + 0.6)
     time.sleep(TICK_S + 0.5)  # it is blocked for longer
 
-    assert loop.lag() > 0.2
+    assert beat.lag() > 0.2
+    beat.stop()
     loop.stop(10)

@@ -1,0 +1,116 @@
+"""Suspects: how many may run beside each other, and what one that kills can take with it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rmq.worker import suspects as module
+from rmq.worker.suspects import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, Suspects
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def harmless(suspects: Suspects, count: int) -> None:
+    for n in range(count):
+        assert suspects.begin(("harmless", n), FROM_DELIVERY)
+        suspects.end(("harmless", n))
+
+
+def test_at_first_one_runs_at_a_time(clock: Clock) -> None:
+    suspects = Suspects()
+
+    assert suspects.begin("a", 3)
+    assert not suspects.begin("b", 3)
+    suspects.end("a")
+    assert suspects.begin("b", 3)
+
+
+@pytest.mark.parametrize(("attempt", "needed"), [(3, 2), (4, 4), (5, 8), (9, 128)])
+def test_the_more_often_one_came_back_the_more_harmless_ones_it_takes(
+    clock: Clock, attempt: int, needed: int
+) -> None:
+    suspects = Suspects()
+    harmless(suspects, needed - 1)
+    assert suspects.begin("a", attempt)
+    assert not suspects.begin("b", 3), "the worse of the two decides"
+    suspects.end("a")
+
+    assert suspects.begin("a", attempt)
+    assert suspects.begin("b", attempt)
+
+
+def test_one_that_never_began_proves_nothing(clock: Clock) -> None:
+    suspects = Suspects()
+    for _ in range(10):
+        assert suspects.begin("a", 3)
+        suspects.end("a", counts=False)
+
+    assert suspects.begin("a", 3)
+    assert not suspects.begin("b", 3)
+
+
+def test_one_that_has_run_for_long_keeps_no_other_from_its_turn(clock: Clock) -> None:
+    suspects = Suspects()
+    assert suspects.begin("long", 17)
+    clock.now += ALONE_S
+
+    assert suspects.begin("b", 3)
+    assert not suspects.begin("c", 3)
+
+
+def test_the_wait_grows_with_what_runs(clock: Clock) -> None:
+    suspects = Suspects()
+    suspects.begin("a", 3)
+    assert suspects.wait_s() == WAIT_LEAST_S
+    clock.now += 1.5
+    assert suspects.wait_s() == 1.5
+    clock.now += 100
+    assert suspects.wait_s() == WAIT_MOST_S
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_that_kills_is_dead_after_its_tries_and_harms_others_as_often_as_promised(
+    clock: Clock, seed: int
+) -> None:
+    """Hands of one process after another; nobody hands back what a dead process held."""
+    rng, tries, hands = random.Random(seed), 17, 8
+    attempts = dict.fromkeys(range(100), FROM_DELIVERY)  # deliveries, this one among them
+    killer = rng.randrange(100)
+    dead: list[int] = []
+    while attempts:
+        suspects, running, alive = Suspects(), [], True
+        while alive and attempts:
+            waiting = [n for n in attempts if n not in running]
+            rng.shuffle(waiting)
+            for n in waiting:
+                if len(running) < hands and suspects.begin(n, attempts[n]):
+                    running.append(n)
+            if killer in running:
+                alive = False
+                for n in running:
+                    attempts[n] += 1
+                    if attempts[n] > tries:
+                        dead.append(n)
+                        del attempts[n]
+            else:
+                ended = rng.choice(running)
+                running.remove(ended)
+                suspects.end(ended)
+                assert attempts.pop(ended) <= FROM_DELIVERY + 7  # log2(100), rounded up
+
+    assert dead == [killer]
