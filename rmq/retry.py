@@ -147,7 +147,7 @@ def policy(value: object) -> Policy:
     except ValueError as error:
         why = f": {error}"
     raise InvalidValue(
-        f"retry: {value!r} is not a policy{why}; give immediate, exponential, levels, "
+        f"retry: {value!r} is not a retry policy{why}; give immediate, exponential, levels, "
         "exponential:BASE:CAP[:JITTER] or levels:WAIT,WAIT,...[:JITTER], as exponential:1s:10m, "
         "or rmq.Exponential(...), rmq.Levels(...)"
     )

@@ -91,7 +91,8 @@ def durability(value: object) -> Durability:
                 raise InvalidValue(f"durability: {error}") from None
             return _LEVELS[kind](*[int(text) for text in rest[:1]], *timeouts)
     raise InvalidValue(
-        f"durability: {value!r}; give memory, replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]], as "
+        f"durability: {value!r} is not a durability; give memory, "
+        "replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]], as "
         "replicated:1:500ms, or rmq.Replicated(n, timeout), rmq.Fsync(n, timeout)"
     )
 

@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rmq.cli.app import Refused
-from rmq.cli.show import neutral
+from rmq.cli.app import Refused, session
+from rmq.cli.show import neutral, number
 
 
 def confirm(
@@ -53,7 +53,30 @@ def confirm(
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal; yields what is called with (done, all)."""
+    """A bar on stderr, where that is a terminal; yields what is called with (done, all).
+
+    Where Ctrl-C ends it, it says how far it was.
+    """
+    reached = (0, 0)
+
+    try:
+        with _bar(label) as move:
+
+            def moved(done: int, whole: int) -> None:
+                nonlocal reached
+                reached = done, whole
+                move(done, whole)
+
+            yield moved
+    except KeyboardInterrupt:
+        done, whole = reached
+        far = f"after {number(done)} of {number(whole)}" if whole else "before the first one"
+        session().talk(f"stopped while {label}, {far}; run it again to go on")
+        raise
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda done, whole: None
         return

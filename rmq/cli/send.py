@@ -150,6 +150,7 @@ class _Stream:
     tell: Callable[[rmq.SendResult], None] | None
     sent: int = 0
     last_sent_line: int = 0
+    sending: bool = False  # the batch is on its way
     counts: dict[str, int] = field(
         default_factory=lambda: {"stored": 0, "merged": 0, "duplicate": 0}
     )
@@ -191,6 +192,7 @@ class _Stream:
                 yield one
             all_read = True
 
+        self.sending = True
         try:
             results = self.topic.send_many(each(), **self.how)
         except (rmq.ConfigurationError, rmq.SendError) as error:
@@ -203,7 +205,7 @@ class _Stream:
             raise self._stopped(error) from error
         self._count(results)
         self.last_sent_line = self.lines[-1]
-        self.batch, self.lines = [], []
+        self.batch, self.lines, self.sending = [], [], False
 
     def _count(self, results: list[rmq.SendResult]) -> None:
         for one in results:
@@ -218,6 +220,15 @@ class _Stream:
         return (
             f"{show.plural(self.sent, 'message')} before it "
             f"{'was' if self.sent == 1 else 'were'} sent (to line {self.last_sent_line})"
+        )
+
+    def interrupted(self) -> str:
+        """What a person who has stopped it needs to know."""
+        far = f"stopped: {show.plural(self.sent, 'message')} sent"
+        if self.sending:
+            far += f" and, of lines {self.lines[0]} to {self.lines[-1]}, perhaps some more"
+        return (
+            f"{far}; go on from line {self.last_sent_line + 1}: tail -n +{self.last_sent_line + 1}"
         )
 
     def _bad(self, line: int, why: str, code: int) -> Failed:
@@ -431,8 +442,12 @@ def _send_stream(
 
     source = sys.stdin.buffer
     stream = _Stream(client, topic, read, how, tell if results else None)
-    with _meter(source, wanted=not (results and sys.stdout.isatty())) as moved:
-        stream.run(source, moved)
+    try:
+        with _meter(source, wanted=not (results and sys.stdout.isatty())) as moved:
+            stream.run(source, moved)
+    except KeyboardInterrupt:
+        here.talk(stream.interrupted())
+        raise
     counts = {"sent": stream.sent, **stream.counts}
     if results:
         here.talk(f"{show.plural(stream.sent, 'message')} sent")

@@ -52,9 +52,17 @@ def tail(topic: str, interval: float, limit: int | None, consume: bool) -> None:
 
 def _follow(client: rmq.Client, topic: str, interval: float, limit: int | None) -> None:
     here = session()
-    seen = [slot["accepted"] for slot in client.admin.stats_by_slot(topic)]
-    shown, missed = 0, 0
+    before_us = client.admin.stats_by_slot(topic)
+    seen = [slot["accepted"] for slot in before_us]
+    shown, missed, told = 0, 0, False
     here.talk(f"{topic}: waiting for new messages; Ctrl-C ends")
+    for slot, figures in enumerate(before_us):
+        there = sum(figures[name] for name in ("retries", "priority", "due", "later"))
+        if there > DEEPEST:
+            here.talk(
+                f"slot {slot} has {show.number(there)} waiting messages, and the first "
+                f"{show.number(DEEPEST)} are looked through: what comes behind them is not shown"
+            )
     try:
         while True:
             time.sleep(interval)
@@ -68,6 +76,13 @@ def _follow(client: rmq.Client, topic: str, interval: float, limit: int | None) 
                 else:
                     seen[slot] = counts[slot]["accepted"]
                 missed += max(0, seen[slot] - before - len(fresh))
+                if missed and not told:
+                    told = True
+                    here.talk(
+                        f"{show.plural(missed, 'new message')} could not be shown: behind more "
+                        f"than {show.number(DEEPEST)} others of a slot, settled within the "
+                        "interval, or merged; the count comes at the end"
+                    )
                 for one in fresh:
                     _print(show.message_fields(one), one.body)
                     shown += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count, repeat
 from typing import Any, NamedTuple
 
@@ -27,7 +27,15 @@ from rmq.message import Outgoing, SendResult, SendStatus
 from rmq.numbering import Line
 from rmq.replies import Merged, Sent
 from rmq.retry import policy
-from rmq.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Durability, Fsync, Settings
+from rmq.settings import (
+    BATCH_MAX,
+    CALL_BYTES,
+    COLLECT_MAX,
+    Durability,
+    Fsync,
+    Settings,
+    shown_durability,
+)
 from rmq.slots import RUN, slot_of
 from rmq.units import due_ms, epoch_ms, milliseconds
 from rmq.units import priority as check_priority
@@ -381,6 +389,19 @@ def send(handle: Handle, out: Outgoing, asked: Asked | None, timeout: float) -> 
     return results[0]
 
 
+def _stored(results: Sequence[SendResult | None]) -> str:
+    """What a caller whose messages are less durable than asked has to know to send them again."""
+    ids = [one.id for one in results if one is not None]
+    if len(ids) == 1:
+        return f"The message is stored as {ids[0]}; sent again with that id, it adds nothing"
+    return (
+        f"{len(ids)} messages are stored, {ids[0]} first; the error's `results` have all ids, and "
+        "sending the same ids again adds nothing"
+        if ids
+        else "Whether they are stored is not known; sending the same ids again is safe"
+    )
+
+
 def _deliver(
     handle: Handle,
     calls: list[commands.Command[Any]],
@@ -418,10 +439,9 @@ def _deliver(
             raise failed
         if wanted is not None and short:
             raise NotDurable(
-                f"durability: {wanted.spell()} asked, {copies} replicas"
+                f"durability: {shown_durability(wanted)} asked, {copies} replicas"
                 + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
-                + " confirmed in time. The messages may be stored; sending the same ids again "
-                "is safe",
+                + f" confirmed in time. {_stored(results)}",
                 list(results),
             )
         if not full:

@@ -22,7 +22,7 @@ from rmq.flows.sending import Group
 from rmq.handle import Handle
 from rmq.keys import SlotKeys
 from rmq.message import Outgoing
-from rmq.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Fsync, Settings
+from rmq.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Fsync, Settings, shown_durability
 from rmq.slots import RUN
 from rmq.stage_commands import Moved
 
@@ -272,7 +272,7 @@ def _move(handle: Handle, staged: Sequence[Staged], timeout: float) -> Flow[Publ
             replies, copies, disks = yield Durably(calls, wanted)
             if copies < wanted.n or (isinstance(wanted, Fsync) and not disks):
                 raise NotDurable(
-                    f"durability: {wanted.spell()} asked, {copies} replicas"
+                    f"durability: {shown_durability(wanted)} asked, {copies} replicas"
                     + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
                     + " confirmed in time; publish again to go on"
                 )

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+import rmq
 from rmq.cli.app import scrub, secrets
+from tests.cli.program import until
 from tests.servers import free_port
 
 SECRET = "hunter2-very-secret"
@@ -199,6 +201,37 @@ def test_ctrl_c_is_quiet_and_130(shell, topic):
     out, err = running.communicate(timeout=90)
 
     assert (running.returncode, out, err.strip()) == (130, b"", b"")
+
+
+def test_ctrl_c_in_a_stream_tells_where_to_go_on(shell, topic, client):
+    running = shell.start(
+        "send", topic.name, "-", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
+    running.stdin.write(b"1\n2\n\n3\n")
+    running.stdin.flush()
+    until(lambda: client.admin.stats(topic.name)["accepted"] == 3)
+    time.sleep(0.3)  # its reply reaches the program, which waits for the next line
+
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=90)
+
+    assert (running.returncode, out) == (130, b"")
+    assert err.decode().strip() == "stopped: 3 messages sent; go on from line 5: tail -n +5"
+
+
+def test_tail_says_at_once_what_it_cannot_show(shell, topic):
+    topic.send_many([rmq.Outgoing(n) for n in range(2001)])
+    running = shell.start("tail", topic.name, "--interval", "100ms", stderr=subprocess.PIPE)
+    assert b"Ctrl-C ends" in running.stderr.readline()
+    assert b"slot 0 has 2001 waiting messages, and the first 2000 are looked" in (
+        running.stderr.readline()
+    )
+    topic.send(1)
+    assert b"1 new message could not be shown" in running.stderr.readline()
+
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=90)
 
 
 @pytest.mark.parametrize("word", ["redis", "localhost", "user"])

@@ -58,7 +58,7 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"retry": "sometimes"},
         rmq.InvalidValue,
-        "retry: 'sometimes' is not a policy; give immediate",
+        "retry: 'sometimes' is not a retry policy; give immediate",
     ),
     ({"retry": 5}, rmq.InvalidType, "retry"),
     ({"dedup_window": -1}, rmq.InvalidValue, "dedup_window"),

@@ -56,10 +56,11 @@ def test_a_replica_that_does_not_answer_is_not_durable_and_a_resend_adds_nothing
         replica.signal(signal.SIGSTOP)
         try:
             with pytest.raises(
-                rmq.NotDurable, match="replicated:1:300 asked, 0 replicas"
+                rmq.NotDurable, match="replicated:1:300ms asked, 0 replicas"
             ) as caught:
                 topic.send("x", id=mine, durability=rmq.Replicated(1, 0.3))
             assert caught.value.results[0].id == mine
+            assert f"stored as {mine}; sent again with that id" in str(caught.value)
         finally:
             replica.signal(signal.SIGCONT)
 
@@ -73,9 +74,11 @@ def test_more_replicas_than_there_are_is_not_durable(
 ) -> None:
     with (
         connect(kind, pair[0].url) as api,
-        pytest.raises(rmq.NotDurable, match="sending the same ids"),
+        pytest.raises(rmq.NotDurable, match=r"2 messages are stored.*same ids"),
     ):
-        api.topic(name).send("x", durability=rmq.Replicated(2, 0.2))
+        api.topic(name).send_many(
+            [rmq.Outgoing("x"), rmq.Outgoing("y")], durability=rmq.Replicated(2, 0.2)
+        )
 
 
 def test_a_wait_longer_than_for_any_reply_is_refused(

@@ -168,7 +168,7 @@ def test_change_that_was_cut_off_is_ended_by_itself_or_by_whoever_opens(
         client.admin.topic_set(name, max_length=20)
         flow = changing.topic_set(client.admin._handle(name), {"max_length": 200})
         with pytest.raises(Cut):
-            Cutting(client._executor, 2).run(flow)
+            Cutting(client._executor, 3).run(flow)
         assert slots_of(server, name, "capacity") == {b"10"}, "the hash is changed, no slot is"
         assert client.admin.settings(name).max_length == 200
 
