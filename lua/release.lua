@@ -7,6 +7,7 @@ KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[4]   failures       hash  only read: whether a message has failed before
 KEYS[5]   replay         str   the last answer given to this lane
+KEYS[6]   records        hash  only read, where deliveries are from before the slot was in order
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of this call in its lane
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -44,6 +45,7 @@ local n = (#ARGV - 5) / 3
 local mine, letters, places, scores = held(prepare, 6, n)
 redis.call('ZCARD', store)
 redis.call('HLEN', KEYS[4])
+redis.call('HLEN', KEYS[6])
 for i = 1, n do
   local place = whole(ARGV[5 + 2 * n + i], PRIORITY_MIN, 9e15, 'place')
   if place >= PRIORITY_END and place < TIMED_MIN then
@@ -63,7 +65,8 @@ for m = 1, #mine do
   local left, place = math.floor(tonumber(scores[i]) % 1000) + 1, tonumber(ARGV[5 + 2 * n + i])
   local score
   if in_order then
-    score = old_place(in_order, place, tonumber(scores[i]))
+    local record = in_order.mixed and redis.call('HGET', KEYS[6], mine[m])
+    score = old_place(in_order, place, tonumber(scores[i]), record)
     hold_for(in_order, mine[m], wait > 0 and now + wait or 0)
   elseif wait > 0 then
     score = in_line(store, now + wait, 1)

@@ -243,7 +243,9 @@ def release(
     """Hand deliveries back unworked; a letter for each: 1 released, 0 lost."""
     return Command(
         scripts.load("release"),
-        (keys.slot, keys.store, keys.prepare, keys.failures, _replay(keys, lane)),
+        (
+            keys.slot, keys.store, keys.prepare, keys.failures, _replay(keys, lane), keys.records,
+        ),
         [
             now(), lane.number, handle.channel, keys.index, wait_ms,
             *ids, *map(repr, receipts), *places,

@@ -15,5 +15,5 @@ local function failed_place(places, records, id, receipt, wait_until)
     return nil
   end
   hold_for(places, id, wait_until)
-  return old_place(places, home, receipt)
+  return old_place(places, home, receipt, record)
 end

@@ -8,7 +8,7 @@ if in_flight and ordered and not s[8] then
   -- Deliveries from before the slot was in order: what comes back of them goes to the front from now on.
   --- @include "lib/drain"
   drain(store)
-  redis.call('HSET', slot, 'ordered', 1)
+  redis.call('HSET', slot, 'ordered', 1, 'mixed', 1)
 end
 if in_flight or hold > now then
   --- @include "lib/nothing"

@@ -122,7 +122,7 @@ if hold then
   -- Past the places of what came back since the last take; lib/in_order counts from there.
   local places = redis.call('HMGET', slot, 'front', 'span')
   redis.call('HSET', slot, 'front', tonumber(places[1] or 0) - tonumber(places[2] or 0), 'ordered', 1)
-  redis.call('HDEL', slot, 'span', 'holder')
+  redis.call('HDEL', slot, 'span', 'holder', 'mixed')
   if not ordered then
     redis.call('HDEL', slot, 'ordered') -- nothing is in flight and nothing held: a plain caller ends the order
   end

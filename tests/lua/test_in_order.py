@@ -118,7 +118,7 @@ def test_take_in_order_waits_for_plain_deliveries_and_has_them_come_back_in_orde
 
     assert take(box) == []
 
-    assert box.changed(before) == {("slot", "ordered"): "1"}
+    assert box.changed(before) == {("slot", "ordered"): "1", ("slot", "mixed"): "1"}
     box.ack(leases[0])
     box.nack(leases[2])
     assert box.take() == []
@@ -445,3 +445,27 @@ def test_a_thousand_come_back_in_order(box, verb):
         getattr(box, verb)(*leases)
 
     assert box.order()[::-1] == given
+
+
+@pytest.mark.parametrize("way", ["release", "nack", "rollback"])
+def test_thousands_from_before_the_slot_was_in_order_come_back_in_their_order(box, way):
+    given = [id for _ in range(4) for id in box.send(1000)]
+    held = [box.take(1000, lease_ms=1000) for _ in range(4)]
+    assert take(box) == []
+    late = box.one()
+    assert box.redis.hmget(box.keys.slot, "ordered", "mixed") == [b"1", b"1"]
+
+    if way == "rollback":
+        box.clock.advance(3)
+        while box.rollback(1000).more:
+            pass
+    else:
+        for batch in (held[2], held[0], held[3], held[1]):
+            getattr(box, way)(*batch)
+
+    assert box.order()[::-1] == [*given, late]
+    first = take(box, 2)
+    assert [lease.id for lease in first] == given[: len(first)]
+    assert box.redis.hget(box.keys.slot, "mixed") is None
+    box.release(*first)
+    assert box.order()[::-1] == [*given, late]

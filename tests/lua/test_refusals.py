@@ -38,7 +38,7 @@ PLACES = {
     "query_take": "slot store prepare records dead failures merge audit query querylog queries",
     "redrive": "slot store records dead failures",
     "reject": "slot prepare records dead failures replay audit",
-    "release": "slot store prepare failures replay",
+    "release": "slot store prepare failures replay records",
     "renew": "claim",
     "reschedule": "slot store prepare records dead",
     "rollback": "slot store prepare records dead failures audit",

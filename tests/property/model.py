@@ -74,6 +74,7 @@ class Slot:
     takes: int = 0
     delivered: int = 0
     in_order: bool = False
+    mixed: bool = False  # what is in flight was taken before the slot was in order
     hold: int = 0
     holder: bytes = b""
     span: int = 0
@@ -194,7 +195,8 @@ class Model:
             return "merged", target.id
         s.accepted += 1
         first = [body] if mode == "collect" else body
-        msg = Msg(id, slot, first, priority, self.max_retries + 1, merge_key=key, moved=True)
+        left = self.max_retries + 1
+        msg = Msg(id, slot, first, priority, left, sent=s.accepted, merge_key=key, moved=True)
         msg.timed(now + reach, priority > 0, s.next_in_line())
         msg.home = msg.due
         self.msgs[id] = msg
@@ -220,6 +222,7 @@ class Model:
         self.blocked += busy
         self.held_back += held
         if busy and ordered:
+            s.mixed = s.mixed or not s.in_order
             s.in_order = True
         if busy or held:
             return 0
@@ -280,7 +283,7 @@ class Model:
             return []
         s.takes += 1
         s.front -= s.span
-        s.in_order, s.span, s.hold, s.holder = ordered, 0, 0, b""
+        s.in_order, s.mixed, s.span, s.hold, s.holder = ordered, False, 0, 0, b""
         deadline = math.ceil((now + lease) / 1000) * 1000
         for msg in picked:
             s.delivered += 1
@@ -357,6 +360,8 @@ class Model:
         if wait and now + wait > s.hold:
             s.hold, s.holder = now + wait, msg.id
         behind = s.delivered - msg.number
+        if s.mixed and msg.priority:
+            behind = s.accepted - msg.sent
         msg.in_front(s.front - behind)
         s.span = max(s.span, behind + 1)
 
