@@ -123,9 +123,9 @@ class Runner:
         self.guards = standing(handler.guards)
 
     @contextmanager
-    def _claimed_run(self, some: Iterable[DeliveryData]) -> Iterator[list[Any]]:
+    def _claimed_run(self, some: Iterable[DeliveryData]) -> Iterator[set[DeliveryData]]:
         """The time of a run, for claims; whoever runs puts the deliveries that are done in."""
-        done: list[Any] = []
+        done: set[DeliveryData] = set()
         claims = self.claims
         if claims is None:
             yield done
@@ -179,7 +179,7 @@ class Runner:
             return self._run(one)
         with self._claimed_run([one]) as done:
             ruling = self._run(one)
-            done += [one] if ruling.verb == "ack" else []
+            done.update([one] if ruling.verb == "ack" else [])
         return ruling
 
     def _run(self, one: DeliveryData) -> Ruling:
@@ -241,7 +241,7 @@ class Runner:
         """Run a plain function for a list."""
         with self._claimed_run(batch) as done:
             rulings = self._run_batch(batch)
-            done += [one for one, ruling in rulings if ruling.verb == "ack"]
+            done.update(one for one, ruling in rulings if ruling.verb == "ack")
         return rulings
 
     def _run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
@@ -300,7 +300,7 @@ class Runner:
             return await self._run_async(one)
         with self._claimed_run([one]) as done:
             ruling = await self._run_async(one)
-            done += [one] if ruling.verb == "ack" else []
+            done.update([one] if ruling.verb == "ack" else [])
         return ruling
 
     async def _run_async(self, one: DeliveryData) -> Ruling:
@@ -354,7 +354,7 @@ class Runner:
         """Run an async function for a list."""
         with self._claimed_run(batch) as done:
             rulings = await self._run_batch_async(batch)
-            done += [one for one, ruling in rulings if ruling.verb == "ack"]
+            done.update(one for one, ruling in rulings if ruling.verb == "ack")
         return rulings
 
     async def _run_batch_async(

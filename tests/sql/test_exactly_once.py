@@ -168,6 +168,7 @@ def test_at_every_isolation_level_one_takes_effect(books: Books, level: str) -> 
 
 def test_that_check_fails_without_the_row(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction, "_first", lambda connection, row, ttl_ms: True)
+    monkeypatch.setattr(transaction, "_proved", lambda connection, row, one: None)
     guard = books.once()
 
     together(*(lambda n=n: until_settled(books, guard, Copy(fence=n)) for n in range(COPIES)))

@@ -203,7 +203,7 @@ def test_a_row_that_was_deleted_meanwhile_is_told_and_the_work_counts_as_done(
 ) -> None:
     assert books.run(books.guard(), Copy(), books.clear)
 
-    assert "key 'k' of t ran out, or was deleted, while m1:1 worked" in caplog.text
+    assert "key 'k' of t ran out, or was deleted, while m1:1:" in caplog.text
     assert books.rows() == []
 
 
