@@ -13,15 +13,16 @@ KEYS[8]   audit          zset  numbers of messages that are not accounted for: o
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
-ARGV[4]   id                   16 bytes
-ARGV[5]   head                 first 4 bytes of the record; flagged timed and merging
-ARGV[6]   envelope             from byte 9 on, without the body; its due is the time range, below 1e12 ms
-ARGV[7]   body
-ARGV[8]   merge key
-ARGV[9]   mode                 first (keep the body), last (replace it), collect (append to the list)
-ARGV[10]  max_wait_ms          0: a merge leaves the consume time alone; else it restarts the clock, at most
+ARGV[4]   created              the topic's stamp, as the caller opened it: another one is an error
+ARGV[5]   id                   16 bytes
+ARGV[6]   head                 first 4 bytes of the record; flagged timed and merging
+ARGV[7]   envelope             from byte 9 on, without the body; its due is the time range, below 1e12 ms
+ARGV[8]   body
+ARGV[9]   merge key
+ARGV[10]  mode                 first (keep the body), last (replace it), collect (append to the list)
+ARGV[11]  max_wait_ms          0: a merge leaves the consume time alone; else it restarts the clock, at most
                                until this long after the window opened
-ARGV[11]  most bytes           a collected list is closed before it grows over this
+ARGV[12]  most bytes           a collected list is closed before it grows over this
 Returns   {acceptance number, 's', ''} stored; {number, 'm', waiting id} merged; {number, 'd', ''} duplicate
           {0, 'F', ''} the slot's share of max_length is reached, and drop_lowest makes no room
 Cost      O(log L + size of the waiting record)
@@ -31,4 +32,4 @@ Atomic    The look and the add are one step. A merged id is remembered as settle
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/merging"
-return merging(KEYS, ARGV, 3, clock(ARGV[1]), ARGV[2], ARGV[3])
+return merging(KEYS, ARGV, 4, clock(ARGV[1]), ARGV[2], ARGV[3], ARGV[4])

@@ -5,6 +5,7 @@ KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zse
           where they live on one server; on a Cluster each slot is asked for itself.
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s
+ARGV[3]   created              the topic's stamp, as the caller opened it: another one is an error
 Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none
           while something is in flight, until that lease ends, nor before its hold.
 Cost      O(s log L), s = slots, at most 1024
@@ -25,8 +26,8 @@ if #KEYS % 3 ~= 0 or #KEYS > 3072 then
 end
 for i = 1, #KEYS, 3 do
   local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'queries_until')
-  if not s[1] then
-    fail('GONE', KEYS[i])
+  if s[1] ~= ARGV[3] then
+    fail(s[1] and 'ANEW' or 'GONE', KEYS[i])
   end
   local hold = s[4] and hold_of(KEYS[i], KEYS[i + 1], s[4], now)
   local wait, note = soon(KEYS[i + 1], KEYS[i + 2], now_us, hold)

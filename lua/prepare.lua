@@ -17,6 +17,7 @@ ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and
                                one message alone where a living one has failed; 0: plainly, see below
+ARGV[7]   created              the topic's stamp, as the caller opened it: another one is an error
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have run out and want a rollback, 2 more
           if those of queries have,
           deadline s, number of the first delivery, acceptance number of the newest message,
@@ -59,6 +60,7 @@ if before then
   return reply
 end
 
+local created = ARGV[7]
 --- @include "lib/take"
 local deadline, first, leases = math.ceil((now + lease) / 1000), reply[4], {}
 local base = deadline * 1000 + (lefts and 0 or max_retries)

@@ -11,23 +11,33 @@ KEYS[6]   failures       hash  of what drop_lowest drops
 KEYS[7]   merge index    hash  merge key -> id of the waiting message
 KEYS[8]   audit          zset  numbers of messages that are not accounted for: of what drop_lowest drops
 KEYS[9]   stage          list  entries, see stage_push; in the end one empty text
+KEYS[10]  replay         str   the last answer given to this lane
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
+ARGV[4]   number               of this call in its lane
+ARGV[5]   created              the topic's stamp, as the caller opened it: another one is an error
 Returns   {elements left in the stage, stored, duplicates, merged}; nothing left: all is published
           {0, 'F'} the slot's share of max_length is reached; nothing moved
 Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
 Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but of messages that
           were named for this entry alone ('p') the first and the last are looked up, and settled ids not at all.
-          Run twice, it goes on. A stage that is missing is an error: it has expired, or never was.
+          Run twice with one number, it gives the first answer, and with another it goes on. A stage that is
+          missing is an error: it has expired, or never was.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/replay"
 local slot, stage = KEYS[1], KEYS[9]
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
-if redis.call('HEXISTS', slot, 'created') == 0 then
-  fail('GONE', slot)
+local created = redis.call('HGET', slot, 'created')
+if created ~= ARGV[5] then
+  fail(created and 'ANEW' or 'GONE', slot)
+end
+local before = replayed(KEYS[10], ARGV[4])
+if before then
+  return cmsgpack.unpack(before)
 end
 local packed = redis.call('LINDEX', stage, 0)
 if not packed then
@@ -44,7 +54,7 @@ if entry[1] == 'm' then
     fail('STAGE', stage)
   end
   local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8] }
-  local letter = merging(keys, entry, 1, now, ARGV[2], ARGV[3])[2]
+  local letter = merging(keys, entry, 1, now, ARGV[2], ARGV[3], created)[2]
   if letter == 'F' then
     return { 0, 'F' }
   end
@@ -58,13 +68,13 @@ else
     if length < elements then
       fail('STAGE', stage)
     end
-    letters = plain(KEYS, entry, now, ARGV[2], ARGV[3])
+    letters = plain(KEYS, entry, now, ARGV[2], ARGV[3], created)
   else
     --- @include "lib/accept"
     if count < 1 or count > 1000 or count % 1 > 0 then
       fail('STAGE', stage)
     end
-    letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3])[2]
+    letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3], created)[2]
   end
   if letters == 'F' then
     return { 0, 'F' }
@@ -78,4 +88,6 @@ else -- the key stays: one that is missing has expired
   redis.call('LTRIM', stage, 0, 0) -- needs no memory: Redis asks for none after it
   redis.call('LSET', stage, 0, '')
 end
-return { length - elements, stored, duplicates, merged }
+local reply = { length - elements, stored, duplicates, merged }
+remember(KEYS[10], ARGV[4], cmsgpack.pack(reply))
+return reply

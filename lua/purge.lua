@@ -7,39 +7,47 @@ KEYS[3]   records        hash  message id -> record
 KEYS[4]   failures       hash  message id -> what it failed of
 KEYS[5]   merge index    hash  merge key -> id and when it opened
 KEYS[6]   audit          zset  numbers of messages that are not accounted for
+KEYS[7]   replay         str   the last answer given to this lane
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
-ARGV[3]   limit                1 to 1000
-ARGV[4..] message ids          only these, at most 1000; none: the lowest scores first
+ARGV[2]   number               of this call in its lane
+ARGV[3]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
+ARGV[4]   limit                1 to 1000
+ARGV[5..] message ids          only these, at most 1000; none: the lowest scores first
 Returns   how many were deleted; less than the limit is the end
 Cost      O(n log L), and reading the records where there is a merge index to clear, or the slot is audited
-Atomic    Each message goes whole. Messages in flight are not touched. Run twice, the second run goes on.
+Atomic    Each message goes whole. Messages in flight are not touched. Run twice
+          with one number, it gives the first answer and deletes no second page.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/record"
+--- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local limit = whole(ARGV[3], 1, 1000, 'limit')
+local limit = whole(ARGV[4], 1, 1000, 'limit')
+local before = replayed(KEYS[7], ARGV[2])
+if before then
+  return tonumber(before)
+end
 local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk')
 if not s[1] then
   fail('GONE', slot)
 end
-if #ARGV > 1003 then
+if #ARGV > 1004 then
   fail('ARG', 'count')
 end
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
 local merging = redis.call('HLEN', merge) > 0
 local ids = {}
-if #ARGV > 3 then
-  for i = 4, #ARGV do
+if #ARGV > 4 then
+  for i = 5, #ARGV do
     if redis.call('ZSCORE', queue, ARGV[i]) then
       ids[#ids + 1] = ARGV[i]
     end
   end
 else
-  ids = redis.call('ZRANGEBYSCORE', queue, '-inf', ARGV[2], 'LIMIT', 0, limit)
+  ids = redis.call('ZRANGEBYSCORE', queue, '-inf', ARGV[3], 'LIMIT', 0, limit)
 end
 if #ids == 0 then
   return 0
@@ -68,4 +76,5 @@ if #keys > 0 then
   redis.call('HDEL', merge, unpack(keys))
 end
 redis.call('HINCRBY', slot, 'purged', gone)
+remember(KEYS[7], ARGV[2], gone)
 return gone

@@ -20,6 +20,7 @@ ARGV[5]   owner_ms             1000 to 43 200 000: nobody else may run it for so
 ARGV[6]   from                 the newest number that the caller knows
 ARGV[7]   limit                1 to 1000
 ARGV[8]   exact                1 or 0: see query_renew
+ARGV[9]   created              the topic's stamp, as the caller opened it: another one is an error
 Returns   {how many messages the query holds beyond `from`, the newest number, ms the owner has left, the owner}:
           the last two only where another one has it, and nothing was done
 Cost      O(k log L), k = limit; at most 16 MiB of records are looked at
@@ -43,8 +44,9 @@ local owner_ms = whole(ARGV[5], 1000, 43200000, 'owner_ms')
 local from = whole(ARGV[6], 0, 9e15, 'from')
 local limit, waits, ordered = whole(ARGV[7], 1, 1000, 'limit'), '0', false
 local exact = whole(ARGV[8], 0, 1, 'exact')
-if redis.call('HEXISTS', slot, 'created') == 0 then
-  fail('GONE', slot)
+local created = redis.call('HGET', slot, 'created')
+if created ~= ARGV[9] then
+  fail(created and 'ANEW' or 'GONE', slot)
 end
 local other, left = foreign(query, owner, now)
 local _, tail, lapsed = extent(query, log, from)

@@ -6,14 +6,16 @@ KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   records        hash  message id -> record
 KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
 KEYS[5]   failures       hash  message id -> what it failed of
+KEYS[6]   replay         str   the last answer given to this lane
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   channel              where sleeping consumers of the topic listen
-ARGV[3]   index                the slot's index, told to those it wakes
-ARGV[4..] message ids, at most 1000
+ARGV[2]   number               of this call in its lane
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, told to those it wakes
+ARGV[5..] message ids, at most 1000
 Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, x unreadable and left there
 Cost      O(n log L), at most 16 MiB of records; ids beyond that are not looked at, and the answer is shorter
 Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An
-          expiry that has passed is taken off. Run twice, the second run finds nothing to move.
+          expiry that has passed is taken off. Run twice with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -21,13 +23,18 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
 --- @include "lib/timed"
 --- @include "lib/record"
 --- @include "lib/wake"
+--- @include "lib/replay"
 local slot, store, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
+local before = replayed(KEYS[6], ARGV[2])
+if before then
+  return before
+end
 local s = redis.call('HMGET', slot, 'created', 'order', 'waiting')
 if not s[1] then
   fail('GONE', slot)
 end
-if #ARGV < 4 or #ARGV > 1003 then
+if #ARGV < 5 or #ARGV > 1004 then
   fail('ARG', 'count')
 end
 redis.call('ZCARD', store)
@@ -35,7 +42,7 @@ redis.call('HLEN', failures)
 local letters, ids, add, lifted, bytes = {}, {}, {}, {}, 0
 local order = tonumber(s[2] or 0)
 local seen = {}
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local id = ARGV[i]
   local letter = '0'
   if not seen[id] and redis.call('ZSCORE', dead, id) then
@@ -78,7 +85,8 @@ if #ids > 0 then
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
   if awaited(s[3], now) then
-    wake(slot, ARGV[2], ARGV[3])
+    wake(slot, ARGV[3], ARGV[4])
   end
+  remember(KEYS[6], ARGV[2], table.concat(letters))
 end
 return table.concat(letters)

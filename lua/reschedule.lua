@@ -6,15 +6,17 @@ KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  only read
+KEYS[6]   replay         str   the last answer given to this lane
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   channel              where sleeping consumers of the topic listen
-ARGV[3]   index                the slot's index, told to those it wakes
-ARGV[4]   id                   16 bytes
-ARGV[5]   due                  epoch ms, which may have passed; below 1e12 a delay from now
+ARGV[2]   number               of this call in its lane
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, told to those it wakes
+ARGV[5]   id                   16 bytes
+ARGV[6]   due                  epoch ms, which may have passed; below 1e12 a delay from now
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone, 0}
 Cost      O(log L + size of the record)
-Atomic    Score and record change together; priority and retries stay, an expiry moves along. Run twice with a time, the
-          second run changes nothing; with a delay, it counts from the later moment. A slot in order that
+Atomic    Score and record change together; priority and retries stay, an expiry moves along. Run twice with
+          one number, it gives the first answer, and a delay counts from the first run. A slot in order that
           waited for this message waits no more.
 ]]
 --- @include "lib/check"
@@ -24,9 +26,14 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/record"
 --- @include "lib/wake"
 --- @include "lib/whereis"
-local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[4]
+--- @include "lib/replay"
+local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[5]
 local now = clock(ARGV[1])
-local due = whole(ARGV[5], 0, 1e14, 'due')
+local due = whole(ARGV[6], 0, 1e14, 'due')
+local before = replayed(KEYS[6], ARGV[2])
+if before then
+  return { 'rescheduled', tonumber(before) }
+end
 if due < TIMED_MIN then
   due = now + due
 end
@@ -62,6 +69,7 @@ if s[2] == id then
   redis.call('HDEL', slot, 'holder')
 end
 if awaited(s[1], now) or s[2] == id and awaited(s[3], now) then
-  wake(slot, ARGV[2], ARGV[3])
+  wake(slot, ARGV[3], ARGV[4])
 end
+remember(KEYS[6], ARGV[2], string.format('%.0f', due))
 return { 'rescheduled', due }

@@ -13,8 +13,9 @@ KEYS[8]   audit          zset  numbers of messages that are not accounted for: o
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, told to those it wakes
-ARGV[4]   count                n, the number of messages, 1 to 1000
-ARGV[5..] n ids (16 bytes each), then n times: head (first 4 bytes of the record), rest (from byte 9 on)
+ARGV[4]   created              the topic's stamp, as the caller opened it: another one is an error
+ARGV[5]   count                n, the number of messages, 1 to 1000
+ARGV[6..] n ids (16 bytes each), then n times: head (first 4 bytes of the record), rest (from byte 9 on)
           A time in the record below 1e12 is a delay: it is added to now. One that has passed is due at once,
           since a command may come late. An expiry counts from due.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate}
@@ -27,8 +28,8 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
 --- @include "lib/clock"
 --- @include "lib/accept"
 local now = clock(ARGV[1])
-local count = whole(ARGV[4], 1, 1000, 'count')
-if #ARGV ~= 4 + 3 * count then
+local count = whole(ARGV[5], 1, 1000, 'count')
+if #ARGV ~= 5 + 3 * count then
   fail('ARG', 'count')
 end
-return accept(KEYS, ARGV, 4, count, now, ARGV[2], ARGV[3])
+return accept(KEYS, ARGV, 5, count, now, ARGV[2], ARGV[3], ARGV[4])

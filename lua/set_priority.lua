@@ -7,19 +7,26 @@ KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  only read
-ARGV[1]   id                   16 bytes
-ARGV[2]   priority             17 to 1 048 575
-Returns   changed; unchanged: it had that priority; or in_flight | dead | gone
+KEYS[6]   replay         str   the last answer given to this lane
+ARGV[1]   number               of this call in its lane
+ARGV[2]   id                   16 bytes
+ARGV[3]   priority             17 to 1 048 575
+Returns   changed; unchanged: it had that priority before; or in_flight | dead | gone
 Cost      O(log L + size of the record)
-Atomic    Score and record change together. Run twice, the second run changes nothing.
+Atomic    Score and record change together. Run twice with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/score"
 --- @include "lib/timed"
 --- @include "lib/head"
 --- @include "lib/whereis"
-local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[1]
-local priority = whole(ARGV[2], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
+--- @include "lib/replay"
+local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[2]
+local priority = whole(ARGV[3], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
+local before = replayed(KEYS[6], ARGV[1])
+if before then
+  return before
+end
 local score, record = whereis(slot, store, KEYS[3], records, KEYS[5], id)
 if not score then
   return record
@@ -35,4 +42,5 @@ if score >= TIMED_MIN then
 elseif score >= PRIORITY_MIN then
   redis.call('ZADD', store, ordered_score(priority, redis.call('HINCRBY', slot, 'order', 1)), id)
 end
+remember(KEYS[6], ARGV[1], 'changed')
 return 'changed'

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmq import scripts
+from rmq.claim_commands import claim as claim
+from rmq.claim_commands import finish as finish
+from rmq.claim_commands import renew as renew
+from rmq.claim_commands import unclaim as unclaim
 from rmq.command import Command as Command
 from rmq.command import now
 from rmq.command import now_ms as now_ms
@@ -29,7 +33,6 @@ from rmq.replies import OpenPage as OpenPage
 from rmq.replies import RolledBack as RolledBack
 from rmq.replies import Sent as Sent
 from rmq.replies import Where as Where
-from rmq.replies import claimed
 from rmq.score import receipt_runs
 
 
@@ -78,7 +81,7 @@ def send(
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit,
         ),
-        [now(), handle.channel, keys.index, len(ids), *ids, *parts],
+        [now(), handle.channel, keys.index, keys.created, len(ids), *ids, *parts],
         _parse_sent,
     )  # fmt: skip
 
@@ -104,8 +107,8 @@ def merge(
             keys.failures, keys.audit,
         ),
         [
-            now(), handle.channel, keys.index, id, head, envelope, body, merge_key, mode,
-            max_wait_ms, most_bytes,
+            now(), handle.channel, keys.index, keys.created, id, head, envelope, body, merge_key,
+            mode, max_wait_ms, most_bytes,
         ],
         lambda reply: Merged(reply[0], reply[1].decode(), reply[2]),
     )  # fmt: skip
@@ -128,7 +131,10 @@ def prepare(
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             _replay(keys, lane), keys.audit,
         ),
-        [now(), lane.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0],
+        [
+            now(), lane.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
+            keys.created,
+        ],
         _parse_batch,
     )  # fmt: skip
 
@@ -136,7 +142,7 @@ def prepare(
 def next(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
     """Microseconds until each slot has work: 0 now, -1 never as things stand."""
     keys = [key for one in slots for key in (one.slot, one.store, one.prepare)]
-    return Command(scripts.load("next"), keys, [now(), 1 if waits else 0], list)
+    return Command(scripts.load("next"), keys, [now(), 1 if waits else 0, slots[0].created], list)
 
 
 def rollback(handle: Handle, keys: SlotKeys, limit: int = 100) -> Command[RolledBack]:
@@ -291,22 +297,24 @@ def cancel(keys: SlotKeys, lane: Lane, id: bytes) -> Command[str]:
     )  # fmt: skip
 
 
-def reschedule(handle: Handle, keys: SlotKeys, id: bytes, due: int) -> Command[tuple[str, int]]:
+def reschedule(
+    handle: Handle, keys: SlotKeys, lane: Lane, id: bytes, due: int
+) -> Command[tuple[str, int]]:
     """Give a waiting message another time; `due` below 1e12 is a delay in ms."""
     return Command(
         scripts.load("reschedule"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
-        [now(), handle.channel, keys.index, id, due],
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, _replay(keys, lane)),
+        [now(), lane.number, handle.channel, keys.index, id, due],
         lambda reply: (reply[0].decode(), reply[1]),
     )
 
 
-def set_priority(keys: SlotKeys, id: bytes, priority: int) -> Command[str]:
+def set_priority(keys: SlotKeys, lane: Lane, id: bytes, priority: int) -> Command[str]:
     """Give a waiting message another priority."""
     return Command(
         scripts.load("set_priority"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
-        [id, priority],
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, _replay(keys, lane)),
+        [lane.number, id, priority],
         _text,
     )
 
@@ -369,26 +377,35 @@ def peek(
     )
 
 
-def redrive(handle: Handle, keys: SlotKeys, ids: Sequence[bytes]) -> Command[str]:
+def redrive(handle: Handle, keys: SlotKeys, lane: Lane, ids: Sequence[bytes]) -> Command[str]:
     """Send dead letters back; a letter for each: 1 sent, 0 not dead, x unreadable."""
     return Command(
         scripts.load("redrive"),
-        (keys.slot, keys.store, keys.records, keys.dead, keys.failures),
-        [now(), handle.channel, keys.index, *ids],
+        (keys.slot, keys.store, keys.records, keys.dead, keys.failures, _replay(keys, lane)),
+        [now(), lane.number, handle.channel, keys.index, *ids],
         _text,
     )
 
 
 def purge(
-    keys: SlotKeys, place: str, *, high: str = "+inf", limit: int = 1000, ids: Sequence[bytes] = ()
+    keys: SlotKeys,
+    lane: Lane,
+    place: str,
+    *,
+    high: str = "+inf",
+    limit: int = 1000,
+    ids: Sequence[bytes] = (),
 ) -> Command[int]:
     """Delete a page of waiting messages or dead letters; how many."""
     return Command(
         scripts.load("purge"),
-        (keys.slot, _queue(keys, place), keys.records, keys.failures, keys.merge, keys.audit),
-        [now(), high, limit, *ids],
+        (
+            keys.slot, _queue(keys, place), keys.records, keys.failures, keys.merge, keys.audit,
+            _replay(keys, lane),
+        ),
+        [now(), lane.number, high, limit, *ids],
         int,
-    )
+    )  # fmt: skip
 
 
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
@@ -454,44 +471,3 @@ def census(keys: SlotKeys, cursor: bytes, limit: int) -> Command[Census]:
         [cursor, limit],
         lambda reply: Census(reply[0], reply[1], reply[2:]),
     )
-
-
-# --- claiming ----------------------------------------------------------------------------------
-
-
-def _claims(keys: SlotKeys, names: Sequence[bytes]) -> list[bytes]:
-    return [keys.claim_stem + name for name in names]
-
-
-def _yes(reply: bytes) -> list[bool]:
-    return [letter == ord("1") for letter in reply]
-
-
-def claim(
-    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
-) -> Command[list[tuple[str, int, int]]]:
-    """Take claims of one slot, each for its owner.
-
-    Answers for each: "first", it is the owner's; "done"; or "busy", with the ms since another
-    owner claimed it and the ms until that claim ends.
-    """
-    return Command(scripts.load("claim"), _claims(keys, names), [now(), hold_ms, *owners], claimed)
-
-
-def renew(
-    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
-) -> Command[list[bool]]:
-    """Hold claims for longer; for each, whether it is still its owner's."""
-    return Command(scripts.load("renew"), _claims(keys, names), [hold_ms, *owners], _yes)
-
-
-def finish(
-    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
-) -> Command[list[bool]]:
-    """Mark claims as consumed, to be remembered so long; for each, whether its owner did."""
-    return Command(scripts.load("finish"), _claims(keys, names), [now(), *owners, *ttls_ms], _yes)
-
-
-def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Let go of claims that are being consumed; for each, whether it was its owner's."""
-    return Command(scripts.load("unclaim"), _claims(keys, names), list(owners), _yes)

@@ -47,7 +47,15 @@ class TopicVanished(ConfigurationError):
     """A topic that this client had open is gone from Redis: deleted, flushed, or failed over empty.
 
     RMQ does not quietly create it again, because the messages went with it.
+
+    Attributes:
+        anew: whether somebody else has created it again. Then this is raised once, and the next
+            call uses the new topic, or raises SettingsMismatch.
     """
+
+    def __init__(self, message: str, anew: bool = False) -> None:
+        super().__init__(message)
+        self.anew = anew
 
 
 class TopicNotEmpty(ConfigurationError):

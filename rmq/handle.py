@@ -150,7 +150,7 @@ class Handle:
         self, found: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
         """Take note of what is in Redis; `ready`: every slot has what its scripts read."""
-        self._slots = [SlotKeys(self.prefix, self.name, i) for i in range(found.slots)]
+        self._slots = [SlotKeys(self.prefix, self.name, i, created) for i in range(found.slots)]
         self._spread = Spread(found.slots, int.from_bytes(os.urandom(2), "big"))
         self.created = created
         self.revision = revision

@@ -55,15 +55,16 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "claim_stem", "dead", "failures", "index", "merge", "prepare", "queries",
-        "query_stem", "querylog_stem", "records", "replay_stem", "settled0", "settled1", "slot",
-        "stage_stem", "store", "topic",
+        "audit", "claim_stem", "created", "dead", "failures", "index", "merge", "prepare",
+        "queries", "query_stem", "querylog_stem", "records", "replay_stem", "settled0",
+        "settled1", "slot", "stage_stem", "store", "topic",
     )  # fmt: skip
 
-    def __init__(self, prefix: str, topic: str, index: int) -> None:
+    def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
         stem = f"{prefix}:{{{topic}_{index}}}:".encode()
         self.topic = topic
         self.index = index
+        self.created = created  # the stamp of the topic, where it was read
         self.slot = stem + b"slot"
         self.store = stem + b"store"
         self.prepare = stem + b"prepare"

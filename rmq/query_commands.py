@@ -123,7 +123,7 @@ def take(keys: SlotKeys, holder: Holder, after: int, limit: int) -> Command[Log]
         ),
         [
             now(), holder.run, holder.owner, holder.lease_ms, holder.owner_ms, after, limit,
-            int(holder.exact),
+            int(holder.exact), keys.created,
         ],
         _log,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import msgpack
 
 from rmq import scripts
 from rmq.command import Command, now
-from rmq.handle import Handle
+from rmq.handle import Handle, Lane
 from rmq.keys import SlotKeys, sink_key
 
 
@@ -65,15 +65,15 @@ def _moved(reply: list[Any]) -> Moved | None:
     return Moved(*reply) if len(reply) == 4 else None
 
 
-def publish(handle: Handle, keys: SlotKeys, name: str) -> Command[Moved | None]:
+def publish(handle: Handle, keys: SlotKeys, lane: Lane, name: str) -> Command[Moved | None]:
     """Move the next entry of a stage into the queue; None: the slot is full."""
     return Command(
         scripts.load("publish"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.stage_stem + name.encode(),
+            keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.replay_stem + lane.name,
         ),
-        [now(), handle.channel, keys.index],
+        [now(), handle.channel, keys.index, lane.number, keys.created],
         _moved,
     )  # fmt: skip
 

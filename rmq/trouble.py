@@ -109,6 +109,13 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
             "empty, and its messages went with it. Nothing was created; call topic.open() to "
             "create it again with the settings of that topic object, or rmq topic create"
         )
+    if code == "RMQANEW":
+        return TopicVanished(
+            f"{script}: {detail} is of a topic that was deleted, or lost by Redis, and "
+            "created anew since this client opened it, perhaps with other slots; the messages of "
+            "before went with it, and nothing was done. Open the topic again (topic.open()) to use "
+            "what is there now; a send or receive does so at its next call"
+        )
     if code == "RMQRECORD":
         return ScriptFailed(
             f"{script}: {detail} lacks the record of a queued message, or holds one "

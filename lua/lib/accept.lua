@@ -1,15 +1,16 @@
 -- accept: takes messages into a slot, for send and publish. `given` holds from at + 1 on: n ids, then n times
 -- head and rest. What it answers is told in send.lua; its first write is one that Redis refuses at maxmemory.
 -- A time that has passed is no error: the message is due at once.
+-- `created`: the topic's stamp, as the caller opened it.
 --   keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit
 --- @include "lib/score"
 --- @include "lib/head"
-local function accept(keys, given, at, count, now, channel, index)
+local function accept(keys, given, at, count, now, channel, index, created)
   local slot, store, records = keys[1], keys[2], keys[3]
   local s = redis.call('HMGET', slot, 'created', 'accepted', 'order', 'waiting', 'capacity', 'overflow', 'dedup_ms',
     'settled_turn', 'front')
-  if not s[1] then
-    fail('GONE', slot)
+  if s[1] ~= created then
+    fail(s[1] and 'ANEW' or 'GONE', slot)
   end
   local accepted, order = tonumber(s[2] or 0), tonumber(s[3] or 0)
   local capacity, window = tonumber(s[5]), tonumber(s[7])

@@ -7,7 +7,7 @@
 --- @include "lib/known"
 --- @include "lib/settled"
 --- @include "lib/wake"
-local function merging(keys, given, at, now, channel, place)
+local function merging(keys, given, at, now, channel, place, created)
   local slot, store, records, index = keys[1], keys[2], keys[3], keys[4]
   local id, head, rest, body, key, mode = unpack(given, at + 1, at + 6)
   if #id ~= 16 or #head ~= 4 then
@@ -24,8 +24,8 @@ local function merging(keys, given, at, now, channel, place)
     fail('ARG', 'time_range')
   end
   local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'capacity', 'dedup_ms', 'settled_turn', 'overflow')
-  if not s[1] then
-    fail('GONE', slot)
+  if s[1] ~= created then
+    fail(s[1] and 'ANEW' or 'GONE', slot)
   end
   local accepted, window, turn_seen = tonumber(s[2] or 0), tonumber(s[5]), tonumber(s[6])
   local here = redis.call('HEXISTS', records, id) == 1

@@ -33,7 +33,7 @@ local function ordered_run(integer, order, ids, count)
   return scores
 end
 
-local function plain(keys, entry, now, channel, index)
+local function plain(keys, entry, now, channel, index, created)
   local slot, store, records, stage = keys[1], keys[2], keys[3], keys[9]
   local head, first, count = entry[2], entry[3], entry[4]
   if type(head) ~= 'string' or #head ~= 4 or type(first) ~= 'string' or #first ~= 16 or type(count) ~= 'number'
@@ -69,7 +69,7 @@ local function plain(keys, entry, now, channel, index)
     for i = 1, count do
       ids[count + 2 * i - 1], ids[count + 2 * i] = head, bodies[i]
     end
-    return accept(keys, ids, 0, count, now, channel, index)[2]
+    return accept(keys, ids, 0, count, now, channel, index, created)[2]
   end
   local first_front = tonumber(s[5] or 0)
   local new_front = first_front

@@ -2,14 +2,15 @@
 -- in its branch with what it needs: every function of a script is made anew at each run, which is dear for
 -- a script that takes one message.
 --
--- Expects slot, store, prepare, records, dead, failures, merge, audit (keys), now, now_us, limit, waits, ordered.
+-- Expects slot, store, prepare, records, dead, failures, merge, audit (keys), now, now_us, limit, waits, ordered,
+-- created (the stamp of the topic that the caller opened).
 -- Leaves ids and reply (its fields but the deadline), max_retries, lefts (false, or what remains to those
 -- that have failed before, by place), drained (nothing more to take just now). Ends the script when there
 -- is nothing to take.
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
   'ordered', 'audited', 'queries_until', 'front')
-if not s[1] then
-  fail('GONE', slot)
+if s[1] ~= created then
+  fail(s[1] and 'ANEW' or 'GONE', slot)
 end
 if s[9] then
   redis.call('ZCARD', audit)

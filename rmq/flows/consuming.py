@@ -107,7 +107,8 @@ class ConsumerFlows(Generic[D]):
             found: list[D] = []
             # A batch of undecodable messages alone is not an answer.
             while not found and not self._reception.interrupted:
-                batches = yield from receiving.receive(self._reception, most, wait)
+                taking = receiving.receive(self._reception, most, wait)
+                batches = yield from opening.known(self._handle, taking)
                 if not batches:
                     break
                 try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from typing import TypeVar
 
 from rmq import commands, settings
 from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
@@ -15,6 +16,8 @@ from rmq.flows import Ask, Flow, Sleep, together
 from rmq.handle import Handle
 from rmq.replies import Opened
 from rmq.settings import Settings
+
+T = TypeVar("T")
 
 SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
 FOLLOW_S = 30.0  # settings that are kept in the client are older by at most so much
@@ -81,7 +84,7 @@ def _refuse_closed(handle: Handle, opened: Opened) -> None:
 
 def _adopt(handle: Handle, opened: Opened, found: Settings, ready: bool) -> None:
     revision = int(opened.kept.get("revision", 0))
-    handle.opened(found, opened.kept["created"].encode(), ready, revision)
+    handle.opened(found, _created(opened), ready, revision)
 
 
 def give_slots(handle: Handle) -> Flow[int]:
@@ -105,6 +108,27 @@ def give_slots(handle: Handle) -> Flow[int]:
     return replies.count(1)
 
 
+def known(handle: Handle, flow: Flow[T]) -> Flow[T]:
+    """Run a flow on an open topic; where the topic is another one by now, the next call opens it.
+
+    Raises:
+        TopicVanished: as the flow; with `anew`, the handle is no longer open.
+    """
+    try:
+        return (yield from flow)
+    except TopicVanished as error:
+        with suppress(RMQError):  # one slot alone does not tell: it may be gone, or left behind
+            opened = yield commands.topic(handle, None)
+            error.anew = opened.state >= 0 and _created(opened) != handle.created
+        if error.anew:
+            handle.forget()
+        raise
+
+
+def _created(opened: Opened) -> bytes:
+    return opened.kept["created"].encode()
+
+
 def ensure(handle: Handle, create: bool = True) -> Flow[None]:
     """Open the topic unless it is open; follow its settings where they were read long ago."""
     if not (handle.is_ready if create else handle.is_open):
@@ -122,12 +146,15 @@ def _follow(handle: Handle) -> Flow[None]:
         TopicVanished: it was deleted, or created anew.
     """
     opened = yield commands.topic(handle, None)
-    if opened.state < 0 or opened.kept["created"].encode() != handle.created:
+    if opened.state < 0 or _created(opened) != handle.created:
         anew = " and created anew" if opened.state >= 0 else ""
+        if anew:
+            handle.forget()
         raise TopicVanished(
             f"topic {handle.name!r} has vanished: it was deleted{anew}, or Redis was flushed, and "
             "its messages went with it. Open the topic again (topic.open()) to use what is there "
-            "now, or to start it anew"
+            "now, or to start it anew",
+            anew=bool(anew),
         )
     _refuse_closed(handle, opened)
     if int(opened.kept.get("revision", 0)) == handle.revision:

@@ -151,7 +151,9 @@ def reschedule(
         due = due_ms(at, "at", commands.now_ms())
     yield from opening.ensure(handle, create=False)
     message_id = handle.own_id(id)
-    status, _ = yield commands.reschedule(handle, handle.slots[message_id.slot], message_id, due)
+    keys = handle.slots[message_id.slot]
+    with handle.lanes.one() as lane:
+        status, _ = yield commands.reschedule(handle, keys, lane, message_id, due)
     result: RescheduleStatus = status
     return result
 
@@ -161,9 +163,9 @@ def set_priority(handle: Handle, id: Id, priority: int) -> Flow[PriorityStatus]:
     priority = check_priority(priority)
     yield from opening.ensure(handle, create=False)
     message_id = handle.own_id(id)
-    status: PriorityStatus = yield commands.set_priority(
-        handle.slots[message_id.slot], message_id, priority
-    )
+    keys = handle.slots[message_id.slot]
+    with handle.lanes.one() as lane:
+        status: PriorityStatus = yield commands.set_priority(keys, lane, message_id, priority)
     return status
 
 
@@ -422,7 +424,8 @@ def redrive(
         for keys, found in groups:
             ids = [one.id for one in found]
             while ids:
-                letters = yield commands.redrive(handle, keys, ids[:step])
+                with handle.lanes.one() as lane:
+                    letters = yield commands.redrive(handle, keys, lane, ids[:step])
                 ids = ids[len(letters) :]
                 sent += letters.count("1")
                 unreadable += letters.count("x")
@@ -457,7 +460,8 @@ def purge(
         for keys, found in groups:
             for at in range(0, len(found), 1000):
                 page = [one.id for one in found[at : at + 1000]]
-                done += yield commands.purge(keys, where, ids=page)
+                with handle.lanes.one() as lane:
+                    done += yield commands.purge(keys, lane, where, ids=page)
                 if progress:
                     progress(done, matched)
         return done
@@ -473,7 +477,8 @@ def purge(
         left = there - done
         while left > 0:
             step = min(1000, left)
-            gone = yield commands.purge(keys, where, limit=step)
+            with handle.lanes.one() as lane:
+                gone = yield commands.purge(keys, lane, where, limit=step)
             done, left = done + gone, left - gone
             if progress and gone:
                 progress(done, there)

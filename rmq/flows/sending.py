@@ -331,7 +331,8 @@ def send_many(
             yield from auditing.begin({one.line for one in groups if one.line is not None})
         calls = [_call(handle, group) for group in groups]
         results += [None] * sum(len(group.places) for group in groups)
-        yield from _deliver(handle, calls, groups, results, asked, timeout)
+        sent = _deliver(handle, calls, groups, results, asked, timeout)
+        yield from opening.known(handle, sent)
     finally:
         if numbering is not None:
             _settle_numbers(groups, results)

@@ -9,6 +9,7 @@ answered, and what was not is done. What is `beside` goes before the calls in th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rmq import commands
@@ -84,6 +85,10 @@ def _parts(leases: Leases) -> list[tuple[int, Leases, Sequence[int]]]:
     ]
 
 
+# how many deliveries, the replies with their places, the places without a slot -> the answer
+_Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
+
+
 class Settling(Generic[T]):
     """The calls of one settling, to be made as often as it takes until they are answered.
 
@@ -92,20 +97,23 @@ class Settling(Generic[T]):
     settled is then reported as lost.
     """
 
-    __slots__ = ("_beside", "_calls", "_handle", "_lanes", "_parts", "_read", "_size")
+    __slots__ = ("_beside", "_calls", "_gone", "_handle", "_lanes", "_parts", "_read", "_size")
 
     def __init__(
         self,
         handle: Handle,
         leases: Leases,
         build: _Build,
-        read: Callable[[int, list[tuple[Sequence[int], Any]]], T],
+        read: _Read[T],
         beside: Beside | None,
         last_first: bool = False,
     ) -> None:
         parts = _parts(leases) if leases.ids else []
         if last_first:
             parts.reverse()
+        # A topic that was created anew may have fewer slots: what was leased of the others is lost.
+        self._gone = [places for slot, _, places in parts if slot >= len(handle.slots)]
+        parts = [part for part in parts if part[0] < len(handle.slots)]
         self._handle = handle
         self._size = len(leases.ids)
         self._parts = [places for _, _, places in parts]
@@ -137,7 +145,8 @@ class Settling(Generic[T]):
         errors = [one for one in replies if isinstance(one, RMQError)]
         if errors and len(errors) == len(replies):
             raise errors[0]
-        answer = self._read(self._size, list(zip(self._parts, replies, strict=True)))
+        pairs = list(zip(self._parts, replies, strict=True))
+        answer = self._read(self._size, pairs, self._gone)
         return answer, errors[0] if errors else None
 
     def _made(self) -> Flow[list[Any]]:
@@ -156,10 +165,12 @@ class Settling(Generic[T]):
         self._lanes = []
 
 
-def _letters(size: int, replies: list[tuple[Sequence[int], Any]]) -> str:
-    if len(replies) == 1:
+def _letters(size: int, replies: list[tuple[Sequence[int], Any]], gone: list[Sequence[int]]) -> str:
+    if len(replies) == 1 and not gone:
         return str(replies[0][1])
     letters = [UNKNOWN] * size
+    for place in chain.from_iterable(gone):
+        letters[place] = "0"
     for places, reply in replies:
         if not isinstance(reply, RMQError):
             for place, letter in zip(places, reply, strict=True):
@@ -167,8 +178,12 @@ def _letters(size: int, replies: list[tuple[Sequence[int], Any]]) -> str:
     return "".join(letters)
 
 
-def _deadlines(size: int, replies: list[tuple[Sequence[int], Any]]) -> list[int | None]:
+def _deadlines(
+    size: int, replies: list[tuple[Sequence[int], Any]], gone: list[Sequence[int]]
+) -> list[int | None]:
     deadlines: list[int | None] = [0] * size
+    for place in chain.from_iterable(gone):
+        deadlines[place] = None
     for places, reply in replies:
         if not isinstance(reply, RMQError):
             for place, letter in zip(places, reply.letters, strict=True):

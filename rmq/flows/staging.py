@@ -265,17 +265,24 @@ def _move(handle: Handle, staged: Sequence[Staged], timeout: float) -> Flow[Publ
     while waiting:
         taken = [waiting.popleft() for _ in range(min(PUBLISHES, len(waiting)))]
         turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be asked again
-        calls = [stage_commands.publish(handle, handle.slots[index], name) for index, name in turn]
+        lanes = [handle.lanes.take() for _ in turn]
+        calls = [
+            stage_commands.publish(handle, handle.slots[index], lane, name)
+            for (index, name), lane in zip(turn, lanes, strict=True)
+        ]
+        copies, disks = 0, 0
         if wanted is None:
             replies = yield Pipeline(calls)
         else:
             replies, copies, disks = yield Durably(calls, wanted)
-            if copies < wanted.n or (isinstance(wanted, Fsync) and not disks):
-                raise NotDurable(
-                    f"durability: {shown_durability(wanted)} asked, {copies} replicas"
-                    + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
-                    + " confirmed in time; publish again to go on"
-                )
+        for lane in lanes:
+            handle.lanes.give(lane)
+        if wanted is not None and (copies < wanted.n or (isinstance(wanted, Fsync) and not disks)):
+            raise NotDurable(
+                f"durability: {shown_durability(wanted)} asked, {copies} replicas"
+                + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
+                + " confirmed in time; publish again to go on"
+            )
         last: dict[tuple[int, str], Moved | None] = {}
         for pair, reply in zip(turn, replies, strict=True):
             if isinstance(reply, RMQError):

@@ -132,7 +132,7 @@ def test_purge_of_the_store_accounts_for_them(box, merging, by_id):
     if merging:
         merged(box, 4)
 
-    gone = box.run(commands.purge(box.keys, "store", ids=ids if by_id else ()))
+    gone = box.run(commands.purge(box.keys, box.lane(), "store", ids=ids if by_id else ()))
 
     assert gone == 3 + (merging and not by_id)
     assert open_of(box) == [(4 + (merging and not by_id), None)]
@@ -144,7 +144,7 @@ def test_purge_of_the_dead_accounts_for_them_and_death_does_not(box):
     box.reject(box.take_one())
     assert open_of(box) == REST
 
-    box.run(commands.purge(box.keys, "dead"))
+    box.run(commands.purge(box.keys, box.lane(), "dead"))
 
     assert open_of(box) == [(2, None)]
 
@@ -220,9 +220,9 @@ def test_what_keeps_a_message_keeps_its_number_open(box):
     box.rollback()
     lease = box.take_one()
     box.reject(lease)
-    box.run(commands.redrive(box.handle, box.keys, [lease.id]))
-    box.run(commands.set_priority(box.keys, lease.id, 50))
-    box.run(commands.reschedule(box.handle, box.keys, lease.id, 1000))
+    box.run(commands.redrive(box.handle, box.keys, box.lane(), [lease.id]))
+    box.run(commands.set_priority(box.keys, box.lane(), lease.id, 50))
+    box.run(commands.reschedule(box.handle, box.keys, box.lane(), lease.id, 1000))
     merged(box, 2)
     merged(box, 3)
 
@@ -277,7 +277,7 @@ def test_numbers_are_accounted_for_at_maxmemory(tight, script):
         elif script == "cancel":
             assert box.run(commands.cancel(box.keys, box.lane(), ids[0])) == "cancelled"
         else:
-            box.run(commands.purge(box.keys, "store"))
+            box.run(commands.purge(box.keys, box.lane(), "store"))
         assert told(box, 5) == 0
     finally:
         box.redis.config_set("maxmemory", 0)

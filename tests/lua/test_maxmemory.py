@@ -36,7 +36,7 @@ def test_whatever_adds_is_refused_and_no_key_changes(full):
     for mode in ("first", "last", "collect"):
         refused(full, box.merge_command(box.ids()[0], key=b"open", mode=mode, max_wait=60_000))
         refused(full, box.merge_command(box.ids()[0], key=b"new", mode=mode))
-    refused(full, commands.redrive(box.handle, box.keys, [full.dead]))
+    refused(full, commands.redrive(box.handle, box.keys, box.lane(), [full.dead]))
 
 
 def test_duplicate_is_still_answered(full):

@@ -360,13 +360,13 @@ def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way)
     (id,), now = box.ids(), box.clock.now_ms
     command = box.merge_command(id, range_ms=5000)
     if way == "publish":
-        box.run(stage_commands.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[3:]]))
+        box.run(stage_commands.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[4:]]))
     before = box.state()
 
     if way == "merge":
         assert box.run(command) == commands.Merged(4, "s", b"")
     else:
-        assert box.run(stage_commands.publish(box.handle, box.keys, "s")).stored == 1
+        assert box.run(stage_commands.publish(box.handle, box.keys, box.lane(), "s")).stored == 1
 
     assert {k: v for k, v in box.changed(before).items() if k[0] != "stage:s"} == {
         ("slot", "accepted"): "4",

@@ -34,7 +34,7 @@ def merging(box: Box, id: bytes, body: bytes = b"body", mode: bytes = b"first") 
 
 
 def publish(box: Box, name: str = NAME):
-    return box.run(stage_commands.publish(box.handle, box.keys, name))
+    return box.run(stage_commands.publish(box.handle, box.keys, box.lane(), name))
 
 
 def test_publish_moves_one_entry_as_a_send_would_and_takes_it_out_of_the_stage(box):
@@ -45,7 +45,7 @@ def test_publish_moves_one_entry_as_a_send_would_and_takes_it_out_of_the_stage(b
 
     assert publish(box) == Moved(1, 1, 0, 0)
 
-    assert box.changed(before, replay=True) == {
+    assert box.changed(before) == {
         ("slot", "accepted"): "1",
         ("slot", "order"): "1",
         ("store", one): ordered(900, 1),
@@ -61,9 +61,9 @@ def test_publish_twice_goes_on_and_at_the_end_there_is_nothing_more(box):
 
     assert [publish(box), publish(box)] == [Moved(1, 1, 0, 0), Moved(0, 1, 0, 0)]
     after = box.state()
-    assert box.twice(lambda: stage_commands.publish(box.handle, box.keys, NAME)) == Moved(
-        0, 0, 0, 0
-    )
+    assert box.twice(
+        lambda: stage_commands.publish(box.handle, box.keys, box.lane(), NAME)
+    ) == Moved(0, 0, 0, 0)
 
     assert after[PLACE] == [b""]
     assert box.state() == after
@@ -151,7 +151,7 @@ def test_a_full_slot_refuses_an_entry_and_it_stays(make_box):
     assert publish(box) == Moved(1, 1, 0, 0)
     before = box.state()
 
-    assert box.twice(lambda: stage_commands.publish(box.handle, box.keys, NAME)) is None
+    assert box.twice(lambda: stage_commands.publish(box.handle, box.keys, box.lane(), NAME)) is None
 
     assert box.state() == before
     assert box.ack(box.take_one()) == "1"
@@ -285,7 +285,9 @@ def test_broken_window_stops_a_merging_entry_with_nothing_moved(box):
 def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
     for name, entry in (("p", plain(tight, 3)[1]), ("m", merging(tight, tight.ids()[0]))):
         push(tight, entry, name=name)
-    publish_first = [stage_commands.publish(tight.handle, tight.keys, name) for name in ("p", "m")]
+    publish_first = [
+        stage_commands.publish(tight.handle, tight.keys, tight.lane(), name) for name in ("p", "m")
+    ]
     tight.redis.script_load(publish_first[0].script.text)
     tight.redis.config_set("maxmemory", 1)
     before = tight.state()
@@ -306,7 +308,7 @@ def test_at_maxmemory_what_adds_nothing_is_taken_off_the_stage(tight):
     for name in ("one", "two"):
         push(tight, [id, *tight.part()], name=name)
     push(tight, [id, *tight.part()], [id, *tight.part()], name="more")
-    command = stage_commands.publish(tight.handle, tight.keys, "one")
+    command = stage_commands.publish(tight.handle, tight.keys, tight.lane(), "one")
     assert tight.run(command) == Moved(0, 0, 1, 0)
     tight.redis.config_set("maxmemory", 1)
 

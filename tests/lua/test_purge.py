@@ -10,7 +10,7 @@ from tests.lua.box import GONE
 
 
 def purge(box, place="store", **options):
-    return box.run(commands.purge(box.keys, place, **options))
+    return box.run(commands.purge(box.keys, box.lane(), place, **options))
 
 
 def test_purge_by_id_deletes_whole_messages_and_nothing_else(box):
@@ -19,7 +19,7 @@ def test_purge_by_id_deletes_whole_messages_and_nothing_else(box):
 
     assert purge(box, ids=[a, c, box.ids()[0]]) == 2
 
-    assert box.changed(before, replay=True) == {
+    assert box.changed(before) == {
         ("slot", "purged"): "2",
         ("store", a): GONE,
         ("store", c): GONE,
@@ -34,8 +34,8 @@ def test_purge_run_again_finds_nothing(box):
     purge(box, ids=ids)
     before = box.state()
 
-    assert box.twice(lambda: commands.purge(box.keys, "store", ids=ids)) == 0
-    assert box.twice(lambda: commands.purge(box.keys, "store")) == 0
+    assert box.twice(lambda: commands.purge(box.keys, box.lane(), "store", ids=ids)) == 0
+    assert box.twice(lambda: commands.purge(box.keys, box.lane(), "store")) == 0
     assert box.state() == before
 
 
@@ -46,7 +46,7 @@ def test_pages_go_from_the_lowest_score_to_the_end(box):
     assert set(box.order()) == set(high)
     assert purge(box, limit=2) == 2
     assert purge(box, limit=2) == 1
-    assert set(box.state()) == {"slot"}
+    assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
     assert box.counter("purged") == 5
     assert low[0] not in box.order()
 
@@ -90,7 +90,7 @@ def test_merge_windows_leave_the_index(box):
     assert purge(box, ids=[a]) == 1
     assert set(box.state()["merge"]) == {b"b"}
     assert purge(box) == 1
-    assert set(box.state()) == {"slot"}
+    assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
     assert box.merge(key=b"b")[1].letter == "s"
     assert b not in box.order()
 
@@ -124,7 +124,7 @@ def test_a_thousand_in_one_call(box):
 
     assert purge(box, ids=ids) == 1000
     assert purge(box, limit=1000) == 1000
-    assert set(box.state()) == {"slot"}
+    assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
 
 
 def test_more_than_a_thousand_ids_are_refused(box):

@@ -9,7 +9,7 @@ from tests.lua.box import GONE, ordered, stored, timed
 
 
 def redrive(box, *ids):
-    return box.run(commands.redrive(box.handle, box.keys, ids))
+    return box.run(commands.redrive(box.handle, box.keys, box.lane(), ids))
 
 
 def bury(box, count=1, **options):
@@ -26,7 +26,7 @@ def test_dead_letter_goes_to_the_end_of_its_priority_with_all_retries(box):
 
     assert redrive(box, id) == "1"
 
-    assert box.changed(before, replay=True) == {
+    assert box.changed(before) == {
         ("slot", "order"): "3",
         ("slot", "redriven"): "1",
         ("dead", id): GONE,
@@ -41,7 +41,7 @@ def test_redrive_run_again_finds_nothing_to_move(box):
     assert redrive(box, *ids) == "111"
     before = box.state()
 
-    assert box.twice(lambda: commands.redrive(box.handle, box.keys, ids)) == "000"
+    assert box.twice(lambda: commands.redrive(box.handle, box.keys, box.lane(), ids)) == "000"
     assert box.state() == before
 
 

@@ -383,7 +383,7 @@ def test_count_that_does_not_fit_the_arguments_is_refused(box):
     before = box.state()
 
     for count in (2, 4):
-        made.args[3] = count
+        made.args[4] = count
         with pytest.raises(Exception, match="RMQARG count"):
             box.run(made)
 

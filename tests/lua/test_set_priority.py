@@ -9,7 +9,7 @@ from tests.lua.box import ordered, stored, timed
 
 
 def command(box, id, priority):
-    return commands.set_priority(box.keys, id, priority)
+    return commands.set_priority(box.keys, box.lane(), id, priority)
 
 
 def set_priority(box, id, priority):
@@ -24,7 +24,7 @@ def test_message_joins_its_new_priority_as_the_newest(box, priority):
 
     assert set_priority(box, id, priority) == "changed"
 
-    assert box.changed(before, replay=True) == {
+    assert box.changed(before) == {
         ("slot", "order"): "3",
         ("store", id): ordered(priority, 3),
         ("records", id): stored(1, b"hello", priority=priority),

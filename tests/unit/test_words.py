@@ -253,7 +253,7 @@ def test_an_error_is_told_with_type_and_traceback_and_cut_to_size() -> None:
 def test_every_key_of_a_slot_has_its_tag_and_its_type() -> None:
     slot = keys.SlotKeys("rmq", "orders", 3)
     for name in keys.SlotKeys.__slots__:
-        if name not in ("index", "topic") and not name.endswith("_stem"):
+        if name not in ("created", "index", "topic") and not name.endswith("_stem"):
             key = getattr(slot, name)
             assert key == f"rmq:{{orders_3}}:{name}".encode()
             assert keys.type_of(key) == keys.TYPES[name]

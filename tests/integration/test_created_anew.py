@@ -1,0 +1,165 @@
+"""A topic is deleted, or Redis flushed, and somebody creates it again while others have it open."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.slots import slot_of
+from tests.conftest import any_binary
+from tests.servers import Server
+
+OLD, NEW = 3, 7
+KEY = next(k for k in (f"user:{n}" for n in range(100)) if slot_of(k, OLD) != slot_of(k, NEW))
+
+
+@pytest.fixture
+def anew(server: Server, name: str) -> Iterator[Callable[[int], rmq.Topic]]:
+    """Deletes the topic with all it holds, and creates it with so many slots."""
+    with rmq.Client(server.url) as other:
+
+        def make(slots: int) -> rmq.Topic:
+            other.admin.topic_delete(name, force=True)
+            topic = other.topic(name, slots=slots)
+            topic.open()
+            return topic
+
+        yield make
+
+
+SENDS: dict[str, dict[str, Any]] = {
+    "send": {"slot_basis": KEY},
+    "dedup_key": {"dedup_key": KEY},
+    "merge": {"merge_key": KEY, "time_range": 60, "merge": "collect"},
+}
+
+
+@pytest.mark.parametrize("how", SENDS)
+def test_a_send_is_told_once_and_then_goes_where_the_new_topic_wants_it(
+    api: Any, name: str, anew: Callable[[int], rmq.Topic], how: str
+) -> None:
+    api.topic(name, slots=OLD).open()
+    topic = api.topic(name)  # names no slots: it follows
+    topic.send("before", **SENDS[how])
+    new = anew(NEW)
+
+    with pytest.raises(rmq.TopicVanished, match="created anew") as caught:
+        topic.send("x", **SENDS[how])
+    assert caught.value.anew
+    first, second = topic.send("x", **SENDS[how]), new.send("y", **SENDS[how])
+
+    assert first.slot == second.slot == slot_of(KEY, NEW)
+    if how == "dedup_key":
+        assert (first.status, second.status) == ("stored", "duplicate")
+    if how == "merge":
+        assert (first.status, second.status, second.into) == ("stored", "merged", first.id)
+
+
+def test_who_asked_for_the_old_slots_is_told_of_the_mismatch(
+    api: Any, name: str, anew: Callable[[int], rmq.Topic]
+) -> None:
+    topic = api.topic(name, slots=OLD)
+    topic.open()
+    anew(NEW)
+
+    with pytest.raises(rmq.TopicVanished):
+        topic.send("x")
+    for _ in range(2):
+        with pytest.raises(rmq.SettingsMismatch, match="slots"):
+            topic.send("x")
+
+
+@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("slots", [1, NEW])
+def test_a_consumer_is_told_once_and_then_sees_every_slot(
+    api: Any, name: str, anew: Callable[[int], rmq.Topic], mode: Any, slots: int
+) -> None:
+    api.topic(name, slots=OLD).open()
+    consumer = api.topic(name).consumer(mode=mode)
+    assert consumer.receive(10) == []
+    new = anew(slots)
+    new.send_many([rmq.Outgoing(n) for n in range(100)])
+
+    with pytest.raises(rmq.TopicVanished):
+        consumer.receive(100)
+
+    seen: list[int] = []
+    while got := consumer.receive(100):
+        seen += [one.body for one in got]
+    assert sorted(seen) == list(range(100))
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend"])
+def test_what_was_leased_of_a_slot_that_is_no_more_is_lost(
+    api: Any, name: str, anew: Callable[[int], rmq.Topic], verb: str
+) -> None:
+    api.topic(name, slots=OLD).open()
+    topic = api.topic(name)
+    for number in range(30):
+        topic.send(number)
+    consumer = topic.consumer()
+    held = consumer.receive(30)
+    assert {one.slot for one in held} == set(range(OLD))
+    anew(1).send("new")
+    with pytest.raises(rmq.TopicVanished):
+        consumer.receive()
+    (new,) = consumer.receive()
+
+    lost = getattr(consumer, verb)([*held, new])
+
+    assert {str(one.id) for one in lost} == {str(one.id) for one in held}
+    assert all(one.lost for one in held)
+    assert not new.lost
+
+
+def test_a_worker_says_so_and_goes_on_with_the_new_topic(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Server(any_binary())
+    try:
+        with rmq.Client(made.url, retry_for=1) as client, rmq.Client(made.url) as other:
+            topic = client.topic(name)
+            seen: set[int] = set()
+            done = threading.Event()
+
+            @topic.handler
+            def handle(body: int) -> None:
+                seen.add(body)
+                if seen >= set(range(50)):
+                    done.set()
+
+            with caplog.at_level(logging.ERROR, "rmq"), rmq.Worker(client):
+                other.topic(name).send(-1)
+                until = time.monotonic() + 30
+                while -1 not in seen and time.monotonic() < until:
+                    time.sleep(0.01)
+                with made.raw() as raw:
+                    raw.flushall()
+                new = rmq.Client(made.url).topic(name, slots=4)
+                new.send_many([rmq.Outgoing(n) for n in range(50)])
+                assert done.wait(30)
+        assert any("anew" in line or "vanished" in line for line in caplog.messages)
+    finally:
+        made.stop()
+
+
+def test_a_topic_that_nobody_created_again_stays_vanished(
+    api: Any, name: str, server: Server
+) -> None:
+    topic = api.topic(name)
+    topic.send("x")
+    with rmq.Client(server.url) as other:
+        other.admin.topic_delete(name, force=True)
+
+    for _ in range(3):
+        with pytest.raises(rmq.TopicVanished) as caught:
+            topic.send("y")
+        assert not caught.value.anew
+    topic.open()
+    assert topic.send("z").status == "stored"
