@@ -186,16 +186,21 @@ class Hostile:
     # --- workers ---------------------------------------------------------------------------------
 
     def _worker(self, scene: Scene) -> Child:
-        return scene.worker(
+        child = scene.worker(
             mutant=self.mutant, concurrency=4, max_runtime=MAX_RUNTIME_S,
             worker=WORKER, client=CLIENT,
         )  # fmt: skip
+        threading.Thread(target=self._see_off, args=(scene, child), daemon=True).start()
+        return child
+
+    def _see_off(self, scene: Scene, child: Child) -> None:
+        """Note the moment at which a process ends: its runs end with it."""
+        self.exits[child.process.wait()] += 1
+        scene.note("gone", child.pid)
 
     def _replace(self, scene: Scene) -> None:
         for place, child in enumerate(self._workers[scene]):
             if child.is_gone():
-                self.exits[child.process.returncode] += 1
-                scene.note("gone", child.pid)
                 self._workers[scene][place] = self._worker(scene)
 
     # --- producers -------------------------------------------------------------------------------
@@ -343,7 +348,9 @@ def pair(binary: str) -> Iterator[Pair]:
 def figures(run: Hostile, accounts: list[Account], seconds: float) -> str:
     """A run in some lines."""
     lines = [f"{scene.kind}: {one}" for scene, one in zip(run.scenes, accounts, strict=True)]
-    lines += [f"{one.mode}: {one.verdict()}; {one.unknown} unknown" for one in run.pulls]
+    lines += [
+        f"{one.mode}: {one.verdict(run.fired.total())}; {one.unknown} unknown" for one in run.pulls
+    ]
     lines.append(f"faults {dict(run.fired)}; sends repeated {dict(run.outcomes)}; worker exits")
     lines[-1] += f" {dict(run.exits)}; {seconds:.0f} s"
     return "\n".join(lines)
@@ -366,7 +373,10 @@ def main() -> int:
         print(f"seed {asked.seed}\n{figures(run, accounts, time.monotonic() - begun)}")
         for one in accounts:
             print(one.lost[:10], one.unexplained[:10], one.overlaps[:10], one.zombies[:10])
-    states = [*(one.state for one in accounts), *(one.verdict().state for one in run.pulls)]
+    states = [
+        *(one.state for one in accounts),
+        *(one.verdict(run.fired.total()).state for one in run.pulls),
+    ]
     return int(any(state != "valid" for state in states))
 
 

@@ -94,6 +94,6 @@ class Pull:
             except rmq.Unavailable:
                 time.sleep(0.05)
 
-    def verdict(self) -> Verdict:
-        """The account, once both threads have ended."""
-        return self.history.verdict(fired=self.unknown)
+    def verdict(self, fired: int) -> Verdict:
+        """The account, once both threads have ended. `fired`: how many faults there were."""
+        return self.history.verdict(fired=fired)

@@ -44,7 +44,7 @@ def test_nothing_is_lost_and_every_duplicate_has_a_cause(
         assert one.unexplained == []
         assert one.state == "valid", one.overlaps
     for pull in run.pulls:
-        verdict = pull.verdict()
+        verdict = pull.verdict(run.fired.total())
         assert verdict.state == "valid", verdict
         assert verdict.duplicates == 0
         assert pull.leases_lost == 0

@@ -8,7 +8,7 @@ on this machine) and the `pid`. Handlers write
     until     Redis has a later deadline for this very delivery
     lost      the handler has seen that d.lost is true
     hang      it is going to work for longer than its max_runtime, `runtime` seconds;
-              `blind`: it blocks, and cannot look at d.lost
+              `blind`: it blocks, and cannot look at d.lost; `loop`: nor can others beside it
     done      it returns; fail: it raises
     exit      it ends its process
 
@@ -101,6 +101,22 @@ def _spans(history: list[Event], what: str, to: str) -> dict[int, list[tuple[flo
     return found
 
 
+def _blocked(history: list[Event]) -> dict[int, list[tuple[float, float]]]:
+    """By process: from when to when a handler blocked its event loop."""
+    found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    begun: dict[tuple[int, int, int], float] = {}
+    for event in history:
+        if event["e"] == "hang" and event["loop"]:
+            begun[event["pid"], event["n"], event["fence"]] = event["t"]
+        elif event["e"] == "done":
+            since = begun.pop((event["pid"], event["n"], event["fence"]), None)
+            if since is not None:
+                found[event["pid"]].append((since, event["t"]))
+    for (pid, _, _), since in begun.items():
+        found[pid].append((since, NEVER))
+    return found
+
+
 def runs_of(history: list[Event]) -> dict[int, list[Run]]:
     """The runs of each message, as they began."""
     found: dict[int, list[Run]] = defaultdict(list)
@@ -151,7 +167,7 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
     return False
 
 
-def _overlap(one: Run, again: Run, stopped: list[tuple[float, float]]) -> str:
+def _overlap(one: Run, again: Run, stopped: Iterable[tuple[float, float]]) -> str:
     """What is wrong with `again` having begun when it did."""
     if one.given > again.begun and again.wall < one.deadline(again.begun):
         early = one.deadline(again.begun) - again.wall
@@ -159,9 +175,9 @@ def _overlap(one: Run, again: Run, stopped: list[tuple[float, float]]) -> str:
     if one.ended <= again.begun or one.blind:
         return ""
     may_be_late = again.begun + SLACK_NS
-    for since, until in stopped:
-        if since <= again.begun <= until:
-            may_be_late = until + SLACK_NS  # it cannot look before it goes on
+    for since, until in sorted(stopped):
+        if since <= may_be_late and until >= again.begun:
+            may_be_late = max(may_be_late, until + SLACK_NS)  # it cannot look before it goes on
     if one.lost > may_be_late and one.ended > may_be_late:
         return f"{one.n}: attempt {one.attempt} went on beside {again.attempt}, not told it is lost"
     return ""
@@ -178,7 +194,7 @@ def account(
     for number in buried:
         book.bury(number)
     history = sorted(history, key=lambda event: event["t"])
-    stopped = _spans(history, "stop", "cont")
+    stopped, blocked = _spans(history, "stop", "cont"), _blocked(history)
     unexplained, overlaps, zombies, settled = [], [], [], []
     for number, runs in runs_of(history).items():
         newest = runs[0]
@@ -190,7 +206,9 @@ def account(
             else:
                 unexplained.append(number)
             for one in runs[:place]:
-                if wrong := _overlap(one, again, stopped.get(one.pid, [])):
+                if wrong := _overlap(
+                    one, again, [*stopped.get(one.pid, []), *blocked.get(one.pid, [])]
+                ):
                     overlaps.append(wrong)
             if again.fence < newest.fence:
                 zombies.append(number)

@@ -47,8 +47,9 @@ class Book:
 class Play:
     """What a handler does, as a generator of pauses: the handler sleeps or awaits them."""
 
-    def __init__(self, book: Book, url: str, always_again: bool) -> None:
+    def __init__(self, book: Book, url: str, always_again: bool, in_loop: bool) -> None:
         self.book = book
+        self.in_loop = in_loop
         self.always_again = always_again
         self.raw = redis.Redis.from_url(url, socket_timeout=0.2, socket_connect_timeout=0.2)
 
@@ -65,7 +66,10 @@ class Play:
             self.book.write("fail", **about)
             raise RuntimeError("asked to fail")
         if len(more) > 1:
-            self.book.write("hang", runtime=more[1], blind=act == "block", **about)
+            blind = act == "block"
+            self.book.write(
+                "hang", runtime=more[1], blind=blind, loop=blind and self.in_loop, **about
+            )
         if act == "block":
             time.sleep(more[0])
         if act == "gil":
@@ -117,7 +121,7 @@ def main(text: str) -> int:
     logging.basicConfig(level="WARNING", format="%(asctime)s %(threadName)s %(message)s")
     book = Book(task["log"])
     kind = task["kind"]
-    play = Play(book, task["url"], task["again"])
+    play = Play(book, task["url"], task["again"], kind == "async")
     made = rmq.AsyncClient if kind == "async" else rmq.Client
     client = made(task["url"], **task["client"])
     topic = client.topic(task["topic"])
