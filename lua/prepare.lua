@@ -18,6 +18,7 @@ ARGV[5]   waits                1: the caller sleeps if this finds nothing, and w
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and
                                one message alone where a living one has failed; 0: plainly, see below
 ARGV[7]   created              the topic's stamp, as the caller opened it: another one is an error
+ARGV[8]   again                1 where an earlier copy of this call had no reply; else left out
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have run out and want a rollback, 2 more
           if those of queries have,
           deadline s, number of the first delivery, acceptance number of the newest message,
@@ -25,7 +26,8 @@ Returns   {us until the slot next has work (0 now, -1 never), 1 if leases have r
           An id of '' stands where a replayed delivery is no longer the caller's.
 Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
 Atomic    Everything taken is read and checked before it moves; the first write frees memory, so a full
-          Redis still drains. Run twice with one number, it hands over the same deliveries. Expired
+          Redis still drains. Run twice with one number, it hands over the same deliveries. A repeated call
+          that found nothing is remembered too, so that the earlier copy takes nothing if it comes late. Expired
           messages are buried or dropped here, not handed over.
           A take in order sets the slot's `ordered`. Where that is set, a plain take too waits for what is in
           flight and for the hold; then it takes, and clears it.
@@ -61,6 +63,7 @@ if before then
 end
 
 local created = ARGV[7]
+local again, number = ARGV[8] == '1', ARGV[2]
 --- @include "lib/take"
 local deadline, first, leases = math.ceil((now + lease) / 1000), reply[4], {}
 local base = deadline * 1000 + (lefts and 0 or max_retries)

@@ -33,17 +33,37 @@ def now_ms() -> int:
 
 
 class Command(Generic[T]):
-    """One call of one script."""
+    """One call of one script.
 
-    __slots__ = ("args", "keys", "parse", "script")
+    Args:
+        script: the script to call.
+        keys: its KEYS.
+        args: its ARGV.
+        parse: reads the reply, or raises one of RMQ's errors.
+        says_again: the script wants to know when a call is repeated: a last argument of 1.
+    """
+
+    __slots__ = ("args", "keys", "parse", "says_again", "script")
 
     def __init__(
-        self, script: Script, keys: Sequence[bytes], args: Sequence[Any], parse: Callable[[Any], T]
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[Any],
+        parse: Callable[[Any], T],
+        says_again: bool = False,
     ) -> None:
         self.script = script
         self.keys = keys
         self.args = args
         self.parse = parse
+        self.says_again = says_again
+
+    def again(self) -> Command[T]:
+        """The same call, as it is sent after one whose reply did not come."""
+        if not self.says_again:
+            return self
+        return Command(self.script, self.keys, [*self.args, 1], self.parse)
 
     def __repr__(self) -> str:
         return f"Command({self.script.name!r}, {list(self.keys)!r})"

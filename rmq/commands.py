@@ -136,6 +136,7 @@ def prepare(
             keys.created,
         ],
         _parse_batch,
+        says_again=True,
     )  # fmt: skip
 
 

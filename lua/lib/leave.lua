@@ -48,6 +48,9 @@ if expired then
     depart(slot, audit, 'accounted', numbers_in(numbered, number_of, {}), now)
   end
   if n == 0 then
+    if again then
+      remember(lane, number, '0:0:')
+    end
     return reply
   end
 end

@@ -1,7 +1,8 @@
 -- replay: a client library may send a command again when its reply was lost. Each caller works in a
 -- lane, one command at a time, and numbers them; the slot keeps the answer to the last number of each
 -- lane for a minute, and a number seen before is answered, not done again. A copy that was stuck in the
--- network until its caller had gone on to a later number is refused.
+-- network until its caller had gone on to a later number is refused. An answer that changed nothing need not be kept:
+-- the copy would find nothing to do, but for a take, which `prepare` therefore remembers when it is a repetition.
 local REPLAY_MS = 60000
 
 local function replayed(key, number)

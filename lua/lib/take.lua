@@ -3,7 +3,8 @@
 -- a script that takes one message.
 --
 -- Expects slot, store, prepare, records, dead, failures, merge, audit (keys), now, now_us, limit, waits, ordered,
--- created (the stamp of the topic that the caller opened).
+-- created (the stamp of the topic that the caller opened), again (an earlier copy of this call had no reply; then
+-- lane, number and remember).
 -- Leaves ids and reply (its fields but the deadline), max_retries, lefts (false, or what remains to those
 -- that have failed before, by place), drained (nothing more to take just now). Ends the script when there
 -- is nothing to take.

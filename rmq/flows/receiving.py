@@ -218,7 +218,7 @@ def _answered(reception: Reception, take: Take) -> Flow[Batch]:
     known = reception.unanswered is None  # that nothing of it was done before
     reception.unanswered = take
     try:
-        batch: Batch = yield take.command
+        batch: Batch = yield (take.command if known else take.command.again())
     except Exception as error:
         if not isinstance(error, OutcomeUnknown) and (known or not isinstance(error, Unavailable)):
             reception.unanswered = None  # nothing was taken

@@ -242,6 +242,7 @@ class AsyncExecutor(Base):
         words = words_of(command)
 
         async def attempt() -> Any:
+            words = words_of(command.again())
             try:
                 return await self._ask(*words)
             except redis.ResponseError as error:

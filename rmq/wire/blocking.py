@@ -244,6 +244,7 @@ class Executor(Base):
         words = words_of(command)
 
         def attempt() -> Any:
+            words = words_of(command.again())
             try:
                 return self._ask(*words)
             except redis.ResponseError as error:

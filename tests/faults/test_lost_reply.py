@@ -210,6 +210,23 @@ def test_a_late_copy_of_a_prepare_takes_nothing(case: Case) -> None:
     impatient.close()
 
 
+def test_a_late_copy_of_a_prepare_that_found_nothing_takes_nothing(case: Case) -> None:
+    impatient = Driver(case.proxy.url, case.driver.loop is not None, timeout=0.3)
+    topic = impatient.client.topic(case.name)
+    impatient.do(topic.open())
+    consumer = topic.consumer()
+    impatient.do(consumer.receive(1))  # the script is loaded
+    case.proxy.hold("prepare", 1.0)
+    assert impatient.do(consumer.receive(1)) == []
+    case.do(case.topic.send(0))
+
+    impatient.do(impatient.pause(1.2))
+
+    assert case.proxy.fired == 1
+    assert case.stats()["in_flight"] == 0, "the late copy leased what nobody holds"
+    impatient.close()
+
+
 def test_a_second_copy_is_seen_where_nothing_guards_against_it(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -534,3 +534,29 @@ def test_one_take_in_ten_begins_with_the_fewest_deliveries_left_and_the_oldest_o
 
     assert [lease.id for lease in box.take(2)] == [second, first]
     assert box.take_one().id == third
+
+
+def test_a_repeated_call_that_found_nothing_keeps_its_earlier_copy_from_taking(box):
+    lane = box.lane()
+    stuck = command(box, lane)
+
+    assert box.run(stuck.again()).ids == []
+    after = box.state()
+    assert box.run(stuck.again()).ids == []
+    assert box.state() == after
+    box.send(2)
+    waiting = box.state()
+    late = box.run(stuck)
+
+    assert late.ids == []
+    assert box.state() == waiting
+
+
+def test_a_call_that_found_nothing_and_is_no_repetition_writes_nothing(box):
+    box.send(1)
+    box.ack(*box.take(1))
+    before = box.state()
+
+    assert box.run(command(box, box.lane())).ids == []
+
+    assert box.state() == before
