@@ -170,7 +170,7 @@ REASONS: dict[str, Reason] = {
         dropped,
         {"max_length": 4, "overflow": "drop_lowest"},
         _leave_out(
-            "send", "depart(slot, keys[8], 'accounted', numbers_at(records, dropped, 100), now)"
+            "send", "depart(slot, audit, 'accounted', numbers_at(records, dropped, 100), now)"
         ),
         5,
     ),

@@ -250,7 +250,7 @@ def test_topic_that_was_deleted_and_made_anew_is_another_one(
 
     with pytest.raises(rmq.TopicVanished, match="created anew"):
         topic.send(2)
-    with pytest.raises(rmq.TopicVanished):
+    with pytest.raises(rmq.SettingsMismatch, match="8 for slots"):
         topic.send(2)
 
     assert api.admin.stats(name)["accepted"] == 0
