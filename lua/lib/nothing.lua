@@ -9,6 +9,7 @@ if waits == '1' and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, note) or
 end
 if again then
   -- A poll that finds nothing writes nothing; but an earlier copy of this one may still be in the network.
+  drain(store)
   remember(lane, number, '0:0:')
 end
 return reply

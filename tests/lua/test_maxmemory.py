@@ -96,13 +96,15 @@ def test_lane_still_remembers_its_answer(full):
         assert full.box.state() == before
 
 
+@pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize("waits", [False, True])
-def test_prepare_drains_every_family_and_then_waits(full, waits):
+def test_prepare_drains_every_family_and_then_waits(full, waits, repeated):
     box = full.box
     box.rollback()
     taken = []
     for _ in range(10):
-        batch = box.run(commands.prepare(box.keys, box.lane(), 1, 30_000, waits))
+        take = commands.prepare(box.keys, box.lane(), 1, 30_000, waits)
+        batch = box.run(take.again() if repeated else take)
         taken += batch.ids
 
     assert set(taken) == {full.waiting, full.due, full.retry, full.lapsed.id}
