@@ -111,7 +111,8 @@ class Hostile:
         self.errors: list[str] = []
         self.exits: Counter[int] = Counter()
         self._seed = seed
-        self._over = threading.Event()
+        self._over = threading.Event()  # no more messages and faults
+        self._drained = threading.Event()
         self._hurting = threading.Lock()  # one fault of the network at a time
         self._stack = contextlib.ExitStack()
         self.scenes = [
@@ -134,14 +135,15 @@ class Hostile:
             self._play(seconds)
             return [self._judged(scene) for scene in self.scenes]
         finally:
+            self._over.set()
+            self._drained.set()
             self._stack.close()
 
     def _play(self, seconds: float) -> None:
-        for scene in self.scenes:
-            self._workers[scene] = [self._worker(scene) for _ in range(2)]
+        # The thread that starts the workers outlives them: Linux kills them as it ends.
+        self._start("processes", self._processes)
         parts: dict[str, Callable[[random.Random], None]] = {
             "network": self._network,
-            "processes": self._processes,
         }
         for scene in self.scenes:
             parts[f"produce {scene.kind}"] = functools.partial(self._produce, scene)
@@ -149,18 +151,18 @@ class Hostile:
         for pull in self.pulls:
             parts[f"produce {pull.mode}"] = functools.partial(pull.produce, self._over)
             parts[f"consume {pull.mode}"] = pull.consume
-        threads = [
-            threading.Thread(target=self._guarded, args=(name, part), name=name, daemon=True)
-            for name, part in parts.items()
-        ]
-        for thread in threads:
-            thread.start()
+        threads = [self._start(name, part) for name, part in parts.items()]
         self._over.wait(seconds)
         self._over.set()
         for thread in threads:
             thread.join(4 * hostile_pull.DRAIN_S)
             assert not thread.is_alive(), f"it did not come to its end: {thread.name}"
         assert not self.errors, self.errors
+
+    def _start(self, name: str, part: Callable[[random.Random], None]) -> threading.Thread:
+        thread = threading.Thread(target=self._guarded, args=(name, part), name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _guarded(self, name: str, part: Callable[[random.Random], None]) -> None:
         try:
@@ -173,7 +175,7 @@ class Hostile:
         until = time.monotonic() + DRAIN_S
         while self._held(scene):
             assert time.monotonic() < until, f"not drained: {scene.held()}, {scene._told()}"
-            self._replace(scene)
+            assert not self.errors, self.errors
             time.sleep(0.2)
         return account(events(scene.log), scene.sent, scene.dead(), fired=scene.fired)
 
@@ -195,8 +197,9 @@ class Hostile:
 
     def _see_off(self, scene: Scene, child: Child) -> None:
         """Note the moment at which a process ends: its runs end with it."""
-        self.exits[child.process.wait()] += 1
-        scene.note("gone", child.pid)
+        code = child.process.wait()
+        self.exits[code] += 1
+        scene.note("gone", child.pid, code=code)
 
     def _replace(self, scene: Scene) -> None:
         for place, child in enumerate(self._workers[scene]):
@@ -311,10 +314,12 @@ class Hostile:
             raw.script_flush()
 
     def _processes(self, rng: random.Random) -> None:
-        while not self._over.wait(0.3 + rng.random()):
+        for scene in self.scenes:
+            self._workers[scene] = [self._worker(scene) for _ in range(2)]
+        while not self._drained.wait(0.3 + rng.random()):
             for scene in self.scenes:
                 self._replace(scene)
-            if rng.random() > 0.4:
+            if self._over.is_set() or rng.random() > 0.4:
                 continue
             scene = rng.choice(self.scenes)
             child = rng.choice(self._workers[scene])

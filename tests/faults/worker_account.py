@@ -13,7 +13,8 @@ on this machine) and the `pid`. Handlers write
     exit      it ends its process
 
 and a test writes what it did: kill, stop, cont, term, keeper (with the `pid` it did it to), redis
-(with `back`, when it was over), and that a process is gone. Nothing here knows of RMQ's own counts.
+(with `back`, when it was over), and that a process is gone (with its exit `code`). Nothing
+here knows of RMQ's own counts.
 
     settled      its newest delivery is done: what a zombie finishes does not count
     lost         was sent, and is neither settled nor dead
@@ -162,6 +163,8 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
         elif event["t"] >= one.begun and event["pid"] == one.pid:
             if event["e"] in ("kill", "exit", "stop", "term", "keeper"):
                 return True
+            if event["e"] == "gone" and event.get("code"):
+                return True  # told to stop before this run began, it ended before the ack
             if event["e"] in ("fail", "hang") and event["n"] == one.n:
                 return True
     return False
