@@ -57,7 +57,7 @@ end
 redis.call('ZCARD', queries)
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
-local again, lane, number, remember = false, nil, nil, nil -- the log answers a call that is repeated
+local remember, lane, number, again = nil, nil, nil, false -- the log answers a call that is repeated
 local function taken()
   --- @include "lib/take"
   local delivery, leases = reply[4], {}

@@ -84,9 +84,9 @@ def watch(faults: Faults) -> None:
     """Have the steps that RMQ takes told to the faults."""
     claim_keys, ack = Desk._claim_keys, Desk.ack
 
-    def claims(self: Desk, found: list[Any], guard: Any) -> None:
+    def claims(self: Desk, found: list[Any]) -> None:
         faults.reach("taken")
-        claim_keys(self, found, guard)
+        claim_keys(self, found)
 
     def acks(self: Desk, deliveries: Any) -> Any:
         def finish_alone() -> None:

@@ -151,9 +151,9 @@ def watch(faults: Faults, recorder: Recorder) -> None:
         recorder.sent.clear()
         return send(self, *what)
 
-    def marks(*what: Any) -> None:
+    def marks(*what: Any) -> int:
         faults.reach(f"{threading.current_thread().name} unmarked", recorder.sent)
-        mark(*what)
+        return mark(*what)
 
     def asks(self: Resender, topic: str, these: Any) -> Any:
         found = ask(self, topic, these)

@@ -19,7 +19,7 @@ def marks_first(faults: Any) -> None:
             taken, looked, now = rows.take(connection, self._batch)
             later = now + self._outbox.resend_after_ms(1)
             marks = [
-                Mark(one.seq, 0, 0, later, UNCONFIRMED if one.confirm else CONFIRMED)
+                Mark(one.seq, 0, 0, later, UNCONFIRMED if one.confirm else CONFIRMED, one.sends)
                 for one in taken
             ]
             if marks:

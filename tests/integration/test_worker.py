@@ -394,7 +394,8 @@ def test_a_topic_with_other_settings_stops_the_start_and_leaves_nothing(
     with pytest.raises(rmq.SettingsMismatch):
         worker.start()
 
-    assert (threading.active_count(), descriptors()) == (threads, fds)
+    assert threading.active_count() == threads
+    assert descriptors() <= fds  # what others had left open may close meanwhile
     assert worker.health().problems == ["it is not running"]
 
 

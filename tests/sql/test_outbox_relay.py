@@ -335,6 +335,7 @@ def test_a_topic_half_deleted_waits_for_a_person_and_ends_no_loop(database, clie
     client.topic(name, slots=2).open()
     fill(engine, outbox, name, ["before"])
     relay.run_once()
+    client.topic(name).send_many([rmq.Outgoing(n) for n in range(4)])  # each slot has messages
     with server.raw() as raw:
         assert raw.delete(f"rmq:{{{name}}}:topic", f"rmq:{{{name}_0}}:slot") == 2
         assert raw.hset(f"rmq:{{{name}_1}}:slot", "created", "another life") == 0
