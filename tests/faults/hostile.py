@@ -43,13 +43,16 @@ from tests.faults import hostile_pull
 from tests.faults.hostile_pull import Pull
 from tests.faults.process import wait_for
 from tests.faults.proxy import Proxy
-from tests.faults.worker_account import Account, account, events
+from tests.faults.worker_account import SLACK_NS, Account, account, events
 from tests.faults.worker_scene import KINDS, Child, Scene
 from tests.servers import Server
 
 LEASE_S, MAX_RUNTIME_S, HANG_S = 4.0, 1.0, 8.0
 CLIENT = {"timeout": 1.0, "retry_for": 10.0}
 WORKER = {"grace": 3, "watchdog": 6}
+# A worker gives a delivery back, and learns that it has when the reply comes: after a fault of the
+# network (3 s at most) and a timeout, in the worst case. Only then is the handler told.
+TOLD_NS = SLACK_NS + 4_000_000_000
 BURST = 60  # sends of one asyncio.gather
 DRAIN_S = 180.0  # a message that hangs, is killed and retried on a busy machine
 NETWORK = ("failover", "strand", "reset", "hole", "freeze", "cut", "flush")
@@ -177,7 +180,9 @@ class Hostile:
             assert time.monotonic() < until, f"not drained: {scene.held()}, {scene._told()}"
             assert not self.errors, self.errors
             time.sleep(0.2)
-        return account(events(scene.log), scene.sent, scene.dead(), fired=scene.fired)
+        return account(
+            events(scene.log), scene.sent, scene.dead(), fired=scene.fired, slack_ns=TOLD_NS
+        )
 
     def _held(self, scene: Scene) -> int:
         try:

@@ -170,26 +170,35 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
     return False
 
 
-def _overlap(one: Run, again: Run, stopped: Iterable[tuple[float, float]]) -> str:
+def _overlap(one: Run, again: Run, stopped: Iterable[tuple[float, float]], slack_ns: float) -> str:
     """What is wrong with `again` having begun when it did."""
     if one.given > again.begun and again.wall < one.deadline(again.begun):
         early = one.deadline(again.begun) - again.wall
         return f"{one.n}: begun {early} ms before the lease of attempt {one.attempt} ended"
     if one.ended <= again.begun or one.blind:
         return ""
-    may_be_late = again.begun + SLACK_NS
+    may_be_late = again.begun + slack_ns
     for since, until in sorted(stopped):
         if since <= may_be_late and until >= again.begun:
-            may_be_late = max(may_be_late, until + SLACK_NS)  # it cannot look before it goes on
+            may_be_late = max(may_be_late, until + slack_ns)  # it cannot look before it goes on
     if one.lost > may_be_late and one.ended > may_be_late:
         return f"{one.n}: attempt {one.attempt} went on beside {again.attempt}, not told it is lost"
     return ""
 
 
 def account(
-    history: list[Event], sent: Iterable[int], dead: Iterable[int] = (), *, fired: int
-) -> Account:
-    """The account of a run. `fired`: how many faults there were; 0 proves nothing."""
+    history: list[Event], sent: Iterable[int], dead: Iterable[int] = (), *, fired: int,
+    slack_ns: float = SLACK_NS,
+) -> Account:  # fmt: skip
+    """The account of a run.
+
+    Args:
+        history: what was written down.
+        sent: the messages that were accepted.
+        dead: those that are dead letters.
+        fired: how many faults there were; 0 proves nothing.
+        slack_ns: how long after another run began a handler may learn that its lease is lost.
+    """
     book, buried = History(), set(dead)
     for number in sent:
         book.attempt(number)
@@ -210,7 +219,7 @@ def account(
                 unexplained.append(number)
             for one in runs[:place]:
                 if wrong := _overlap(
-                    one, again, [*stopped.get(one.pid, []), *blocked.get(one.pid, [])]
+                    one, again, [*stopped.get(one.pid, []), *blocked.get(one.pid, [])], slack_ns
                 ):
                     overlaps.append(wrong)
             if again.fence < newest.fence:
