@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import signal
 import tempfile
 import threading
 import time
@@ -116,7 +117,6 @@ class Hostile:
         self._seed = seed
         self._over = threading.Event()  # no more messages and faults
         self._drained = threading.Event()
-        self._hurting = threading.Lock()  # one fault of the network at a time
         self._stack = contextlib.ExitStack()
         self.scenes = [
             self._stack.enter_context(
@@ -306,9 +306,9 @@ class Hostile:
 
     def _freeze(self, rng: random.Random) -> None:
         master = self.pair.master
-        master.signal(19)
+        master.signal(signal.SIGSTOP)
         time.sleep(0.5 + 2 * rng.random())
-        master.signal(18)
+        master.signal(signal.SIGCONT)
 
     def _cut(self, rng: random.Random) -> None:
         verb = rng.choice(["send", "prepare", "ack", "nack", "release", "extend"])
@@ -339,10 +339,10 @@ class Hostile:
             elif what == "term":
                 child.process.terminate()
             else:
-                child.process.send_signal(19)
+                child.process.send_signal(signal.SIGSTOP)
                 time.sleep(LEASE_S + rng.random() * 2)
                 scene.note("cont", child.pid)
-                child.process.send_signal(18)
+                child.process.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager

@@ -6,14 +6,7 @@ import pytest
 
 from rmq.worker import pace as paces
 from rmq.worker.pace import AHEAD_S, STALLED_S, Pace
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.unit.monotonic import Clock
 
 
 @pytest.fixture

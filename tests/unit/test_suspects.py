@@ -8,14 +8,7 @@ import pytest
 
 from rmq.worker import suspects as module
 from rmq.worker.suspects import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, Suspects
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.unit.monotonic import Clock
 
 
 @pytest.fixture
