@@ -10,7 +10,7 @@ import psutil
 import rmq
 from bench.figures import Figure
 from bench.machine import settle
-from rmq.worker.keeper import KeeperProcess
+from rmq.worker.lease_renewer import KeeperProcess
 from tests.servers import Server
 
 

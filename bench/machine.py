@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import redis
 
-from tests.servers import Server, engines
+from tests.servers import Server, binaries
 
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
-    """A server of our own on loopback TCP, without persistence: PATH's, else pip's newest."""
-    made = Server(shutil.which("redis-server") or list(engines().values())[-1])
+    """A redis-server of our own on loopback TCP, without persistence; the newest there is."""
+    found = binaries()
+    if not found:
+        raise SystemExit("bench: no redis-server here; apt-get install redis-server")
+    made = Server(found[max(found)])
     try:
         yield made
     finally:
@@ -39,13 +41,6 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _engine(raw: redis.Redis) -> dict[str, str]:
-    info = raw.info("server")
-    if "valkey_version" in info:
-        return {"valkey-server": str(info["valkey_version"])}
-    return {"redis-server": str(info["redis_version"])}
-
-
 def description(raw: redis.Redis) -> dict[str, str]:
     """What a reader needs to compare two runs."""
     return {
@@ -53,7 +48,7 @@ def description(raw: redis.Redis) -> dict[str, str]:
         "load before": f"{os.getloadavg()[0]:.1f}",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **_engine(raw),
+        "redis-server": str(raw.info("server")["redis_version"]),
         "redis-py": version("redis"),
         "hiredis": version("hiredis"),
         "rmq": version("rmq"),

@@ -11,9 +11,10 @@ import rmq
 from bench.core import BODY
 from bench.figures import Figure
 from bench.machine import settle
-from rmq import commands, ids, scripts
-from rmq.keys import SlotKeys
-from rmq.wire.base import words_of
+from rmq.core import ids
+from rmq.core.keys import SlotKeys
+from rmq.protocol import commands, scripts
+from rmq.transport.common import words_of
 from tests.servers import Server
 
 DAY_MS = 86_400_000

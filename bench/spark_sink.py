@@ -27,8 +27,7 @@ def measure(url: str, rows: int, rounds: int) -> list[tuple[float, float]]:
     """Rows a second of each round, and the us of the server's processor for each row."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-    from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F
+    from pyspark.sql import SparkSession, functions as F
 
     from spark_connector import RmqDataSource
 

@@ -31,11 +31,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 import rmq
-from rmq.embedded import Embedded
+from rmq.transport.embedded import Embedded
 from spark_connector import RmqDataSource
 
 DATA = Path(__file__).with_name("flights-2013-01-01.csv")

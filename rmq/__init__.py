@@ -14,13 +14,22 @@
 What is named here is the public face; what is not may change without notice.
 """
 
-from rmq.admin import Admin, AsyncAdmin
-from rmq.audit import Audit, Audited, Missing
-from rmq.claim import Claimed
-from rmq.client import AsyncClient, Client
-from rmq.codec import Compressed
-from rmq.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
-from rmq.delivery import Reject, Retry, Snooze
+from rmq.client.admin import Admin, AsyncAdmin
+from rmq.client.client import AsyncClient, Client
+from rmq.client.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
+from rmq.client.idempotency import Claims, idempotent
+from rmq.client.query import Query
+from rmq.client.stage import Published, Stage, Staged
+from rmq.client.topic import AsyncTopic, Topic
+from rmq.core.audit import Audit, Audited, Missing
+from rmq.core.claim import Claimed
+from rmq.core.codec import Compressed
+from rmq.core.delivery import Reject, Retry, Snooze
+from rmq.core.ids import MessageId
+from rmq.core.interceptor import Interceptor, Outcome
+from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
+from rmq.core.retry import Exponential, Immediate, Levels
+from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
 from rmq.errors import (
     AlreadySettled,
     ClaimLost,
@@ -51,19 +60,10 @@ from rmq.errors import (
     Unavailable,
     WorkRolledBack,
 )
-from rmq.flows.changing import Deleted
-from rmq.flows.operating import Redriven
-from rmq.flows.overseeing import HeldQuery, Sink
-from rmq.flows.scanning import Page, Span
-from rmq.idempotency import Claims, idempotent
-from rmq.ids import MessageId
-from rmq.interceptor import Interceptor, Outcome
-from rmq.message import Failure, Message, Outgoing, Receipt, SendResult
-from rmq.query import Query
-from rmq.retry import Exponential, Immediate, Levels
-from rmq.settings import Fsync, Replicated, Settings, TopicSettings
-from rmq.stage import Published, Stage, Staged
-from rmq.topic import AsyncTopic, Topic
+from rmq.protocol.flows.admin import Redriven
+from rmq.protocol.flows.change_topic import Deleted
+from rmq.protocol.flows.query_admin import HeldQuery, Sink
+from rmq.protocol.flows.scan import Page, Span
 from rmq.worker import Health, Worker
 
 __version__ = "0.1.0"

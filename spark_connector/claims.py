@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import rmq
+from rmq.client.query import Held
 from rmq.errors import QueryOwned, StorageError
-from rmq.query import Held
 from spark_connector.link import connect, patient
 from spark_connector.offset import Offset
 from spark_connector.options import StreamOptions

@@ -26,9 +26,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rmq.codec import by_name
+from rmq.core.codec import by_name
+from rmq.core.message import Merge, Outgoing
 from rmq.errors import EncodeError, InvalidValue, RMQError
-from rmq.message import Merge, Outgoing
 
 _TEXT = (StringType, BinaryType)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)

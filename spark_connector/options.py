@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rmq.core.keys import check_name
+from rmq.core.message import Merge
 from rmq.errors import ConfigurationError, InvalidValue
-from rmq.keys import check_name
-from rmq.message import Merge
-from rmq.url import parse, redact
+from rmq.transport.url import parse, redact
 
 QUEUES = ("store", "prepare", "dead")
 LEASE_MAX_S = 43_200.0  # 12 hours, as for every lease

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq import Page, Span
+from rmq.core.message import Message, Place
 from rmq.errors import InvalidValue
-from rmq.message import Message, Place
 from spark_connector.claims import PATIENCE_S
 from spark_connector.link import connect, patient
 from spark_connector.options import SnapshotOptions

@@ -28,9 +28,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from rmq.client.query import BARE, Block, Record, envelope_of, is_bare, value_of
+from rmq.core.ids import SIZE, TEXT_SIZE, texts
 from rmq.errors import DecodeError, InvalidValue
-from rmq.ids import SIZE, TEXT_SIZE, texts
-from rmq.query import BARE, Block, Record, envelope_of, is_bare, value_of
 
 # name, type, whether it may be null
 Field = tuple[str, DataType, bool]

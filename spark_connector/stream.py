@@ -30,8 +30,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from rmq.client.query import Block, Held, Query
 from rmq.errors import ConfigurationError, LeaseLost
-from rmq.query import Block, Held, Query
 from spark_connector import offset as offsets
 from spark_connector.claims import PATIENCE_S, Claims
 from spark_connector.link import connect, patient

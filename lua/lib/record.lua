@@ -1,4 +1,4 @@
--- The record's envelope; lua/README.md draws it, rmq/record.py is its twin.
+-- The record's envelope; lua/README.md draws it, rmq/core/record.py is its twin.
 --
 --   byte 1      codec * 32 + flags (1 timed, 2 expires, 4 merges, 8 collects, 16 headers)
 --   bytes 2-4   priority, 0 for a timed message without one

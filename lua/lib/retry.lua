@@ -1,6 +1,6 @@
 -- retry: where a failed delivery goes. A topic's policy is a ladder: for each retry, the longest wait in
 -- ms, separated by commas; `jitter` tells which share of it is left to chance (0 none, 100 all of it).
--- rmq/retry.py builds ladders, so no other policy needs words here.
+-- rmq/core/retry.py builds ladders, so no other policy needs words here.
 local function ladder_wait(ladder, jitter, attempt)
   local n = 0
   local last = 0

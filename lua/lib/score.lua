@@ -1,4 +1,4 @@
--- StoreQueue scores, the twin of rmq/score.py.
+-- StoreQueue scores, the twin of rmq/core/score.py.
 --
 --   1 .. 16             a retried message: deliveries left; larger first
 --   17 .. 1 048 575     a priority message; larger first

@@ -14,12 +14,12 @@ logs     of a worker: lines or JSON on stderr
 
 from rmq.cli import (
     audit,
-    change,
     claim,
     dlq,
+    inspect,
     ledger,
-    look,
     outbox,
+    outbox_repair as outbox_repair,  # adds its commands to `rmq outbox`
     ping,
     query,
     send,
@@ -27,21 +27,21 @@ from rmq.cli import (
     stats,
     tail,
     topics,
+    update,
     worker,
 )
-from rmq.cli import outbox_repair as outbox_repair  # adds its commands to `rmq outbox`
 from rmq.cli.app import cli
 
 for command in (
     ping.ping,
     topics.topic,
     send.send,
-    look.peek,
-    look.get,
+    inspect.peek,
+    inspect.get,
     tail.tail,
-    change.cancel,
-    change.reschedule,
-    change.priority,
+    update.cancel,
+    update.reschedule,
+    update.priority,
     dlq.dlq,
     dlq.purge,
     stats.stats,

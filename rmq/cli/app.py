@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote
 import click
 
 import rmq
-from rmq.cli.show import neutral
+from rmq.cli.output import neutral
 
 OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED = range(7)
 INTERRUPTED = 128 + signal.SIGINT

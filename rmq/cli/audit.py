@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Failed, Leaf, session
 from rmq.cli.confirm import progress
-from rmq.cli.show import Column
-from rmq.cli.values import DURATION
+from rmq.cli.output import Column
+from rmq.cli.param_types import DURATION
 
 FIGURES = (
     "producers", "numbered", "seen", "accounted", "waiting", "in_flight", "dead", "missing",
@@ -66,7 +66,7 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
     if here.json:
         told = [_fields(one) for one in found]
         told += [{"topic": name, "error": text} for name, text in broken.items()]
-        show.document(told if topic is None else told[0])
+        output.document(told if topic is None else told[0])
     elif found:
         _print(found, topic is None)
     missing = sum(one.missing for one in found)
@@ -74,7 +74,7 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
     if missing:
         where = ", ".join(one.topic for one in found if one.missing)
         done = "; they are forgotten now" if forget else ""
-        troubles.insert(0, f"{show.plural(missing, 'message')} of {where} missing{done}")
+        troubles.insert(0, f"{output.plural(missing, 'message')} of {where} missing{done}")
     if troubles:
         raise Failed("; ".join(troubles), kind="Missing" if missing else "Failed")
 
@@ -90,14 +90,14 @@ def _print(found: list[rmq.Audited], every: bool) -> None:
         here.talk("no topic is audited; give producers rmq.Client(interceptors=[rmq.Audit()])")
         return
     titles = [name.upper().replace("_", "-") for name in FIGURES]
-    show.table(
+    output.table(
         [Column("TOPIC"), *(Column(title, right=True) for title in titles)],
-        [[one.topic, *(show.number(getattr(one, name)) for name in FIGURES)] for one in shown],
+        [[one.topic, *(output.number(getattr(one, name)) for name in FIGURES)] for one in shown],
     )
     lost = [(one.topic, part) for one in shown for part in one.lost]
     if lost:
         click.echo()
-        show.table(
+        output.table(
             [Column("TOPIC"), Column("SLOT", right=True), Column("PRODUCER"), Column("NUMBERS")],
             [
                 [topic, str(part.slot), part.producer, _numbers(part)]
@@ -105,7 +105,7 @@ def _print(found: list[rmq.Audited], every: bool) -> None:
             ],
         )
     if len(lost) > SHOWN:
-        here.talk(f"{SHOWN} of {show.number(len(lost))} ranges; --json shows more")
+        here.talk(f"{SHOWN} of {output.number(len(lost))} ranges; --json shows more")
     if not every and not shown[0].producers and not shown[0].numbered:
         here.talk(f"{shown[0].topic}: nobody has numbered messages; see rmq.Audit")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Leaf, NotFound, session
 from rmq.cli.confirm import confirm
 
@@ -41,7 +41,7 @@ def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
             confirm(topic, what, yes, look="leave out --delete to look")
             client.admin.unclaim(topic, key, consumer=consumer)
     if here.json:
-        show.document(
+        output.document(
             {
                 "key": key, "consumer": consumer, "state": found.state,
                 "message_id": str(found.message_id), "delivery": found.delivery,
@@ -49,12 +49,12 @@ def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
             }
         )  # fmt: skip
         return
-    left = "for ever" if found.left_s is None else show.span(found.left_s * 1000)
-    show.details(
+    left = "for ever" if found.left_s is None else output.span(found.left_s * 1000)
+    output.details(
         [
             ("key", key), ("consumer", consumer), ("state", found.state),
             ("message", str(found.message_id)), ("delivery", str(found.delivery)),
-            ("since", show.fine_clock(found.since)), ("kept for", left),
+            ("since", output.fine_clock(found.since)), ("kept for", left),
         ]
     )  # fmt: skip
     if delete:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rmq.cli.app import Refused, session
-from rmq.cli.show import neutral, number
+from rmq.cli.output import neutral, number
 
 
 def confirm(

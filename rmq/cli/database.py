@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import session
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def address(given: str | None) -> sa.URL:
         UsageError: there is none, or one with a password is in the arguments.
         ConfigurationError: it is no URL, or SQLAlchemy is not installed.
     """
-    from rmq import database  # it needs SQLAlchemy, which other commands do without
+    from rmq.sql import database  # it needs SQLAlchemy, which other commands do without
 
     text = given or os.environ.get(VARIABLE)
     if not text:
@@ -55,7 +55,7 @@ def address(given: str | None) -> sa.URL:
 def opened(given: str | None) -> Iterator[sa.Engine]:
     """An engine for the time of a command."""
     url = address(given)
-    from rmq import database
+    from rmq.sql import database
 
     with database.opened(url) as engine:
         yield engine
@@ -67,13 +67,13 @@ def create(given: str | None, metadata: sa.MetaData, sql: bool) -> None:
     if sql:
         told = _statements(given, metadata)
         if here.json:
-            show.document({"sql": told})
+            output.document({"sql": told})
         else:
             click.echo("".join(f"{one};\n\n" for one in told), nl=False)
         return
     made = _create_tables(given, metadata)
     if here.json:
-        show.document([{"table": name, "created": new} for name, new in made.items()])
+        output.document([{"table": name, "created": new} for name, new in made.items()])
     else:
         for name, new in made.items():
             click.echo(f"{name}: {'created' if new else 'is there already'}")

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import ERROR, PARTLY, Branch, Failed, Leaf, NotFound, session
 from rmq.cli.confirm import confirm, progress
-from rmq.cli.look import detail, tabulate
-from rmq.cli.values import DURATION, MESSAGE_ID
+from rmq.cli.inspect import detail, tabulate
+from rmq.cli.param_types import DURATION, MESSAGE_ID
 
 REASONS = ("failed", "lease ran out", "rejected", "undecodable", "expired")
 FIRST_LOOK, LAST_LOOK = 500, 1_000_000  # dead letters of a slot; the last is the most peek takes
@@ -56,7 +56,7 @@ def _described(count: int, filters: dict[str, Any]) -> str:
     picked = [
         f"{name.replace('_', '-')} {value}" for name, value in filters.items() if name != "ids"
     ]
-    told = show.plural(count, "dead letter")
+    told = output.plural(count, "dead letter")
     return f"{told} ({', '.join(picked)})" if picked else told
 
 
@@ -88,19 +88,19 @@ def list_dead(topic: str, limit: int, **filters: Any) -> None:
         whole = client.admin.stats(topic)["dead"]
         found = list(_matching(client, topic, wanted, limit, whole))
     if wanted and not found:
-        raise NotFound(f"topic {topic!r} has no such dead letter (of {show.number(whole)})")
+        raise NotFound(f"topic {topic!r} has no such dead letter (of {output.number(whole)})")
     if here.json:
         for one in found:
-            show.line(show.message_fields(one))
+            output.line(output.message_fields(one))
         return
     if not found:
         here.talk(f"{topic}: no dead letters")
         return
     tabulate(found, "dead")
     if not wanted and whole > len(found):
-        here.talk(f"{show.number(len(found))} of {show.number(whole)}; --limit shows more")
+        here.talk(f"{output.number(len(found))} of {output.number(whole)}; --limit shows more")
     elif len(found) == limit:
-        here.talk(f"the first {show.number(limit)} that match; --limit shows more")
+        here.talk(f"the first {output.number(limit)} that match; --limit shows more")
 
 
 def _matching(
@@ -195,9 +195,9 @@ def redrive(topic: str, dry_run: bool, rate: float | None, yes: bool, **filters:
         with progress("redriving") as moved:
             done = client.admin.redrive(topic, rate=rate, progress=moved, **wanted)
     if here.json:
-        show.document({"topic": topic, "dry_run": False} | done._asdict())
+        output.document({"topic": topic, "dry_run": False} | done._asdict())
     else:
-        click.echo(f"{topic}: {show.plural(done.sent, 'dead letter')} sent back")
+        click.echo(f"{topic}: {output.plural(done.sent, 'dead letter')} sent back")
     return _left_over(wanted, done.matched, done.sent, done.unreadable)
 
 
@@ -209,7 +209,7 @@ def _need(topic: str, matched: int, wanted: dict[str, Any]) -> None:
 
 def _tell_dry(topic: str, matched: int, told: str) -> None:
     if session().json:
-        show.document({"topic": topic, "dry_run": True, "matched": matched})
+        output.document({"topic": topic, "dry_run": True, "matched": matched})
     else:
         click.echo(f"{topic}: {told}; nothing was changed")
 
@@ -219,16 +219,16 @@ def _left_over(wanted: dict[str, Any], matched: int, done: int, unreadable: int 
     here = session()
     if unreadable:
         message = (
-            f"{show.plural(unreadable, 'dead letter')} cannot be read and stayed; "
+            f"{output.plural(unreadable, 'dead letter')} cannot be read and stayed; "
             "find them with rmq dlq ls, delete them with rmq dlq purge --id"
         )
         raise Failed(message, PARTLY if done else ERROR)
     asked = len(set(wanted.get("ids", [])))
     if asked > done:
-        here.talk(f"{show.number(asked - done)} of {show.plural(asked, 'id')} did not match")
+        here.talk(f"{output.number(asked - done)} of {output.plural(asked, 'id')} did not match")
         return PARTLY
     if done < matched:
-        here.talk(f"{show.number(matched - done)} were gone before their turn")
+        here.talk(f"{output.number(matched - done)} were gone before their turn")
         return PARTLY
     return None
 
@@ -262,9 +262,9 @@ def purge_dead(topic: str, dry_run: bool, yes: bool, **filters: Any) -> int | No
         with progress("purging") as moved:
             done = client.admin.purge(topic, "dead", progress=moved, **wanted)
     if here.json:
-        show.document({"topic": topic, "dry_run": False, "matched": matched, "purged": done})
+        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": done})
     else:
-        click.echo(f"{topic}: {show.plural(done, 'dead letter')} deleted")
+        click.echo(f"{topic}: {output.plural(done, 'dead letter')} deleted")
     return _left_over(wanted, matched, done)
 
 
@@ -289,7 +289,7 @@ def purge(topic: str, dry_run: bool, yes: bool) -> None:
         matched = client.admin.purge(topic, "store", dry_run=True)
         if not matched:
             raise NotFound(f"nothing waits in topic {topic!r}; nothing was done")
-        told = show.plural(matched, "waiting message")
+        told = output.plural(matched, "waiting message")
         if dry_run:
             _tell_dry(topic, matched, f"would delete {told}")
             return
@@ -297,6 +297,6 @@ def purge(topic: str, dry_run: bool, yes: bool) -> None:
         with progress("purging") as moved:
             done = client.admin.purge(topic, "store", progress=moved)
     if here.json:
-        show.document({"topic": topic, "dry_run": False, "matched": matched, "purged": done})
+        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": done})
     else:
-        click.echo(f"{topic}: {show.plural(done, 'waiting message')} deleted")
+        click.echo(f"{topic}: {output.plural(done, 'waiting message')} deleted")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from rmq.cli import database as tables
-from rmq.cli import show
+from rmq.cli import database as tables, output
 from rmq.cli.app import NOTHING, OK, Branch, NotFound, session
 from rmq.cli.database import DATABASE, SQL, opened
-from rmq.cli.values import DURATION
+from rmq.cli.param_types import DURATION
 
 
 @click.group(cls=Branch)
@@ -47,9 +46,9 @@ def purge(database: str | None, older_than: float) -> int:
     with opened(database) as engine:
         count = library.purge(engine, older_than)
     if session().json:
-        show.document({"removed": count})
+        output.document({"removed": count})
     else:
-        click.echo(f"removed {show.plural(count, 'row')}")
+        click.echo(f"removed {output.plural(count, 'row')}")
     return OK if count else NOTHING
 
 
@@ -73,7 +72,7 @@ def show_(topic: str, key: str, database: str | None, consumer: str) -> None:
             f"the ledger has no key {key!r} of topic {topic!r} and consumer {consumer!r}"
         )
     if session().json:
-        show.document(
+        output.document(
             {
                 "topic": topic, "key": key, "consumer": consumer, "state": found.state,
                 "message_id": found.message_id, "delivery": found.delivery,
@@ -81,11 +80,11 @@ def show_(topic: str, key: str, database: str | None, consumer: str) -> None:
             }
         )  # fmt: skip
         return
-    left = "until it is purged" if found.left_s is None else show.span(found.left_s * 1000)
-    show.details(
+    left = "until it is purged" if found.left_s is None else output.span(found.left_s * 1000)
+    output.details(
         [
             ("key", key), ("consumer", consumer), ("state", found.state),
             ("message", found.message_id), ("delivery", str(found.delivery)),
-            ("since", show.fine_clock(found.since)), ("kept for", left),
+            ("since", output.fine_clock(found.since)), ("kept for", left),
         ]
     )  # fmt: skip

@@ -6,7 +6,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from rmq.cli import show
+from rmq.cli import output
 from rmq.interceptors import JsonFormatter, MessageFilter
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -17,10 +17,10 @@ class Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """A record as a line, and its traceback below."""
-        text = show.neutral(record.getMessage(), lines=True)
+        text = output.neutral(record.getMessage(), lines=True)
         head = f"{_moment(record)} {record.levelname:<7} [{record.process}] {text}"
         if record.exc_info:
-            trace = show.neutral(self.formatException(record.exc_info), lines=True)
+            trace = output.neutral(self.formatException(record.exc_info), lines=True)
             head += "\n" + trace
         return head
 
@@ -35,7 +35,7 @@ class JSONLines(JsonFormatter):
 
 
 def _moment(record: logging.LogRecord) -> str:
-    return show.iso(datetime.fromtimestamp(record.created, UTC)) or ""
+    return output.iso(datetime.fromtimestamp(record.created, UTC)) or ""
 
 
 def start(level: str | None, as_json: bool) -> None:

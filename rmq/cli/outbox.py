@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli import database as tables
-from rmq.cli import logs, show
+from rmq.cli import database as tables, logs, output
 from rmq.cli.app import Branch, NotFound, session
 from rmq.cli.database import DATABASE, SQL, opened
-from rmq.cli.show import Column
-from rmq.cli.values import DURATION, RETRY
+from rmq.cli.output import Column
+from rmq.cli.param_types import DURATION, RETRY
 
 if TYPE_CHECKING:
-    from rmq.outbox.look import Entry
+    from rmq.sql.outbox.inspect import Entry
 
 STATUSES = ("unsent", "unconfirmed", "confirmed", "void", "exhausted")
 
@@ -99,7 +98,7 @@ def run(
     declares: name its module with --app. Else it has those that this process has seen before it was
     gone, or the defaults.
     """
-    from rmq.cli.target import declared
+    from rmq.cli.loader import declared
     from rmq.outbox import Outbox, Relay, Resender, Webhook
 
     here = session()
@@ -165,17 +164,17 @@ def _together(parts: Sequence[Callable[[threading.Event], None]], stop: threadin
 @DATABASE
 def status(database: str | None) -> None:
     """Count stubs by state; how long the oldest waits to be sent, and when the next is resent."""
-    from rmq.outbox import look
+    from rmq.sql.outbox import inspect
 
     with opened(database) as engine:
-        found = look.standing(engine)
+        found = inspect.standing(engine)
     if session().json:
-        show.document(found._asdict() | {"next_resend": show.iso(found.next_resend)})
+        output.document(found._asdict() | {"next_resend": output.iso(found.next_resend)})
         return
-    oldest = "" if found.oldest_unsent_ms is None else show.span(found.oldest_unsent_ms)
-    show.details(
-        [(name, show.number(getattr(found, name))) for name in STATUSES]
-        + [("oldest unsent", oldest or "-"), ("next resend", show.clock(found.next_resend))]
+    oldest = "" if found.oldest_unsent_ms is None else output.span(found.oldest_unsent_ms)
+    output.details(
+        [(name, output.number(getattr(found, name))) for name in STATUSES]
+        + [("oldest unsent", oldest or "-"), ("next resend", output.clock(found.next_resend))]
     )
 
 
@@ -190,16 +189,16 @@ def status(database: str | None) -> None:
 @click.option("--limit", type=int, default=100, show_default=True, help="How many at most.")
 def list_(database: str | None, statuses: tuple[str, ...], topic: str | None, limit: int) -> None:
     """List stubs, oldest first."""
-    from rmq.outbox import look
+    from rmq.sql.outbox import inspect
 
     with opened(database) as engine:
-        found = look.entries(engine, statuses, topic, limit)
+        found = inspect.entries(engine, statuses, topic, limit)
     here = session()
     if not found and (statuses or topic):
         raise NotFound("no stub matches")
     if here.json:
         for one in found:
-            show.line(_fields(one))
+            output.line(_fields(one))
         return
     if not found:
         here.talk("the outbox is empty")
@@ -209,12 +208,13 @@ def list_(database: str | None, statuses: tuple[str, ...], topic: str | None, li
         Column("CREATED"), Column("RESEND-AT"), Column("BODY", cut=True),
     ]  # fmt: skip
     is_wrong = any(one.error for one in found)
-    show.table(
+    output.table(
         columns + [Column("ERROR", cut=True)] * is_wrong,
         [
             [
-                one.id, one.topic, one.status, show.number(one.sends), show.clock(one.created),
-                show.clock(one.resend_at), show.body_text(one.body), *[one.error or "-"] * is_wrong,
+                one.id, one.topic, one.status, output.number(one.sends), output.clock(one.created),
+                output.clock(one.resend_at), output.body_text(one.body),
+                *[one.error or "-"] * is_wrong,
             ]
             for one in found
         ],
@@ -231,10 +231,10 @@ def _fields(one: Entry) -> dict[str, Any]:
         "sends": one.sends,
         "slot": one.slot,
         "offset": one.offset,
-        **show.body_fields(one.body),
-        "due": show.iso(one.due),
-        "created": show.iso(one.created),
-        "sent": show.iso(one.sent_at),
-        "resend_at": show.iso(one.resend_at),
+        **output.body_fields(one.body),
+        "due": output.iso(one.due),
+        "created": output.iso(one.created),
+        "sent": output.iso(one.sent_at),
+        "resend_at": output.iso(one.resend_at),
         "error": one.error or None,
     }

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import NOTHING, PARTLY, NotFound, Session, session
-from rmq.cli.change import IDS, WHY_NOT, read_ids
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.database import DATABASE, address, opened
 from rmq.cli.outbox import outbox
-from rmq.cli.show import Column
-from rmq.cli.values import DURATION
+from rmq.cli.output import Column
+from rmq.cli.param_types import DURATION
+from rmq.cli.update import IDS, WHY_NOT, read_ids
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -58,7 +58,8 @@ def resend(
         raise click.UsageError("give ids, or --exhausted")
     if topic is not None and not exhausted:
         raise click.UsageError("--topic: it picks among those of --exhausted; ids need none")
-    from rmq.outbox import Outbox, repair
+    from rmq.outbox import Outbox
+    from rmq.sql.outbox import repair
 
     with opened(database) as engine:
         if ids:
@@ -67,7 +68,7 @@ def resend(
         of = "" if topic is None else f" of topic {topic!r}"
         if not found:
             raise NotFound(f"no stub{of} is exhausted; nothing was done")
-        told = f"{show.plural(len(found), 'exhausted stub')}{of}"
+        told = f"{output.plural(len(found), 'exhausted stub')}{of}"
         if dry_run:
             _dry({"matched": len(found)}, f"would send {told} again")
             return None
@@ -79,9 +80,9 @@ def resend(
                 done += _changed(made, engine, one, "resend") is None
                 moved(at, len(found))
     if session().json:
-        show.document({"dry_run": False, "matched": len(found), "resent": done})
+        output.document({"dry_run": False, "matched": len(found), "resent": done})
     else:
-        click.echo(f"{show.plural(done, 'stub')} will be sent again")
+        click.echo(f"{output.plural(done, 'stub')} will be sent again")
     return None if done == len(found) else PARTLY
 
 
@@ -108,7 +109,7 @@ def _changed(made: Outbox, engine: sa.Engine, id: str, verb: str) -> str | None:
 
 def _would(engine: sa.Engine, id: str, verb: str) -> str | None:
     """As `_changed`, and changes nothing."""
-    from rmq.outbox import repair
+    from rmq.sql.outbox import repair
 
     with engine.connect() as connection:
         found = repair.whose(connection, id)
@@ -128,16 +129,16 @@ def _each(engine: sa.Engine, ids: list[str], verb: str, dry_run: bool) -> int:
     ]
     good = why.count(None)
     if dry_run:
-        _dry({"matched": good}, f"would send {show.plural(good, 'stub')} again")
+        _dry({"matched": good}, f"would send {output.plural(good, 'stub')} again")
     elif session().json:
-        show.document(
+        output.document(
             [
                 {"id": one, "status": "refused" if no else "resent", "why": no}
                 for one, no in zip(ids, why, strict=True)
             ]
         )
     else:
-        show.table(
+        output.table(
             [Column("ID", style="cyan"), Column("STATUS"), Column("WHY")],
             [
                 [one, "refused" if no else "resent", no or ""]
@@ -149,7 +150,7 @@ def _each(engine: sa.Engine, ids: list[str], verb: str, dry_run: bool) -> int:
 
 def _dry(fields: dict[str, object], told: str) -> None:
     if session().json:
-        show.document({"dry_run": True} | fields)
+        output.document({"dry_run": True} | fields)
     else:
         click.echo(f"{told}; nothing was changed")
 
@@ -188,7 +189,7 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
             no = _changed(made, engine, id, "void")
             rows.append((id, no or "", "" if no else _cancelled(client, engine, id)))
     if here.json:
-        show.document(
+        output.document(
             [
                 {
                     "id": id, "status": "refused" if no else "void", "why": no or None,
@@ -198,7 +199,7 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
             ]
         )  # fmt: skip
     else:
-        show.table(
+        output.table(
             [Column("ID", style="cyan"), Column("STATUS"), Column("MESSAGE"), Column("WHY")],
             [
                 [id, "refused" if no else "void", message, no or _MESSAGE[message]]
@@ -212,7 +213,7 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
 
 def _cancelled(client: rmq.Client, engine: sa.Engine, id: str) -> str:
     """Cancel the message of a void stub where it still waits; what became of it."""
-    from rmq.outbox import naming, repair
+    from rmq.sql.outbox import ids as outbox_ids, repair
 
     with engine.connect() as connection:
         found = repair.whose(connection, id)
@@ -221,7 +222,7 @@ def _cancelled(client: rmq.Client, engine: sa.Engine, id: str) -> str:
     topic = client.topic(found.topic)
     try:
         topic.open(create=False)
-        return topic.cancel(naming.message_id(id, topic._handle, found.slot_basis))
+        return topic.cancel(outbox_ids.message_id(id, topic._context, found.slot_basis))
     except (rmq.TopicNotFound, rmq.TopicVanished):
         return "gone"
     except rmq.StorageError:
@@ -254,7 +255,7 @@ def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> 
     here, made = session(), Outbox()
     with opened(database) as engine:
         matched = made.purge(engine, older_than, dry_run=True)
-        told = show.plural(matched, "stub")
+        told = output.plural(matched, "stub")
         if dry_run:
             _dry({"matched": matched}, f"would delete {told}")
             return None
@@ -270,6 +271,6 @@ def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> 
 
 def _told_purged(here: Session, matched: int, done: int) -> None:
     if here.json:
-        show.document({"dry_run": False, "matched": matched, "purged": done})
+        output.document({"dry_run": False, "matched": matched, "purged": done})
     else:
-        click.echo(f"{show.plural(done, 'stub')} deleted")
+        click.echo(f"{output.plural(done, 'stub')} deleted")

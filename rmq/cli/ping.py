@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Leaf, scrub, session
 
 
@@ -26,12 +26,12 @@ def ping() -> None:
         wakes = client.can_wake()
         url = scrub(client.url, here.address)
     if here.json:
-        show.document(
+        output.document(
             {"url": url, "ms": round(ms, 3), "server": server, "version": version, "wakes": wakes}
         )
     else:
         name = f"{server.title()} {version}" if version else "it"
-        click.echo(f"{show.neutral(url)}: {show.neutral(name)} answered in {ms:.2f} ms")
+        click.echo(f"{output.neutral(url)}: {output.neutral(name)} answered in {ms:.2f} ms")
         if not wakes:
             click.echo(
                 "This user may not PUBLISH to the channels of RMQ: sleeping consumers notice new "

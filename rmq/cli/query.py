@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Branch, NotFound, session
 from rmq.cli.confirm import confirm
-from rmq.cli.show import Column
+from rmq.cli.output import Column
 
 _BEGINNING = re.compile("[0-9a-f]{4,32}")
 MEANS = "Started again on its checkpoint, it finds that the batch it had begun is gone."
@@ -35,7 +35,7 @@ def list_queries(topic: str) -> None:
     with here.client() as client:
         found = client.admin.queries(topic)
     if here.json:
-        show.document(
+        output.document(
             [
                 {
                     "run": one.run, "owner": one.owner, "owner_left_s": one.owner_left_s,
@@ -53,11 +53,11 @@ def list_queries(topic: str) -> None:
         Column("RUN", style="cyan"), Column("MESSAGES", right=True), Column("SLOTS", right=True),
         Column("LEASE"), Column("OWNED"), Column("OWNER", cut=True),
     ]  # fmt: skip
-    show.table(
+    output.table(
         columns,
         [
             [
-                one.run, show.number(one.messages), show.number(len(one.slots)),
+                one.run, output.number(one.messages), output.number(len(one.slots)),
                 _left(one.lease_left_s), _left(one.owner_left_s) if one.owner else "-",
                 one.owner or "-",
             ]
@@ -67,7 +67,7 @@ def list_queries(topic: str) -> None:
 
 
 def _left(seconds: float) -> str:
-    told = show.span(abs(seconds) * 1000)
+    told = output.span(abs(seconds) * 1000)
     return f"{told} left" if seconds > 0 else f"ended {told} ago"
 
 
@@ -98,19 +98,19 @@ def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None
     with here.client() as client:
         run = _named(topic, run, client.admin.queries(topic))
         matched = client.admin.release_query(topic, run, force=force, dry_run=True)
-        told = f"{show.plural(matched, 'message')} that query {run} holds"
+        told = f"{output.plural(matched, 'message')} that query {run} holds"
         if dry_run:
             if here.json:
-                show.document({"topic": topic, "run": run, "dry_run": True, "matched": matched})
+                output.document({"topic": topic, "run": run, "dry_run": True, "matched": matched})
             else:
                 click.echo(f"{topic}: would give back {told}; nothing was changed")
             return
         confirm(topic, f"give back {told} of topic {topic!r}", yes, means=MEANS)
         done = client.admin.release_query(topic, run, force=force)
     if here.json:
-        show.document({"topic": topic, "run": run, "dry_run": False, "released": done})
+        output.document({"topic": topic, "run": run, "dry_run": False, "released": done})
     else:
-        click.echo(f"{topic}: {show.plural(done, 'message')} of query {run} given back")
+        click.echo(f"{topic}: {output.plural(done, 'message')} of query {run} given back")
 
 
 def _named(topic: str, beginning: str, found: Sequence[rmq.HeldQuery]) -> str:

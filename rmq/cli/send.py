@@ -22,17 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import ERROR, PARTLY, UNREACHABLE, USAGE, Failed, Leaf, session
-from rmq.cli.values import (
-    DURABILITY,
-    DURATION,
-    HEADER,
-    MESSAGE_ID,
-    MOMENT,
-    moment,
-)
-from rmq.units import seconds
+from rmq.cli.param_types import DURABILITY, DURATION, HEADER, MESSAGE_ID, MOMENT, moment
+from rmq.core.validation import seconds
 
 BATCH = 1000
 PATIENCE_S = 0.2  # how long a batch waits for the next line of a slow pipe before it goes as it is
@@ -218,13 +211,13 @@ class _Stream:
         if not self.sent:
             return "nothing was sent"
         return (
-            f"{show.plural(self.sent, 'message')} before it "
+            f"{output.plural(self.sent, 'message')} before it "
             f"{'was' if self.sent == 1 else 'were'} sent (to line {self.last_sent_line})"
         )
 
     def interrupted(self) -> str:
         """What a person who has stopped it needs to know."""
-        far = f"stopped: {show.plural(self.sent, 'message')} sent"
+        far = f"stopped: {output.plural(self.sent, 'message')} sent"
         if self.sending:
             far += f" and, of lines {self.lines[0]} to {self.lines[-1]}, perhaps some more"
         return (
@@ -256,7 +249,7 @@ class _Stream:
             fate = f"{where} were not sent"
             code = UNREACHABLE
         else:
-            fate = f"of {where}, {show.plural(len(kept), 'message')} went through"
+            fate = f"of {where}, {output.plural(len(kept), 'message')} went through"
             self._count(kept)
             code = PARTLY if self.sent else ERROR
         return Failed(f"{where}: {error}; {before}; {fate}", code, type(error).__name__)
@@ -287,7 +280,7 @@ def _meter(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int], None
 
         def moved(sent: int, size: int) -> None:
             pace = sent / max(0.001, time.monotonic() - started)
-            told = f"{show.plural(sent, 'message')}, {show.number(round(pace))}/s"
+            told = f"{output.plural(sent, 'message')}, {output.number(round(pace))}/s"
             bar.update(task, completed=size, sent=told)
 
         yield moved
@@ -404,7 +397,7 @@ def send(
     with here.client() as client:
         result = _opened(client, topic, raw, create).send_many([out], **how)[0]
     if here.json:
-        show.document(result_fields(result))
+        output.document(result_fields(result))
         return
     click.echo(str(result.message_id))
     here.talk(_told(result))
@@ -436,7 +429,7 @@ def _send_stream(
 
     def tell(one: rmq.SendResult) -> None:
         if here.json:
-            show.line(result_fields(one))
+            output.line(result_fields(one))
         else:
             click.echo(f"{one.message_id} {one.status}")
 
@@ -450,13 +443,13 @@ def _send_stream(
         raise
     counts = {"sent": stream.sent, **stream.counts}
     if results:
-        here.talk(f"{show.plural(stream.sent, 'message')} sent")
+        here.talk(f"{output.plural(stream.sent, 'message')} sent")
     elif here.json:
-        show.document(counts)
+        output.document(counts)
     else:
         told = ", ".join(
-            f"{show.number(count)} {name}"
+            f"{output.number(count)} {name}"
             for name, count in stream.counts.items()
             if count or name == "stored"
         )
-        click.echo(f"{show.plural(stream.sent, 'message')} sent: {told}")
+        click.echo(f"{output.plural(stream.sent, 'message')} sent: {told}")

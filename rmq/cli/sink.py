@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Branch, NotFound, session
 from rmq.cli.confirm import confirm
-from rmq.cli.show import Column
+from rmq.cli.output import Column
 
 
 @click.group(cls=Branch)
@@ -28,7 +28,7 @@ def list_sinks(topic: str) -> None:
     with here.client() as client:
         found = client.admin.sinks(topic)
     if here.json:
-        show.document(
+        output.document(
             [{"query": one.query, "published": one.published, "begun": one.begun} for one in found]
         )
         return
@@ -37,7 +37,7 @@ def list_sinks(topic: str) -> None:
         return
     columns = [Column("QUERY", style="cyan")]
     columns += [Column("PUBLISHED", right=True), Column("BEGUN", right=True)]
-    show.table(columns, [[one.query, _batch(one.published), _batch(one.begun)] for one in found])
+    output.table(columns, [[one.query, _batch(one.published), _batch(one.begun)] for one in found])
 
 
 def _batch(number: int | None) -> str:
@@ -68,7 +68,7 @@ def forget(topic: str, query: str, yes: bool) -> None:
         confirm(topic, what, yes, means=_meaning(found[0]), look=f"see rmq sink ls {topic}")
         client.admin.forget_sink(topic, query)
     if here.json:
-        show.document(
+        output.document(
             {
                 "topic": topic, "query": query, "published": found[0].published,
                 "begun": found[0].begun, "forgotten": True,

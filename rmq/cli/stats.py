@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.text import Text
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Leaf, session
-from rmq.cli.show import Column
+from rmq.cli.output import Column
+from rmq.cli.param_types import DURATION
 from rmq.cli.topics import overview, waiting
-from rmq.cli.values import DURATION
 
 HOLDS = {
     "priority": "waiting by priority",
@@ -80,7 +80,7 @@ def stats(topic: str | None, slots: bool, watch: float | None) -> None:
         if watch is None:
             found = _read(client, topic, slots)
             if here.json:
-                show.document(_document(topic, slots, found))
+                output.document(_document(topic, slots, found))
             elif not found:
                 here.talk("no topics yet; create one: rmq topic create NAME")
             else:
@@ -109,8 +109,8 @@ def _cell(name: str, one: Counts) -> str:
     if name not in one:
         return "?"
     if name == "late_ms":
-        return show.span(one[name]) if one[name] else "-"
-    return show.number(one[name])
+        return output.span(one[name]) if one[name] else "-"
+    return output.number(one[name])
 
 
 def _listing(found: list[Counts], paces: list[Counts] | None = None) -> tuple[Columns, Rows]:
@@ -121,7 +121,7 @@ def _listing(found: list[Counts], paces: list[Counts] | None = None) -> tuple[Co
     if paces is not None:
         columns += [Column(title, right=True) for title in PACES.values()]
         for row, pace in zip(rows, paces, strict=True):
-            row += [show.number(round(pace[name])) if name in pace else "-" for name in PACES]
+            row += [output.number(round(pace[name])) if name in pace else "-" for name in PACES]
     return columns, rows
 
 
@@ -133,7 +133,9 @@ def _whole(one: Counts, pace: Counts | None = None) -> tuple[Columns, Rows]:
     if pace is not None:
         columns.append(Column("PER SECOND", right=True))
         for row, name in zip(rows, (*HOLDS, "", "", *HAS_DONE), strict=True):
-            row.append(show.number(round(pace[name])) if name in HAS_DONE and name in pace else "")
+            row.append(
+                output.number(round(pace[name])) if name in HAS_DONE and name in pace else ""
+            )
     return columns, rows
 
 
@@ -142,7 +144,7 @@ def _table(topic: str | None, slots: bool, found: list[Counts]) -> tuple[Columns
 
 
 def _print(topic: str | None, slots: bool, found: list[Counts]) -> None:
-    show.table(*_table(topic, slots, found))
+    output.table(*_table(topic, slots, found))
     for one in found:
         if "error" in one:
             session().talk(f"{one['topic']}: {one['error']}")
@@ -185,20 +187,22 @@ def _watch(read: Callable[[], list[Counts]], topic: str | None, slots: bool, eve
                 _emit(topic, slots, before)
             elif table:
                 click.echo()
-                show.table(*table)
+                output.table(*table)
             sys.stdout.flush()
     first: RenderableType = Text("reading ...")
     if before:
-        first = show.build(*_table(topic, slots, before))[0]
-    with Live(first, console=show.console(), auto_refresh=False, vertical_overflow="crop") as live:
+        first = output.build(*_table(topic, slots, before))[0]
+    with Live(
+        first, console=output.console(), auto_refresh=False, vertical_overflow="crop"
+    ) as live:
         live.refresh()
         while True:
             table = draw()
             told = Text(f"{time.strftime('%H:%M:%S')}, every {every:g} s; Ctrl-C ends", style="dim")
-            body = show.build(*table)[0] if table else Text("no topics yet")
-            live.update(show.group(body, told), refresh=True)
+            body = output.build(*table)[0] if table else Text("no topics yet")
+            live.update(output.group(body, told), refresh=True)
 
 
 def _emit(topic: str | None, slots: bool, found: list[Counts]) -> None:
-    show.line(_document(topic, slots, found))
+    output.line(_document(topic, slots, found))
     sys.stdout.flush()

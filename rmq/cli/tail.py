@@ -10,9 +10,9 @@ from typing import Any, Literal
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Leaf, session
-from rmq.cli.values import DURATION
+from rmq.cli.param_types import DURATION
 
 DEEPEST = 2_000  # messages of a slot's queue looked through for new ones; they come with bodies
 RECEIVE = 100
@@ -60,8 +60,8 @@ def _follow(client: rmq.Client, topic: str, interval: float, limit: int | None) 
         there = sum(figures[name] for name in ("retries", "priority", "due", "later"))
         if there > DEEPEST:
             here.talk(
-                f"slot {slot} has {show.number(there)} waiting messages, and the first "
-                f"{show.number(DEEPEST)} are looked through: what comes behind them is not shown"
+                f"slot {slot} has {output.number(there)} waiting messages, and the first "
+                f"{output.number(DEEPEST)} are looked through: what comes behind them is not shown"
             )
     try:
         while True:
@@ -79,19 +79,19 @@ def _follow(client: rmq.Client, topic: str, interval: float, limit: int | None) 
                 if missed and not told:
                     told = True
                     here.talk(
-                        f"{show.plural(missed, 'new message')} could not be shown: behind more "
-                        f"than {show.number(DEEPEST)} others of a slot, settled within the "
+                        f"{output.plural(missed, 'new message')} could not be shown: behind more "
+                        f"than {output.number(DEEPEST)} others of a slot, settled within the "
                         "interval, or merged; the count comes at the end"
                     )
                 for one in fresh:
-                    _print(show.message_fields(one), one.body)
+                    _print(output.message_fields(one), one.body)
                     shown += 1
                     if shown == limit:
                         return
             sys.stdout.flush()
     finally:
         if missed:
-            here.talk(f"{show.plural(missed, 'message')} could not be shown")
+            here.talk(f"{output.plural(missed, 'message')} could not be shown")
 
 
 def _newer(client: rmq.Client, topic: str, slot: int, offset: int) -> list[rmq.Message]:
@@ -121,7 +121,7 @@ def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:
                 shown += len(deliveries)
                 lost = consumer.ack(deliveries)
                 if lost:
-                    told = show.plural(len(lost), "message")
+                    told = output.plural(len(lost), "message")
                     here.talk(f"the lease of {told} ran out first; they will come again")
 
 
@@ -130,9 +130,9 @@ def _delivery_fields(one: rmq.Delivery) -> dict[str, Any]:
         "id": str(one.id),
         "slot": one.slot,
         "offset": one.offset,
-        **show.body_fields(one.body),
+        **output.body_fields(one.body),
         "priority": one.priority,
-        "due": show.iso(one.due),
+        "due": output.iso(one.due),
         "merge_key": one.merge_key,
         "headers": dict(one.headers),
         "attempt": one.attempt,
@@ -142,7 +142,7 @@ def _delivery_fields(one: rmq.Delivery) -> dict[str, Any]:
 
 def _print(fields: dict[str, Any], body: Any) -> None:
     if session().json:
-        show.line(fields)
+        output.line(fields)
         sys.stdout.flush()
         return
     now = datetime.now(UTC).strftime("%H:%M:%SZ")
@@ -151,4 +151,4 @@ def _print(fields: dict[str, Any], body: Any) -> None:
         told.append(f"due {fields['due']}")
     if fields["priority"]:
         told.append(f"priority {fields['priority']}")
-    show.entry("  ".join(told), show.body_text(body))
+    output.entry("  ".join(told), output.body_text(body))

@@ -8,18 +8,12 @@ from typing import Any, TypeVar
 import click
 
 import rmq
-from rmq.cli import show
+from rmq.cli import output
 from rmq.cli.app import Branch, Failed, Refused, session
 from rmq.cli.confirm import confirm, progress
-from rmq.cli.show import Column
-from rmq.cli.values import (
-    DURABILITY,
-    DURATION,
-    DURATION_OR_OFF,
-    RETRY,
-    SIZE,
-)
-from rmq.units import spell_seconds
+from rmq.cli.output import Column
+from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, RETRY, SIZE
+from rmq.core.validation import spell_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention")
@@ -35,7 +29,7 @@ def _spelled(name: str, value: Any) -> str:
         return spell_seconds(value) if value else "off"
     if name == "max_length" and not value:
         return "off"
-    return show.number(value) if isinstance(value, int) else str(value)
+    return output.number(value) if isinstance(value, int) else str(value)
 
 
 _SETTINGS = (
@@ -108,9 +102,9 @@ def create(name: str, **given: Any) -> None:
         created = made.open()
         settings = made.settings.shown()
     if here.json:
-        show.document({"topic": name, "created": created, "settings": settings})
+        output.document({"topic": name, "created": created, "settings": settings})
     else:
-        slots = show.plural(settings["slots"], "slot")
+        slots = output.plural(settings["slots"], "slot")
         click.echo(f"{name}: {'created' if created else 'is there already'}, {slots}")
 
 
@@ -138,7 +132,7 @@ def set_settings(name: str, **given: Any) -> None:
         before = client.admin.settings(name).shown()
         after = client.admin.topic_set(name, **asked).shown()
     if here.json:
-        show.document({"topic": name, "before": before, "settings": after})
+        output.document({"topic": name, "before": before, "settings": after})
         return
     for key in asked:
         was, now = _spelled(key, before[key]), _spelled(key, after[key])
@@ -165,7 +159,7 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
         held = client.admin.topic_delete(name, dry_run=True)
         if dry_run:
             if here.json:
-                show.document({"topic": name, "dry_run": True} | _held(held))
+                output.document({"topic": name, "dry_run": True} | _held(held))
             else:
                 click.echo(f"{name}: would delete it with {_told(held)}; nothing was changed")
             return
@@ -178,7 +172,7 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
         with progress("deleting") as moved:
             held = client.admin.topic_delete(name, force=force, progress=moved)
     if here.json:
-        show.document({"topic": name, "dry_run": False} | _held(held))
+        output.document({"topic": name, "dry_run": False} | _held(held))
     else:
         click.echo(f"{name}: deleted, with {_told(held)}")
 
@@ -191,8 +185,8 @@ def _told(held: rmq.Deleted) -> str:
     if not held.messages:
         return "no messages"
     return (
-        f"{show.plural(held.waiting, 'waiting message')}, {show.number(held.in_flight)} in flight "
-        f"and {show.plural(held.dead, 'dead letter')}"
+        f"{output.plural(held.waiting, 'waiting message')}, "
+        f"{output.number(held.in_flight)} in flight and {output.plural(held.dead, 'dead letter')}"
     )
 
 
@@ -203,7 +197,7 @@ def list_topics() -> None:
     with here.client() as client:
         found = overview(client)
     if here.json:
-        show.document(found)
+        output.document(found)
         return
     if not found:
         here.talk("no topics yet; create one: rmq topic create NAME")
@@ -211,13 +205,13 @@ def list_topics() -> None:
     columns = [Column("TOPIC"), Column("SLOTS", right=True)] + [
         Column(title, right=True) for title in ("WAITING", "LATER", "IN-FLIGHT", "DEAD")
     ]
-    show.table(
+    output.table(
         columns,
         [
             [
                 one["topic"],
                 *(
-                    show.number(one[key]) if key in one else "?"
+                    output.number(one[key]) if key in one else "?"
                     for key in ("slots", "waiting", "later", "in_flight", "dead")
                 ),
             ]
@@ -261,15 +255,15 @@ def show_topic(name: str) -> None:
         settings = client.admin.settings(name).shown()
         figures = client.admin.stats(name)
     if here.json:
-        show.document({"topic": name, "settings": settings, "stats": figures})
+        output.document({"topic": name, "settings": settings, "stats": figures})
         return
-    show.details([("topic", name)] + [(key, _spelled(key, settings[key])) for key in settings])
+    output.details([("topic", name)] + [(key, _spelled(key, settings[key])) for key in settings])
     click.echo()
-    show.details(
+    output.details(
         [
-            ("waiting", show.number(waiting(figures))),
-            ("later", show.number(figures["later"])),
-            ("in flight", show.number(figures["in_flight"])),
-            ("dead", show.number(figures["dead"])),
+            ("waiting", output.number(waiting(figures))),
+            ("later", output.number(figures["later"])),
+            ("in flight", output.number(figures["in_flight"])),
+            ("dead", output.number(figures["dead"])),
         ]
     )

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import rmq
-from rmq import extras
-from rmq.cli import account, logs, show, target
-from rmq.cli.account import Account
+from rmq.cli import loader, logs, output, worker_summary
 from rmq.cli.app import OK, USAGE, Failed, Leaf, Session, session
-from rmq.cli.show import Column
-from rmq.cli.values import DURATION, DURATION_OR_OFF
-from rmq.worker.line import Line
+from rmq.cli.output import Column
+from rmq.cli.param_types import DURATION, DURATION_OR_OFF
+from rmq.cli.worker_summary import Account
+from rmq.core import optional_imports
+from rmq.worker.control_channel import Line
 from rmq.worker.supervisor import Supervisor
 from rmq.worker.worker import FINISHED
 
@@ -154,7 +154,7 @@ def _refuse_address(here: Session, module: str) -> None:
 
 
 def _make(module: str, topics: Sequence[str], options: dict[str, Any]) -> rmq.Worker:
-    found = target.find(module)
+    found = loader.find(module)
     if isinstance(found, rmq.Worker):
         given = [f"--{name}" for name in (["topic"] * bool(topics) + list(options))]
         if given:
@@ -175,21 +175,22 @@ def _make(module: str, topics: Sequence[str], options: dict[str, Any]) -> rmq.Wo
 
 def _check(here: Session, made: rmq.Worker) -> int:
     found = made.check()
-    listed = [one | {"exists": found[one["topic"]]} for one in account.handlers_of(made)]
+    listed = [one | {"exists": found[one["topic"]]} for one in worker_summary.handlers_of(made)]
     if here.json:
-        show.document({"handlers": listed})
+        output.document({"handlers": listed})
     else:
         rows = [
-            [*account.row(one), "there" if one["exists"] else "to be created"] for one in listed
+            [*worker_summary.row(one), "there" if one["exists"] else "to be created"]
+            for one in listed
         ]
-        show.table([*account.COLUMNS, Column("IN-REDIS")], rows)
+        output.table([*worker_summary.COLUMNS, Column("IN-REDIS")], rows)
     return OK
 
 
 def _serve_line(made: rmq.Worker, line: Line) -> int:
     """Work under a supervisor."""
     line.serves(made)
-    code = made.run(lambda: line.at_work(handlers=account.handlers_of(made)))
+    code = made.run(lambda: line.at_work(handlers=worker_summary.handlers_of(made)))
     line.say(counts=made.counts())
     return _leave(code)
 
@@ -197,7 +198,9 @@ def _serve_line(made: rmq.Worker, line: Line) -> int:
 def _serve(here: Session, module: str, made: rmq.Worker, health: tuple[str, int] | None) -> int:
     probes = _probes(health, made.health)
     told = Account(here, module)
-    code = made.run(lambda: told.begin(account.handlers_of(made), probes.url if probes else None))
+    code = made.run(
+        lambda: told.begin(worker_summary.handlers_of(made), probes.url if probes else None)
+    )
     told.end(code, made.counts())
     return _leave(code)
 
@@ -252,7 +255,7 @@ def _supervise(
 ) -> int:
     if os.name != "posix":
         raise Failed("--processes and --reload need a POSIX system", USAGE, "UsageError")
-    watchfiles = extras.load("watchfiles", "reload", "--reload") if reload else None
+    watchfiles = optional_imports.load("watchfiles", "reload", "--reload") if reload else None
     told = Account(here, words[0], count)
     metrics = None
     if health is not None:

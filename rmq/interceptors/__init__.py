@@ -5,7 +5,7 @@
     client = rmq.Client(url, interceptors=[Logging(), Prometheus(), OpenTelemetry()])
 
 logs         structured events, and the message's id in every record that a handler logs
-prometheus   the metrics of the catalogue (`rmq.telemetry`); pip install "rmq[prometheus]"
+prometheus   the metrics of the catalogue (`rmq.core.telemetry`); pip install "rmq[prometheus]"
 otel         spans, and the trace that goes with the message; pip install "rmq[otel]"
 runs         what they share: which deliveries the code at hand is running for
 

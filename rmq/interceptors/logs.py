@@ -11,13 +11,19 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from rmq import failure
-from rmq.delivery import DeliveryData
-from rmq.failure import ERROR_CHARS
-from rmq.interceptor import Interceptor, Outcome
-from rmq.interceptors.runs import Runs, late_s
-from rmq.message import Outgoing, SendResult
-from rmq.telemetry import MESSAGE_FAILED, MESSAGE_HANDLED, MESSAGE_NOT_SENT, MESSAGE_SENT, Event
+from rmq.core import failure
+from rmq.core.delivery import DeliveryData
+from rmq.core.failure import ERROR_CHARS
+from rmq.core.interceptor import Interceptor, Outcome
+from rmq.core.message import Outgoing, SendResult
+from rmq.core.telemetry import (
+    MESSAGE_FAILED,
+    MESSAGE_HANDLED,
+    MESSAGE_NOT_SENT,
+    MESSAGE_SENT,
+    Event,
+)
+from rmq.interceptors.active_runs import Runs, late_s
 
 log = logging.getLogger("rmq.messages")
 
@@ -28,8 +34,8 @@ _runs: Runs[float | None] = Runs("rmq_logging")
 class Logging(Interceptor):
     """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
 
-    The text is for people; the fields are in `extra`, as `rmq.telemetry.EVENTS` lists them. INFO
-    for what went well, WARNING for a send that raised and for a handler that failed. With a
+    The text is for people; the fields are in `extra`, as listed in `rmq.core.telemetry.EVENTS`.
+    INFO for what went well, WARNING for a send that raised and for a handler that failed. With a
     `MessageFilter` on a handler of `logging`, records made inside a handler carry the message's id.
     """
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from rmq import extras, telemetry
-from rmq.delivery import DeliveryData
+from rmq.core import optional_imports, telemetry
+from rmq.core.delivery import DeliveryData
+from rmq.core.interceptor import Interceptor, Outcome
+from rmq.core.message import Outgoing, SendResult
+from rmq.core.telemetry import Metric
 from rmq.errors import ConfigurationError
-from rmq.interceptor import Interceptor, Outcome
-from rmq.interceptors.runs import late_s
-from rmq.message import Outgoing, SendResult
-from rmq.telemetry import Metric
+from rmq.interceptors.active_runs import late_s
 
 
 class Counting(Protocol):
@@ -39,8 +39,8 @@ class Prometheus(Interceptor):
     """
 
     def __init__(self, registry: Any = None) -> None:
-        self._lib = extras.load("prometheus_client", "prometheus", "Prometheus")
-        self._families = extras.load("prometheus_client.core", "prometheus", "Prometheus")
+        self._lib = optional_imports.load("prometheus_client", "prometheus", "Prometheus")
+        self._families = optional_imports.load("prometheus_client.core", "prometheus", "Prometheus")
         self._registry = self._lib.REGISTRY if registry is None else registry
         self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._late = self._metric(telemetry.LATENESS)

@@ -1,8 +1,8 @@
 """Adopt a client: for a while its calls go to a broker of a test, and then where they went before.
 
-Everything that a client made speaks through its executor: topics, consumers, admin. So it is enough
-that the executor and one of the broker's change places, in state and class; what refers to it stays
-as it is. Handles keep what they have read of their topics: that is put aside, and put back.
+Topics, consumers and admin objects of a client all use its transport. So it is enough that this
+transport and one of the broker's change places, in state and class; references to it stay valid.
+Topic contexts keep what they have read of their topics: that is put aside, and put back.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeAlias
 
-from rmq.client import AsyncClient, Client
+from rmq.client.client import AsyncClient, Client
+from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, InvalidValue
-from rmq.handle import Handle
-from rmq.testing.faults import Faults, FaultyAsyncExecutor, FaultyExecutor
-from rmq.url import Address
+from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
+from rmq.transport.url import Address
 
 Family: TypeAlias = "dict[Client | AsyncClient, Adoption]"
 
@@ -33,38 +33,38 @@ class Adoption:
         self._there = address
         self._faults = faults
         self._family = family
-        self._other: FaultyExecutor | FaultyAsyncExecutor | None = None
+        self._other: FaultyTransport | FaultyAsyncTransport | None = None
 
     def enter(self) -> None:
         """Point the client at the broker."""
         if self._client in self._family:
             raise InvalidValue(f"adopting: {self._client!r} is adopted already")
-        client, ours = self._client, self._client._executor
-        make = FaultyExecutor if isinstance(client, Client) else FaultyAsyncExecutor
+        client, ours = self._client, self._client._transport
+        make = FaultyTransport if isinstance(client, Client) else FaultyAsyncTransport
         self._other = make(self._there, ours.retry_for, ours.timeout_s, self._faults)
         self._before = client._address
         self._handlers = dict(client._handlers.by_topic)
-        self._known: list[tuple[Handle, dict[str, Any]]] = [
-            (handle, dict(vars(handle))) for handle in client._handles
+        self._known: list[tuple[TopicContext, dict[str, Any]]] = [
+            (context, dict(vars(context))) for context in client._contexts
         ]
         _change_places(ours, self._other)
         client._address = self._there
-        for handle in list(client._handles):
-            handle.forget()
+        for context in list(client._contexts):
+            context.forget()
         self._family[client] = self
 
-    def leave(self) -> FaultyExecutor | FaultyAsyncExecutor | None:
-        """Point it back; the executor whose connections are to be closed, unless it was back."""
+    def leave(self) -> FaultyTransport | FaultyAsyncTransport | None:
+        """Point it back; the transport whose connections are to be closed, unless it was back."""
         client, other = self._client, self._other
         if other is None:
             return None
-        _change_places(client._executor, other)
+        _change_places(client._transport, other)
         client._address = self._before
         client._handlers.by_topic = self._handlers
-        for handle in list(client._handles):
-            handle.forget()
-        for handle, state in self._known:
-            vars(handle).update(state)
+        for context in list(client._contexts):
+            context.forget()
+        for context, state in self._known:
+            vars(context).update(state)
         del self._family[client]
         self._other = None
         return other
@@ -85,7 +85,7 @@ class Adoption:
 
     def __exit__(self, *_: object) -> None:
         other = self.leave()
-        if isinstance(other, FaultyExecutor):
+        if isinstance(other, FaultyTransport):
             other.close()  # those of an async client belong to loops that have ended
 
     async def __aenter__(self) -> Client | AsyncClient:
@@ -94,7 +94,7 @@ class Adoption:
 
     async def __aexit__(self, *_: object) -> None:
         other = self.leave()
-        if isinstance(other, FaultyExecutor):
+        if isinstance(other, FaultyTransport):
             other.close()
         elif other is not None:
             await other.close()

@@ -7,24 +7,23 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from rmq.admin import Admin
-from rmq.client import AsyncClient, Client
+from rmq.client.admin import Admin
+from rmq.client.client import AsyncClient, Client
+from rmq.client.topic import AsyncTopic, Topic
+from rmq.core.interceptor import Interceptor
+from rmq.core.message import Message, Place
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.validation import Duration, Moment, milliseconds, whole
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
-from rmq.handle import Lanes
-from rmq.interceptor import Interceptor
-from rmq.message import Message, Place
-from rmq.testing import clock as clocks
-from rmq.testing import draining, looking
+from rmq.testing import assertions, clock as clocks, drain as drain_module
 from rmq.testing.adoption import Adoption, Family
+from rmq.testing.assertions import Wanted
 from rmq.testing.clock import Clock
-from rmq.testing.draining import Drain, Line, Result
-from rmq.testing.faults import Faults, FaultyAsyncExecutor, FaultyExecutor
-from rmq.testing.looking import Wanted
+from rmq.testing.drain import Drain, Line, Result
+from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.servers import Backend, Database
-from rmq.topic import AsyncTopic, Topic
-from rmq.units import Duration, Moment, milliseconds, whole
-from rmq.wire import Executor
-from rmq.worker.board import Board
+from rmq.transport import Transport
+from rmq.worker.lease_table import Board
 
 AnyTopic = str | Topic | AsyncTopic
 RUNS_MOST = 1_000_000
@@ -80,8 +79,8 @@ class Broker:
             raise
         self.backend = self._database.backend
         address = self._database.address
-        self._plain = Executor(address, 5.0, 10.0)
-        self._executor = FaultyExecutor(address, 5.0, 10.0, self.faults)
+        self._plain = Transport(address, 5.0, 10.0)
+        self._transport = FaultyTransport(address, 5.0, 10.0, self.faults)
         self.client = Client(address.url)
         self.adopting(self.client).enter()
         return self
@@ -103,7 +102,7 @@ class Broker:
         database, self._database = self._open(), None
         try:
             self.client.close()
-            self._executor.close()
+            self._transport.close()
             self._plain.close()
             database.close()
         finally:
@@ -175,7 +174,7 @@ class Broker:
         drain, lines, board = self._drain(topics, advance, raises, limit)
         try:
             if not any(line.handler.is_async for line in lines):
-                return draining.run(drain, _no_loop)
+                return drain_module.run(drain, _no_loop)
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
@@ -185,8 +184,10 @@ class Broker:
             _close_lines(lines, board)
 
     def _in_a_loop(self, drain: Drain) -> list[Result]:
-        executors = [
-            one._executor for one in self._family if isinstance(one._executor, FaultyAsyncExecutor)
+        transports = [
+            one._transport
+            for one in self._family
+            if isinstance(one._transport, FaultyAsyncTransport)
         ]
         with asyncio.Runner() as runner:
 
@@ -194,9 +195,9 @@ class Broker:
                 return runner.run(_awaited(work))
 
             try:
-                return draining.run(drain, wait)
+                return drain_module.run(drain, wait)
             finally:
-                for one in executors:
+                for one in transports:
                     runner.run(one.hang_up())
 
     async def adrain(
@@ -209,7 +210,7 @@ class Broker:
         """As `drain`, inside an event loop: async handlers run in it, plain ones in its thread."""
         drain, lines, board = self._drain(topics, advance, raises, limit)
         try:
-            return await draining.run_async(drain)
+            return await drain_module.run_async(drain)
         finally:
             _close_lines(lines, board)
 
@@ -226,20 +227,20 @@ class Broker:
             for handler in client._handlers.by_topic.values()
         ]
         names = {_name(one) for one in topics}
-        missing = names - {handler.handle.name for _, handler in found}
+        missing = names - {handler.context.name for _, handler in found}
         if missing or not found:
-            of = looking.known(missing) if missing else "any"
+            of = assertions.known(missing) if missing else "any"
             raise ConfigurationError(
                 f"drain: no handler is registered for {of} topic, on the clients of this broker; "
                 "import the module with the handlers, and adopt its client: "
                 "broker.adopting(shop.client)"
             )
-        found = [pair for pair in found if not names or pair[1].handle.name in names]
+        found = [pair for pair in found if not names or pair[1].context.name in names]
         board = Board(sum(max(1, handler.batch) for _, handler in found))
         lines = [
             Line(
                 handler,
-                client._executor if isinstance(client, Client) else self._executor,
+                client._transport if isinstance(client, Client) else self._transport,
                 client._hooks, board, number,
             )
             for number, (client, handler) in enumerate(found)
@@ -268,7 +269,7 @@ class Broker:
         count: int | None = None,
         priority: int | None = None,
         due_in: Duration | None = None,
-        within: Duration = looking.WITHIN_S,
+        within: Duration = assertions.WITHIN_S,
         headers: Mapping[str, str] | None = None,
         merge_key: str | None = None,
     ) -> list[Message]:
@@ -312,14 +313,14 @@ class Broker:
     def _fail(self, topic: AnyTopic, text: str) -> None:
         lines = [f"{text}; there is:"]
         for admin in self._admins(topic):
-            lines += looking.state(admin, _name(topic), self._time())
+            lines += assertions.state(admin, _name(topic), self._time())
         raise AssertionError("\n".join(lines if len(lines) > 1 else [*lines, "  nothing"]))
 
     def _peek(self, topic: AnyTopic, place: Place) -> list[Message]:
         return [
             one
             for admin in self._admins(topic)
-            for one in admin.peek(_name(topic), looking.MOST, place)
+            for one in admin.peek(_name(topic), assertions.MOST, place)
         ]
 
     def _time(self) -> datetime:
@@ -335,21 +336,21 @@ class Broker:
         return list(dict.fromkeys(one._prefix for one in self._family))
 
     def _admin(self, prefix: str) -> Admin:
-        return Admin(self._plain, prefix, Lanes())
+        return Admin(self._plain, prefix, ReplaySessions())
 
     def _admins(self, topic: AnyTopic) -> list[Admin]:
         """Where this topic exists; empty where a client knows it and it was not used yet."""
         self._open()
         name, prefixes = _name(topic), self._prefixes()
         if not isinstance(topic, str):
-            prefixes = [topic._handle.prefix]
+            prefixes = [topic._context.prefix]
         admins = [self._admin(prefix) for prefix in prefixes]
         found = [one for one in admins if name in one.topics()]
-        known = {handle.name for one in self._family for handle in one._handles}
+        known = {context.name for one in self._family for context in one._contexts}
         if not found and name not in known:
             raise TopicNotFound(
                 f"topic {name!r} is not in this broker, and none of its clients knows it; they "
-                f"know {looking.known(known | set(self._topics()))}"
+                f"know {assertions.known(known | set(self._topics()))}"
             )
         return found
 

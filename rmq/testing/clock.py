@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 
-from rmq import commands
+from rmq.core.validation import Duration, Moment, epoch_ms, milliseconds
 from rmq.errors import InvalidValue
-from rmq.units import Duration, Moment, epoch_ms, milliseconds
-from rmq.wire import Executor
+from rmq.protocol import commands
+from rmq.transport import Transport
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -75,9 +75,9 @@ def start(now: Moment | None) -> Clock:
     return _running
 
 
-def server_time(executor: Executor) -> datetime:
+def server_time(transport: Transport) -> datetime:
     """What a server's own clock says."""
-    seconds, us = executor.ask("time", "TIME")
+    seconds, us = transport.ask("time", "TIME")
     return _EPOCH + timedelta(seconds=int(seconds), microseconds=int(us))
 
 

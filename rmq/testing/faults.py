@@ -1,7 +1,7 @@
 """Faults on order: what a network does, at the call that the test names, and counted.
 
 They act where a call leaves the client and after its reply has come, above the retries of the
-executor: the caller sees at once what it would see when patience had ended.
+transport: the caller sees at once what it would see when patience had ended.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from rmq import scripts
-from rmq.commands import Command
+from rmq.core.settings import Fsync, Replicated
+from rmq.core.validation import Duration, milliseconds, whole
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
-from rmq.settings import Fsync, Replicated
-from rmq.units import Duration, milliseconds, whole
-from rmq.url import Address
-from rmq.wire import AsyncExecutor, Executor
+from rmq.protocol import scripts
+from rmq.protocol.commands import Command
+from rmq.transport import AsyncTransport, Transport
+from rmq.transport.url import Address
 
 T = TypeVar("T")
 Kind = Literal["lost reply", "failure", "delay"]
@@ -142,8 +142,8 @@ def _raised(error: RMQError | None) -> None:
         raise error
 
 
-class FaultyExecutor(Executor):
-    """An executor that faults can strike."""
+class FaultyTransport(Transport):
+    """A transport that faults can strike."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)
@@ -172,8 +172,8 @@ class FaultyExecutor(Executor):
         return found
 
 
-class FaultyAsyncExecutor(AsyncExecutor):
-    """An executor that faults can strike. Twin of `FaultyExecutor`."""
+class FaultyAsyncTransport(AsyncTransport):
+    """A transport that faults can strike. Twin of `FaultyExecutor`."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)

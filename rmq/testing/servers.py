@@ -15,12 +15,11 @@ import tempfile
 import threading
 from typing import Literal, Protocol
 
-from rmq import url as urls
-from rmq.embedded import Embedded
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue
-from rmq.testing import fake
-from rmq.url import Address
-from rmq.wire import Executor
+from rmq.testing import fake_server
+from rmq.transport import Transport, url as urls
+from rmq.transport.embedded import Embedded
+from rmq.transport.url import Address
 
 Backend = Literal["auto", "fakeredis", "embedded"]
 DATABASES = 16  # what a redis-server has unless it is told otherwise
@@ -90,11 +89,11 @@ class Database:
 
     def flush(self) -> None:
         """Delete everything in it."""
-        executor = Executor(self.address, 5.0, 10.0)
+        transport = Transport(self.address, 5.0, 10.0)
         try:
-            executor.ask("flush", "FLUSHDB")
+            transport.ask("flush", "FLUSHDB")
         finally:
-            executor.close()
+            transport.close()
 
     def close(self) -> None:
         """Empty it, and give it back."""
@@ -115,7 +114,7 @@ def _pool(backend: Backend) -> tuple[str, _Pool]:
     refused: list[str] = []
     for kind in kinds:
         try:
-            server: Server = _Real() if kind == "embedded" else fake.Fake()
+            server: Server = _Real() if kind == "embedded" else fake_server.Fake()
         except (EmbeddedError, ImportError) as error:
             refused.append(f"{kind}: {error}")
             continue

@@ -21,7 +21,7 @@ line        what these processes and their supervisor tell each other
 probes      an HTTP endpoint for those who watch
 """
 
-from rmq.worker.watch import Health
+from rmq.worker.watchdog import Health
 from rmq.worker.worker import Worker
 
 __all__ = ["Health", "Worker"]

@@ -11,12 +11,12 @@ import random
 import threading
 from collections.abc import Iterable
 
-from rmq.audit import Audit
+from rmq.core.audit import Audit
+from rmq.core.interceptor import Interceptor
+from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError
-from rmq.flows import auditing
-from rmq.handle import Handle
-from rmq.interceptor import Interceptor
-from rmq.wire import Executor
+from rmq.protocol.flows import audit as audit_flow
+from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
 
@@ -26,10 +26,12 @@ STOP_S = 1.0  # for a look at one page to come to its end; the thread is no reas
 class Auditor:
     """Audits topics until it is stopped."""
 
-    def __init__(self, audit: Audit, executor: Executor, handles: Iterable[Handle]) -> None:
+    def __init__(
+        self, audit: Audit, transport: Transport, contexts: Iterable[TopicContext]
+    ) -> None:
         self._audit = audit
-        self._executor = executor
-        self._handles = list(handles)
+        self._transport = transport
+        self._contexts = list(contexts)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-audit", daemon=True)
         self._thread.start()
@@ -38,25 +40,25 @@ class Auditor:
         assert self._audit.every_ms is not None
         # Not all workers at the same moment; and none is late for its own last time.
         while not self._stop.wait(self._audit.every_ms / 1000 * random.uniform(0.95, 1.0)):
-            for handle in self._handles:
+            for context in self._contexts:
                 if self._stop.is_set():
                     return
-                self._look(handle)
+                self._look(context)
 
-    def _look(self, handle: Handle) -> None:
+    def _look(self, context: TopicContext) -> None:
         every_ms = round((self._audit.every_ms or 0) * 0.9)
         try:
-            found = self._executor.run(
-                auditing.audit(
-                    handle, self._audit.older_ms, every_ms=every_ms, progress=self._go_on
+            found = self._transport.run(
+                audit_flow.audit(
+                    context, self._audit.older_ms, every_ms=every_ms, progress=self._go_on
                 )
             )
         except _Stopped:
             return
         except RMQError as error:
-            log.warning("topic %r cannot be audited just now: %s", handle.name, error)
+            log.warning("topic %r cannot be audited just now: %s", context.name, error)
             return
-        self._audit.report(handle.name, found)
+        self._audit.report(context.name, found)
 
     def _go_on(self, done: int, whole: int) -> None:
         if self._stop.is_set():
@@ -77,10 +79,10 @@ class _Stopped(Exception):
 
 
 def start(
-    chain: Iterable[Interceptor], executor: Executor, handles: Iterable[Handle]
+    chain: Iterable[Interceptor], transport: Transport, contexts: Iterable[TopicContext]
 ) -> Auditor | None:
     """Start one where an interceptor asks for it."""
     for one in chain:
         if isinstance(one, Audit) and one.every_ms is not None:
-            return Auditor(one, executor, handles)
+            return Auditor(one, transport, contexts)
     return None

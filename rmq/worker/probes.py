@@ -21,8 +21,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from rmq import extras
-from rmq.worker.watch import Health
+from rmq.core import optional_imports
+from rmq.worker.watchdog import Health
 
 REQUEST_S = 5.0  # for a client to say what it wants
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -142,4 +142,4 @@ def has_prometheus() -> bool:
 
 
 def _prometheus(module: str) -> Any:
-    return extras.load(module, "prometheus", "/metrics")
+    return optional_imports.load(module, "prometheus", "/metrics")

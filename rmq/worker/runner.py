@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from rmq import failure
-from rmq.claim import BUSY, DONE, FAILED, FIRST, UNSURE
-from rmq.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
+from rmq.client.handler import Handler
+from rmq.core import failure
+from rmq.core.claim import BUSY, DONE, FAILED, FIRST, UNSURE
+from rmq.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
+from rmq.core.interceptor import Hooks, Outcome, awaited, contained
+from rmq.core.middleware import around, around_async, standing
+from rmq.core.retry import Policy, wait_ms
+from rmq.core.validation import TEN_YEARS_MS, milliseconds
 from rmq.errors import DecodeError, InvalidType, RMQError
-from rmq.guard import around, around_async, standing
-from rmq.handler import Handler
-from rmq.interceptor import Hooks, Outcome, awaited, contained
-from rmq.retry import Policy, wait_ms
-from rmq.units import TEN_YEARS_MS, milliseconds
-from rmq.worker.kept import KeptClaims
+from rmq.worker.detached_claims import KeptClaims
 
 log = logging.getLogger("rmq")
 

@@ -13,12 +13,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rmq import failure
-from rmq.delivery import LOST, OPEN, DeliveryData
+from rmq.client.handler import Handler
+from rmq.core import failure
+from rmq.core.delivery import LOST, OPEN, DeliveryData
+from rmq.core.settings import BATCH_MAX
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
-from rmq.handler import Handler
-from rmq.settings import BATCH_MAX
-from rmq.worker.desk import Desk
+from rmq.worker.leased_consumer import Desk
 from rmq.worker.runner import DONE_BEFORE, Halt, Overrun, Ruling
 
 log = logging.getLogger("rmq")
@@ -129,7 +129,7 @@ class Settler:
         self.since = 0.0  # when the call began that is under way
         self.unsettled = 0  # given up at the end, because Redis was away
         self._counted: list[list[DeliveryData]] = []  # in `finished`, since this turn began
-        name = f"rmq-{handler.handle.name}-settle"
+        name = f"rmq-{handler.context.name}-settle"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from rmq.worker.line import STOP
-from rmq.worker.watch import ALIVE_S, QUIET_S, Health
+from rmq.worker.control_channel import STOP
+from rmq.worker.watchdog import ALIVE_S, QUIET_S, Health
 
 log = logging.getLogger("rmq")
 

@@ -14,28 +14,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from rmq.audit import Audit
-from rmq.client import AsyncClient, Client
+from rmq.client.client import AsyncClient, Client
+from rmq.client.handler import Handler
+from rmq.core.audit import Audit
+from rmq.core.interceptor import Hooks, Interceptor, contained
+from rmq.core.settings import LEASE_MIN_MS
+from rmq.core.validation import Duration, milliseconds
 from rmq.errors import (
     ConfigurationError,
     InvalidType,
     InvalidValue,
     TopicNotFound,
 )
-from rmq.flows import opening
-from rmq.handler import Handler
-from rmq.interceptor import Hooks, Interceptor, contained
-from rmq.settings import LEASE_MIN_MS
-from rmq.units import Duration, milliseconds
-from rmq.wire import Executor
-from rmq.worker import auditor as auditors
-from rmq.worker import keeper as keepers
-from rmq.worker.away import Away, Opening
-from rmq.worker.board import Board
-from rmq.worker.crew import Crew, left, most_held
-from rmq.worker.desk import Desk
-from rmq.worker.loop import Beat, Loop
-from rmq.worker.watch import WATCH_S, Health, Watch
+from rmq.protocol.flows import open_topic
+from rmq.transport import Transport
+from rmq.worker import auditor as auditors, lease_renewer as keepers
+from rmq.worker.event_loop import Beat, Loop
+from rmq.worker.handler_pool import Crew, left, most_held
+from rmq.worker.lease_table import Board
+from rmq.worker.leased_consumer import Desk
+from rmq.worker.redis_outage import Away, Opening
+from rmq.worker.watchdog import WATCH_S, Health, Watch
 
 log = logging.getLogger("rmq")
 
@@ -90,7 +89,7 @@ class Worker:
         )
         self._where = keeper
         self._crews: list[Crew] = []
-        self._executor: Executor | None = None
+        self._transport: Transport | None = None
         self._owns_executor = False
         self._keeper: keepers.KeeperThread | keepers.KeeperProcess | None = None
         self._board: Board | None = None
@@ -105,7 +104,7 @@ class Worker:
         self._counts: dict[str, dict[str, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<Worker of {', '.join(one.handle.name for one in self.handlers)}>"
+        return f"<Worker of {', '.join(one.context.name for one in self.handlers)}>"
 
     def check(self) -> dict[str, bool]:
         """Compare the settings of each topic with those in Redis; nothing is written.
@@ -117,18 +116,18 @@ class Worker:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
             StorageError: Redis cannot be asked.
         """
-        executor, found = self._connect(), {}
+        transport, found = self._connect(), {}
         try:
             for one in self.handlers:
                 try:
-                    executor.run(opening.ensure(one.handle, create=False))
-                    one.opened(one.handle.settings.lease_ms)
-                    found[one.handle.name] = True
+                    transport.run(open_topic.ensure(one.context, create=False))
+                    one.opened(one.context.settings.lease_ms)
+                    found[one.context.name] = True
                 except TopicNotFound:
-                    found[one.handle.name] = False
+                    found[one.context.name] = False
         finally:
             if self._owns_executor:
-                executor.close()
+                transport.close()
         return found
 
     # --- life ------------------------------------------------------------------------------------
@@ -145,25 +144,25 @@ class Worker:
         if self._crews:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
-        executor = self._connect()
+        transport = self._connect()
         try:
-            if not self._open_topics(executor):
+            if not self._open_topics(transport):
                 log.info("asked to stop before it began")
                 self._let_go()
                 return
-            self._begin(executor, loop)
+            self._begin(transport, loop)
         except BaseException:
             self._let_go()
             raise
 
-    def _open_topics(self, executor: Executor) -> bool:
+    def _open_topics(self, transport: Transport) -> bool:
         """Open the topics; where Redis is away, their handlers begin all the same and wait for it.
 
         Returns:
             False where the worker was asked to stop meanwhile.
         """
-        opening = Opening(executor, self.handlers)
-        away = Away(executor)
+        opening = Opening(transport, self.handlers)
+        away = Away(transport)
         look_at = time.monotonic() + AWAY_S
         while not opening.ended.wait(WATCH_S / 4):
             if self._told or self._stopping.is_set():
@@ -174,7 +173,7 @@ class Worker:
             raise opening.error
         return True
 
-    def _begin(self, executor: Executor, loop: asyncio.AbstractEventLoop | None) -> None:
+    def _begin(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is None and any(one.is_async for one in self.handlers):
             self._loop = Loop()
             loop = self._loop.loop
@@ -182,21 +181,21 @@ class Worker:
             self._beat = Beat(loop)
         board = self._board = Board(sum(map(most_held, self.handlers)))
         crews = [
-            Crew(one, Desk(executor, one, board, number), self._hooks,
+            Crew(one, Desk(transport, one, board, number), self._hooks,
                  loop if one.is_async else None, self._beat if one.is_async else None)
             for number, one in enumerate(self.handlers)
         ]  # fmt: skip
         board.expect(min(map(_lease_ms, self.handlers)))
-        handles = [one.handle for one in self.handlers]
-        self._keeper = keepers.start(self._where, board, executor, handles)
+        contexts = [one.context for one in self.handlers]
+        self._keeper = keepers.start(self._where, board, transport, contexts)
         for interceptor in self._hooks.chain:
             contained(interceptor.watch, self)
-        self._auditor = auditors.start(self._hooks.chain, executor, handles)
+        self._auditor = auditors.start(self._hooks.chain, transport, contexts)
         self._crews = crews
         for crew in crews:
             crew.start()
         self._watch = Watch(
-            crews, self._keeper, board, self._beat, executor, self._watchdog_s, self._stopping
+            crews, self._keeper, board, self._beat, transport, self._watchdog_s, self._stopping
         )
         self._watch.start()
 
@@ -208,20 +207,20 @@ class Worker:
             self._loop.stop(CANCEL_S)
         if self._board is not None and not self._crews:
             self._board.close()
-        if self._owns_executor and self._executor is not None:
-            self._executor.close()
+        if self._owns_executor and self._transport is not None:
+            self._transport.close()
         self._crews, self._keeper, self._board = [], None, None
         self._loop = self._beat = None
 
-    def _connect(self) -> Executor:
+    def _connect(self) -> Transport:
         """The client's executor, or a blocking one to the same Redis for an async client."""
         if isinstance(self._client, Client):
-            self._executor, self._owns_executor = self._client._executor, False
+            self._transport, self._owns_executor = self._client._transport, False
         else:
-            theirs = self._client._executor
-            self._executor = Executor(theirs.address, theirs.retry_for, theirs.timeout_s)
+            theirs = self._client._transport
+            self._transport = Transport(theirs.address, theirs.retry_for, theirs.timeout_s)
             self._owns_executor = True
-        return self._executor
+        return self._transport
 
     def stop(self, grace: Duration | None = None) -> bool:
         """Take no more, wait for what runs up to `grace`, hand back the rest.
@@ -277,7 +276,7 @@ class Worker:
         """
         assert self._keeper is not None
         assert self._board is not None
-        assert self._executor is not None
+        assert self._transport is not None
         assert self._watch is not None
         settled: list[bool] = []
         # At the same time: each of them may be waiting for an absent Redis.
@@ -306,7 +305,7 @@ class Worker:
         if all_told and all(crew.join(0) for crew in self._crews):
             self._board.close()  # else a thread may still look at it
         if self._owns_executor:
-            self._executor.close()
+            self._transport.close()
         return all_told
 
     def ask_to_stop(self) -> None:
@@ -330,7 +329,7 @@ class Worker:
             self.start()
             if not self._crews:
                 return FINISHED  # a signal came before anything had begun
-            log.info("working on %s", ", ".join(one.handle.name for one in self.handlers))
+            log.info("working on %s", ", ".join(one.context.name for one in self.handlers))
             if started is not None:
                 started()
             while not self._told and not self._stopping.is_set():
@@ -439,7 +438,7 @@ class Worker:
         if not self._crews:
             return self._counts
         return {
-            crew.handler.handle.name: {
+            crew.handler.context.name: {
                 "taken": crew.taken, "held": crew.held, **crew.settler.tally, **crew.settler.guarded
             }
             for crew in self._crews
@@ -466,7 +465,7 @@ def _lease_ms(handler: Handler) -> int:
     """The lease of a handler's deliveries; the shortest there is, where Redis cannot be asked."""
     if handler.lease_ms is not None:
         return handler.lease_ms
-    return handler.handle.settings.lease_ms if handler.handle.is_open else LEASE_MIN_MS
+    return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
 
 
 def _chosen(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[Handler]:

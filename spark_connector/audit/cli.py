@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from spark_connector.audit import reading, report, words
 from spark_connector.audit.errors import UsageError

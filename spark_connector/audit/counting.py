@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, Row, functions as F
 
 from spark_connector.audit import words
 from spark_connector.audit.findings import Gap, Message, Minute

@@ -10,8 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.storagelevel import StorageLevel
 
 from spark_connector.audit import counting, gaps, inputs, outbox, words

@@ -1,7 +1,7 @@
 """The table of the outbox as a ledger, and message ids as the ids of its stubs, in plain SQL.
 
 A stub's id is its message's id with slot and check (24 bits, of 64 to 87) set to zero; see
-`rmq.outbox.naming`. In the text form, 5 bits a character, that is: the last bit of character 12,
+`rmq.sql.outbox.ids`. In the text form, 5 bits a character, that is: the last bit of character 12,
 all of 13 to 16, and the first three bits of character 17.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from spark_connector.audit import inputs, words
 from spark_connector.audit.errors import UsageError

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq.keys import SlotKeys
+from rmq.core.keys import SlotKeys
 from tests.conftest import any_binary
 from tests.servers import Server, _die_with_parent
 

@@ -253,7 +253,7 @@ def test_an_option_of_the_url_that_there_is_not_is_named(run):
 
 def test_the_default_address_is_told_as_such(run, monkeypatch):
     monkeypatch.setattr("rmq.cli.app.RETRY_FOR_S", 0.0)
-    monkeypatch.setattr("rmq.client.DEFAULT_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr("rmq.client.client.DEFAULT_URL", "redis://127.0.0.1:1/0")
     monkeypatch.delenv("RMQ_URL", raising=False)
 
     done = run("ping", RMQ_URL=None)

@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.cells import cell_len
 
-from rmq.cli import show
+from rmq.cli import output
 from tests.cli.conftest import bury, ndjson
 
 EVIL = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold] \x9b2J \u202eturned \x00\x7f\u2028 :smile: \r\n"
@@ -83,7 +83,7 @@ def test_tables_align_and_ids_are_whole_at_every_width(run, topic, columns):
     at = lines[0].index("BODY")
     for one in lines[1:]:
         assert one[at - 1] == " " != one[at]
-    narrowest = at + show.NARROWEST
+    narrowest = at + output.NARROWEST
     assert max(map(cell_len, lines)) <= max(int(columns), narrowest)
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Relay, metadata
-from rmq.outbox.tables import stubs
+from rmq.sql.outbox.tables import stubs
 from tests.cli.conftest import Shell, ndjson
 from tests.databases import Database
 from tests.integration.handling import eventually

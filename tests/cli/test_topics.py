@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 import rmq
-from rmq import retry, settings, units
+from rmq.core import retry, settings, validation
 
 
 def test_ping_tells_address_time_and_server(run, server):
@@ -154,16 +154,18 @@ class TestValues:
 
     @pytest.mark.parametrize("text", DURATIONS)
     def test_durations(self, text):
-        assert units.seconds(text) == self.DURATIONS[text]
+        assert validation.seconds(text) == self.DURATIONS[text]
 
     @pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1 m s", "nan", "inf", "1e3", "1,5"])
     def test_what_is_no_duration(self, text):
         with pytest.raises(ValueError, match="is not a duration"):
-            units.seconds(text)
+            validation.seconds(text)
 
     @pytest.mark.parametrize("text", ["500ms", "1s", "90s", "2m", "3h", "1d", "1.5s", "36h"])
     def test_a_spelled_duration_reads_back(self, text):
-        assert units.seconds(units.spell_seconds(units.seconds(text))) == units.seconds(text)
+        assert validation.seconds(
+            validation.spell_seconds(validation.seconds(text))
+        ) == validation.seconds(text)
 
     @pytest.mark.parametrize("policy", [rmq.Immediate(), rmq.Exponential(), rmq.Levels((1, 90))])
     def test_a_spelled_policy_reads_back(self, policy):

@@ -21,7 +21,7 @@ def settled(topic: rmq.Topic) -> int:
 
 
 def address(topic: rmq.Topic) -> str:
-    return str(topic._executor.address.url)
+    return str(topic._transport.address.url)
 
 
 # --- one process ---------------------------------------------------------------------------------

@@ -27,11 +27,11 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
-from rmq.flows import Pipeline, claiming
 from rmq.ledger import Ledger, exactly_once
-from rmq.ledger.store import LedgerGuard
-from rmq.ledger.transaction import ExactlyOnce
-from rmq.worker.desk import Desk
+from rmq.protocol.flows import Pipeline, claim
+from rmq.sql.ledger.exactly_once import ExactlyOnce
+from rmq.sql.ledger.store import LedgerGuard
+from rmq.worker.leased_consumer import Desk
 from tests.faults import bank, bank_mutants
 from tests.faults.worker_child import Book
 
@@ -90,9 +90,9 @@ def watch(faults: Faults) -> None:
 
     def acks(self: Desk, deliveries: Any) -> Any:
         def finish_alone() -> None:
-            beside = claiming.finish(self._handle, deliveries)
+            beside = claim.finish(self._context, deliveries)
             if beside is not None:
-                self._executor.run(_alone(beside))
+                self._transport.run(_alone(beside))
 
         faults.reach("finished", finish_alone)
         lost = ack(self, deliveries)
@@ -104,7 +104,7 @@ def watch(faults: Faults) -> None:
         guard.run = _told(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 
 
-def _alone(beside: claiming.Beside) -> Any:
+def _alone(beside: claim.Beside) -> Any:
     yield Pipeline(beside.commands)
 
 

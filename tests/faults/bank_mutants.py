@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.claim import BUSY
-from rmq.delivery import DeliveryData
-from rmq.flows import claiming
-from rmq.ledger import rows
-from rmq.ledger.tables import CONSUMED
-from rmq.ledger.transaction import ExactlyOnce
-from rmq.worker.desk import Desk
+from rmq.core.claim import BUSY
+from rmq.core.delivery import DeliveryData
+from rmq.protocol.flows import claim as claim_flow
+from rmq.sql.ledger import rows
+from rmq.sql.ledger.exactly_once import ExactlyOnce
+from rmq.sql.ledger.tables import CONSUMED
+from rmq.worker.leased_consumer import Desk
 from rmq.worker.runner import DONE_BEFORE, Runner
 
 LONG_MS = 600_000
@@ -25,8 +25,8 @@ def deletes_any_claim(faults: Any) -> None:
         mine = [deliveries] if isinstance(deliveries, DeliveryData) else list(deliveries)
         for one in mine:
             if one._claim is not None:
-                key = claiming.key_of(self._handle, one._claim.name)
-                self._executor.ask("unclaim", "DEL", key)
+                key = claim_flow.key_of(self._context, one._claim.name)
+                self._transport.ask("unclaim", "DEL", key)
         return release(self, mine, delay=delay)
 
     Desk.release = releases  # type: ignore[method-assign, assignment]
@@ -44,7 +44,7 @@ def acks_busy(faults: Any) -> None:
         return DONE_BEFORE if busy else claimed(self, one)
 
     Runner.claimed = acks  # type: ignore[method-assign]
-    claiming.BEYOND_MS = LONG_MS
+    claim_flow.BEYOND_MS = LONG_MS
 
 
 def marks_first(faults: Any) -> None:

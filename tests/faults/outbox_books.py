@@ -27,7 +27,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rmq.outbox.tables import CONFIRMED, logs, stubs
+from rmq.sql.outbox.tables import CONFIRMED, logs, stubs
 from tests.faults.aof import Lives
 from tests.faults.outbox_shop import CONTROLS, DELAYED, HELD, SLOW, SNOOZED, orders, packed
 

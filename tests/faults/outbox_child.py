@@ -30,11 +30,12 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
-from rmq import codec
+from rmq.core import codec
 from rmq.ledger import exactly_once
-from rmq.ledger.transaction import ExactlyOnce
-from rmq.outbox import Relay, Resender, rows, stub_id
-from rmq.outbox.dispatch import Dispatcher
+from rmq.outbox import Relay, Resender, stub_id
+from rmq.sql.ledger.exactly_once import ExactlyOnce
+from rmq.sql.outbox import relay_queries
+from rmq.sql.outbox.dispatch import Dispatcher
 from tests.faults import outbox_mutants, outbox_shop
 from tests.faults.worker_child import Book
 
@@ -145,7 +146,7 @@ class Recorder(rmq.Interceptor):
 
 def watch(faults: Faults, recorder: Recorder) -> None:
     """Have sends, their counts, and where messages were found told."""
-    send, mark, ask = Dispatcher.send, rows.mark, Resender._ask
+    send, mark, ask = Dispatcher.send, relay_queries.mark, Resender._ask
 
     def sends(self: Dispatcher, *what: Any) -> Any:
         recorder.sent.clear()
@@ -162,7 +163,7 @@ def watch(faults: Faults, recorder: Recorder) -> None:
         recorder.book.write("looked", at=at)
         return found
 
-    Dispatcher.send, rows.mark, Resender._ask = sends, marks, asks  # type: ignore[method-assign]
+    Dispatcher.send, relay_queries.mark, Resender._ask = sends, marks, asks  # type: ignore[method-assign]
     for kind, name in ((Relay, "_turn"), (Resender, "_send")):
         setattr(kind, name, _accounted(getattr(kind, name), recorder))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.flows.locating import NOWHERE
-from rmq.outbox import Relay, Resender, rows
-from rmq.outbox.relay import _Turn
-from rmq.outbox.rows import Mark
-from rmq.outbox.tables import CONFIRMED, UNCONFIRMED
+from rmq.outbox import Relay, Resender
+from rmq.protocol.flows.locate import NOWHERE
+from rmq.sql.outbox import relay_queries
+from rmq.sql.outbox.relay import _Turn
+from rmq.sql.outbox.relay_queries import Mark
+from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED
 
 
 def marks_first(faults: Any) -> None:
@@ -16,14 +17,14 @@ def marks_first(faults: Any) -> None:
 
     def turn(self: Any, connection: Any) -> Any:
         with connection.begin():
-            taken, looked, now = rows.take(connection, self._batch)
+            taken, looked, now = relay_queries.take(connection, self._batch)
             later = now + self._outbox.resend_after_ms(1)
             marks = [
                 Mark(one.seq, 0, 0, later, UNCONFIRMED if one.confirm else CONFIRMED, one.sends)
                 for one in taken
             ]
             if marks:
-                rows.mark(connection, marks, now)
+                relay_queries.mark(connection, marks, now)
         if taken:
             faults.reach("relay unsent", [one.id for one in taken])
             self._dispatcher.send(taken, now)

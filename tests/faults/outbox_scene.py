@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
-from rmq.outbox.tables import CONFIRMED, stubs
+from rmq.sql.outbox.tables import CONFIRMED, stubs
 from tests.databases import Database
 from tests.faults import outbox_shop
 from tests.faults.aof import lives

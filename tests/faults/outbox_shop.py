@@ -12,8 +12,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.ledger import metadata as ledger_metadata
-from rmq.outbox import Outbox
-from rmq.outbox import metadata as outbox_metadata
+from rmq.outbox import Outbox, metadata as outbox_metadata
 
 LEASE_S = 1.0
 LOG_FOR_S = 1.0  # less than a slow order takes: its note does not hold it back for long

@@ -16,7 +16,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from rmq import scripts
+from rmq.protocol import scripts
 
 
 class _Plan:
@@ -76,7 +76,7 @@ class Proxy:
         self.fired += 1
         self._stranded = self._accepted
 
-    def deafen(self) -> int:
+    def unsubscribe(self) -> int:
         """Strand the connections that have subscribed so far, and no others; how many there are."""
         self.fired += 1
         self._deaf |= self._subscribed

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.flows import Flow, Listen, Listener
-from rmq.wire import base, pool
+from rmq.protocol.flows import AwaitSignal, Flow, Subscription
+from rmq.transport import common, pool
 from tests.conftest import any_binary
 from tests.faults.proxy import Proxy, between
 from tests.patience import PATIENCE_S, asleep, quick
@@ -56,17 +56,17 @@ def drive(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
 
 def fill(driver: Driver, count: int) -> None:
     """Leave so many idle connections in the pool of a client."""
-    executor = driver.client._executor
+    transport = driver.client._transport
 
     if driver.loop is None:
-        taken = [executor._pool_here().take(executor._line) for _ in range(count)]
+        taken = [transport._pool_here().take(transport._line) for _ in range(count)]
         for one in taken:
-            executor._pool_here().give(one)
+            transport._pool_here().give(one)
     else:
 
         async def burst() -> None:
-            here = executor._pool_here()
-            taken = [await here.take(executor._line) for _ in range(count)]
+            here = transport._pool_here()
+            taken = [await here.take(transport._line) for _ in range(count)]
             for one in taken:
                 here.give(one)
 
@@ -75,12 +75,12 @@ def fill(driver: Driver, count: int) -> None:
 
 
 def idle(driver: Driver) -> list[Any]:
-    executor = driver.client._executor
+    transport = driver.client._transport
     if driver.loop is None:
-        return list(executor._idle)
+        return list(transport._idle)
 
     async def look() -> list[Any]:
-        return list(executor._idle)
+        return list(transport._idle)
 
     return driver.loop.run_until_complete(look())
 
@@ -128,7 +128,7 @@ def test_a_connection_that_was_idle_for_long_is_asked_before_it_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "CHECK_IDLE_S", 0.0)
-    monkeypatch.setattr(base, "CHECK_S", 0.2)
+    monkeypatch.setattr(common, "CHECK_S", 0.2)
     driver = drive(proxy.url, timeout=30.0, retry_for=0)
     topic = driver.client.topic(name)
     driver.do(topic.send(0))
@@ -252,11 +252,11 @@ def test_a_waiting_consumer_moves_its_subscription_to_the_new_master(name: str) 
 
 def test_a_subscription_that_cannot_be_made_has_done_nothing(drive: Callable[..., Driver]) -> None:
     def listening() -> Flow[set[int]]:
-        heard: set[int] = yield Listen(Listener(b"rmq:wake:t"), 0)
+        heard: set[int] = yield AwaitSignal(Subscription(b"rmq:wake:t"), 0)
         return heard
 
     driver = drive(f"redis://127.0.0.1:{free_port()}/0", retry_for=0.1)
-    run = driver.client._executor.run
+    run = driver.client._transport.run
     done = driver.loop.run_until_complete if driver.loop is not None else lambda value: value
 
     with pytest.raises(rmq.Unavailable, match="nothing was done"):
@@ -311,15 +311,15 @@ def latency(producer: rmq.Client, name: str, got: list[float]) -> float:
 
 @pytest.fixture
 def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "PING_S", 0.3)
-    monkeypatch.setattr(base, "PONG_S", 0.3)
+    monkeypatch.setattr(common, "PING_S", 0.3)
+    monkeypatch.setattr(common, "PONG_S", 0.3)
 
 
 def test_a_half_open_subscription_is_noticed_and_made_anew(
     quick_pings: None, waiting: list[float], proxy: Proxy, ours: Server, name: str
 ) -> None:
     with rmq.Client(ours.url) as producer:
-        assert proxy.deafen() == 1
+        assert proxy.unsubscribe() == 1
         asleep(ours, name, 2)  # the server still believes in the old one
 
         assert quick(lambda: latency(producer, name, waiting), 0.2) < 0.2
@@ -329,13 +329,13 @@ def test_a_half_open_subscription_that_nobody_asks_is_never_noticed(
     monkeypatch: pytest.MonkeyPatch, proxy: Proxy, ours: Server, name: str
 ) -> None:
     """The control of the test above: without the question there is one subscription for good."""
-    monkeypatch.setattr(base, "PING_S", 3600.0)
+    monkeypatch.setattr(common, "PING_S", 3600.0)
     with rmq.Client(proxy.url) as client:
         consumer = client.topic(name).consumer()
         thread = threading.Thread(target=lambda: consumer.receive(1, wait=4), daemon=True)
         thread.start()
         asleep(ours, name)
-        assert proxy.deafen() == 1
+        assert proxy.unsubscribe() == 1
         thread.join(3)
         assert thread.is_alive()
         with ours.raw() as raw:
@@ -356,7 +356,7 @@ def test_a_subscription_that_answers_is_kept(
 
 
 def test_the_questions_of_an_idle_consumer_are_few() -> None:
-    assert 1 / base.SAFETY_S + 1 / base.PING_S <= 1.1
+    assert 1 / common.SAFETY_S + 1 / common.PING_S <= 1.1
 
 
 # --- more calls than connections -----------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_more_threads_than_connections_wait_for_each_other(ours: Server, name: s
             one.join(4 * PATIENCE_S)
 
         assert errors == []
-        assert len(client._executor._idle) <= 3
+        assert len(client._transport._idle) <= 3
         assert client.admin.stats(name)["accepted"] == 800
 
 
@@ -414,7 +414,7 @@ def test_calls_are_served_in_the_order_in_which_they_came(ours: Server) -> None:
 
     async def race() -> None:
         async with rmq.AsyncClient(ours.url, max_connections=1) as client:
-            held = await client._executor._pool_here().take(client._executor._line)
+            held = await client._transport._pool_here().take(client._transport._line)
 
             async def call(number: int) -> None:
                 await client.ping()
@@ -424,7 +424,7 @@ def test_calls_are_served_in_the_order_in_which_they_came(ours: Server) -> None:
             for number in range(20):
                 tasks.append(asyncio.create_task(call(number)))
                 await asyncio.sleep(0)
-            client._executor._pool_here().give(held)
+            client._transport._pool_here().give(held)
             await asyncio.gather(*tasks)
 
     asyncio.run(race())
@@ -435,13 +435,13 @@ def test_no_connection_in_time_names_the_option_and_was_not_sent(
     drive: Callable[..., Driver], ours: Server
 ) -> None:
     driver = drive(f"{ours.url}?max_connections=1", timeout=0.2, retry_for=0.2)
-    executor = driver.client._executor
+    transport = driver.client._transport
     if driver.loop is None:
-        held = executor._pool_here().take(executor._line)
+        held = transport._pool_here().take(transport._line)
     else:
 
         async def take() -> Any:
-            return await executor._pool_here().take(executor._line)
+            return await transport._pool_here().take(transport._line)
 
         held = driver.loop.run_until_complete(take())
 
@@ -450,11 +450,11 @@ def test_no_connection_in_time_names_the_option_and_was_not_sent(
     assert "nothing was done" in str(told.value)
 
     if driver.loop is None:
-        executor._pool_here().give(held)
+        transport._pool_here().give(held)
     else:
 
         async def give() -> None:
-            executor._pool_here().give(held)
+            transport._pool_here().give(held)
 
         driver.loop.run_until_complete(give())
     assert driver.do(driver.client.ping()) > 0
@@ -471,10 +471,10 @@ def test_cancelled_calls_lose_no_connection(ours: Server, name: str) -> None:
                 for one in tasks[turn % 2 :: 2]:
                     one.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            executor = client._executor
-            here = executor._pool_here()
+            transport = client._transport
+            here = transport._pool_here()
             async with asyncio.timeout(PATIENCE_S):
-                taken = [await here.take(executor._line) for _ in range(2)]
+                taken = [await here.take(transport._line) for _ in range(2)]
             for one in taken:
                 here.give(one)
             return len(here._free)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.slots import slot_of
+from rmq.core.slots import slot_of
 from tests.conftest import Clock
 from tests.property.driver import Driver
 from tests.servers import Server
@@ -43,8 +43,8 @@ class Interrupter:
     def __init__(self, driver: Driver, error: type[BaseException], step: int, done: bool) -> None:
         self.count = 0
         self.fired = False
-        executor = driver.client._executor
-        inner = executor._command
+        transport = driver.client._transport
+        inner = transport._command
 
         def due() -> bool:
             self.count += 1
@@ -65,7 +65,7 @@ class Interrupter:
                 raise error("now")
             return await inner(one)
 
-        executor._command = command if driver.loop is None else command_async
+        transport._command = command if driver.loop is None else command_async
 
 
 def filled(driver: Driver, clock: Clock, name: str) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import rmq
-from rmq import scripts
+from rmq.protocol import scripts
 from tests.faults.proxy import Proxy, between
 from tests.property.driver import Driver
 from tests.property.mutants import MUTANTS, loader

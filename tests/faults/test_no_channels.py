@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.wire.base import Refused
+from rmq.transport.common import Refused
 from tests.integration.driven import connect
 from tests.servers import Server
 
@@ -108,14 +108,14 @@ def test_a_consumer_listens_again_once_the_acl_is_repaired(
     monkeypatch.setattr(Refused, "AGAIN_S", 0.0)
     with rmq.Client(url) as client, client.topic(name).consumer() as consumer:
         assert consumer.receive(wait=0.05) == []
-        assert isinstance(consumer._reception.listener.held, Refused | None)
+        assert isinstance(consumer._reception.subscription.held, Refused | None)
         with each_server.raw() as raw:
             raw.execute_command("ACL", "SETUSER", "app", "&rmq:*")
 
         for _ in range(3):
             assert consumer.receive(wait=0.05) == []
 
-        held = consumer._reception.listener.held
+        held = consumer._reception.subscription.held
         assert held is not None
         assert not isinstance(held, Refused)
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import scripts
-from rmq.flows import receiving
-from rmq.wire import Executor
+from rmq.protocol import scripts
+from rmq.protocol.flows import receive
+from rmq.transport import Transport
 from tests.property.driver import Driver
 from tests.servers import Server
 
@@ -46,8 +46,8 @@ class Scene:
         self.fired = 0
         self.error: type[BaseException] = ConnectionResetError
         self._verb, self._times = "", 0
-        executor: Any = driver.client._executor
-        inner = executor._exchange
+        transport: Any = driver.client._transport
+        inner = transport._exchange
 
         def exchange(packed: bytes, count: int) -> Any:
             if self._due(packed):
@@ -63,7 +63,7 @@ class Scene:
                 raise self.error
             return await inner(packed, count)
 
-        executor._exchange = exchange if driver.loop is None else exchange_async
+        transport._exchange = exchange if driver.loop is None else exchange_async
         self.open()
 
     def open(self, **settings: Any) -> None:
@@ -153,7 +153,7 @@ def test_a_caller_that_gives_the_number_up_loses_the_batch_from_sight(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: with the number given up, what was leased is nobody's until it lapses."""
-    monkeypatch.setattr(receiving, "hand_back", lambda reception: iter(()))
+    monkeypatch.setattr(receive, "hand_back", lambda reception: iter(()))
     scene.send(12)
     consumer = scene.topic.consumer()
     scene.lose("prepare")
@@ -334,8 +334,8 @@ def test_an_unreadable_message_that_cannot_be_buried_yet_holds_nothing_up(
         scene.send(3)
         odd.send("x")
         consumer = scene.topic.consumer(mode=mode)
-        executor: Any = scene.driver.client._executor
-        inner = executor._command
+        transport: Any = scene.driver.client._transport
+        inner = transport._command
 
         def refusing(command: Any) -> Any:
             if command.script.name == "reject":
@@ -345,9 +345,9 @@ def test_an_unreadable_message_that_cannot_be_buried_yet_holds_nothing_up(
         async def refusing_async(command: Any) -> Any:
             return refusing(command) if command.script.name == "reject" else await inner(command)
 
-        executor._command = refusing if scene.driver.loop is None else refusing_async
+        transport._command = refusing if scene.driver.loop is None else refusing_async
         got = scene.do(consumer.receive(10))
-        executor._command = inner
+        transport._command = inner
 
         assert [one.body for one in got] == [0, 1, 2]
         assert scene.stats()["dead"] == 0
@@ -515,11 +515,11 @@ def test_a_worker_behind_a_frozen_redis_leaves_nothing_dead_that_no_handler_saw(
 def test_a_worker_whose_acks_were_answered_late_counts_them_as_acked(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, lost, ack = Executor._exchange, [], scripts.load("ack")
+    inner, lost, ack = Transport._exchange, [], scripts.load("ack")
     with server.raw() as raw:
         raw.script_load(ack.text)
 
-    def exchange(self: Executor, packed: bytes, count: int) -> list[Any]:
+    def exchange(self: Transport, packed: bytes, count: int) -> list[Any]:
         replies = inner(self, packed, count)
         if ack.sha.encode() in packed and len(lost) < 3:
             lost.append(replies)
@@ -536,7 +536,7 @@ def test_a_worker_whose_acks_were_answered_late_counts_them_as_acked(
 
         worker = rmq.Worker(client)
         with worker:
-            monkeypatch.setattr(Executor, "_exchange", exchange)
+            monkeypatch.setattr(Transport, "_exchange", exchange)
             topic.send_many([rmq.Outgoing(n) for n in range(4)])
             until = time.monotonic() + 30
             while worker.counts()[name]["ack"] < 4 and time.monotonic() < until:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rmq.delivery import SETTLED
-from rmq.worker import keeper
-from rmq.worker.board import Board
-from rmq.worker.crew import Crew
-from rmq.worker.desk import Desk
+from rmq.core.delivery import SETTLED
+from rmq.worker import lease_renewer
+from rmq.worker.handler_pool import Crew
+from rmq.worker.lease_table import Board
+from rmq.worker.leased_consumer import Desk
 
 
 def blind_keeper() -> None:
     """Its keeper renews for a process that is stopped."""
-    start = keeper.subprocess.Popen
+    start = lease_renewer.subprocess.Popen
 
     class Blind(start):  # type: ignore[misc,valid-type]
         def __init__(self, words: list[str], **options: Any) -> None:
@@ -25,17 +25,17 @@ def blind_keeper() -> None:
             assert code != words[2]
             super().__init__([*words[:2], code, *words[3:]], **options)
 
-    keeper.subprocess.Popen = Blind  # type: ignore[misc]
+    lease_renewer.subprocess.Popen = Blind  # type: ignore[misc]
 
 
 def idle_keeper() -> None:
     """Nobody renews. Give keeper="thread"."""
 
-    def rest(self: keeper.Keeper) -> float:
+    def rest(self: lease_renewer.Keeper) -> float:
         self.board.came_round()
         return 0.1
 
-    keeper.Keeper.round = rest  # type: ignore[method-assign]
+    lease_renewer.Keeper.round = rest  # type: ignore[method-assign]
 
 
 def acks_first() -> None:
@@ -57,8 +57,8 @@ def acks_by_id() -> None:
     def ack(self: Desk, deliveries: Any) -> list[Any]:
         for one in deliveries:
             keys = one._origin.keys
-            self._executor.ask("ack", "ZREM", keys.prepare, one._id)
-            self._executor.ask("ack", "HDEL", keys.records, one._id)
+            self._transport.ask("ack", "ZREM", keys.prepare, one._id)
+            self._transport.ask("ack", "HDEL", keys.records, one._id)
             one._state = SETTLED
         self.board.leave(deliveries)
         return []

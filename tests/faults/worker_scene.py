@@ -40,7 +40,7 @@ class Child(Process):
         def look() -> psutil.Process | None:
             with suppress(psutil.NoSuchProcess):
                 for one in psutil.Process(self.pid).children():
-                    if "rmq.worker.keeper" in " ".join(one.cmdline()):
+                    if "lease_renewer" in " ".join(one.cmdline()):
                         return one
             return None
 

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 import rmq
-from rmq import stage_commands
-from rmq.flows import overseeing
+from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol.flows import query_admin
 from tests.servers import Server
 
 RUN, OTHER = "a" * 32, "b" * 32
@@ -46,8 +46,8 @@ def published(topic: rmq.Topic, query: str, batch: int) -> None:
 
 def begin(client: rmq.Client, topic: rmq.Topic, query: str, batch: int) -> None:
     """A batch of which nobody says that it has ended."""
-    topic._executor.run(
-        (lambda: (yield stage_commands.sink_begin(topic._handle, query, batch, b"[]")))()
+    topic._transport.run(
+        (lambda: (yield stage_commands.sink_begin(topic._context, query, batch, b"[]")))()
     )
 
 
@@ -157,7 +157,7 @@ def test_what_cannot_name_a_query_or_a_topic_is_refused(api: Any, topic: rmq.Top
 def test_sinks_are_told_with_the_batches_that_are_published_and_begun(
     api: Any, client: rmq.Client, topic: rmq.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overseeing, "SCANNED", 2)  # so that the walk has many steps
+    monkeypatch.setattr(query_admin, "SCANNED", 2)  # so that the walk has many steps
     assert api.admin.sinks(topic.name) == []
     neighbour = client.topic(f"{topic.name}x")
     neighbour.open()

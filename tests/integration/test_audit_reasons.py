@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq import commands, scripts
-from rmq.flows import sending
+from rmq.protocol import commands, scripts
+from rmq.protocol.flows import send as send_flow
 from tests.integration.auditing import adds_up, lose, lost, producer
 from tests.property.mutants import loader
 
@@ -229,7 +229,7 @@ def test_without_this_account_the_audit_would_report_it(
     if reason.mutant:
         monkeypatch.setattr(scripts, "load", loader(reason.mutant))
     else:
-        monkeypatch.setattr(sending, "_settle_numbers", _all_stand)
+        monkeypatch.setattr(send_flow, "_settle_numbers", _all_stand)
 
     found = _run("sync", server, client, name, reason)
 
@@ -246,14 +246,14 @@ def test_lost_reply_to_a_send_leaves_the_message_watched(server, client, name, m
     with producer("sync", server) as theirs:
         topic = theirs.topic(name)
         topic.open()
-        send, twice = theirs._executor._command, []
+        send, twice = theirs._transport._command, []
 
         def run_twice(command: commands.Command[Any]) -> Any:
             if command.script.name == "send":
                 twice.append(send(command))
             return send(command)
 
-        monkeypatch.setattr(theirs._executor, "_command", run_twice)
+        monkeypatch.setattr(theirs._transport, "_command", run_twice)
         result = topic.send("a")
         assert (result.status, len(twice)) == ("duplicate", 1)
     raw = server.raw()
@@ -267,7 +267,7 @@ def test_send_whose_outcome_is_unknown_is_not_promised(server, client, name, mon
     with producer("sync", server) as theirs:
         topic = theirs.topic(name)
         topic.send("first")
-        whole = theirs._executor._command
+        whole = theirs._transport._command
 
         def broken(command: commands.Command[Any]) -> Any:
             if command.script.name == "send":
@@ -275,7 +275,7 @@ def test_send_whose_outcome_is_unknown_is_not_promised(server, client, name, mon
             return whole(command)
 
         with monkeypatch.context() as patched:
-            patched.setattr(theirs._executor, "_command", broken)
+            patched.setattr(theirs._transport, "_command", broken)
             with pytest.raises(rmq.OutcomeUnknown):
                 topic.send("nobody knows")
         topic.send("last")

@@ -100,7 +100,7 @@ def test_worker_without_an_interval_does_not_audit(server, client, name):
         mine.topic(name).handler()(lambda body: None)
         worker = rmq.Worker(mine, keeper="thread")
 
-        assert auditor.start(worker._hooks.chain, mine._executor, []) is None
+        assert auditor.start(worker._hooks.chain, mine._transport, []) is None
 
 
 def test_worker_whose_redis_is_away_goes_on_auditing(own_server, name, caplog):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import commands
-from rmq.wire.aio import AsyncExecutor
-from rmq.wire.blocking import Executor
+from rmq.protocol import commands
+from rmq.transport.asyncio import AsyncTransport
+from rmq.transport.sync import Transport
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.servers import Server
@@ -420,8 +420,8 @@ def test_forgotten_scripts_are_loaded_again(api: Any, name: str, server: Server)
 def test_scripts_forgotten_as_soon_as_they_are_loaded_are_loaded_once_more(
     api: Any, kind: str, name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor: Any = AsyncExecutor if kind == "async" else Executor
-    load, flushes = executor._load, 0
+    transport: Any = AsyncTransport if kind == "async" else Transport
+    load, flushes = transport._load, 0
 
     def flush() -> None:
         nonlocal flushes
@@ -447,7 +447,7 @@ def test_scripts_forgotten_as_soon_as_they_are_loaded_are_loaded_once_more(
         batch = consumer.receive(100)
         with server.raw() as redis:
             redis.script_flush()
-        monkeypatch.setattr(executor, "_load", loaded)
+        monkeypatch.setattr(transport, "_load", loaded)
 
         assert consumer.ack(batch) == []
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import codec
+from rmq.core import codec
 from tests.integration.driven import connect
 from tests.servers import Server
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.delivery import DeliveryData
-from rmq.flows import consuming
+from rmq.core.delivery import DeliveryData
+from rmq.protocol.flows import consumer as consumer_flow
 from tests.conftest import Clock
 from tests.integration.handling import Scene, eventually
 
@@ -67,8 +67,8 @@ def test_a_delivery_whose_lease_was_lost_can_be_freed(
 def test_deliveries_that_nobody_settled_are_forgotten_once_their_leases_have_long_lapsed(
     api: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consuming, "TIDY_FROM", 10)
-    monkeypatch.setattr(consuming, "LAPSED_S", -3600.0)  # as if an hour had gone by
+    monkeypatch.setattr(consumer_flow, "TIDY_FROM", 10)
+    monkeypatch.setattr(consumer_flow, "LAPSED_S", -3600.0)  # as if an hour had gone by
     topic = api.topic(name)
     topic.send_many([rmq.Outgoing(n) for n in range(100)])
 

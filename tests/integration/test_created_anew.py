@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.slots import slot_of
+from rmq.core.slots import slot_of
 from tests.conftest import any_binary
 from tests.servers import Server
 

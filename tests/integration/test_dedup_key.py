@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import ids
-from rmq.slots import slot_of
+from rmq.core import ids
+from rmq.core.slots import slot_of
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.servers import Server

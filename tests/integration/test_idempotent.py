@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.flows import claiming
+from rmq.protocol.flows import claim
 from tests.integration.handling import Scene, eventually, every_kind
 from tests.integration.test_worker_outcomes import dead_of, is_idle
 from tests.servers import Server
@@ -234,7 +234,7 @@ def test_a_claim_that_nobody_renews_is_lost(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above."""
-    monkeypatch.setattr(claiming, "renew", lambda *_: None)
+    monkeypatch.setattr(claim, "renew", lambda *_: None)
     topic = api.topic(name, lease=1)
 
     def work(d: Any) -> Any:
@@ -391,7 +391,7 @@ def test_an_ordered_handler_keeps_its_order_and_skips_copies(
 def test_where_claims_cannot_be_taken_nothing_is_run_and_no_retry_is_spent(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "UNSURE_WAIT_S", 0.2)
+    monkeypatch.setattr(claim, "UNSURE_WAIT_S", 0.2)
     attempts = []
     topic = api.topic(name, max_retries=0)
     scene.handle(topic, lambda d: attempts.append(d.attempt), guards=[once()])
@@ -617,7 +617,7 @@ def test_a_frozen_owner_finds_its_claim_gone_after_a_successor_has_finished(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers at one key, the first without renewals: it may not undo what the second did."""
-    monkeypatch.setattr(claiming, "renew", lambda *_: None)
+    monkeypatch.setattr(claim, "renew", lambda *_: None)
     runs: list[float] = []
     topic = api.topic(name, lease=1)
 

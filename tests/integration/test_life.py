@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import commands
+from rmq.protocol import commands
 from tests.conftest import Clock
 from tests.patience import asleep, quick
 from tests.servers import Server

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import Page, Span, commands
+from rmq import Page, Span
+from rmq.core.score import HELD_MIN
 from rmq.errors import InvalidValue
-from rmq.query_commands import FAR_S
-from rmq.score import HELD_MIN
+from rmq.protocol import commands
+from rmq.protocol.commands.query import FAR_S
 from tests.conftest import Clock
 
 

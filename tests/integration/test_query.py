@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 import rmq
-from rmq.flows import querying
+from rmq.client.query import value_of
+from rmq.protocol.flows import query as query_flow
 
 RUN = "a" * 32
 
@@ -35,7 +36,7 @@ def values(query: rmq.Query, upto: dict[int, int]) -> Iterator[bytes]:
         for block in query.read(slot, 0, last):
             assert block.slot == slot
             assert block.attempts == [1] * len(block.ids)
-            yield from (rmq.query.value_of(record) for record in block.records)
+            yield from (value_of(record) for record in block.records)
 
 
 def test_a_batch_is_the_same_until_it_is_settled(query: rmq.Query, topic: rmq.Topic) -> None:
@@ -161,7 +162,7 @@ def test_a_query_takes_over_what_a_dead_query_held(client: rmq.Client, name: str
 def test_who_waits_is_woken_by_a_message(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(querying, "SAFETY_S", 300)  # so that nothing else can wake it
+    monkeypatch.setattr(query_flow, "SAFETY_S", 300)  # so that nothing else can wake it
     topic = client.topic(name, slots=2)
     topic.open()
     query = topic.query(RUN, "here")

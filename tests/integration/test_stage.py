@@ -12,8 +12,8 @@ import pytest
 import redis
 
 import rmq
-from rmq import stage_commands
-from rmq.flows import staging
+from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol.flows import stage as stage_flow
 from rmq.testing import Broker
 from tests.servers import Server
 
@@ -48,7 +48,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise Cut
             return made(*given, **named)
 
-        monkeypatch.setattr(staging, "PUBLISHES", 1)
+        monkeypatch.setattr(stage_flow, "PUBLISHES", 1)
         monkeypatch.setattr(stage_commands, builder, counted)
 
     return at

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.flows import changing, opening
-from rmq.slots import slot_of
-from rmq.wire import Executor
+from rmq.core.slots import slot_of
+from rmq.protocol.flows import change_topic, open_topic
+from rmq.transport import Transport
 from tests.servers import Server
 
 
 @pytest.fixture
 def follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics that are open are read again at every call."""
-    monkeypatch.setattr(opening, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(open_topic, "FOLLOW_S", 0.0)
 
 
 def slots_of(server: Server, name: str, field: str) -> set[bytes | None]:
@@ -39,8 +39,8 @@ class Cut(Exception):
 class Cutting:
     """Runs flows of an admin, and stops before step `at`."""
 
-    def __init__(self, executor: Executor, at: int) -> None:
-        self.executor, self.left = executor, at
+    def __init__(self, transport: Transport, at: int) -> None:
+        self.transport, self.left = transport, at
 
     def run(self, flow: Any) -> Any:
         def steps() -> Iterator[Any]:
@@ -55,7 +55,7 @@ class Cutting:
                 self.left -= 1
                 reply = yield step
 
-        return self.executor.run(steps())  # type: ignore[arg-type]
+        return self.transport.run(steps())  # type: ignore[arg-type]
 
 
 def send_each(topic: Any, count: int) -> None:
@@ -116,7 +116,7 @@ def test_settings_are_not_read_again_before_their_time(api: Any, name: str) -> N
     api.admin.topic_set(name, max_body=10)
 
     assert topic.send("x" * 200).status == "stored"
-    assert opening.FOLLOW_S == 30
+    assert open_topic.FOLLOW_S == 30
 
 
 def test_message_that_waits_goes_by_the_new_settings(api: Any, name: str) -> None:
@@ -166,9 +166,9 @@ def test_change_that_was_cut_off_is_ended_by_itself_or_by_whoever_opens(
     ):
         client.topic(name, slots=2).open()
         client.admin.topic_set(name, max_length=20)
-        flow = changing.topic_set(client.admin._handle(name), {"max_length": 200})
+        flow = change_topic.topic_set(client.admin._context(name), {"max_length": 200})
         with pytest.raises(Cut):
-            Cutting(client._executor, 3).run(flow)
+            Cutting(client._transport, 3).run(flow)
         assert slots_of(server, name, "capacity") == {b"10"}, "the hash is changed, no slot is"
         assert client.admin.settings(name).max_length == 200
 
@@ -260,15 +260,17 @@ def test_topic_that_was_deleted_and_made_anew_is_another_one(
 def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
     client: rmq.Client, server: Server, name: str, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changing, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(change_topic, "SLOTS_AT_ONCE", 1)
     cut = 0
     while True:
         client.topic(name, slots=3).open()
         if force:
             send_each(client.topic(name), 5)
-        handle = client.admin._handle(name)
+        handle = client.admin._context(name)
         try:
-            Cutting(client._executor, cut).run(changing.topic_delete(handle, force, False, None))
+            Cutting(client._transport, cut).run(
+                change_topic.topic_delete(handle, force, False, None)
+            )
             break
         except Cut:
             pass
@@ -286,11 +288,11 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
 def test_message_that_comes_while_an_empty_topic_is_deleted_is_kept(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changing, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(change_topic, "SLOTS_AT_ONCE", 1)
     topic = client.topic(name, slots=4)
     topic.open()
     basis = next(b for b in map(str, range(99)) if slot_of(b, 4) == 3)
-    flow = changing.topic_delete(client.admin._handle(name), False, False, None)
+    flow = change_topic.topic_delete(client.admin._context(name), False, False, None)
 
     def steps() -> Iterator[Any]:
         """The deletion, and a message just before the first slot goes."""
@@ -303,7 +305,7 @@ def test_message_that_comes_while_an_empty_topic_is_deleted_is_kept(
             step = flow.send((yield step))
 
     with pytest.raises(rmq.TopicNotEmpty, match="came meanwhile and are kept"):
-        client._executor.run(steps())  # type: ignore[arg-type]
+        client._transport.run(steps())  # type: ignore[arg-type]
 
     assert [one.body for one in client.admin.peek(name)] == ["kept"]
     again = client.topic(name)
@@ -314,12 +316,12 @@ def test_message_that_comes_while_an_empty_topic_is_deleted_is_kept(
 def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_that_works(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changing, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(change_topic, "SLOTS_AT_ONCE", 1)
     topic = client.topic(name, slots=3)
     send_each(topic, 30)
-    flow = changing.topic_delete(client.admin._handle(name), True, False, None)
+    flow = change_topic.topic_delete(client.admin._context(name), True, False, None)
     with pytest.raises(Cut):
-        Cutting(client._executor, 6).run(flow)
+        Cutting(client._transport, 6).run(flow)
 
     with pytest.raises(rmq.TopicNotEmpty, match="the topic stands"):
         client.admin.topic_delete(name)

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 import rmq
-from rmq.worker import crew
-from rmq.worker.board import Board
-from rmq.worker.keeper import Keeper, KeeperProcess, stopped
+from rmq.worker import handler_pool
+from rmq.worker.lease_renewer import Keeper, KeeperProcess, stopped
+from rmq.worker.lease_table import Board
 from tests.integration.handling import Scene, eventually
 from tests.servers import Server, _die_with_parent
 
@@ -32,7 +32,7 @@ HOLD_S = KEPT_S + 2.0  # longer than that, rounded up to whole seconds of the se
 
 @pytest.fixture(autouse=True)
 def quick_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "WAIT_S", 0.2)  # a stop waits for one turn of the fetcher
+    monkeypatch.setattr(handler_pool, "WAIT_S", 0.2)  # a stop waits for one turn of the fetcher
 
 
 def deliveries(api: Any, name: str) -> int:
@@ -160,7 +160,7 @@ def test_a_handler_that_blocks_its_event_loop_keeps_its_lease(
 def test_a_blocked_event_loop_in_which_nothing_is_settled_is_told_by_health(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rmq.worker import watch as module
+    from rmq.worker import watchdog as module
 
     monkeypatch.setattr(module, "QUIET_S", 0.5)
     go = threading.Event()
@@ -407,7 +407,7 @@ def test_the_password_is_not_on_the_keeper_s_command_line(client: rmq.Client, na
         words = " ".join(psutil.Process(keeper.process.pid).cmdline())
 
     assert "redis://" not in words
-    assert "keeper" in words
+    assert "lease_renewer" in words
 
 
 def test_a_keeper_and_a_worker_are_of_one_redis(client: rmq.Client, name: str) -> None:
@@ -421,7 +421,7 @@ def test_a_keeper_and_a_worker_are_of_one_redis(client: rmq.Client, name: str) -
         board.enter(ones, 0, 3000, held)
         time.sleep(1.1)  # a third of the lease, and the server's clock is in its next second
 
-        Keeper(board, client._executor, [topic._handle]).round()
+        Keeper(board, client._transport, [topic._context]).round()
 
         assert all(map(board.refresh, ones))
         assert all(one.deadline > then for one, then in zip(ones, before, strict=True))

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker import keeper as keepers
-from rmq.worker.keeper import KeeperProcess, KeeperThread
+from rmq.worker import lease_renewer as keepers
+from rmq.worker.lease_renewer import KeeperProcess, KeeperThread
 from tests.integration.handling import eventually
 from tests.servers import Server
 

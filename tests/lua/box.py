@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import redis
 
-from rmq import commands, ids, record, score, scripts, settings
-from rmq.codec import JSON
-from rmq.commands import Command
-from rmq.handle import Handle, Lane, Lanes
-from rmq.keys import SlotKeys
-from rmq.retry import Immediate
-from rmq.settings import Settings
+from rmq.core import ids, record, score, settings
+from rmq.core.codec import JSON
+from rmq.core.keys import SlotKeys
+from rmq.core.replay_session import ReplaySession, ReplaySessions
+from rmq.core.retry import Immediate
+from rmq.core.settings import Settings
+from rmq.core.topic_context import TopicContext
+from rmq.protocol import commands, scripts
+from rmq.protocol.commands import Command
 
 GONE = None  # what `changes` says of something that was there before
 
@@ -111,7 +113,7 @@ class Box:
         self.redis = client
         self.clock = clock
         self.settings = Settings(**{"retry": Immediate(), **given})
-        self.handle = Handle("rmq", name, JSON, Lanes(), {})
+        self.handle = TopicContext("rmq", name, JSON, ReplaySessions(), {})
         opened = self.run(commands.topic(self.handle, self.settings.to_redis()))
         self.created = opened.kept["created"].encode()
         self.handle.opened(self.settings, self.created, ready=True)
@@ -144,10 +146,10 @@ class Box:
         assert self.state() == after
         return reply
 
-    def lane(self) -> Lane:
+    def lane(self) -> ReplaySession:
         """A lane of its own, at its first number."""
         self._lanes += 1
-        lane = Lane(b"lane%d" % self._lanes)
+        lane = ReplaySession(b"lane%d" % self._lanes)
         lane.number = 1
         return lane
 
@@ -268,7 +270,7 @@ class Box:
         self,
         limit: int = 1,
         lease_ms: int = 30_000,
-        lane: Lane | None = None,
+        lane: ReplaySession | None = None,
         *,
         waits: bool = False,
         ordered: bool = False,
@@ -307,7 +309,9 @@ class Box:
 
     # --- settling ----------------------------------------------------------------------------
 
-    def ack_command(self, leases: Sequence[Lease], lane: Lane, known: bool = True) -> Command[str]:
+    def ack_command(
+        self, leases: Sequence[Lease], lane: ReplaySession, known: bool = True
+    ) -> Command[str]:
         """An ack; not `known`: by one who has only the receipts, not the delivery numbers."""
         return commands.ack(
             self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
@@ -315,7 +319,11 @@ class Box:
         )  # fmt: skip
 
     def nack_command(
-        self, leases: Sequence[Lease], lane: Lane, wait_ms: int | None = None, told: bytes = b"why"
+        self,
+        leases: Sequence[Lease],
+        lane: ReplaySession,
+        wait_ms: int | None = None,
+        told: bytes = b"why",
     ) -> Command[str]:
         return commands.nack(
             self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
@@ -323,7 +331,7 @@ class Box:
         )  # fmt: skip
 
     def reject_command(
-        self, leases: Sequence[Lease], lane: Lane, reason: str = "r", told: bytes = b"why"
+        self, leases: Sequence[Lease], lane: ReplaySession, reason: str = "r", told: bytes = b"why"
     ) -> Command[str]:
         return commands.reject(
             self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
@@ -331,7 +339,7 @@ class Box:
         )  # fmt: skip
 
     def release_command(
-        self, leases: Sequence[Lease], lane: Lane, wait_ms: int = 0, places: Any = None
+        self, leases: Sequence[Lease], lane: ReplaySession, wait_ms: int = 0, places: Any = None
     ) -> Command[str]:
         if places is None:
             places = []
@@ -344,7 +352,7 @@ class Box:
         )  # fmt: skip
 
     def extend_command(
-        self, leases: Sequence[Lease], lane: Lane, lease_ms: int = 60_000
+        self, leases: Sequence[Lease], lane: ReplaySession, lease_ms: int = 60_000
     ) -> Command[Any]:
         return commands.extend(
             self.keys, lane, [x.id for x in leases], [x.receipt for x in leases], lease_ms

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rmq import commands, query_commands, stage_commands, topic_commands
-from rmq.commands import Command
-from rmq.query_commands import Holder
+from rmq.protocol import commands
+from rmq.protocol.commands import (
+    Command,
+    query as query_commands,
+    stage as stage_commands,
+    topic_admin as topic_commands,
+)
+from rmq.protocol.commands.query import Holder
 from tests.lua.box import Box, Lease
 
 PRODUCER = "0123456789"  # who numbers messages here

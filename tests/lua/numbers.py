@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmq import commands, numbering, record
+from rmq.core import record, sequence
+from rmq.protocol import commands
 from tests.lua.box import Box, stored
 
 P, Q = "0123456789", "abcdef0123"  # producers
@@ -36,7 +37,7 @@ def numbered(
     """Send a message with a number; its id."""
     whole = stored(0, b"", priority=0 if due else priority, due=due, expires=expires)
     head = bytes((whole[0] | record.HEADERS,)) + whole[1:4]
-    rest = whole[8:] + record.sized(numbering.headers(producer, number, others)) + body
+    rest = whole[8:] + record.sized(sequence.headers(producer, number, others)) + body
     id = box.ids()[0]
     assert box.run(commands.send(box.handle, box.keys, [id], [head, rest])).letters == ""
     return id
@@ -49,7 +50,7 @@ def merged(box: Box, number: int, key: bytes = b"key", range_ms: int = 500) -> b
     box.run(
         commands.merge(
             box.handle, box.keys, id=id, head=bytes((whole[0] | record.HEADERS,)) + whole[1:4],
-            envelope=whole[8:] + record.sized(numbering.headers(P, number)), body=b"b",
+            envelope=whole[8:] + record.sized(sequence.headers(P, number)), body=b"b",
             merge_key=key, mode="first", max_wait_ms=0, most_bytes=1000,
         )  # type: ignore[arg-type]
     )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq import query_commands
-from rmq.query_commands import FAR_S, Holder, Lapsed, Log, Page
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import FAR_S, Holder, Lapsed, Log, Page
 from tests.lua.box import Box
 
 RUN, OTHER_RUN = "a" * 32, "b" * 32

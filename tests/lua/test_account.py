@@ -7,7 +7,7 @@ import random
 import pytest
 import redis
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.numbers import P, Q, begin, open_of, told
 
 

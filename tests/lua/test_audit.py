@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.numbers import P, begin, numbered, told
 
 

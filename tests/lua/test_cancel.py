@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.box import GONE
 
 

@@ -7,7 +7,8 @@ import re
 import pytest
 import redis
 
-from rmq import commands, record
+from rmq.core import record
+from rmq.protocol import commands
 from tests.lua.numbers import P, Q, begin, merged, numbered
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from rmq import commands
+from rmq.protocol import commands
 
 A, B = b"0123456789abcdefghijklmnop:1", b"0123456789abcdefghijklmnop:2"
 NAME = b"mail:order 7"

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from rmq import commands, keys, query_commands, scripts, stage_commands, topic_commands
+from rmq.core import keys
+from rmq.protocol import commands, scripts
+from rmq.protocol.commands import (
+    query as query_commands,
+    stage as stage_commands,
+    topic_admin as topic_commands,
+)
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish, place_of
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands, record
+from rmq.core import record
+from rmq.protocol import commands
 from tests.lua.calls import CALLS, furnish
 from tests.lua.numbers import P, Q, begin, merged, numbered, open_of, told
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from rmq import commands
-from rmq.score import moved_deadline
+from rmq.core.score import moved_deadline
+from rmq.protocol import commands
 from tests.lua.box import LEASE_MAX_MS
 
 

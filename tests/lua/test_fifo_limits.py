@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rmq import stage_commands
+from rmq.protocol.commands import stage as stage_commands
 from tests.lua.box import ordered
 
 PRIORITIES = [17, 100, 1023, 1024, 524_288, 1_048_575]

@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.test_claim import DONE, NAME, STATES, A, B, left_ms, put, take
 
 TEN_YEARS_MS = 315_619_200_000

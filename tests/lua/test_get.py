@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq import commands
-from rmq.commands import Found
+from rmq.protocol import commands
+from rmq.protocol.commands import Found
 from tests.lua.box import failure, ordered, stored, timed
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq import commands
-from rmq.retry import Exponential
+from rmq.core.retry import Exponential
+from rmq.protocol import commands
 from tests.lua.box import GONE, failure, handed_back, ordered, stored
 
 

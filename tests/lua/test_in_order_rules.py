@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands, keys, query_commands
+from rmq.core import keys
+from rmq.protocol import commands
+from rmq.protocol.commands import query as query_commands
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, RUN, furnish, place_of
 
@@ -106,22 +108,22 @@ def test_the_last_of_a_batch_wakes_who_is_blocked(box, verb, is_awaited):
     first, second = take(box, 2, 1000)
     if is_awaited:
         box.redis.hset(box.keys.slot, "blocked", box.clock.now_ms + 3000)
-    listener = box.redis.pubsub(ignore_subscribe_messages=True)
-    listener.subscribe(box.handle.channel)
-    listener.get_message(timeout=1)
+    subscription = box.redis.pubsub(ignore_subscribe_messages=True)
+    subscription.subscribe(box.handle.channel)
+    subscription.get_message(timeout=1)
 
     for lease in (first, second):
-        assert listener.get_message(timeout=0.02) is None
+        assert subscription.get_message(timeout=0.02) is None
         if verb == "rollback":
             box.clock.advance(1)
             box.rollback(1)
         else:
             getattr(box, verb)(lease)
 
-    heard = listener.get_message(timeout=5 if is_awaited else 0.02)
+    heard = subscription.get_message(timeout=5 if is_awaited else 0.02)
     assert (heard["data"] if heard else None) == (b"0" if is_awaited else None)
     assert "blocked" not in box.state()["slot"]
-    listener.close()
+    subscription.close()
 
 
 @pytest.mark.parametrize("verb", ["nack", "release", "rollback"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmq import commands, record, stage_commands
+from rmq.core import record
+from rmq.protocol import commands
+from rmq.protocol.commands import stage as stage_commands
 from tests.lua.box import GONE, stored, timed
 
 

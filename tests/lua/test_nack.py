@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.retry import ROCKETMQ_LEVELS_S, Exponential, Levels
+from rmq.core.retry import ROCKETMQ_LEVELS_S, Exponential, Levels
 from tests.lua.box import GONE, failure, ordered, timed
 
 
@@ -278,15 +278,15 @@ def test_nack_wakes_who_waits(box):
     box.one()
     lease = box.take_one()
     box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
-    listener = box.redis.pubsub(ignore_subscribe_messages=True)
-    listener.subscribe(box.handle.channel)
-    listener.get_message(timeout=1)
+    subscription = box.redis.pubsub(ignore_subscribe_messages=True)
+    subscription.subscribe(box.handle.channel)
+    subscription.get_message(timeout=1)
 
     box.nack(lease)
 
-    assert listener.get_message(timeout=5)["data"] == b"0"
+    assert subscription.get_message(timeout=5)["data"] == b"0"
     assert box.counter("waiting") == 0
-    listener.close()
+    subscription.close()
 
 
 def test_a_thousand_in_one_call(box):

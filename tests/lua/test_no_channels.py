@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import scripts
+from rmq.protocol import scripts
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish
 

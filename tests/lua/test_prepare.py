@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from rmq import commands, score
+from rmq.core import score
+from rmq.protocol import commands
 from tests.lua.box import GONE, LEASE_MAX_MS, failure, ordered, stored, timed
 
 

@@ -6,8 +6,9 @@ import msgpack
 import pytest
 import redis
 
-from rmq import record, stage_commands
-from rmq.stage_commands import Moved
+from rmq.core import record
+from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol.commands.stage import Moved
 from tests.lua.box import Box, ordered, stored, timed
 
 NAME = "q:7:a"

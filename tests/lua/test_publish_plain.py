@@ -6,8 +6,10 @@ import msgpack
 import pytest
 import redis
 
-from rmq import commands, record, stage_commands
-from rmq.stage_commands import Moved
+from rmq.core import record
+from rmq.protocol import commands
+from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol.commands.stage import Moved
 from tests.lua.box import Box, ordered, stored
 
 PLACE = "stage:s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.box import GONE
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rmq import commands, query_commands
+from rmq.protocol import commands
+from rmq.protocol.commands import query as query_commands
 from tests.lua.query import ME, OTHER, RUN, take
 
 

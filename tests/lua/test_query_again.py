@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq import query_commands
-from rmq.query_commands import Log
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import Log
 from tests.lua.query import EXACT, ME, RIVAL, RUN, lapse, log, read, take
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq import query_commands
-from rmq.query_commands import Look
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import Look
 from tests.lua.query import ME, RUN, lapse, take
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rmq import commands, query_commands
-from rmq.query_commands import Log, Settled
+from rmq.protocol import commands
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import Log, Settled
 from tests.lua.box import failure
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, take
 

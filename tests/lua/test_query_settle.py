@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq import query_commands
-from rmq.query_commands import Lapsed, Settled
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import Lapsed, Settled
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
 
 

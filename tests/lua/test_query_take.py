@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.query_commands import Log
+from rmq.protocol.commands.query import Log
 from tests.lua.query import ME, OTHER, OTHER_RUN, RIVAL, RUN, lapse, log, receipt, take, taking
 
 

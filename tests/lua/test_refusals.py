@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands, keys
+from rmq.core import keys
+from rmq.protocol import commands
 from tests.lua.calls import CALLS, CLAIMS, NUMBERS, REACHING, furnish, place_of
 
 PLACES = {

@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.test_claim import NAME, STATES, A, left_ms, put, take
 
 

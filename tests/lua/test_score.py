@@ -7,7 +7,7 @@ import math
 import pytest
 import redis
 
-from rmq import scripts
+from rmq.protocol import scripts
 from tests.lua.box import ordered, timed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.box import GONE, ordered, stored, timed
 
 ONE_STEP_BELOW_FULL = 2**32  # arrivals that the fraction of the largest priorities can order
@@ -320,24 +320,24 @@ def test_refused_send_writes_nothing_even_where_orders_would_begin_anew(box):
 
 
 def test_send_wakes_who_waits_and_only_then(box):
-    listener = box.redis.pubsub(ignore_subscribe_messages=True)
-    listener.subscribe(box.handle.channel)
-    listener.get_message(timeout=1)
+    subscription = box.redis.pubsub(ignore_subscribe_messages=True)
+    subscription.subscribe(box.handle.channel)
+    subscription.get_message(timeout=1)
 
     box.one()
-    assert listener.get_message(timeout=0.05) is None
+    assert subscription.get_message(timeout=0.05) is None
 
     box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
     box.one()
-    assert listener.get_message(timeout=5)["data"] == b"0"
+    assert subscription.get_message(timeout=5)["data"] == b"0"
     assert box.counter("waiting") == 0
-    listener.close()
+    subscription.close()
 
 
 def test_timed_send_wakes_only_for_something_sooner(box):
-    listener = box.redis.pubsub(ignore_subscribe_messages=True)
-    listener.subscribe(box.handle.channel)
-    listener.get_message(timeout=1)
+    subscription = box.redis.pubsub(ignore_subscribe_messages=True)
+    subscription.subscribe(box.handle.channel)
+    subscription.get_message(timeout=1)
     box.one(due=10_000)
     awake_until = box.clock.now_ms + 3000
     box.redis.hset(box.keys.slot, "waiting", awake_until)
@@ -347,9 +347,9 @@ def test_timed_send_wakes_only_for_something_sooner(box):
     box.one(due=5_000)
     assert box.counter("waiting") == 0
 
-    assert listener.get_message(timeout=5)["data"] == b"0"
-    assert listener.get_message(timeout=0.05) is None
-    listener.close()
+    assert subscription.get_message(timeout=5)["data"] == b"0"
+    assert subscription.get_message(timeout=0.05) is None
+    subscription.close()
 
 
 def test_body_of_256_kib_of_any_bytes_comes_back_as_it_was(box):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from rmq import commands, scripts, stage_commands
-from rmq.commands import Command
-from rmq.handle import Lane
-from rmq.stage_commands import Moved
+from rmq.core.replay_session import ReplaySession
+from rmq.protocol import commands, scripts
+from rmq.protocol.commands import Command, stage as stage_commands
+from rmq.protocol.commands.stage import Moved
 from tests.lua.box import Box
 from tests.lua.calls import STAGE, furnish
 
-Build = Callable[[Lane], Command[Any]]
+Build = Callable[[ReplaySession], Command[Any]]
 
 
 def _two_pages(box: Box) -> Build:
@@ -100,7 +100,7 @@ def test_a_copy_that_comes_after_a_later_number_is_refused(box: Box, case: str) 
     build = CASES[case][0](box)
     lane = box.lane()
     late = build(lane)
-    later = Lane(lane.name)
+    later = ReplaySession(lane.name)
     later.number = lane.number + 1
     box.send(1)
     box.run(commands.prepare(box.keys, later, 10, 30_000, False))

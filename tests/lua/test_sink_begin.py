@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.keys import sink_key
-from rmq.stage_commands import Begun, sink_begin, sink_end
+from rmq.core.keys import sink_key
+from rmq.protocol.commands.stage import Begun, sink_begin, sink_end
 from tests.lua.box import Box
 
 

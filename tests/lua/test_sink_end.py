@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.keys import sink_key
-from rmq.stage_commands import sink_begin, sink_end
+from rmq.core.keys import sink_key
+from rmq.protocol.commands.stage import sink_begin, sink_end
 from tests.lua.box import Box
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from rmq import commands
+from rmq.protocol import commands
 from tests.lua.box import Box
 
 

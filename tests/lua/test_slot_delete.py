@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.topic_commands import Emptied, slot_delete
+from rmq.protocol.commands.topic_admin import Emptied, slot_delete
 from tests.lua.calls import furnish
 
 BY_NAME = ("query:", "querylog:", "stage:", "replay:", "claim:")  # Admin.topic_delete finds these

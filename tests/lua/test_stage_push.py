@@ -6,7 +6,7 @@ import msgpack
 import pytest
 import redis
 
-from rmq import stage_commands
+from rmq.protocol.commands import stage as stage_commands
 from tests.lua.box import Box
 
 NAME = "q:7:a"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq import commands
+from rmq.protocol import commands
 
 
 def stats(box):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands
-from rmq.codec import JSON
-from rmq.handle import Handle, Lanes
-from rmq.settings import Settings, from_redis
+from rmq.core.codec import JSON
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.settings import Settings, from_redis
+from rmq.core.topic_context import TopicContext
+from rmq.protocol import commands
 from tests.lua.box import Box
 
 
 @pytest.fixture
 def handle(name):
-    return Handle("rmq", name, JSON, Lanes(), {})
+    return TopicContext("rmq", name, JSON, ReplaySessions(), {})
 
 
 @pytest.fixture

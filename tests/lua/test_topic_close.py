@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq import topic_commands
+from rmq.protocol.commands import topic_admin as topic_commands
 
 
 def test_topic_is_marked_and_the_mark_taken_away(box):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq import topic_commands
-from rmq.settings import Settings
+from rmq.core.settings import Settings
+from rmq.protocol.commands import topic_admin as topic_commands
 
 
 def fields(box):

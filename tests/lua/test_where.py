@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq import commands
-from rmq.commands import Where
+from rmq.protocol import commands
+from rmq.protocol.commands import Where
 
 
 def where(box, *ids):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq.telemetry import EVENTS, METRICS
+from rmq.core.telemetry import EVENTS, METRICS
 from tests.servers import Server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()

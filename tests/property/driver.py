@@ -31,9 +31,9 @@ class Driver:
     def open(self) -> None:
         cls: Any = rmq.Client if self.loop is None else rmq.AsyncClient
         self.client = cls(self.url, **self.patience)
-        executor = self.client._executor
+        transport = self.client._transport
         for verb in ("_command", "_pipeline"):
-            setattr(executor, verb, self._doubling(getattr(executor, verb)))
+            setattr(transport, verb, self._doubling(getattr(transport, verb)))
 
     def _doubling(self, once: Any) -> Any:
         if self.loop is None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import rmq
-from rmq import commands
-from rmq.flows import settling
-from rmq.keys import SlotKeys
-from rmq.message import Receipt
-from rmq.slots import slot_of
+from rmq.core.keys import SlotKeys
+from rmq.core.message import Receipt
+from rmq.core.slots import slot_of
+from rmq.protocol import commands
+from rmq.protocol.flows import settle as settle_flow
 from tests.property.driver import Driver
 from tests.property.model import Model, Msg
 from tests.property.snapshot import Look, Violation, check_keys, check_shape, claim, look
@@ -33,7 +33,7 @@ verbs = st.sampled_from(["ack", "ack", "nack", "release", "extend", "reject"])
 MODES = {"k0": "first", "k1": "last", "k2": "collect", "k3": "collect"}
 
 
-class Handle:
+class TopicContext:
     """What a consumer holds: its delivery, and the lease it had when it was handed over."""
 
     def __init__(self, consumer: Any, delivery: Any) -> None:
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Model(self.slots, self.max_retries, ladder, WINDOW_S * 1000)
         self.ids: list[tuple[bytes, str | None]] = []
         self.told: set[bytes] = set()  # told "stored"
-        self.handles: list[Handle] = []
+        self.handles: list[TopicContext] = []
         self.old: list[tuple[bytes, float]] = []  # receipts that were handed out
         self.batches: dict[bytes, int] = {}  # the last batch in which a message was delivered
         self.serial = self.receives = 0
@@ -358,7 +358,7 @@ class Machine(RuleBasedStateMachine):
 
     def receive(
         self, limit: int, lease: float, lost: bool, pops: bool = False, ordered: bool | None = None
-    ) -> list[Handle]:
+    ) -> list[TopicContext]:
         if ordered is None:
             ordered = self.consumes == "ordered"
         mode = "at_most_once" if pops else "at_least_once"
@@ -368,7 +368,7 @@ class Machine(RuleBasedStateMachine):
             self.in_order(got)
         expected = self.expect(limit, round(lease * 1000), lost, pops, ordered)
         self.took(got, expected, pops)
-        handles = [Handle(consumer, delivery) for delivery in got]
+        handles = [TopicContext(consumer, delivery) for delivery in got]
         self.old += [(handle.id, handle.receipt) for handle in handles if not pops]
         if self.full and got:
             self.reached["received at maxmemory"] += 1
@@ -423,7 +423,7 @@ class Machine(RuleBasedStateMachine):
         self.settle_held(which, verb, wait, lost)
 
     def settle_held(self, which: list[int], verb: str, wait: int | None, lost: bool) -> None:
-        chosen: list[Handle] = []
+        chosen: list[TopicContext] = []
         for one in which:
             handle = self.handles[one % len(self.handles)]
             if handle not in chosen:
@@ -468,19 +468,19 @@ class Machine(RuleBasedStateMachine):
         score += shift
         if self.held(id, score):
             return
-        handle = self.topic._handle
-        leases = settling.Leases.of([settling.Lease(rmq.MessageId(id).slot, id, score)])
-        run = self.driver.client._executor.run
+        handle = self.topic._context
+        leases = settle_flow.Leases.of([settle_flow.Lease(rmq.MessageId(id).slot, id, score)])
+        run = self.driver.client._transport.run
         if verb == "ack":
             receipts = [Receipt(rmq.MessageId(id), score)]
             lost = self.do(lambda: self.topic.consumer().ack_receipts(receipts))
             self.claim(lost == receipts, "an ack by a wrong receipt was accepted")
         else:
             flows: dict[str, Any] = {
-                "nack": lambda: settling.nack(handle, leases, [b""], 0),
-                "release": lambda: settling.release(handle, leases, [100], 0),
-                "extend": lambda: settling.extend(handle, leases, 60_000),
-                "reject": lambda: settling.reject(handle, leases, [b""], "r"),
+                "nack": lambda: settle_flow.nack(handle, leases, [b""], 0),
+                "release": lambda: settle_flow.release(handle, leases, [100], 0),
+                "extend": lambda: settle_flow.extend(handle, leases, 60_000),
+                "reject": lambda: settle_flow.reject(handle, leases, [b""], "r"),
             }
             answer = self.do(lambda: run(flows[verb]().run()))
             self.claim(answer in ("0", [None]), f"a {verb} by a wrong receipt was accepted")

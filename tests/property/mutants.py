@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rmq import scripts
-from rmq.scripts import Script
-from rmq.wire import Executor
+from rmq.protocol import scripts
+from rmq.protocol.scripts import Script
+from rmq.transport import Transport
 from tests.property.driver import Driver
 
 Change = tuple[str, str, str]  # script, what stands there, what a careless hand would have written
@@ -103,11 +103,11 @@ class TwoStepDriver(Driver):
         if getattr(getattr(command, "script", None), "name", "") == "prepare":
             ids = [id for id in value.ids if id]
             if ids and not self.crashing:
-                executor = self.client._executor
-                assert isinstance(executor, Executor)
+                transport = self.client._transport
+                assert isinstance(transport, Transport)
                 for place, id in enumerate(ids):
                     left = value.lefts[place] if value.lefts else self.most
                     number = value.first_delivery + place
                     score = value.deadline_s * 1000 + left + number % 2048 / 2048
-                    executor.ask("add", "EVAL", _ADD, 1, command.keys[2], repr(score), id)
+                    transport.ask("add", "EVAL", _ADD, 1, command.keys[2], repr(score), id)
         return value

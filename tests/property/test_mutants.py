@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
-from rmq import scripts
+from rmq.protocol import scripts
 from tests.conftest import any_binary
 from tests.property.driver import Driver
 from tests.property.machine import Machine

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmq import ids
+from rmq.core import ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,8 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from rmq import stage_commands
-from rmq.flows import staging
+from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol.flows import stage
 from spark_connector import RmqDataSource, columns, options
 from spark_connector.writer import RmqStreamWriter, _Sink
 from tests.spark.driver import GROUP, POINT, die_at
@@ -38,7 +38,7 @@ class Writer(RmqStreamWriter):
                     die_at("half")
                 return made(*given)
 
-            staging.PUBLISHES = 1
+            stage.PUBLISHES = 1
             stage_commands.publish = counted
         super().commit(messages, batchId)
         die_at("published")

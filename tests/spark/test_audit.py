@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import DataFrame
 
-from rmq import MessageId, ids
-from rmq.outbox import naming
+from rmq import MessageId
+from rmq.core import ids
+from rmq.sql.outbox import ids as outbox_ids
 from spark_connector import audit as audits
 from spark_connector.audit import Findings, UsageError, audit, gaps, inputs, outbox, words
 from tests.spark.audits import AS_OF_MS, BEGIN_MS, HORIZON_MS, SETTLE_MS, Books, frame
@@ -267,7 +268,7 @@ def test_the_id_of_a_stub_is_found_from_any_message_id(spark: SparkSession) -> N
 
     made = [row[0] for row in rows.select(outbox.stub_id(F.col("id"))).collect()]
 
-    assert made == [str(naming.stub_id(one)) for one in some]
+    assert made == [str(outbox_ids.stub_id(one)) for one in some]
 
 
 def test_rows_of_the_outbox_are_a_ledger(spark: SparkSession) -> None:
@@ -276,8 +277,9 @@ def test_rows_of_the_outbox_are_a_ledger(spark: SparkSession) -> None:
     for n in range(7):
         stubs.append(
             {
-                "id": str(naming.new_id()), "topic": "orders", "status": "unconfirmed", "sends": 1,
-                "created": BEGIN_MS + n, "sent_at": BEGIN_MS + n + 5, "confirm": True, "slot": 5,
+                "id": str(outbox_ids.new_id()), "topic": "orders", "status": "unconfirmed",
+                "sends": 1, "created": BEGIN_MS + n, "sent_at": BEGIN_MS + n + 5,
+                "confirm": True, "slot": 5,
             }
         )  # fmt: skip
     acked, lost, unsent, young, confirmed, void, sent_only = stubs

@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 import rmq
-from rmq.interceptor import Interceptor, Outcome
+from rmq.core.interceptor import Interceptor, Outcome
 from rmq.outbox import Outbox, Relay, metadata, stub_id
-from rmq.outbox.tables import stubs
+from rmq.sql.outbox.tables import stubs
 from spark_connector.audit.cli import main
 from tests.conftest import any_binary
 from tests.databases import Database

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rmq
-from rmq.interceptor import Interceptor, Outcome
+from rmq.core.interceptor import Interceptor, Outcome
 from spark_connector.audit.cli import main
 from tests.servers import Server
 

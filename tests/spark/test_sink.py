@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import redis
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 import rmq
 from rmq.errors import RMQError

@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 import rmq
-from rmq import query_commands
+from rmq.core.keys import SlotKeys
 from rmq.errors import ConfigurationError, LeaseLost, QueryOwned, TopicNotFound
-from rmq.flows import Flow
-from rmq.keys import SlotKeys
-from rmq.query_commands import Lapsed
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import Lapsed
+from rmq.protocol.flows import Flow
 from spark_connector import claims, options
 from spark_connector.schema import stream_schema
 from spark_connector.stream import Part, RmqStreamReader
@@ -295,7 +295,7 @@ def test_a_batch_that_sinks_may_know_gets_no_new_message(
     known = latest(first, start)
     sunk = bodies(first, first.partitions(start, known))
     first.stop()
-    for keys in topic._handle.slots[:slots_lapsed]:
+    for keys in topic._context.slots[:slots_lapsed]:
         topic._run(_released(keys, start["run"]))
     client.admin.rollback(topic.name)
     fill(topic, 6, first=9)
@@ -395,7 +395,7 @@ def test_rows_that_a_replay_left_out_are_never_settled_unread(
     start = begun(first)
     end = latest(first, start)
     first.stop()
-    topic._run(_released(topic._handle.slots[0], start["run"]))
+    topic._run(_released(topic._context.slots[0], start["run"]))
     client.admin.rollback(topic.name)
     second = make(onClaimLoss="continue")
     rest = bodies(second, second.partitions(start, end))
@@ -654,7 +654,7 @@ def test_a_record_that_cannot_be_read_is_a_row_and_holds_up_nobody(
     end = latest(reader, start)
     broken, missing = (one.id for one in client.admin.peek(topic.name, place="prepare")[:2])
     with server.raw() as redis:
-        for keys in topic._handle.slots:
+        for keys in topic._context.slots:
             redis.hdel(keys.records, bytes(missing))
             if redis.hexists(keys.records, bytes(broken)):
                 redis.hset(keys.records, bytes(broken), b"\x1fbytes")

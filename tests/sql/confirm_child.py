@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import rmq
 from rmq.ledger import exactly_once
 from rmq.outbox import Outbox
-from rmq.outbox.confirm import Confirms
+from rmq.sql.outbox.confirm import Confirms
 
 
 def die(*_: Any) -> None:

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from rmq.guard import guards_of, key_reader
+from rmq.core.middleware import guards_of, key_reader
 from rmq.ledger import Ledger, exactly_once, metadata
-from rmq.ledger.tables import ledger
+from rmq.sql.ledger.tables import ledger
 from tests.databases import Database
 
 CLOCK_MS = 200  # PostgreSQL reads its clock once for each column, and the machine is shared

@@ -7,9 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
-from rmq.database import now_ms
 from rmq.outbox import Exhausted, Outbox, Relay, Resender, Round, metadata
-from rmq.outbox.tables import logs, stubs
+from rmq.sql.database import now_ms
+from rmq.sql.outbox.tables import logs, stubs
 from tests.databases import Database
 from tests.servers import Server
 
@@ -116,7 +116,7 @@ class Lossy:
 
     def message(self, stub: str) -> rmq.MessageId:
         """The id of a stub's message, in a topic of one slot."""
-        return rmq.MessageId.parse(stub).placed(0, self.topic._handle.check)
+        return rmq.MessageId.parse(stub).placed(0, self.topic._context.check)
 
     def place(self, stub: str) -> str | None:
         """Where Redis has it."""
@@ -125,7 +125,7 @@ class Lossy:
 
     def lose(self, *ids: str) -> None:
         """Remove messages from Redis as nothing of RMQ does: they are lost."""
-        keys = self.topic._handle.slots[0]
+        keys = self.topic._context.slots[0]
         with self.server.raw() as raw:
             for id in ids:
                 member = bytes(self.message(id))
@@ -136,7 +136,7 @@ class Lossy:
     def renumber(self) -> None:
         """Let acceptance numbers begin anew, as after FLUSHALL."""
         with self.server.raw() as raw:
-            raw.hset(self.topic._handle.slots[0].slot, "accepted", 0)
+            raw.hset(self.topic._context.slots[0].slot, "accepted", 0)
 
     def round(self) -> Round:
         """One round of the resender."""

@@ -16,13 +16,14 @@ import threading
 import sqlalchemy as sa
 
 import rmq
-from rmq.outbox import Outbox, Relay, rows
+from rmq.outbox import Outbox, Relay
+from rmq.sql.outbox import relay_queries
 
 
 def main() -> None:
     database, redis, batch, *dies = sys.argv[1:]
     if dies:
-        rows.mark = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        relay_queries.mark = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     engine = sa.create_engine(database)

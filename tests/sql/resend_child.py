@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Resender
-from rmq.outbox.dispatch import Dispatcher
+from rmq.sql.outbox.dispatch import Dispatcher
 
 
 def die_after_sending() -> None:

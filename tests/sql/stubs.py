@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 import rmq
 from rmq.outbox import Outbox, metadata
-from rmq.outbox.tables import stubs
+from rmq.sql.outbox.tables import stubs
 from tests.databases import Database
 
 WAYS = ("connection", "session", "async connection", "async session")

@@ -11,10 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import rmq
-from rmq.database import now_ms
 from rmq.ledger import Ledger, exactly_once
-from rmq.outbox import Outbox, Round, confirm, metadata
-from rmq.outbox.tables import logs, stubs
+from rmq.outbox import Outbox, Round, metadata
+from rmq.sql.database import now_ms
+from rmq.sql.outbox import confirm
+from rmq.sql.outbox.tables import logs, stubs
 from tests.databases import Database
 from tests.integration.working import until
 from tests.servers import Server

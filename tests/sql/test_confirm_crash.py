@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 import rmq
 from rmq import ledger
-from rmq.database import now_ms
 from rmq.outbox import Round
-from rmq.outbox.tables import logs
+from rmq.sql.database import now_ms
+from rmq.sql.outbox.tables import logs
 from tests.databases import Database
 from tests.integration.working import until
 from tests.servers import Server, _die_with_parent

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import rmq
 from rmq.outbox import Outbox, Round, metadata
-from rmq.outbox.tables import logs, stubs
+from rmq.sql.outbox.tables import logs, stubs
 from tests.databases import Database
 from tests.integration.working import until
 from tests.servers import Server

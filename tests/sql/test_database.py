@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq import database as db
-from rmq.database import Bytes, ExactText, insert_new, needing, now_ms
+from rmq.sql import database as db
+from rmq.sql.database import Bytes, ExactText, insert_new, needing, now_ms
 
 metadata = sa.MetaData()
 things = sa.Table(

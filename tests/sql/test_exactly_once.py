@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import rmq
-from rmq.guard import guards_of
-from rmq.ledger import exactly_once, transaction
+from rmq.core.middleware import guards_of
+from rmq.ledger import exactly_once
+from rmq.sql.ledger import exactly_once as exactly_once_module
 from tests.sql.ledgers import CLOCK_MS, Books, Copy, effects, together, write
 
 OTHER = Copy(id="m2", fence=9)
@@ -167,8 +168,8 @@ def test_at_every_isolation_level_one_takes_effect(books: Books, level: str) -> 
 
 
 def test_that_check_fails_without_the_row(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction, "_first", lambda connection, row, ttl_ms: True)
-    monkeypatch.setattr(transaction, "_proved", lambda connection, row, one: None)
+    monkeypatch.setattr(exactly_once_module, "_first", lambda connection, row, ttl_ms: True)
+    monkeypatch.setattr(exactly_once_module, "_proved", lambda connection, row, one: None)
     guard = books.once()
 
     together(*(lambda n=n: until_settled(books, guard, Copy(fence=n)) for n in range(COPIES)))
@@ -443,7 +444,7 @@ def test_that_check_fails_where_nobody_looks_for_the_row(
 ) -> None:
     if books.database.dialect == "mariadb":
         pytest.skip("one way to lose a transaction is enough")
-    monkeypatch.setattr(transaction, "_proved", lambda connection, row, one: None)
+    monkeypatch.setattr(exactly_once_module, "_proved", lambda connection, row, one: None)
 
     def work(**given: Any) -> Any:
         def then(connection: sa.Connection) -> None:

@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.ledger import Ledger, renewal, rows
+from rmq.ledger import Ledger
+from rmq.sql.ledger import renewal, rows
 from tests.integration.handling import eventually
 from tests.sql.ledgers import CLOCK_MS, Books, Copy, together
 

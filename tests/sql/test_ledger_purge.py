@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 import rmq
 from rmq import ledger as library
-from rmq.ledger import purging
-from rmq.ledger.tables import ledger
+from rmq.sql.ledger import purge as purge_module
+from rmq.sql.ledger.tables import ledger
 from tests.sql.ledgers import Books, Copy
 
 DAY_MS = 86_400_000
@@ -58,16 +58,16 @@ def test_purge_removes_what_is_old_and_says_nothing_for_the_future(books: Books)
 
 
 def test_purge_works_in_batches(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purging, "BATCH", 10)
+    monkeypatch.setattr(purge_module, "BATCH", 10)
     counts: list[int] = []
-    real = purging._remove
+    real = purge_module._remove
 
     def counted(*arguments: Any) -> Any:
         found = real(*arguments)
         counts.append(found[0])
         return found
 
-    monkeypatch.setattr(purging, "_remove", counted)
+    monkeypatch.setattr(purge_module, "_remove", counted)
     for n in range(35):
         add(books, str(n), "consumed", 10 * DAY_MS + n * 60_000, None)
     add(books, "alive", "consuming", 11 * DAY_MS, 60_000)

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq import commands
-from rmq.outbox import Outbox, Relay, Resender, confirm, stub_id
-from rmq.outbox import rows as sql
-from rmq.outbox.tables import stubs
+from rmq.outbox import Outbox, Relay, Resender, stub_id
+from rmq.protocol import commands
+from rmq.sql.outbox import confirm, relay_queries as sql
+from rmq.sql.outbox.tables import stubs
 from tests.databases import impatience
 from tests.sql.stubs import drain, prepared, rows
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Relay
-from rmq.outbox import rows as sql
+from rmq.sql.outbox import relay_queries as sql
 from tests.sql.stubs import drain, prepared, rows
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Relay, stub_id
-from rmq.outbox.tables import stubs
+from rmq.sql.outbox.tables import stubs
 from tests.sql.stubs import WAYS, Oops, drain, prepared, rows, write
 
 

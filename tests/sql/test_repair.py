@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import rmq
-from rmq.database import now_ms
-from rmq.outbox import Outbox, Round, StubNotFound, StubSettled, metadata, repair
+from rmq.outbox import Outbox, Round, StubNotFound, StubSettled, metadata
+from rmq.sql.database import now_ms
+from rmq.sql.outbox import repair
 from tests.databases import Database
 from tests.servers import Server
 from tests.sql.lossy import HOUR, Lossy

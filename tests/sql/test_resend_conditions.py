@@ -145,7 +145,7 @@ def slot_has_only_dead_letters(scene: Lossy, id: str) -> None:
 
 def redis_never_had_it(scene: Lossy, id: str) -> None:
     with scene.server.raw() as raw:
-        raw.hset(scene.topic._handle.slots[0].slot, "accepted", 1)
+        raw.hset(scene.topic._context.slots[0].slot, "accepted", 1)
 
 
 PAST = [

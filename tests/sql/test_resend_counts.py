@@ -10,8 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.outbox import Outbox, Resender, Round, lost, resend
-from rmq.outbox.dispatch import Dispatcher
+from rmq.outbox import Outbox, Resender, Round
+from rmq.sql.outbox import resend, resend_queries
+from rmq.sql.outbox.dispatch import Dispatcher
 from tests.databases import Database
 from tests.servers import Server
 from tests.sql.lossy import MINUTE, Lossy
@@ -121,7 +122,7 @@ def test_a_round_looks_at_a_batch_and_the_next_one_at_what_is_behind_it(scene: L
 def test_all_that_was_lost_together_comes_back_together_however_large_it_is(
     scene: Lossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lost, "TAKE_BYTES", 25_000)
+    monkeypatch.setattr(resend_queries, "TAKE_BYTES", 25_000)
     monkeypatch.setattr(resend, "CHUNK", 5)
     ids = [scene.sent("x" * 10_000) for _ in range(12)]
     calls = []
@@ -202,7 +203,7 @@ def test_topic_that_cannot_be_asked_does_not_hold_up_the_others(
     scene.change(stuck, sends=1, slot=0, offset=1)
     scene.age(stuck)
     with scene.server.raw() as raw:
-        raw.set(broken._handle.slots[0].store, "another's")
+        raw.set(broken._context.slots[0].store, "another's")
     id = scene.lost()
 
     with caplog.at_level(logging.WARNING, "rmq.outbox"):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.outbox import Exhausted, Round, Webhook, resend
+from rmq.outbox import Exhausted, Round, Webhook
+from rmq.sql.outbox import resend
 from tests.databases import Database
 from tests.servers import Server
 from tests.sql.lossy import MINUTE, Lossy

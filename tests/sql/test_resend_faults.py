@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.ledger import Ledger, exactly_once
-from rmq.ledger import metadata as ledger_tables
-from rmq.outbox import Relay, Round, lost
-from rmq.outbox.resend import Resender
+from rmq.ledger import Ledger, exactly_once, metadata as ledger_tables
+from rmq.outbox import Relay, Round
+from rmq.sql.outbox import resend_queries
+from rmq.sql.outbox.resend import Resender
 from tests.databases import Database, impatience
 from tests.integration.working import until
 from tests.servers import Server, _die_with_parent
@@ -170,7 +170,7 @@ def test_slot_whose_hash_alone_is_gone_is_opened_again_and_keeps_what_waits_in_i
 ) -> None:
     here, gone = scene.sent("here"), scene.lost("gone")
     with scene.server.raw() as raw:
-        raw.delete(scene.topic._handle.slots[0].slot)
+        raw.delete(scene.topic._context.slots[0].slot)
 
     assert scene.round() == Round(sent=1, waiting=1)
 
@@ -197,8 +197,8 @@ def test_nothing_changes_while_redis_is_away_and_it_goes_on_when_it_is_back(scen
 def test_loop_outlives_an_outage_of_redis_and_stops_when_told(
     scene: Lossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.outbox.resend.TROUBLE_S", 0.05)
-    monkeypatch.setattr("rmq.outbox.resend.EVERY_S", 0.05)
+    monkeypatch.setattr("rmq.sql.outbox.resend.TROUBLE_S", 0.05)
+    monkeypatch.setattr("rmq.sql.outbox.resend.EVERY_S", 0.05)
     id = scene.lost()
     scene.server.kill()
     stop = threading.Event()
@@ -307,7 +307,7 @@ def test_two_that_found_the_same_stubs_lost_send_each_of_them_once(
 def test_control_without_the_lock_two_send_every_stub_twice(
     scene: Lossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lost, "lock", lambda connection, these: list(these))
+    monkeypatch.setattr(resend_queries, "lock", lambda connection, these: list(these))
     for n in range(30):
         scene.lost(n)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq import scripts
 from rmq.errors import RMQError
+from rmq.protocol import scripts
 from rmq.testing import Broker
 from tests.servers import Server
 
@@ -216,16 +216,16 @@ def test_lua_libraries_that_stand_in_do_what_those_of_redis_do(
     fake: Broker, server: Server
 ) -> None:
     with rmq.Client(server.url) as client:
-        real = client._executor.ask("eval", "EVAL", LIBRARIES, 0)
-    assert fake.client._executor.ask("eval", "EVAL", LIBRARIES, 0) == real
+        real = client._transport.ask("eval", "EVAL", LIBRARIES, 0)
+    assert fake.client._transport.ask("eval", "EVAL", LIBRARIES, 0) == real
 
 
 @pytest.mark.parametrize("verb", ["prepare", "ack"])
 def test_at_most_once_hands_over_all_where_a_reply_was_lost(fake: Broker, verb: str) -> None:
     topic = fake.client.topic("t")
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
-    executor = fake.client._executor
-    exchange, lost = executor._exchange, []
+    transport = fake.client._transport
+    exchange, lost = transport._exchange, []
 
     def losing(packed: bytes, count: int) -> list[Any]:
         replies = exchange(packed, count)
@@ -235,6 +235,6 @@ def test_at_most_once_hands_over_all_where_a_reply_was_lost(fake: Broker, verb: 
         return replies
 
     with topic.consumer(mode="at_most_once") as consumer:
-        executor._exchange = losing  # type: ignore[method-assign]
+        transport._exchange = losing  # type: ignore[method-assign]
         assert [one.body for one in consumer.receive(10)] == [0, 1, 2]
     assert lost

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import rmq
-from rmq.command import now
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue, TopicNotFound
-from rmq.testing import Broker, fake, servers
+from rmq.protocol.command import now
+from rmq.testing import Broker, fake_server, servers
 from tests.testing.conftest import BACKENDS
 
 
@@ -70,7 +70,7 @@ def test_auto_prefers_the_real_server_and_falls_back(monkeypatch: pytest.MonkeyP
     def absent() -> None:
         raise ImportError("No module named 'fakeredis'")
 
-    monkeypatch.setattr(fake, "Fake", absent)
+    monkeypatch.setattr(fake_server, "Fake", absent)
     monkeypatch.setattr(servers, "_pools", {})
     with pytest.raises(ConfigurationError, match=r"nothing to run on.*no redis-server.*fakeredis"):
         Broker().__enter__()
@@ -98,9 +98,9 @@ def test_error_of_a_script_is_told_and_the_connection_goes_on(broker: Broker) ->
         one.send(1)
     with pytest.raises(rmq.TopicVanished, match="many_"):
         many.send_many([rmq.Outgoing(n) for n in range(100)])
-    lines = list(broker.client._executor._idle)
+    lines = list(broker.client._transport._idle)
     assert broker.client.admin.topics() == []
-    assert broker.client._executor._idle[-1] in lines
+    assert broker.client._transport._idle[-1] in lines
     assert time.monotonic() - started < 5  # patience, which a reply that never came would use up
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.core.slots import slot_of
 from rmq.errors import ConfigurationError, DecodeError
 from rmq.testing import Broker, Endless
 
@@ -183,7 +184,7 @@ def test_ordered_slot_waits_for_its_failure(broker: Broker) -> None:
 
 
 def _slot(basis: str) -> int:
-    return rmq.slots.slot_of(basis, 2)
+    return slot_of(basis, 2)
 
 
 def test_handler_that_moves_the_clock_makes_others_due(broker: Broker) -> None:

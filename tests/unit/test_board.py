@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rmq.claim import BUSY, FIRST, Claim
-from rmq.delivery import LOST, DeliveryData, Origin
-from rmq.guard import KEY_BYTES
-from rmq.score import moved_deadline, receipt_score
-from rmq.worker.board import FOREVER, Board
+from rmq.core.claim import BUSY, FIRST, Claim
+from rmq.core.delivery import LOST, DeliveryData, Origin
+from rmq.core.middleware import KEY_BYTES
+from rmq.core.score import moved_deadline, receipt_score
+from rmq.worker.lease_table import FOREVER, Board
 
 TOPIC, LEASE_MS = 0, 30_000
 

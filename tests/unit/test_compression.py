@@ -13,11 +13,10 @@ from typing import Any
 import hypothesis
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import rmq
-from rmq import codec, compression, settings
+from rmq.core import codec, compression, settings
 from rmq.errors import DecodeError
 
 MIB = 1024 * 1024

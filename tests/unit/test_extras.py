@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import rmq
-from rmq import extras
+from rmq.core import optional_imports
 
 OPTIONAL = {"prometheus_client", "opentelemetry", "zstandard", "pydantic", "msgspec"}
 
@@ -29,9 +29,9 @@ def test_importing_rmq_loads_nothing_optional(code: str) -> None:
 
 
 def test_a_package_is_loaded_and_a_missing_one_is_told_with_its_extra() -> None:
-    assert extras.load("json", "x", "what").dumps({}) == "{}"
+    assert optional_imports.load("json", "x", "what").dumps({}) == "{}"
     with pytest.raises(rmq.ConfigurationError, match=r'^what: no_such is .* "rmq\[x\]"$'):
-        extras.load("no_such", "x", "what")
+        optional_imports.load("no_such", "x", "what")
 
 
 def test_rmq_works_where_nothing_optional_is_installed() -> None:

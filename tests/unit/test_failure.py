@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq import failure
+from rmq.core import failure
 
 
 class NoText(Exception):

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from rmq.codec import JSON
-from rmq.commands import Batch, Command
-from rmq.flows import Ask, Listen, Pipeline, Sleep, opening, receiving
-from rmq.flows.receiving import Reception
-from rmq.handle import Handle, Lanes
-from rmq.replies import Opened
-from rmq.settings import Settings
+from rmq.core.codec import JSON
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.replies import Opened
+from rmq.core.settings import Settings
+from rmq.core.topic_context import TopicContext
+from rmq.protocol.commands import Batch, Command
+from rmq.protocol.flows import AwaitSignal, Pipeline, RawCommand, Sleep, open_topic, receive
+from rmq.protocol.flows.receive import Reception
 
 RECORD = bytes([1 << 5, 0, 0, 100, 0, 0, 0, 1]) + b"1"
 EMPTY = Batch(-1, False, 0, 0, 0, b"", [], [])
@@ -22,16 +23,16 @@ FULL = Batch(-1, False, 1_790_000_000, 1, 1, b"", [bytes(16)], [RECORD])
 
 
 def reception(slots: int, listening: bool = True) -> Reception:
-    handle = Handle("rmq", "orders", JSON, Lanes(), {})
+    handle = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
     handle.opened(Settings(slots=slots), b"1")
     made = Reception(handle, 30_000)
-    made.listener.held = object() if listening else None
+    made.subscription.held = object() if listening else None
     return made
 
 
 def say(step: Any) -> str:
     """A step in a word: the verb and the slot, or that it listens."""
-    if isinstance(step, Listen):
+    if isinstance(step, AwaitSignal):
         return "listen"
     assert isinstance(step, Command)
     if step.script.name != "prepare":
@@ -56,8 +57,8 @@ def converse(flow: Generator[Any, Any, Any], *answers: Any) -> tuple[list[str], 
 
 def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:
     """A handle may be shared: who came between the topic and its slots found no slot."""
-    handle = Handle("rmq", "orders", JSON, Lanes(), {})
-    flow = opening.open(handle)
+    handle = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
+    flow = open_topic.open(handle)
     next(flow)
     kept = {**Settings(slots=3).to_redis(), "created": "7"}
 
@@ -68,7 +69,7 @@ def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:
     assert handle.is_ready
     flow.close()
 
-    again = opening.open(handle)  # by another thread; those at work are not held up
+    again = open_topic.open(handle)  # by another thread; those at work are not held up
     next(again)
     again.send(Opened(0, kept))
     assert handle.is_ready
@@ -76,15 +77,15 @@ def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:
 
 
 def test_who_only_looks_waits_for_the_slots_of_a_topic_made_just_now() -> None:
-    handle = Handle("rmq", "orders", JSON, Lanes(), {})
-    flow = opening.open(handle, create=False)
+    handle = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
+    flow = open_topic.open(handle, create=False)
     next(flow)
 
     asked = flow.send(Opened(0, {**Settings(slots=3).to_redis(), "created": "7"}))
-    assert isinstance(asked, Ask)
+    assert isinstance(asked, RawCommand)
     assert asked.words == ("EXISTS", b"rmq:{orders_2}:slot")
     assert isinstance(flow.send(0), Sleep)
-    assert isinstance(next(flow), Ask)
+    assert isinstance(next(flow), RawCommand)
     with pytest.raises(StopIteration) as ended:
         flow.send(1)
     assert ended.value.value is False
@@ -92,66 +93,66 @@ def test_who_only_looks_waits_for_the_slots_of_a_topic_made_just_now() -> None:
 
 
 def test_who_only_looks_does_not_wait_for_ever() -> None:
-    handle = Handle("rmq", "orders", JSON, Lanes(), {})
-    flow = opening.open(handle, create=False)
+    handle = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
+    flow = open_topic.open(handle, create=False)
     next(flow)
 
     steps = [flow.send(Opened(0, {**Settings(slots=3).to_redis(), "created": "7"}))]
     with contextlib.suppress(StopIteration):
         while len(steps) < 1000:
-            steps.append(flow.send(0 if isinstance(steps[-1], Ask) else None))
-    assert len(steps) == 2 * opening.SLOT_LOOKS
+            steps.append(flow.send(0 if isinstance(steps[-1], RawCommand) else None))
+    assert len(steps) == 2 * open_topic.SLOT_LOOKS
 
 
 def test_one_slot_is_visited_without_a_look_and_slept_on() -> None:
-    heard, _ = converse(receiving.receive(reception(1), 1, 5), EMPTY, {0}, EMPTY)
+    heard, _ = converse(receive.receive(reception(1), 1, 5), EMPTY, {0}, EMPTY)
     assert heard == ["prepare 0", "listen", "prepare 0", "listen"]
 
 
 def test_a_consumer_that_does_not_listen_yet_visits_again_before_it_sleeps() -> None:
     made = reception(2, listening=False)
-    flow = receiving.receive(made, 1, 5)
+    flow = receive.receive(made, 1, 5)
     heard = [say(next(flow)), say(flow.send([-1, -1]))]
-    made.listener.held = object()
+    made.subscription.held = object()
     heard += [say(flow.send(set())), say(flow.send(EMPTY)), say(flow.send(EMPTY))]
     assert heard == ["next", "listen", "prepare 0", "prepare 1", "listen"]
 
 
 def test_a_slot_that_gave_messages_is_told_before_we_sleep() -> None:
     made = reception(2)
-    heard, batches = converse(receiving.receive(made, 1, 5), [0, 0], FULL)
+    heard, batches = converse(receive.receive(made, 1, 5), [0, 0], FULL)
     assert (heard, len(batches)) == (["next", "prepare 0"], 1)
 
     # Slot 1 seemed to have work, and another consumer took it. Nobody has told slot 0 that we may
     # sleep: its next message would send no signal, and wait for the look once a second.
-    heard, _ = converse(receiving.receive(made, 1, 5), EMPTY, [-1, -1])
+    heard, _ = converse(receive.receive(made, 1, 5), EMPTY, [-1, -1])
 
     assert heard == ["prepare 1", "next", "listen"]
 
 
 def test_a_signal_sends_the_consumer_to_the_slot_that_it_names() -> None:
-    heard, batches = converse(receiving.receive(reception(3), 1, 5), [-1, -1, -1], {2}, FULL)
+    heard, batches = converse(receive.receive(reception(3), 1, 5), [-1, -1, -1], {2}, FULL)
     assert (heard, len(batches)) == (["next", "listen", "prepare 2"], 1)
 
 
 def test_a_call_that_does_not_wait_looks_once_and_never_listens() -> None:
-    heard, batches = converse(receiving.receive(reception(3), 1, 0), [-1, -1, -1])
+    heard, batches = converse(receive.receive(reception(3), 1, 0), [-1, -1, -1])
     assert (heard, batches) == (["next"], [])
 
 
 def test_lapsed_leases_are_rolled_back_and_looked_for_again() -> None:
-    from rmq.commands import RolledBack
+    from rmq.protocol.commands import RolledBack
 
     lapsed = EMPTY._replace(lapsed=True, wait_us=0)
     heard, batches = converse(
-        receiving.receive(reception(1), 1, 0), lapsed, RolledBack(1, 0, False), FULL
+        receive.receive(reception(1), 1, 0), lapsed, RolledBack(1, 0, False), FULL
     )
     assert heard == ["prepare 0", "rollback", "prepare 0"]
     assert len(batches) == 1
 
 
 def test_an_interrupt_while_the_reply_is_under_way_hands_the_batch_back() -> None:
-    flow = receiving.receive(reception(1), 1, 5)
+    flow = receive.receive(reception(1), 1, 5)
     first = next(flow)
 
     again = flow.throw(KeyboardInterrupt())
@@ -164,7 +165,7 @@ def test_an_interrupt_while_the_reply_is_under_way_hands_the_batch_back() -> Non
 
 def test_what_one_slot_gave_survives_the_error_of_the_next() -> None:
     made = reception(2)
-    flow = receiving.receive(made, 10, 5)
+    flow = receive.receive(made, 10, 5)
     next(flow)
     flow.send([0, 0])
     flow.send(FULL)
@@ -176,14 +177,14 @@ def test_what_one_slot_gave_survives_the_error_of_the_next() -> None:
 def test_in_order_the_first_slot_that_gives_any_is_the_only_one() -> None:
     made = reception(3)
     made.ordered = True
-    heard, batches = converse(receiving.receive(made, 10, 5), [0, 0, 0], EMPTY, FULL)
+    heard, batches = converse(receive.receive(made, 10, 5), [0, 0, 0], EMPTY, FULL)
     assert heard == ["next", "prepare 0", "prepare 1"]
     assert [keys.index for keys, _ in batches] == [1]
 
 
 def test_an_interrupted_receive_returns_what_it_has_and_takes_no_more() -> None:
     made = reception(2)
-    flow = receiving.receive(made, 10, 5)
+    flow = receive.receive(made, 10, 5)
     next(flow)
     flow.send([0, -1])
     made.interrupted = True
@@ -191,5 +192,5 @@ def test_an_interrupted_receive_returns_what_it_has_and_takes_no_more() -> None:
         flow.send(FULL)
     assert len(stop.value.value) == 1
 
-    heard, batches = converse(receiving.receive(made, 10, 5), [0, 0])
+    heard, batches = converse(receive.receive(made, 10, 5), [0, 0])
     assert (heard, batches) == (["next"], [])  # at most it asks; it takes nothing

@@ -7,11 +7,11 @@ import sys
 import threading
 from collections import Counter
 
-from rmq.handle import Lanes
+from rmq.core.replay_session import ReplaySessions
 
 
 def test_no_two_threads_are_in_one_lane() -> None:
-    lanes, inside, clashes = Lanes(), Counter[bytes](), []
+    lanes, inside, clashes = ReplaySessions(), Counter[bytes](), []
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
@@ -40,21 +40,21 @@ def test_no_two_threads_are_in_one_lane() -> None:
 
 
 def test_the_number_grows_every_time_a_lane_is_taken() -> None:
-    lanes = Lanes()
+    lanes = ReplaySessions()
     numbers = []
     for _ in range(3):
-        with lanes.one() as lane:
+        with lanes.borrowed() as lane:
             numbers.append((lane.name, lane.number))
     assert len({name for name, _ in numbers}) == 1
     assert [number for _, number in numbers] == [1, 2, 3]
 
 
-def _child(lanes: Lanes, queue: multiprocessing.Queue[bytes]) -> None:
+def _child(lanes: ReplaySessions, queue: multiprocessing.Queue[bytes]) -> None:
     queue.put(lanes.take().name)
 
 
 def test_a_forked_child_takes_lanes_of_its_own() -> None:
-    lanes = Lanes()
+    lanes = ReplaySessions()
     mine = lanes.take()
     lanes.give(mine)
     context = multiprocessing.get_context("fork")

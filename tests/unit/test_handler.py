@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rmq
-from rmq.guard import Guard, attach
-from rmq.handler import Handler
-from rmq.settings import BATCH_MAX
+from rmq.client.handler import Handler
+from rmq.core.middleware import Guard, attach
+from rmq.core.settings import BATCH_MAX
 
 if TYPE_CHECKING:
     from somewhere import Unimported  # type: ignore[import-not-found]

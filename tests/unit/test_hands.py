@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rmq.worker.hands import AIR, Hands, Tasks, Threads
-from rmq.worker.loop import Loop
+from rmq.worker.event_loop import Loop
+from rmq.worker.executors import AIR, Hands, Tasks, Threads
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 

@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from rmq import ids
+from rmq.core import ids
+from rmq.core.ids import MessageId
 from rmq.errors import InvalidType, InvalidValue
-from rmq.ids import MessageId
 
 
 @given(st.binary(min_size=16, max_size=16))

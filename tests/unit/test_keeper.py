@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from rmq import ids
-from rmq.codec import JSON
-from rmq.commands import Extended
-from rmq.delivery import DeliveryData, Origin
+from rmq.core import ids
+from rmq.core.codec import JSON
+from rmq.core.delivery import DeliveryData, Origin
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.score import receipt_deadline_ms, receipt_score
+from rmq.core.settings import BATCH_MAX, Settings
+from rmq.core.topic_context import TopicContext
 from rmq.errors import Unavailable
-from rmq.handle import Handle, Lanes
-from rmq.score import receipt_deadline_ms, receipt_score
-from rmq.settings import BATCH_MAX, Settings
-from rmq.worker.board import Board
-from rmq.worker.keeper import LOOK_MOST_S, LOOKS, Keeper
+from rmq.protocol.commands import Extended
+from rmq.worker.lease_renewer import LOOK_MOST_S, LOOKS, Keeper
+from rmq.worker.lease_table import Board
 
 LEASE_MS, LEASE_S = 30_000, 30.0
 DEADLINE_S = 1_790_000_100
@@ -59,7 +60,9 @@ class Scene:
     """A worker's board, and a keeper for it."""
 
     def __init__(self, rows: int) -> None:
-        self.handles = [Handle("rmq", name, JSON, Lanes(), {}) for name in ("orders", "mail")]
+        self.handles = [
+            TopicContext("rmq", name, JSON, ReplaySessions(), {}) for name in ("orders", "mail")
+        ]
         for handle in self.handles:
             handle.opened(Settings(), b"1")
         self.board = Board(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rmq.worker.loop import TICK_S, Beat, Loop
+from rmq.worker.event_loop import TICK_S, Beat, Loop
 
 
 async def forever(ended: list[str]) -> None:

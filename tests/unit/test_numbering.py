@@ -10,11 +10,11 @@ import time
 import msgpack
 import pytest
 
-from rmq import numbering, record
+from rmq.core import record, sequence
+from rmq.core.interceptor import Hooks
+from rmq.core.keys import SlotKeys
+from rmq.core.sequence import Line, Numbering, common, joined, ranges, size, without
 from rmq.errors import InvalidValue
-from rmq.interceptor import Hooks
-from rmq.keys import SlotKeys
-from rmq.numbering import Line, Numbering, common, joined, ranges, size, without
 
 KEYS = SlotKeys("rmq", "orders", 0)
 
@@ -50,7 +50,7 @@ def test_ranges_are_the_sets_they_stand_for() -> None:
 def test_number_is_the_first_header_and_the_others_stay(count: int) -> None:
     others = {f"h{n}": "v" * n for n in range(count)}
 
-    packed = numbering.headers("0123456789", 4711, msgpack.packb(others) if others else b"")
+    packed = sequence.headers("0123456789", 4711, msgpack.packb(others) if others else b"")
 
     found = msgpack.unpackb(packed)
     assert list(found.items()) == [("rmq-audit", "0123456789.4711"), *others.items()]
@@ -111,9 +111,9 @@ def test_line_is_of_one_life_of_a_topic_and_one_client() -> None:
 def test_line_is_new_at_first_and_after_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line("0123456789", KEYS)
     assert line.is_new
-    line.tell(numbering.Told(0, 0, [], []))
+    line.tell(sequence.Told(0, 0, [], []))
     assert not line.is_new
-    later = time.monotonic() + numbering.ANEW_S + 1
+    later = time.monotonic() + sequence.ANEW_S + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
 
     assert line.is_new
@@ -147,7 +147,7 @@ def test_only_one_is_to_tell_until_it_does() -> None:
 
 
 def test_two_audits_of_one_client_are_refused() -> None:
-    from rmq.audit import Audit
+    from rmq.core.audit import Audit
 
     assert Hooks().numbering is None
     assert Hooks([Audit()]).numbering is not Hooks([Audit()]).numbering

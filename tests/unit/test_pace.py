@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.worker import pace as paces
-from rmq.worker.pace import AHEAD_S, STALLED_S, Pace
+from rmq.worker import prefetch as paces
+from rmq.worker.prefetch import AHEAD_S, STALLED_S, Pace
 from tests.unit.monotonic import Clock
 
 

@@ -1,8 +1,7 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from rmq import record
+from rmq.core import record
 from rmq.errors import DecodeError
 
 

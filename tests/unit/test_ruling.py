@@ -12,13 +12,13 @@ import msgpack
 import pytest
 
 import rmq
-from rmq import record
-from rmq.consumer import AsyncDelivery, Delivery
-from rmq.delivery import DeliveryData, Origin
-from rmq.flows.sending import RETRY_MARK, RUNTIME_MARK
-from rmq.handler import Handler
-from rmq.interceptor import Hooks
-from rmq.score import receipt_score
+from rmq.client.consumer import AsyncDelivery, Delivery
+from rmq.client.handler import Handler
+from rmq.core import record
+from rmq.core.delivery import DeliveryData, Origin
+from rmq.core.interceptor import Hooks
+from rmq.core.score import receipt_score
+from rmq.protocol.flows.send import RETRY_MARK, RUNTIME_MARK
 from rmq.worker.runner import Ruling, Runner, RuntimeExceeded, exceeded, rule
 
 POLICY_OF_THE_TOPIC = None  # a ruling that names no wait leaves it to the topic

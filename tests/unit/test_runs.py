@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from rmq import ids
-from rmq.consumer import Delivery
-from rmq.delivery import Origin
-from rmq.interceptors import runs
-from rmq.interceptors.runs import Runs
-from rmq.keys import SlotKeys
-from rmq.score import receipt_score
+from rmq.client.consumer import Delivery
+from rmq.core import ids
+from rmq.core.delivery import Origin
+from rmq.core.keys import SlotKeys
+from rmq.core.score import receipt_score
+from rmq.interceptors import active_runs
+from rmq.interceptors.active_runs import Runs
 
 
 def delivery(
@@ -105,10 +105,10 @@ def test_lateness_counts_from_when_it_was_due_or_made(monkeypatch: pytest.Monkey
     plain, timed = delivery(), delivery(due_ms=1_790_000_000_000)
     assert plain.id.made_at is not None
     made = plain.id.made_at.timestamp()
-    monkeypatch.setattr(runs.time, "time", lambda: made + 2)
-    assert runs.late_s(plain) == pytest.approx(2, abs=0.01)
-    monkeypatch.setattr(runs.time, "time", lambda: 1_790_000_003.5)
-    assert runs.late_s(timed) == 3.5
-    assert runs.late_s(delivery(attempt=2)) is None
-    assert runs.late_s(delivery(dedup_key=b"k")) is None, "its id holds no time"
-    assert runs.late_s(delivery(dedup_key=b"k", due_ms=1_790_000_000_000)) == 3.5
+    monkeypatch.setattr(active_runs.time, "time", lambda: made + 2)
+    assert active_runs.late_s(plain) == pytest.approx(2, abs=0.01)
+    monkeypatch.setattr(active_runs.time, "time", lambda: 1_790_000_003.5)
+    assert active_runs.late_s(timed) == 3.5
+    assert active_runs.late_s(delivery(attempt=2)) is None
+    assert active_runs.late_s(delivery(dedup_key=b"k")) is None, "its id holds no time"
+    assert active_runs.late_s(delivery(dedup_key=b"k", due_ms=1_790_000_000_000)) == 3.5

@@ -1,10 +1,9 @@
 import crcmod.predefined
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
+from rmq.core.slots import Spread, slot_of
 from rmq.errors import InvalidType
-from rmq.slots import Spread, slot_of
 
 # Golden vectors, for whoever writes a client in another language.
 VECTORS = [

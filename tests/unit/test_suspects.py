@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rmq.worker import suspects as module
-from rmq.worker.suspects import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, Suspects
+from rmq.worker import poison_messages as module
+from rmq.worker.poison_messages import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, Suspects
 from tests.unit.monotonic import Clock
 
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from rmq import telemetry
-from rmq.telemetry import EVENTS, LABELS, METRICS, Event, Metric
+from rmq.core import telemetry
+from rmq.core.telemetry import EVENTS, LABELS, METRICS, Event, Metric
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)

@@ -13,18 +13,18 @@ import pytest
 import rmq
 from rmq.cli.send import send
 
-WIRE = Path(__file__).parents[2] / "rmq" / "wire"
+WIRE = Path(__file__).parents[2] / "rmq" / "transport"
 NAMES = {
-    "AsyncExecutor": "Executor", "aredis": "redis", "AsyncRetry": "Retry", "AsyncPool": "Pool",
+    "AsyncTransport": "Transport", "aredis": "redis", "AsyncRetry": "Retry", "AsyncPool": "Pool",
     "aclose": "close", "Awaitable[T]": "T", "asyncio.sleep": "time.sleep",
     "asyncio.to_thread(": "(",
 }  # fmt: skip
 # Where redis-py's two connections differ in more than a word.
 OWN_WAYS = {
     "_awaited", "_beside", "_exchange", "_later", "_leave", "_listen", "_load", "_pool_here",
-    "_revive", "_subscribed", "close", "deafen",
+    "_revive", "_subscribed", "close", "unsubscribe",
 }  # fmt: skip
-THREADS = {"nudge"}  # one thread wakes another; a task is cancelled instead
+THREADS = {"interrupt"}  # one thread wakes another; a task is cancelled instead
 
 
 def methods(path: Path) -> dict[str, str]:
@@ -37,12 +37,12 @@ def methods(path: Path) -> dict[str, str]:
 
 
 def test_the_twins_have_the_same_methods() -> None:
-    assert methods(WIRE / "aio.py").keys() == methods(WIRE / "blocking.py").keys() - THREADS
+    assert methods(WIRE / "asyncio.py").keys() == methods(WIRE / "sync.py").keys() - THREADS
 
 
-@pytest.mark.parametrize("name", sorted(methods(WIRE / "blocking.py").keys() - OWN_WAYS - THREADS))
+@pytest.mark.parametrize("name", sorted(methods(WIRE / "sync.py").keys() - OWN_WAYS - THREADS))
 def test_a_method_differs_from_its_twin_in_await_alone(name: str) -> None:
-    ours, theirs = (methods(WIRE / f"{twin}.py")[name] for twin in ("blocking", "aio"))
+    ours, theirs = (methods(WIRE / f"{twin}.py")[name] for twin in ("sync", "asyncio"))
     assert theirs == ours
 
 

@@ -1,0 +1,167 @@
+"""`rmq peek`, `rmq get`: look at messages without taking them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import click
+
+import rmq
+from rmq.cli import output
+from rmq.cli.app import Leaf, NotFound, session
+from rmq.cli.output import Column
+from rmq.cli.param_types import MESSAGE_ID
+
+PLACES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
+HELD = "held by a query"
+ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
+TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
+ERROR = Column("ERROR", cut=True, style="red")
+
+
+def _age(since: datetime | None, now: datetime) -> str:
+    """How long ago, by this machine's clock; the exact time is in `dlq show`."""
+    return "-" if since is None else output.span(max(0, (now - since) / timedelta(milliseconds=1)))
+
+
+def _body(message: rmq.Message) -> str:
+    text = output.body_text(message.body)
+    return f"{text}  ({message.unreadable})" if message.unreadable else text
+
+
+def _error(message: rmq.Message) -> str:
+    return message.failure.error if message.failure else ""
+
+
+def tabulate(messages: list[rmq.Message], place: str) -> None:
+    """Print messages of one place as a table."""
+    if place == "dead":
+        columns = [ID, Column("DEAD-FOR", right=True), Column("REASON"), TRIES, ERROR, BODY]
+        now = datetime.now(UTC)
+        rows = [
+            [
+                str(m.id), _age(m.died, now), m.failure.reason if m.failure else "-",
+                str(m.deliveries), _error(m), _body(m),
+            ]
+            for m in messages
+        ]  # fmt: skip
+    elif place == "prepare":
+        columns = [ID, SLOT, Column("LEASED-UNTIL"), TRIES, BODY]
+        rows = [
+            [
+                str(m.id), str(m.slot), HELD if m.held_by_query else output.clock(m.deadline),
+                str(m.deliveries), _body(m),
+            ]
+            for m in messages
+        ]  # fmt: skip
+    else:
+        columns = [ID, SLOT, Column("PRIORITY", right=True), Column("DUE"), TRIES, BODY]
+        rows = [
+            [
+                str(m.id), str(m.slot), "-" if m.priority is None else str(m.priority),
+                output.clock(m.due), str(m.deliveries), _body(m),
+            ]
+            for m in messages
+        ]  # fmt: skip
+    output.table(columns, rows)
+
+
+@click.command(
+    cls=Leaf,
+    examples=(
+        "rmq peek orders --limit 5",
+        "rmq peek orders --place prepare --json | jq .id",
+    ),
+)
+@click.argument("topic")
+@click.option(
+    "--place",
+    type=click.Choice(list(PLACES)),
+    default="store",
+    show_default=True,
+    help="store: waiting; prepare: in flight; dead: dead letters.",
+)
+@click.option("--limit", type=int, default=10, show_default=True, help="At most so many.")
+@click.option("--slot", type=int, help="Of this slot only.")
+def peek(
+    topic: str, place: Literal["store", "prepare", "dead"], limit: int, slot: int | None
+) -> None:
+    """Look at messages of TOPIC without taking them.
+
+    Waiting ones come in the order in which their slot would give them; order is a promise inside
+    a slot, not across slots. With --json: NDJSON, bodies in full.
+    """
+    here = session()
+    with here.client() as client:
+        found = client.admin.peek(topic, limit, place, slot)
+    if here.json:
+        for one in found:
+            output.line(output.message_fields(one))
+    elif found:
+        tabulate(found, place)
+    else:
+        here.talk(f"{topic}: nothing is {PLACES[place]}")
+
+
+@click.command(cls=Leaf, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))
+@click.argument("topic")
+@click.argument("id", type=MESSAGE_ID)
+def get(topic: str, id: rmq.MessageId) -> None:
+    """Show the message ID of TOPIC in full, wherever it is."""
+    here = session()
+    with here.client() as client:
+        found = client.admin.get(topic, id)
+    if found is None:
+        raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never was there")
+    detail(found, here.json)
+
+
+def detail(message: rmq.Message, as_json: bool) -> None:
+    """Print one message in full."""
+    if as_json:
+        output.document(output.message_fields(message))
+        return
+    pairs: list[tuple[str, str]] = [
+        ("id", str(message.id)),
+        (
+            "place",
+            message.place + ("" if message.place == "dead" else f" ({PLACES[message.place]})"),
+        ),
+        ("slot", str(message.slot)),
+        ("offset", str(message.offset)),
+        ("made", output.fine_clock(message.id.made_at)),
+        ("priority", "-" if message.priority is None else str(message.priority)),
+        ("due", output.fine_clock(message.due)),
+        ("expires", output.fine_clock(message.expires)),
+        ("merge key", message.merge_key or "-"),
+        ("deliveries", str(message.deliveries)),
+    ]
+    if message.deadline:
+        pairs.append(("leased until", output.fine_clock(message.deadline)))
+    if message.held_by_query:
+        pairs.append(("leased", HELD))
+    if message.died:
+        pairs.append(("died", output.fine_clock(message.died)))
+    pairs.append(("score", f"{message.score:.17g}"))
+    if message.failure:
+        pairs.append(("reason", message.failure.reason))
+        pairs.append(("error", message.failure.error or "-"))
+    if message.unreadable:
+        pairs.append(("unreadable", message.unreadable))
+    pairs += [(f"header {name}", value) for name, value in message.headers.items()]
+    output.details([(output.neutral(name), value) for name, value in pairs])
+    if message.failure and message.failure.traceback:
+        output.block("traceback", message.failure.traceback)
+    output.block("body", _whole(message.body))
+
+
+def _whole(body: Any) -> str:
+    if isinstance(body, bytes):
+        fields = output.body_fields(body)
+        text = fields.get("body_text")
+        return text if text is not None else f"0x{fields['body_hex']}"
+    try:
+        return output.dumps(body, 2)
+    except RecursionError:
+        return "(it nests too deeply to be shown)"

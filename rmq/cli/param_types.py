@@ -1,0 +1,80 @@
+"""What options are made of: durations, moments, sizes, headers, ids, policies. No Redis here."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import rmq
+from rmq.core.retry import policy
+from rmq.core.settings import durability
+from rmq.core.validation import seconds
+
+_SIZES = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
+_SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|)b?", re.IGNORECASE)
+
+
+def moment(text: str) -> datetime:
+    """A moment from ISO 8601 with a zone. Raises ValueError that tells what is taken."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a moment; give ISO 8601 with a zone, as 2030-01-31T09:00:00Z"
+        ) from None
+    if found.utcoffset() is None:
+        raise ValueError(f"{text!r} has no time zone; add Z or an offset, as +02:00")
+    return found
+
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:  # generic from click 8.2 on, and for type checkers only
+    ParamType = click.ParamType
+
+
+class _Parsed(ParamType):
+    """A parameter read by a function that raises ValueError."""
+
+    def __init__(self, name: str, read: Any, words: str = "") -> None:
+        self.name = name
+        self._read = read
+        self._words = words  # a word that is taken too, meaning 0
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it, or tell what is taken."""
+        if not isinstance(value, str):
+            return value
+        if self._words and value == self._words:
+            return 0
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size; give bytes, or 256k, 2M")
+    return int(found[1]) * _SIZES[found[2].lower()]
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"{text!r} is not a header; give name=value")
+    return name, value
+
+
+DURATION = _Parsed("duration", seconds)
+DURATION_OR_OFF = _Parsed("duration", seconds, "off")
+MOMENT = _Parsed("moment", moment)
+SIZE = _Parsed("size", _size)
+HEADER = _Parsed("name=value", _header)
+RETRY = _Parsed("policy", policy)
+DURABILITY = _Parsed("level", lambda text: durability(text) or "memory")
+MESSAGE_ID = _Parsed("id", rmq.MessageId.parse)

@@ -1,0 +1,1 @@
+"""Clients, topics, consumers and administration; sync and asyncio side by side."""

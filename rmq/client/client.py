@@ -1,0 +1,244 @@
+"""The client: where Redis is, and the door to topics and their administration. Sync and async."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+from rmq.client.admin import Admin, AsyncAdmin
+from rmq.client.handler import Handlers
+from rmq.client.topic import AsyncTopic, Topic
+from rmq.core import codec as codecs
+from rmq.core.codec import Codec
+from rmq.core.interceptor import Hooks, Interceptor
+from rmq.core.keys import check_name, wake_channel
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.sequence import Numbering
+from rmq.core.settings import TopicSettings
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import Duration, milliseconds
+from rmq.errors import ConfigurationError, RMQError, StorageError
+from rmq.protocol.flows import audit
+from rmq.transport import AsyncTransport, Transport, url as urls
+from rmq.transport.url import Address
+
+_audited: weakref.WeakKeyDictionary[Numbering, Address] = weakref.WeakKeyDictionary()
+
+
+def _tell_at_exit() -> None:
+    """Tell audits what clients that were never closed have sent in the last second."""
+    for numbers, address in list(_audited.items()):
+        if any(line.untold() for line in numbers.lines()):
+            with contextlib.suppress(RMQError):
+                transport = Transport(address, 0, EXIT_S)
+                try:
+                    transport.run(audit.tell(numbers, again=False))
+                finally:
+                    transport.close()
+
+
+atexit.register(_tell_at_exit)
+
+EXIT_S = 1.0  # how long the end of a process waits for a reply of Redis
+DEFAULT_URL = "redis://localhost:6379/0"
+DEFAULT_PREFIX = "rmq"
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in info.decode().splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+class _ClientBase:
+    def __init__(
+        self,
+        url: str | None,
+        prefix: str | None,
+        retry_for: Duration,
+        timeout: Duration,
+        max_connections: int | None,
+        interceptors: Sequence[Interceptor],
+    ) -> None:
+        named = url or os.environ.get("RMQ_URL")
+        self._address = replace(urls.parse(named or DEFAULT_URL), is_default=not named)
+        if max_connections is not None:
+            most = urls.connections(max_connections)
+            self._address = replace(self._address, max_connections=most)
+        asked = prefix if prefix is not None else os.environ.get("RMQ_PREFIX") or DEFAULT_PREFIX
+        self._prefix = check_name(asked, "prefix" if prefix is not None else "RMQ_PREFIX")
+        self._retry_s = milliseconds(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
+        self._timeout_s = milliseconds(timeout, "timeout", high_ms=60_000) / 1000
+        self._sessions = ReplaySessions()
+        self._declared: dict[str, dict[str, Any]] = {}  # settings by topic, for an outbox's relay
+        self._hooks = Hooks(interceptors)
+        if self._hooks.numbering is not None:
+            _audited[self._hooks.numbering] = self._address
+        self._handlers = Handlers()
+        self._contexts: weakref.WeakSet[TopicContext] = weakref.WeakSet()
+
+    @property
+    def url(self) -> str:
+        """Where it connects to, without the password."""
+        return self._address.shown
+
+    def _context(
+        self, name: str, codec: str | Codec, settings: Mapping[str, object]
+    ) -> TopicContext:
+        chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
+        made = TopicContext(self._prefix, name, chosen, self._sessions, settings, self._hooks)
+        if made.asked:
+            self._declared[made.name] = self._declared.get(made.name, {}) | made.asked
+        self._contexts.add(made)
+        return made
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+class Client(_ClientBase):
+    """A connection to RMQ on a Redis. For `with`; threads may share it.
+
+    Args:
+        url: redis://, rediss://, unix:// or embedded:///directory; default: RMQ_URL, else
+            redis://localhost:6379/0. Options of redis-py may follow, as `?protocol=3`.
+        prefix: the first part of every key; default: RMQ_PREFIX, else "rmq".
+        retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
+            timedelta; at most 30 s.
+        timeout: how long to wait for one reply, seconds or timedelta.
+        max_connections: how many connections at most, 1 to 10000; default: what the URL's option
+            of that name says, else 64. Calls beyond that wait in line for up to `timeout` and
+            `retry_for` together. Each waiting consumer has one more, for its subscription.
+        interceptors: what happens around its sends, and around the handlers of its workers.
+
+    Raises:
+        ConfigurationError: the URL cannot work. EmbeddedError: the embedded server does not start.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str | None = None,
+        retry_for: Duration = 10.0,
+        timeout: Duration = 10.0,
+        max_connections: int | None = None,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
+        super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
+        self._hooks.refuse_async("rmq.Client", ("before_send", "after_send"))
+        self._transport = Transport(self._address, self._retry_s, self._timeout_s)
+        self.admin = Admin(self._transport, self._prefix, self._sessions)
+
+    def topic(
+        self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
+    ) -> Topic:
+        """A topic by name. Nothing is sent to Redis before its first call, which opens it.
+
+        Args:
+            name: 1 to 128 of A-Z a-z 0-9 . _ -
+            codec: how bodies are written: "json", "msgpack", "bytes", rmq.Compressed(), or an
+                object of your own with a number from 4 to 7 (`rmq.core.codec.Codec`). Reading goes
+                by the record; your own has to be named where it is read, too.
+            settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
+                out is as it is in Redis, or the default when the topic is created.
+
+        Raises:
+            InvalidValue, InvalidType: the name or a setting cannot work.
+        """
+        return Topic(self._transport, self._context(name, codec, settings), self._handlers)
+
+    def ping(self) -> float:
+        """Round trip to the server, seconds."""
+        started = time.perf_counter()
+        self._transport.ask("ping", "PING")
+        return time.perf_counter() - started
+
+    def can_wake(self) -> bool:
+        """Whether this Redis user may wake sleeping consumers: publish to channels of the prefix.
+
+        A Redis 7 user has no channels unless its ACL names them. Nothing is lost without them, but
+        sleeping consumers notice new messages up to a second late.
+        """
+        try:
+            self._transport.ask("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
+        except ConfigurationError:
+            return False
+        return True
+
+    def server_info(self, section: str = "server") -> dict[str, str]:
+        """A section of the server's INFO."""
+        return _facts(self._transport.ask("info", "INFO", section))
+
+    def close(self) -> None:
+        """Close every connection; an embedded server stops with its last client."""
+        if self._hooks.numbering is not None:
+            with contextlib.suppress(StorageError):
+                self._transport.run(audit.tell(self._hooks.numbering, again=False))
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(_ClientBase):
+    """A connection to RMQ on a Redis, for `async with` inside one event loop. As `Client`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str | None = None,
+        retry_for: Duration = 10.0,
+        timeout: Duration = 10.0,
+        max_connections: int | None = None,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
+        super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
+        self._transport = AsyncTransport(self._address, self._retry_s, self._timeout_s)
+        self.admin = AsyncAdmin(self._transport, self._prefix, self._sessions)
+
+    def topic(
+        self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
+    ) -> AsyncTopic:
+        """As `Client.topic`."""
+        return AsyncTopic(self._transport, self._context(name, codec, settings), self._handlers)
+
+    async def ping(self) -> float:
+        """As `Client.ping`."""
+        started = time.perf_counter()
+        await self._transport.ask("ping", "PING")
+        return time.perf_counter() - started
+
+    async def can_wake(self) -> bool:
+        """As `Client.can_wake`."""
+        try:
+            await self._transport.ask("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
+        except ConfigurationError:
+            return False
+        return True
+
+    async def server_info(self, section: str = "server") -> dict[str, str]:
+        """As `Client.server_info`."""
+        return _facts(await self._transport.ask("info", "INFO", section))
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        if self._hooks.numbering is not None:
+            with contextlib.suppress(StorageError):
+                await self._transport.run(audit.tell(self._hooks.numbering, again=False))
+        await self._transport.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,328 @@
+"""Consume: receive deliveries and settle them. Sync and async side by side.
+
+Two phases. `receive` leases messages; `ack` settles them. A delivery that is neither acked nor
+given back is rolled back when its lease ends, and costs the message a retry. At least once,
+therefore: a consumer that dies after its work and before its ack has the work done again.
+
+A call that raises OutcomeUnknown may be said again: the consumer's next call, whichever it is,
+first repeats what had no answer, under the same numbers, for up to a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from rmq.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
+from rmq.core.message import Receipt
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import Duration
+from rmq.errors import ClaimLost, LeaseLost, StorageError
+from rmq.protocol.flows.consumer import ConsumerFlows, Mode
+from rmq.transport import AsyncTransport, Transport
+
+TOLD = (Snooze, Retry, Reject)  # what a handler raises to say what becomes of the message
+
+
+def _lost(lost: Sequence[DeliveryData], verb: str) -> None:
+    if lost:
+        raise LeaseLost(
+            f"{verb}: the lease of {lost[0].id} ended at {lost[0].deadline.isoformat()} and was "
+            "rolled back; the message may be with another consumer, nothing was changed. "
+            "Give a longer lease, or extend it while you work"
+        )
+
+
+def _claim_lost(one: DeliveryData) -> None:
+    if one.claim_lost:
+        assert one._claim is not None
+        raise ClaimLost(
+            f"claim: {one._claim.name.decode()!r} was gone when the work of {one.id} was done: it "
+            "had expired, or was deleted. The message is acked; look whether the work was done "
+            "twice, and give a longer lease, or extend it while you work"
+        )
+
+
+class Delivery(DeliveryData):
+    """One attempt to hand a message to a consumer.
+
+    `with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`, `Retry`
+    and `Reject` are carried out and end there; Ctrl-C releases.
+    """
+
+    __slots__ = ()
+
+    def ack(self) -> None:
+        """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
+        _lost(self._origin.consumer.ack([self]), "ack")
+        _claim_lost(self)
+
+    def nack(
+        self, *, delay: Duration | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """Give it back as failed; costs a retry.
+
+        Args:
+            delay: until the retry; None: the topic's policy; 0: at once.
+            error: kept for whoever looks at the dead letter.
+        """
+        _lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+
+    def reject(self, reason: BaseException | str) -> None:
+        """Send it to the DeadQueue at once, whatever retries remain."""
+        _lost(self._origin.consumer.reject([self], reason), "reject")
+
+    def release(self, *, delay: Duration = 0) -> None:
+        """Hand it back unworked, now or for `delay`; costs no retry."""
+        _lost(self._origin.consumer.release([self], delay=delay), "release")
+
+    def extend(self, lease: Duration | None = None) -> None:
+        """Move the deadline to `lease` from now; None: as long as it was leased for."""
+        _lost(self._origin.consumer.extend([self], lease), "extend")
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if self._state == OPEN:
+            verdict = self._origin.consumer._verdict(error)
+            told = error is None or isinstance(error, TOLD)
+            try:
+                lost = self._origin.consumer._transport.run(verdict([self]))
+            except StorageError:
+                if told:
+                    raise
+                return False  # the handler's own error is the one to tell; the lease ends by itself
+            if told:
+                _lost(lost, "settle")
+                _claim_lost(self)
+        return isinstance(error, TOLD)
+
+
+class Consumer(ConsumerFlows[Delivery]):
+    """Receives deliveries of one topic. For `with`: leaving hands back what nobody has settled.
+
+    One thread receives with it; deliveries may be settled in any thread.
+    """
+
+    _delivery = Delivery
+
+    def __init__(
+        self,
+        transport: Transport,
+        context: TopicContext,
+        lease: Duration | None,
+        mode: Mode,
+        ordered: bool = False,
+    ) -> None:
+        super().__init__(context, lease, mode, ordered)
+        self._transport = transport
+
+    def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
+        """Take messages.
+
+        Args:
+            max_messages: at most so many, 1 to 1000. It does not wait to gather them.
+            wait: how long to wait for the first, seconds or timedelta; 0: not at all; None: for
+                ever.
+
+        Returns:
+            Deliveries, in the order of their slot; empty when none came in time. A message that
+            cannot be decoded goes to the DeadQueue with the reason instead. An ordered consumer
+            gets messages of one slot: handle them one after the other, and stop at the first that
+            fails or is put off (`release` those behind it).
+
+        Raises:
+            Unavailable, OutcomeUnknown: Redis is away. What this call may have leased, the next
+                one, or `close`, hands back first, at no retry's cost.
+        """
+        return self._transport.run(self._receive(max_messages, wait))
+
+    def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Settle deliveries for good; returns those whose lease was lost (empty: all is well)."""
+        return self._transport.run(self._ack(deliveries))
+
+    def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
+        """Settle deliveries by their receipts, from any process; returns the lost ones."""
+        return self._transport.run(self._ack_receipts(receipts))
+
+    def nack(
+        self,
+        deliveries: Iterable[Delivery],
+        *,
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+    ) -> list[Delivery]:
+        """Give deliveries back as failed; returns those whose lease was lost."""
+        return self._transport.run(self._nack(deliveries, delay, error))
+
+    def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
+        """Send deliveries to the DeadQueue; returns those whose lease was lost."""
+        return self._transport.run(self._reject(deliveries, reason))
+
+    def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
+        """Hand deliveries back unworked; returns those whose lease was lost."""
+        return self._transport.run(self._release(deliveries, delay))
+
+    def extend(
+        self, deliveries: Iterable[Delivery], lease: Duration | None = None
+    ) -> list[Delivery]:
+        """Move deadlines; returns those whose lease was lost."""
+        return self._transport.run(self._extend(deliveries, lease))
+
+    def _interrupt(self) -> None:
+        """From another thread: let `receive` return what it has, now and at every later call."""
+        self._reception.interrupted = True
+        self._transport.interrupt(self._reception.subscription)
+
+    def close(self) -> None:
+        """Hand back what nobody has settled, and stop listening."""
+        if not self._closed:
+            try:
+                self._transport.run(self._close())
+            finally:
+                self._transport.unsubscribe(self._reception.subscription)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except StorageError:
+            if error is None:
+                raise  # else the first error is the one to tell; the leases end by themselves
+
+
+class AsyncDelivery(DeliveryData):
+    """One attempt to hand a message to a consumer, for `async with`. As `Delivery`."""
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """As `Delivery.ack`."""
+        _lost(await self._origin.consumer.ack([self]), "ack")
+        _claim_lost(self)
+
+    async def nack(
+        self, *, delay: Duration | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """As `Delivery.nack`."""
+        _lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+
+    async def reject(self, reason: BaseException | str) -> None:
+        """As `Delivery.reject`."""
+        _lost(await self._origin.consumer.reject([self], reason), "reject")
+
+    async def release(self, *, delay: Duration = 0) -> None:
+        """As `Delivery.release`."""
+        _lost(await self._origin.consumer.release([self], delay=delay), "release")
+
+    async def extend(self, lease: Duration | None = None) -> None:
+        """As `Delivery.extend`."""
+        _lost(await self._origin.consumer.extend([self], lease), "extend")
+
+    async def __aenter__(self) -> AsyncDelivery:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if self._state == OPEN:
+            verdict = self._origin.consumer._verdict(error)
+            told = error is None or isinstance(error, TOLD)
+            try:
+                lost = await self._origin.consumer._transport.run(verdict([self]))
+            except StorageError:
+                if told:
+                    raise
+                return False  # the handler's own error is the one to tell; the lease ends by itself
+            if told:
+                _lost(lost, "settle")
+                _claim_lost(self)
+        return isinstance(error, TOLD)
+
+
+class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
+    """Receives deliveries of one topic, for `async with`. As `Consumer`, for tasks."""
+
+    _delivery = AsyncDelivery
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        context: TopicContext,
+        lease: Duration | None,
+        mode: Mode,
+        ordered: bool = False,
+    ) -> None:
+        super().__init__(context, lease, mode, ordered)
+        self._transport = transport
+
+    async def receive(
+        self, max_messages: int = 1, wait: Duration | None = 0
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.receive`. Cancelled, it ends at once; what it had leased is handed back."""
+        return await self._transport.run(self._receive(max_messages, wait))
+
+    async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:
+        """As `Consumer.ack`."""
+        return await self._transport.run(self._ack(deliveries))
+
+    async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
+        """As `Consumer.ack_receipts`."""
+        return await self._transport.run(self._ack_receipts(receipts))
+
+    async def nack(
+        self,
+        deliveries: Iterable[AsyncDelivery],
+        *,
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.nack`."""
+        return await self._transport.run(self._nack(deliveries, delay, error))
+
+    async def reject(
+        self, deliveries: Iterable[AsyncDelivery], reason: BaseException | str
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.reject`."""
+        return await self._transport.run(self._reject(deliveries, reason))
+
+    async def release(
+        self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.release`."""
+        return await self._transport.run(self._release(deliveries, delay))
+
+    async def extend(
+        self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.extend`."""
+        return await self._transport.run(self._extend(deliveries, lease))
+
+    async def close(self) -> None:
+        """As `Consumer.close`."""
+        if not self._closed:
+            try:
+                await self._transport.run(self._close())
+            finally:
+                await self._transport.unsubscribe(self._reception.subscription)
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.close()
+        except StorageError:
+            if error is None:
+                raise

@@ -1,0 +1,321 @@
+"""Idempotency by claims: a message's business key is claimed in Redis before its handler runs.
+
+A claim is CONSUMING while its owner works, and lives as long as the owner's lease, renewed with it;
+it is CONSUMED once the work is done, and then lives for `ttl`. Whoever finds it CONSUMED acks and
+does nothing. Whoever finds it CONSUMING comes back later, which costs no retry, and never acks: the
+owner may still fail. The claim of a failed run is removed, by its owner only.
+
+Source: DESIGN 6, rung 2, after the RocketMQ dedup listener; ours has an owner, and is renewed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from rmq.client.consumer import AsyncDelivery, Delivery
+from rmq.core.claim import BUSY, DONE, FAILED, FIRST, Claim
+from rmq.core.delivery import DeliveryData
+from rmq.core.middleware import (
+    Guard,
+    Guarded,
+    Inner,
+    InnerAsync,
+    Key,
+    attach,
+    check_consumer,
+    key_reader,
+)
+from rmq.core.validation import Duration, milliseconds
+from rmq.errors import InvalidType, InvalidValue
+from rmq.protocol.flows import Flow
+from rmq.protocol.flows.claim import owner_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+D = TypeVar("D", bound=DeliveryData)
+Check = Callable[[Any], bool | Awaitable[bool]]
+KeyOf = Callable[[DeliveryData], str]
+
+DAY_S = 86_400.0
+
+
+class Store(Protocol):
+    """Where `idempotent` keeps what was done: `rmq.Claims`, or `rmq.ledger.Ledger`."""
+
+    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Guard:
+        """What runs around a handler."""
+
+
+class Claims:
+    """Claims in Redis, beside the topic. For `@rmq.idempotent`, and for consumers without a worker.
+
+    Args:
+        consumer: whose claims they are; another consumer of the same topic has others.
+
+    Guarantee:
+        While Redis keeps the claim, one run at a time for a key, and none after one that succeeded.
+        A claim that is deleted, or lost with Redis, lets the work be done again; so does a process
+        that is stopped for longer than its lease in the midst of its work.
+    """
+
+    def __init__(self, consumer: str = "default") -> None:
+        self.consumer = check_consumer(consumer)
+
+    def __repr__(self) -> str:
+        return f"Claims({self.consumer!r})"
+
+    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Guard:
+        """As `Store.guard`."""
+        if check is None:
+            return Idempotent(self.consumer, key, ttl_ms)
+        return Checked(self.consumer, key, ttl_ms, check)
+
+    def first(
+        self, deliveries: Iterable[Delivery], *, key: Key = None, ttl: Duration = DAY_S
+    ) -> list[Delivery]:
+        """Claim the keys of deliveries, all in one call; those to work on.
+
+        The others are settled here: what was done before is acked, what another delivery is at is
+        handed back for a while. Settle each one that is returned, as with `with delivery:`: an ack
+        marks its key as done, anything else gives the claim up.
+
+        Args:
+            deliveries: of one consumer, as `receive` returned them.
+            key, ttl: as in `idempotent`.
+
+        Raises:
+            InvalidKey: one of them has no usable key; nothing was claimed or settled.
+            LeaseLost is not raised: a delivery that was lost meanwhile is left out.
+        """
+        mine = self._prepared(deliveries, Delivery, key, ttl)
+        if not mine:
+            return []
+        consumer = mine[0]._origin.consumer
+        found: list[Delivery] = consumer._transport.run(self._sort(consumer, mine))
+        return found
+
+    async def first_async(
+        self, deliveries: Iterable[AsyncDelivery], *, key: Key = None, ttl: Duration = DAY_S
+    ) -> list[AsyncDelivery]:
+        """As `first`, for an async consumer."""
+        mine = self._prepared(deliveries, AsyncDelivery, key, ttl)
+        if not mine:
+            return []
+        consumer = mine[0]._origin.consumer
+        found: list[AsyncDelivery] = await consumer._transport.run(self._sort(consumer, mine))
+        return found
+
+    def claim(
+        self, delivery: Delivery | AsyncDelivery, *, key: Key = None, ttl: Duration = DAY_S
+    ) -> Claiming:
+        """Claim the key of one delivery, and settle it, for `with` or `async with`.
+
+            with claims.claim(d, key=lambda body: body["payment"]) as won:
+                if won:
+                    pay(d.body)
+
+        Leaving acks, or hands the message back where another delivery is at it; an exception nacks.
+        Arguments and errors are those of `first`; leaving raises ClaimLost where the claim had gone
+        while the work was done (the message is acked all the same).
+        """
+        return Claiming(self, delivery, key, ttl)
+
+    def _prepared(self, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration) -> list[D]:
+        guard = Idempotent(self.consumer, key_reader(key), _ttl(ttl))
+        mine = list(deliveries)
+        for one in mine:
+            if not isinstance(one, kind):
+                raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
+            if one._origin.consumer is not mine[0]._origin.consumer:
+                raise InvalidValue("deliveries: they are of several consumers; claim for each")
+        claims = [guard.made(one) for one in mine]
+        for one, claim in zip(mine, claims, strict=True):
+            one._claim = claim
+        return mine
+
+    def _sort(self, consumer: Any, mine: Sequence[D]) -> Flow[list[D]]:
+        yield from consumer._claim(mine)
+        done = [one for one in mine if _state(one) == DONE]
+        back: dict[float, list[D]] = {}
+        for one in mine:
+            if _state(one) not in (FIRST, DONE):
+                assert one._claim is not None
+                back.setdefault(one._claim.wait_s, []).append(one)
+        if done:
+            yield from consumer._ack(done)
+        for wait_s, some in back.items():
+            yield from consumer._release(some, wait_s)
+        return [one for one in mine if _state(one) == FIRST]
+
+
+def _state(one: DeliveryData) -> str:
+    return "" if one._claim is None else one._claim.state
+
+
+def _ttl(ttl: Duration) -> int:
+    return milliseconds(ttl, "ttl", low_ms=1000)
+
+
+class Claiming:
+    """One delivery under a claim; made by `Claims.claim`."""
+
+    def __init__(self, claims: Claims, delivery: Any, key: Key, ttl: Duration) -> None:
+        self._delivery = delivery
+        kind: Any = AsyncDelivery if isinstance(delivery, AsyncDelivery) else Delivery
+        claims._prepared([delivery], kind, key, ttl)
+
+    def _flow(self) -> Flow[bool]:
+        yield from self._delivery._origin.consumer._claim([self._delivery])
+        return _state(self._delivery) == FIRST
+
+    @property
+    def _waits(self) -> bool:
+        return _state(self._delivery) == BUSY
+
+    def __enter__(self) -> bool:
+        won: bool = self._delivery._origin.consumer._transport.run(self._flow())
+        return won
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        one = self._delivery
+        if error is None and self._waits and not one.is_settled:
+            one.release(delay=one._claim.wait_s)
+        handled: bool = one.__exit__(kind, error, trace)
+        return handled
+
+    async def __aenter__(self) -> bool:
+        won: bool = await self._delivery._origin.consumer._transport.run(self._flow())
+        return won
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        one = self._delivery
+        if error is None and self._waits and not one.is_settled:
+            await one.release(delay=one._claim.wait_s)
+        handled: bool = await one.__aexit__(kind, error, trace)
+        return handled
+
+
+class Idempotent(Guard):
+    """Claims in Redis around a handler. The worker takes them when messages come, in one call."""
+
+    batches = True
+
+    def __init__(self, consumer: str, key: KeyOf, ttl_ms: int) -> None:
+        self._stem = consumer.encode() + b":"
+        self._key = key
+        self._ttl_ms = ttl_ms
+
+    def opened(self, lease_ms: int) -> None:
+        """As `Guard.opened`."""
+        if self._ttl_ms < lease_ms:
+            raise InvalidValue(
+                f"ttl: {self._ttl_ms / 1000:g} s, and a lease is {lease_ms / 1000:g} s: a message "
+                "could come back after its claim is forgotten, and be run again. Give a longer ttl"
+            )
+
+    def made(self, one: DeliveryData) -> Claim:
+        """The claim that a delivery has to make.
+
+        Raises:
+            InvalidKey: it has no usable key.
+        """
+        known = one._claim  # a delivery that claims again, after an error, is still one owner
+        owner = known.owner if known is not None and known.owner else owner_of(one)
+        return Claim(self._stem + self._key(one).encode(), owner, self._ttl_ms)
+
+    def prepare(self, one: DeliveryData, fit: Callable[[DeliveryData], object]) -> None:
+        """Give a delivery its claim; one without a key fails when its turn comes.
+
+        Args:
+            one: the delivery.
+            fit: makes its body what the handler gets, and the key is a function of.
+        """
+        try:
+            fit(one)
+            one._claim = self.made(one)
+        except Exception as error:
+            claim = Claim(b"", b"", 0)
+            claim.state, claim.error = FAILED, error
+            one._claim = claim
+
+
+class Checked(Idempotent):
+    """Claims whose holder asks a database too, before the work: is it still to be done?"""
+
+    batches = False
+
+    def __init__(self, consumer: str, key: KeyOf, ttl_ms: int, check: Check) -> None:
+        super().__init__(consumer, key, ttl_ms)
+        self._check = check
+
+    def fits(self, handler: Guarded) -> None:
+        """As `Guard.fits`."""
+        if inspect.iscoroutinefunction(self._check) and not handler.is_async:
+            raise InvalidType(
+                f"check: {self._check!r} is async, and handler {handler.name} is not; "
+                "make both of one kind"
+            )
+
+    def run(self, one: DeliveryData, inner: Inner) -> bool:
+        """As `Guard.run`."""
+        if not self._check(one):
+            return False
+        inner()
+        return True
+
+    async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
+        """As `Guard.run_async`."""
+        found = self._check(one)
+        if not (await found if inspect.isawaitable(found) else found):
+            return False
+        await inner()
+        return True
+
+
+def idempotent(
+    store: Store, *, key: Key = None, ttl: Duration = DAY_S, check: Check | None = None
+) -> Callable[[F], F]:
+    """Run a handler once for each business key. Stands below `@topic.handler`.
+
+    The function stays a function: called directly, it runs. A worker runs it only for a delivery
+    that has the claim on its key. A copy of what was done is acked; a copy of what is being done
+    elsewhere comes back later, which costs no retry; where the run fails, the claim is given up.
+
+    Args:
+        store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
+        key: what makes two messages the same: None, the message's id (without its slot, so that it
+            is `rmq.outbox.stub_id` of a message from an outbox); "header:NAME"; or a function of
+            the body, as the handler gets it. 1 to 200 bytes of UTF-8, or an int.
+        ttl: how long a key is remembered once its work is done, seconds or timedelta; not less than
+            the lease.
+        check: asked with the delivery once the claim is ours, whether the work is still to be done;
+            False: it was done before. An error in it counts as a failure of the handler.
+
+    Raises:
+        InvalidType, InvalidValue: an argument cannot work. At run time a message without a usable
+            key fails with `rmq.InvalidKey`, and is not run.
+    """
+    if not callable(getattr(store, "guard", None)):
+        raise InvalidType(
+            f"store: {type(store).__name__}; give rmq.Claims() or rmq.ledger.Ledger(engine)"
+        )
+    if check is not None and not callable(check):
+        raise InvalidType(f"check: {type(check).__name__}; give a function of the delivery")
+    made = store.guard(key_reader(key), _ttl(ttl), check)
+
+    def decorate(function: F) -> F:
+        return attach(function, made, "idempotent")
+
+    return decorate

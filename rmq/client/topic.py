@@ -1,0 +1,447 @@
+"""A topic: send to it, look up, cancel, reschedule, consume. Sync and async side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
+
+from rmq.client.consumer import AsyncConsumer, Consumer
+from rmq.client.handler import Handler, Handlers, RetryOption, Rule, locals_of_caller
+from rmq.client.query import Query
+from rmq.client.stage import Published, Stage, Staged, check_text
+from rmq.core.ids import MessageId
+from rmq.core.message import Merge, Message, Outgoing, SendResult
+from rmq.core.retry import Retry
+from rmq.core.settings import Durability, Settings, durability
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import Duration, Moment, milliseconds, whole
+from rmq.protocol.flows import (
+    admin,
+    intercepted_send,
+    open_topic,
+    send as send_flow,
+    stage as stage_flow,
+)
+from rmq.protocol.flows.admin import CancelStatus, Id, PriorityStatus, RescheduleStatus
+from rmq.protocol.flows.consumer import Mode
+from rmq.protocol.flows.send import Asked
+from rmq.transport import AsyncTransport, Transport
+
+F = TypeVar("F", bound=Callable[..., Any])
+BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
+
+
+def _wait(timeout: Duration | None) -> float:
+    return BLOCK_S if timeout is None else milliseconds(timeout, "timeout", zero=True) / 1000
+
+
+def _asked(value: object) -> Asked | None:
+    """What this send asks for; None: what the topic says."""
+    return None if value is None else Asked(durability(value))
+
+
+class _TopicBase:
+    """What both topics know."""
+
+    def __init__(self, context: TopicContext, handlers: Handlers) -> None:
+        self._context = context
+        self._handlers = handlers
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self._context.name
+
+    @property
+    def settings(self) -> Settings:
+        """What the topic is set to in Redis; read after `open()` or the first call."""
+        return self._context.settings
+
+    @overload
+    def handler(self, function: F, /) -> F: ...
+
+    @overload
+    def handler(
+        self,
+        /,
+        *,
+        concurrency: int | None = ...,
+        prefetch: int | None = ...,
+        batch: int | None = ...,
+        linger: Duration = ...,
+        ordered: bool = ...,
+        lease: Duration | None = ...,
+        max_runtime: Duration | None = ...,
+        retry: RetryOption | None = ...,
+        on_error: Mapping[type[Exception], Rule] | None = ...,
+        body: Any = ...,
+    ) -> Callable[[F], F]: ...
+
+    def handler(
+        self,
+        function: Any = None,
+        /,
+        *,
+        concurrency: int | None = None,
+        prefetch: int | None = None,
+        batch: int | None = None,
+        linger: Duration = 0,
+        ordered: bool = False,
+        lease: Duration | None = None,
+        max_runtime: Duration | None = None,
+        retry: RetryOption | None = None,
+        on_error: Mapping[type[Exception], Rule] | None = None,
+        body: Any = None,
+    ) -> Any:
+        """Register a function that a worker runs for every message; it stays a function.
+
+        `@topic.handler`, or with options `@topic.handler(concurrency=16)`.
+
+        Args:
+            concurrency: how many run at a time: threads (default 8), or tasks (default 100) of an
+                async def.
+            prefetch: how many deliveries one worker holds, those that run among them; default
+                what runs and what can begin within 0.2 s, at most twice the concurrency.
+            batch: the function gets a list of up to so many deliveries, 1 to 1000.
+            linger: how long a batch that is not full waits for more, up to 60 s.
+            ordered: strictly in order inside a slot, across all workers.
+            lease: how long a silent worker keeps a message; None: the topic's setting.
+            max_runtime: how long one run may take before it counts as failed; None: for ever.
+            retry: "immediate", rmq.Exponential, rmq.Levels, or a function of (delivery, error) that
+                returns seconds; None: the topic's setting.
+            on_error: by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
+            body: the type of the body, where an annotation cannot say it.
+
+        Raises:
+            InvalidType, InvalidValue: the signature or an option cannot work, or the topic has a
+                handler already.
+        """
+
+        def register(function: F, depth: int = 2) -> F:
+            self._handlers.add(
+                Handler(
+                    self._context, function, concurrency=concurrency, prefetch=prefetch,
+                    batch=batch, linger=linger, ordered=ordered, lease=lease,
+                    max_runtime=max_runtime, retry=retry, on_error=on_error, body=body,
+                    names=locals_of_caller(depth),
+                )
+            )  # fmt: skip
+            return function
+
+        return register if function is None else register(function, 3)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class Topic(_TopicBase):
+    """A topic. Made by `Client.topic`; it reads Redis at its first call, or at `open`."""
+
+    def __init__(self, transport: Transport, context: TopicContext, handlers: Handlers) -> None:
+        super().__init__(context, handlers)
+        self._transport = transport
+        self._run = transport.run
+
+    def open(self, create: bool = True) -> bool:
+        """Create the topic, or find it and compare settings; a first call does so by itself.
+
+        Args:
+            create: False: a missing topic is an error.
+
+        Returns:
+            Whether this call created it.
+
+        Raises:
+            SettingsMismatch: it has other settings than were named.
+            TopicNotFound: it is missing and `create` is False.
+        """
+        return self._run(open_topic.open(self._context, create))
+
+    def send(
+        self,
+        body: Any,
+        *,
+        priority: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        merge_key: str | None = None,
+        time_range: Duration | None = None,
+        merge: Merge = "first",
+        extend: bool = False,
+        max_wait: Duration | None = None,
+        slot_basis: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: Duration | None = None,
+        id: Id | None = None,
+        dedup_key: str | bytes | None = None,
+        retry: Retry | None = None,
+        max_runtime: Duration | None = None,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> SendResult:
+        """Send one message.
+
+        The other arguments are the fields of `rmq.Outgoing`, which tells of each.
+
+        Args:
+            durability: "memory", rmq.Replicated(...) or rmq.Fsync(...); None: the topic's setting.
+            timeout: how long to wait for room where the topic's overflow is "block"; default 30 s.
+
+        Guarantee:
+            Once this returns, the message is in Redis as durably as asked. After OutcomeUnknown it
+            may be: send again with the same `dedup_key`, or with `id=` of the same attempt (make
+            one with `new_id`), which adds nothing where the first attempt arrived.
+
+        Raises:
+            InvalidValue, InvalidType: an argument cannot work; nothing was sent.
+            EncodeError, PayloadTooLarge: the body cannot be written, or is too large; nothing was
+                sent.
+            QueueFull: the topic is at max_length, or Redis at maxmemory.
+            NotDurable: stored, but not as durably as asked.
+            Unavailable: Redis was not reached. OutcomeUnknown: its reply was not.
+        """
+        out = Outgoing(
+            body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
+            headers, expires, id, dedup_key, retry, max_runtime,
+        )  # fmt: skip
+        return self._run(
+            intercepted_send.send(self._context, out, _asked(durability), _wait(timeout))
+        )
+
+    def send_many(
+        self,
+        messages: Iterable[Outgoing],
+        *,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[SendResult]:
+        """Send messages; one result for each, in order.
+
+        All are checked and encoded before the first is sent. What goes to one slot is stored all or
+        nothing, up to 1000 messages at a time.
+
+        Raises:
+            What `send` raises. QueueFull.results tells which messages were stored.
+        """
+        return self._run(
+            intercepted_send.send_many(self._context, messages, _asked(durability), _wait(timeout))
+        )
+
+    def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
+        """An id for a send that may have to be repeated: pass it to every attempt."""
+        return self._run(send_flow.new_id(self._context, slot_basis))
+
+    def get(self, id: Id) -> Message | None:
+        """Look at one message, wherever it is; None when it is settled or never was."""
+        return self._run(admin.get(self._context, id))
+
+    def cancel(self, id: Id) -> CancelStatus:
+        """Withdraw a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
+        return self._run(admin.cancel(self._context, id))
+
+    def reschedule(
+        self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
+    ) -> RescheduleStatus:
+        """Give a waiting message another time: "rescheduled", or "in_flight", "dead", "gone"."""
+        return self._run(admin.reschedule(self._context, id, at, delay))
+
+    def set_priority(self, id: Id, priority: int) -> PriorityStatus:
+        """Give a waiting message another priority; it joins that priority as the newest.
+
+        Returns:
+            "changed", "unchanged" (it had that priority), or "in_flight", "dead", "gone".
+        """
+        return self._run(admin.set_priority(self._context, id, priority))
+
+    def consumer(
+        self,
+        *,
+        lease: Duration | None = None,
+        mode: Mode = "at_least_once",
+        ordered: bool = False,
+    ) -> Consumer:
+        """A consumer of this topic, for `with`.
+
+        Args:
+            lease: how long a delivery may be worked on before it is rolled back, 1 s to 12 h; None:
+                the topic's setting.
+            mode: "at_least_once": a delivery is settled by ack; "at_most_once": it is settled
+                before it is handed over. Then a message is lost where the process dies between
+                the two, or the answer to the settling stays away for more than a minute.
+            ordered: a slot gives out its next messages only when the ones before are settled,
+                whoever has them; a failed one comes again before those behind it. All consumers of
+                a topic should be of one kind.
+
+        Guarantee:
+            With `ordered`, messages of one slot_basis and one priority are handed over in the order
+            of sending, by any number of consumers: the next one only when the one before is settled
+            or in the same batch before it. A consumer that dies holds its slot until its lease has
+            run out.
+        """
+        return Consumer(self._transport, self._context, lease, mode, ordered)
+
+    def query(
+        self,
+        run: str,
+        owner: str,
+        *,
+        lease: Duration = 600.0,
+        owner_lease: Duration = 15.0,
+        exact: bool = False,
+    ) -> Query:
+        """A reader for engines that replay batches, as Spark does; see `rmq.query`.
+
+        Args:
+            run: 32 hex digits that name the query for as long as its checkpoint lives.
+            owner: who runs it now; another owner is refused meanwhile.
+            lease: what it holds goes back to the queue when it is not renewed for so long, 1 s to
+                12 h.
+            owner_lease: how long nobody else may run it, unless it goes on.
+            exact: a batch is settled only when all its messages were handed out. Then messages
+                whose lease ran out before can still be settled, see `Query.settle`.
+        """
+        return Query(self._transport, self._context, run, owner, lease, owner_lease, exact)
+
+    def stage(
+        self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
+    ) -> Stage:
+        """A place for messages that are to be seen later, all at once; see `rmq.stage`.
+
+        Args:
+            name: 1 to 200 of A-Z a-z 0-9 . _ : -, used once; None: a random one.
+            keep: how long what is not published stays after the last push, 1 s to 30 days.
+            late: take messages whose time passed more than a year ago, too.
+        """
+        return Stage(self._transport, self._context, name, keep, late)
+
+    def publish(
+        self,
+        staged: Iterable[Staged],
+        *,
+        query: str | None = None,
+        batch: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Published:
+        """Send what is staged, and drop the stages.
+
+        Args:
+            staged: of each stage, `Stage.staged`.
+            query: who publishes its batches in turn; give `batch` too.
+            batch: its number. A batch is published once: when a call was interrupted, the next one
+                ends it with the stages of the first and drops its own; when it is published, or one
+                after it, the stages given are dropped.
+            timeout: how long to wait for room where the topic's overflow is "block"; default 30 s.
+
+        Guarantee:
+            Interrupted anywhere, and repeated, it goes on: each staged message is accepted once.
+            Without `query` that holds for these very stages; a message is also known by its id
+            within the topic's dedup_window. Readers see messages as they are published, about 1000
+            of a slot at a time. A delay, and the time range of a merge, count from publishing.
+
+        Raises:
+            StageLost: a stage is not as it was written; nothing, or nothing more, was published.
+            QueueFull: the topic is at max_length, or Redis at maxmemory; publish again later.
+            NotDurable: not as durable as the topic asks; publish again.
+        """
+        given = list(staged)
+        if query is None and batch is None:
+            return self._run(stage_flow.publish(self._context, given, _wait(timeout)))
+        name, number = check_text(query, "query"), whole(batch, "batch", 0, 2**53)
+        return self._run(
+            stage_flow.publish_once(self._context, given, name, number, _wait(timeout))
+        )
+
+    def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
+        """Drop stages unpublished, except what a batch of `query` that has begun is made of."""
+        name = None if query is None else check_text(query, "query")
+        self._run(stage_flow.drop(self._context, list(staged), name))
+
+
+class AsyncTopic(_TopicBase):
+    """A topic, for asyncio. The methods are those of `Topic`."""
+
+    def __init__(
+        self, transport: AsyncTransport, context: TopicContext, handlers: Handlers
+    ) -> None:
+        super().__init__(context, handlers)
+        self._transport = transport
+        self._run = transport.run
+
+    async def open(self, create: bool = True) -> bool:
+        """As `Topic.open`."""
+        return await self._run(open_topic.open(self._context, create))
+
+    async def send(
+        self,
+        body: Any,
+        *,
+        priority: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        merge_key: str | None = None,
+        time_range: Duration | None = None,
+        merge: Merge = "first",
+        extend: bool = False,
+        max_wait: Duration | None = None,
+        slot_basis: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: Duration | None = None,
+        id: Id | None = None,
+        dedup_key: str | bytes | None = None,
+        retry: Retry | None = None,
+        max_runtime: Duration | None = None,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> SendResult:
+        """As `Topic.send`."""
+        out = Outgoing(
+            body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
+            headers, expires, id, dedup_key, retry, max_runtime,
+        )  # fmt: skip
+        return await self._run(
+            intercepted_send.send(self._context, out, _asked(durability), _wait(timeout))
+        )
+
+    async def send_many(
+        self,
+        messages: Iterable[Outgoing],
+        *,
+        durability: Durability | str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[SendResult]:
+        """As `Topic.send_many`."""
+        return await self._run(
+            intercepted_send.send_many(self._context, messages, _asked(durability), _wait(timeout))
+        )
+
+    async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
+        """As `Topic.new_id`."""
+        return await self._run(send_flow.new_id(self._context, slot_basis))
+
+    async def get(self, id: Id) -> Message | None:
+        """As `Topic.get`."""
+        return await self._run(admin.get(self._context, id))
+
+    async def cancel(self, id: Id) -> CancelStatus:
+        """As `Topic.cancel`."""
+        return await self._run(admin.cancel(self._context, id))
+
+    async def reschedule(
+        self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
+    ) -> RescheduleStatus:
+        """As `Topic.reschedule`."""
+        return await self._run(admin.reschedule(self._context, id, at, delay))
+
+    async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
+        """As `Topic.set_priority`."""
+        return await self._run(admin.set_priority(self._context, id, priority))
+
+    def consumer(
+        self,
+        *,
+        lease: Duration | None = None,
+        mode: Mode = "at_least_once",
+        ordered: bool = False,
+    ) -> AsyncConsumer:
+        """As `Topic.consumer`, for `async with`."""
+        return AsyncConsumer(self._transport, self._context, lease, mode, ordered)

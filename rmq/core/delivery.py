@@ -1,0 +1,174 @@
+"""A delivery: one attempt to hand a message to a consumer.
+
+The data alone; the verbs that settle it are in `rmq.consumer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from rmq.core import record
+from rmq.core.claim import Claim
+from rmq.core.ids import MessageId
+from rmq.core.keys import SlotKeys
+from rmq.core.message import Receipt, moment
+from rmq.core.record import Record
+from rmq.core.score import receipt_deadline_ms, receipt_retries_left
+from rmq.core.validation import Duration
+
+OPEN, SETTLED, LOST = 0, 1, 2
+
+
+class Snooze(Exception):
+    """Raised in a handler or `with delivery`: hand the message back for `delay`; costs no retry."""
+
+    def __init__(self, delay: Duration) -> None:
+        super().__init__(delay)
+        self.delay = delay
+
+
+class Reject(Exception):
+    """Raised in a handler or `with delivery`: to the DeadQueue with the message, and why."""
+
+
+class Retry(Exception):
+    """Raised in a handler or `with delivery`: give the message back as failed, for `delay`.
+
+    It costs a retry. None: the policy's delay.
+    """
+
+    def __init__(self, delay: Duration | None = None) -> None:
+        super().__init__() if delay is None else super().__init__(delay)
+        self.delay = delay
+
+
+class Origin(NamedTuple):
+    """What the deliveries of one batch share."""
+
+    consumer: Any  # what settles: a Consumer, an AsyncConsumer, or a worker's desk
+    keys: SlotKeys
+    newest: int  # acceptance number of the slot's newest message
+    retries: int  # of a fresh message
+    until: float  # the end of their leases at the earliest, by the monotonic clock, unless renewed
+
+
+class DeliveryData:
+    """What a delivery carries. All but the body is read from the record when it is asked for."""
+
+    __slots__ = (
+        "_claim", "_entry", "_id", "_origin", "_row", "_score", "_state", "_untold", "body",
+        "fence",
+    )  # fmt: skip
+
+    def __init__(
+        self, origin: Origin, id: bytes, score: float, entry: bytes, fence: int, body: Any
+    ) -> None:
+        self._origin = origin
+        self._id = id
+        self._score = score
+        self._entry = entry
+        self._state = OPEN
+        self._untold = ""  # the verb whose reply has not come, or came while nobody asked
+        self._row = -1  # on the board of a worker, which renews its lease
+        self._claim: Claim | None = None  # on its business key
+        self.fence = fence
+        self.body = body
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
+
+    def _read(self) -> Record:
+        return record.read(self._entry)
+
+    @property
+    def id(self) -> MessageId:
+        """The message's id."""
+        return MessageId(self._id)
+
+    @property
+    def topic(self) -> str:
+        """The name of its topic."""
+        return self._origin.keys.topic
+
+    @property
+    def slot(self) -> int:
+        """The index of its slot."""
+        return self._origin.keys.index
+
+    @property
+    def receipt(self) -> Receipt:
+        """Names this delivery; `str()` carries it through text."""
+        return Receipt(MessageId(self._id), self._score)
+
+    @property
+    def retries_left(self) -> int:
+        """How many retries remain after this delivery."""
+        return receipt_retries_left(self._score)
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery, 2 for the first retry."""
+        return self._origin.retries - self.retries_left + 1
+
+    @property
+    def deadline(self) -> datetime:
+        """When the lease ends, by the server's clock."""
+        return moment(receipt_deadline_ms(self._score))
+
+    @property
+    def priority(self) -> int | None:
+        """Its priority; None for a timed message without one."""
+        return int.from_bytes(self._entry[1:4], "big") or None
+
+    @property
+    def due(self) -> datetime | None:
+        """When a timed message was due; None for one sent to be taken at once."""
+        due_ms = self._read().due_ms
+        return moment(due_ms) if due_ms else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers."""
+        return record.shown(self._read().headers)
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """What RMQ itself noted on it: headers whose names begin with `rmq-`."""
+        if not self._entry[0] & record.HEADERS:
+            return {}
+        return record.marks(self._read().headers)
+
+    @property
+    def merge_key(self) -> str | None:
+        """Its merge key."""
+        return self._read().merge_key or None
+
+    @property
+    def offset(self) -> int:
+        """Its acceptance number in the slot, as `send` returned it."""
+        return record.offset_of(self._read().number_low, self._origin.newest)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this delivery is done with: acked, given back, or lost."""
+        return self._state != OPEN
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease is gone: another consumer may have the message; stop working on it.
+
+        In a worker, which renews leases, this is known all the time; elsewhere, once a verb
+        found out.
+        """
+        return self._state == LOST or (self._row >= 0 and self._origin.consumer.board.lost(self))
+
+    @property
+    def claim_lost(self) -> bool:
+        """Whether the claim on its business key was gone when it was extended or acked."""
+        return self._claim is not None and self._claim.lost
+
+    def _place(self) -> int:
+        """Where it stood in the StoreQueue: its priority, or when it was due."""
+        return int.from_bytes(self._entry[1:4], "big") or int.from_bytes(self._entry[8:14], "big")

@@ -1,0 +1,80 @@
+"""What a consumer tells of an error, to bytes and back; and the entry that a script makes.
+
+The entry: a byte of deliveries left, a byte of deliveries made, a letter for the reason, then what
+the consumer told, msgpack of [type and message, traceback]. The twin of `lua/lib/failure.lua`.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import msgpack
+
+from rmq.core.message import Failure
+
+REASONS = {
+    "f": "failed",
+    "l": "lease ran out",
+    "r": "rejected",
+    "u": "undecodable",
+    "x": "expired",
+}
+ERROR_CHARS, TRACEBACK_CHARS = 2_000, 12_000
+
+
+def text_of(error: BaseException | str | None) -> str:
+    """The text of an exception or a string; never raises.
+
+    A user's `__str__` may raise, or return something else than a string. The message that failed
+    must get its retry all the same.
+    """
+    try:
+        return str.__str__(str(error))
+    except BaseException as problem:  # even sys.exit(): this is not the place to end a process
+        return f"<str() of this {type(error).__name__} raised {type(problem).__name__}>"
+
+
+def summary(error: BaseException) -> str:
+    """The type and the text of an exception; never raises."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an exception; never raises."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as problem:  # of an exception group, a note, or a property of the user's
+        return f"<the traceback cannot be shown: {type(problem).__name__}>"
+
+
+def tell(error: BaseException | str | None) -> bytes:
+    """An exception or a text as a consumer tells it, cut to size; never raises."""
+    if error is None:
+        return b""
+    if isinstance(error, BaseException):
+        text, lines = summary(error), traceback_of(error)
+    else:
+        text, lines = text_of(error), ""
+    packed: bytes = msgpack.packb(
+        [text[:ERROR_CHARS], lines[-TRACEBACK_CHARS:]], unicode_errors="replace"
+    )
+    return packed
+
+
+def is_lapse(entry: bytes) -> bool:
+    """Whether a failure entry says that a consumer fell silent."""
+    return entry[2:3] == b"l"
+
+
+def read(entry: bytes) -> Failure | None:
+    """A failure entry; None where there is none."""
+    if len(entry) < 3:
+        return None
+    reason = REASONS.get(chr(entry[2]), f"reason {chr(entry[2])!r}")
+    error, lines = "", ""
+    if len(entry) > 3:
+        try:
+            error, lines = msgpack.unpackb(entry[3:])
+        except (ValueError, msgpack.UnpackException, TypeError):
+            error = repr(entry[3:203])
+    return Failure(reason, entry[1], str(error), str(lines))

@@ -1,0 +1,207 @@
+"""What goes in and what comes out: Outgoing, SendResult, Receipt, Message. No Redis here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from rmq.core.ids import TEXT_SIZE, MessageId
+from rmq.core.retry import Retry
+from rmq.core.score import TIMED_MIN, receipt_deadline_ms, receipt_retries_left
+from rmq.core.validation import Duration, Moment
+from rmq.errors import InvalidReceipt
+
+SendStatus = Literal["stored", "merged", "duplicate"]
+Merge = Literal["first", "last", "collect"]
+Place = Literal["store", "prepare", "dead"]
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A message on its way out, for `send_many`.
+
+    Args:
+        body: what the topic's codec can write.
+        priority: 17 to 1 048 575, larger first; None: the topic's default, or none for a timed
+            message.
+        delay: seconds or timedelta until it may be taken; 0: at once.
+        at: when it may be taken: an aware datetime, or epoch ms. Not with `delay`. A time that has
+            passed is due at once; one more than a year ago is refused as a mistake.
+        merge_key: messages with one key that wait at the same time become one; needs `time_range`.
+        time_range: how long a merging message waits for others, seconds or timedelta.
+        merge: which body survives: "first", "last", or "collect" (all of them, as a list; one of
+            256 KiB, or of max_body where that is less, is full, and the next body opens another).
+        extend: every merge restarts the clock, up to `max_wait`.
+        max_wait: the longest a merging message waits from its first arrival; needed with `extend`.
+        slot_basis: messages of one basis share a slot and its order; default: the merge key, or
+            none.
+        headers: at most 32 names and values, str, 4 KiB in all.
+        expires: how long after it is due it may still be taken; None: the topic's setting.
+        id: of an earlier attempt at this very send; None: a new one.
+        dedup_key: what this message stands for in the sender's own words, 1 to 200 bytes of UTF-8;
+            the id is derived from it. While a message of that key lives, and for the topic's
+            `dedup_window` after it is settled, another one is a "duplicate": nothing is stored, and
+            the result has the id of the first. A window of 0 still covers the message's life. The
+            key chooses the slot, unless slot_basis does, which must then be the same whenever the
+            key is. Not with `id` or `merge_key`.
+        retry: how long this message waits after a handler failed, before all other policies.
+        max_runtime: how long one run of a handler may take for this message.
+        marks: what interceptors of RMQ note on it; names begin with `rmq-`.
+    """
+
+    body: Any
+    priority: int | None = None
+    delay: Duration | None = None
+    at: Moment | None = None
+    merge_key: str | None = None
+    time_range: Duration | None = None
+    merge: Merge = "first"
+    extend: bool = False
+    max_wait: Duration | None = None
+    slot_basis: str | bytes | None = None
+    headers: Mapping[str, str] | None = None
+    expires: Duration | None = None
+    id: MessageId | str | bytes | None = None
+    dedup_key: str | bytes | None = None
+    retry: Retry | None = None
+    max_runtime: Duration | None = None
+    marks: dict[str, str] | None = None
+
+
+class SendResult(NamedTuple):
+    """What became of a send.
+
+    Attributes:
+        id: of the message that was sent; keep it to send the same again, to cancel, to look it up.
+        status: "stored", "merged" (into the waiting message `into`), or "duplicate" (nothing
+            added).
+        slot: the index of its slot.
+        offset: the slot's acceptance number after this send; of a stored message, its own.
+        into: the id of the waiting message that it merged into.
+        durable: the level reached: "memory", "replicated" or "fsync".
+    """
+
+    id: MessageId
+    status: SendStatus
+    slot: int
+    offset: int
+    into: MessageId | None = None
+    durable: str = "memory"
+
+    @property
+    def message_id(self) -> MessageId:
+        """The id of the message that now carries the body: `into` where it merged, else `id`."""
+        return self.into or self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Names one delivery of one message. `str()` and `parse` carry it through text."""
+
+    id: MessageId
+    score: float
+
+    def __str__(self) -> str:
+        return f"{self.id}:{self.score!r}"
+
+    @classmethod
+    def parse(cls, text: str) -> Receipt:
+        """Read a receipt from its text.
+
+        Raises:
+            InvalidReceipt: RMQ makes no such receipt.
+        """
+        if not isinstance(text, str) or len(text) > 64 or ":" not in text:
+            raise InvalidReceipt(
+                f"receipt: {str(text)[:64]!r} is not one; pass d.receipt unchanged"
+            )
+        try:
+            name, number = text[:TEXT_SIZE], float(text[TEXT_SIZE + 1 :])
+            made = cls(MessageId.parse(name, "receipt"), number)
+        except ValueError as error:
+            raise InvalidReceipt(
+                f"receipt: {text!r} is not one; pass d.receipt unchanged"
+            ) from error
+        if not math.isfinite(number) or number < TIMED_MIN or made.retries_left > 16:
+            raise InvalidReceipt(f"receipt: {text!r} is not one; pass d.receipt unchanged")
+        return made
+
+    @property
+    def deadline(self) -> datetime:
+        """When the lease ends, by the server's clock."""
+        return moment(receipt_deadline_ms(self.score))
+
+    @property
+    def retries_left(self) -> int:
+        """How many retries remain after this delivery."""
+        return receipt_retries_left(self.score)
+
+
+class Failure(NamedTuple):
+    """What a message failed of, last.
+
+    Attributes:
+        reason: "failed", "lease ran out", "rejected", "undecodable" or "expired".
+        deliveries: made so far.
+        error: the exception's type and message, as far as the consumer told them.
+        traceback: where it was raised, or ''.
+    """
+
+    reason: str
+    deliveries: int
+    error: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it stands in Redis, seen by `get` or `peek`.
+
+    Attributes:
+        id: its id.
+        place: "store" (waiting), "prepare" (in flight) or "dead".
+        slot: the index of its slot.
+        offset: its acceptance number in the slot.
+        body: decoded; the raw bytes where they cannot be decoded (see `unreadable`).
+        priority: None for a timed message without one.
+        due: when it may be taken; None for one that may be taken since it was sent.
+        expires: until when it may be taken, or None.
+        merge_key: of a merging message, or None.
+        headers: its headers.
+        deliveries: how often it has been handed to a consumer.
+        deadline: of its lease, while in flight; None where a query holds it, whose lease counts.
+        died: when, for a dead letter.
+        failure: what it failed of last, or None.
+        score: the sorted-set score, as `redis-cli` shows it.
+        unreadable: why the body is raw bytes, or ''.
+    """
+
+    id: MessageId
+    place: Place
+    slot: int
+    offset: int
+    body: Any
+    priority: int | None
+    due: datetime | None
+    expires: datetime | None
+    merge_key: str | None
+    headers: Mapping[str, str]
+    deliveries: int
+    deadline: datetime | None
+    died: datetime | None
+    failure: Failure | None
+    score: float
+    unreadable: str = ""
+
+    @property
+    def held_by_query(self) -> bool:
+        """Whether a query has it in flight, as Spark's are; its lease is not the message's own."""
+        return self.place == "prepare" and self.deadline is None
+
+
+def moment(epoch_ms: int) -> datetime:
+    """Epoch ms as an aware datetime."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC)

@@ -1,0 +1,347 @@
+"""The settings of a topic: names, defaults, units and limits, checked once at the door.
+
+They are kept in Redis with the topic, and the first client that creates it decides. A client that
+opens it later names only what it wants to be sure of; a difference is an error, never a quiet
+change. `Admin.topic_set` changes what can be changed while producers and consumers run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+from rmq.core import retry as policies
+from rmq.core.retry import Exponential, Policy, Retry, policy
+from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN
+from rmq.core.validation import Duration, milliseconds, seconds, spell_seconds, whole
+from rmq.errors import InvalidType, InvalidValue, SettingsMismatch
+
+FORMAT = 1  # of records, scores and keys; a client refuses a topic of another format
+LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
+BATCH_MAX = 1_000
+BODY_CEILING = 16 * 1024 * 1024
+COLLECT_MAX = 256 * 1024  # bytes of a list that still grows: every merge writes all of it again
+CALL_BYTES = 16 * 1024 * 1024  # what one script call may carry
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Durability: `n` replicas have the write in memory before the send is answered (WAIT).
+
+    Args:
+        n: how many replicas.
+        timeout: how long to wait for them, seconds or timedelta.
+    """
+
+    n: int = 1
+    timeout: Duration = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the fields once."""
+        whole(self.n, "durability.n", 1, 100)
+        milliseconds(self.timeout, "durability.timeout", high_ms=60_000)
+
+    def spell(self) -> str:
+        """The text that stands in Redis."""
+        return f"replicated:{self.n}:{milliseconds(self.timeout, 'timeout')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fsync:
+    """Durability: the server, and `n` replicas, have the write on disk (WAITAOF, Redis 7.2).
+
+    Args:
+        n: how many replicas besides the server itself.
+        timeout: how long to wait, seconds or timedelta.
+    """
+
+    n: int = 0
+    timeout: Duration = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the fields once."""
+        whole(self.n, "durability.n", 0, 100)
+        milliseconds(self.timeout, "durability.timeout", high_ms=60_000)
+
+    def spell(self) -> str:
+        """The text that stands in Redis."""
+        return f"fsync:{self.n}:{milliseconds(self.timeout, 'timeout')}"
+
+
+Durability = Replicated | Fsync | None
+_LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync": Fsync}
+
+
+def durability(value: object) -> Durability:
+    """A durability from itself, from "memory", or from text such as "replicated:1:500ms".
+
+    The duration in text is seconds, or has a unit.
+    """
+    if value is None or value == "memory":
+        return None
+    if isinstance(value, Replicated | Fsync):
+        return value
+    if isinstance(value, str):
+        kind, *rest = value.strip().split(":")
+        if kind in _LEVELS and len(rest) <= 2 and (not rest or rest[0].isdecimal()):
+            try:
+                timeouts = [seconds(text) for text in rest[1:]]
+            except ValueError as error:
+                raise InvalidValue(f"durability: {error}") from None
+            return _LEVELS[kind](*[int(text) for text in rest[:1]], *timeouts)
+    raise InvalidValue(
+        f"durability: {value!r} is not a durability; give memory, "
+        "replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]], as "
+        "replicated:1:500ms, or rmq.Replicated(n, timeout), rmq.Fsync(n, timeout)"
+    )
+
+
+def shown_durability(value: Durability) -> str:
+    """A durability as a person writes it: the inverse of `durability`."""
+    if value is None:
+        return "memory"
+    kind = "replicated" if isinstance(value, Replicated) else "fsync"
+    return f"{kind}:{value.n}:{spell_seconds(value.timeout)}"
+
+
+def _read_durability(text: str) -> Durability:
+    """A durability from the text that stands in Redis: its timeout is in ms."""
+    if text == "memory":
+        return None
+    try:
+        kind, number, timeout_ms = text.split(":")
+        return _LEVELS[kind](int(number), int(timeout_ms) / 1000)
+    except (KeyError, ValueError):
+        raise InvalidValue(
+            f"durability: {text!r} in Redis is no level that this RMQ knows"
+        ) from None
+
+
+def _off_or(value: object, field_name: str, low_ms: int = 1) -> int:
+    return 0 if value is None else milliseconds(value, field_name, low_ms=low_ms, zero=True)
+
+
+def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in words:
+        raise InvalidValue(f"{field_name}: {value!r}; give one of {', '.join(words)}")
+    return value
+
+
+class TopicSettings(TypedDict, total=False):
+    """The settings of a topic as a caller names them; `Settings` tells what each one means.
+
+    Durations are seconds or timedelta; None turns one off that can be off.
+    """
+
+    slots: int
+    default_priority: int
+    lease: Duration
+    max_retries: int
+    retry: Retry | str
+    dedup_window: Duration | None
+    max_length: int | None
+    overflow: Literal["reject", "block", "drop_lowest"]
+    max_body: int
+    expires: Duration | None
+    on_expire: Literal["dead", "drop"]
+    durability: Durability | str
+    dead_retention: Duration | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a topic is set to. Durations are ms here; the public face takes seconds or timedelta.
+
+    Attributes:
+        slots: into how many slots its messages are spread, 1 to 1024; order is a promise inside a
+            slot.
+        default_priority: of a plain send, 17 to 1 048 575, larger first.
+        lease_ms: how long a consumer may work on a delivery before it is rolled back, 1 s to 12 h.
+        max_retries: deliveries after the first one, 0 to 16; then the DeadQueue.
+        retry: how long a failed message waits.
+        dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
+            message was settled is stored again, and a repeated merge may be collected twice.
+        max_length: the most that may wait, shared evenly by the slots; 0 is off.
+        overflow: what a send does at max_length: reject, block, or drop_lowest.
+        max_body: the largest encoded body, bytes.
+        expires_ms: how long after it is due a message may still be taken; 0 is off.
+        on_expire: what becomes of it then: dead or drop.
+        durability: what a send waits for.
+        dead_retention_ms: how long a dead letter is kept; 0 is for ever. Those past it are
+            dropped, and counted, by burials, by consumers once a minute, and by who looks.
+    """
+
+    slots: int = 1
+    default_priority: int = 100
+    lease_ms: int = 30_000
+    max_retries: int = 16
+    retry: Policy = field(default_factory=Exponential)
+    dedup_window_ms: int = 60_000
+    max_length: int = 0
+    overflow: str = "reject"
+    max_body: int = 256 * 1024
+    expires_ms: int = 0
+    on_expire: str = "dead"
+    durability: Durability = None
+    dead_retention_ms: int = 0
+
+    def to_redis(self) -> dict[str, str]:
+        """By name, as the topic's hash keeps them."""
+        return {"format": str(FORMAT)} | {name: _spell(getattr(self, name)) for name in NAMES}
+
+    def for_slot(self) -> dict[str, str]:
+        """What the scripts of a slot read."""
+        return {
+            "max_retries": str(self.max_retries),
+            "retry": ",".join(str(wait) for wait in self.retry.ladder(self.max_retries)) or "0",
+            "jitter": str(round(self.retry.jitter * 100)),
+            "dedup_ms": str(self.dedup_window_ms),
+            "capacity": str(-(-self.max_length // self.slots)),
+            "overflow": self.overflow,
+            "chunk": str(max(1, min(1000, CALL_BYTES // self.max_body))),
+            "on_expire": self.on_expire,
+            "dead_retention_ms": str(self.dead_retention_ms),
+        }
+
+    def shown(self) -> dict[str, Any]:
+        """By public name, durations in seconds, for people and for JSON."""
+        found: dict[str, Any] = {}
+        for public, (name, _) in _CHECKS.items():
+            value = getattr(self, name)
+            if name.endswith("_ms"):
+                found[public] = value / 1000
+            else:
+                found[public] = value if isinstance(value, int | str) else _told(name, value)
+        return found
+
+
+NAMES = tuple(Settings.__dataclass_fields__)
+
+# Public name -> (field, check). One table says what a setting is called and what it may be.
+_CHECKS: dict[str, tuple[str, Any]] = {
+    "slots": ("slots", lambda v: whole(v, "slots", 1, 1024)),
+    "default_priority": (
+        "default_priority",
+        lambda v: whole(v, "default_priority", PRIORITY_MIN, PRIORITY_MAX),
+    ),
+    "lease": ("lease_ms", lambda v: milliseconds(v, "lease", LEASE_MIN_MS, LEASE_MAX_MS)),
+    "max_retries": ("max_retries", lambda v: whole(v, "max_retries", 0, 16)),
+    "retry": ("retry", policy),
+    "dedup_window": ("dedup_window_ms", lambda v: _off_or(v, "dedup_window", 1000)),
+    "max_length": (
+        "max_length",
+        lambda v: 0 if v is None else whole(v, "max_length", 0, 1_000_000_000),
+    ),
+    "overflow": ("overflow", lambda v: _choice(v, "overflow", ("reject", "block", "drop_lowest"))),
+    "max_body": ("max_body", lambda v: whole(v, "max_body", 1, BODY_CEILING)),
+    "expires": ("expires_ms", lambda v: _off_or(v, "expires")),
+    "on_expire": ("on_expire", lambda v: _choice(v, "on_expire", ("dead", "drop"))),
+    "durability": ("durability", durability),
+    "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
+}
+PUBLIC = tuple(_CHECKS)
+_PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
+
+# Settings that a topic keeps for its life, and why.
+FIXED = {
+    "slots": "every message id names its slot, and messages with one slot_basis share a slot",
+    "max_retries": "every lease that is out counts its deliveries down from it",
+}
+
+CHANGEABLE = tuple(name for name in PUBLIC if name not in FIXED)
+
+
+def _spell(value: Any) -> str:
+    if value is None:
+        return "memory"
+    return value.spell() if hasattr(value, "spell") else str(value)
+
+
+def _told(name: str, value: Any) -> str:
+    """The value of a field as a person writes it."""
+    if name.endswith("_ms"):
+        return spell_seconds(value / 1000) if value else "off"
+    if name == "retry":
+        return policies.shown(value)
+    return shown_durability(value) if name == "durability" else str(value)
+
+
+def checked(asked: Mapping[str, object]) -> dict[str, Any]:
+    """The settings a caller names, checked, by field.
+
+    Raises:
+        InvalidValue: a value is out of range; InvalidType: it is of the wrong type, or no setting
+            has that name.
+    """
+    found = {}
+    for name, value in asked.items():
+        if name not in _CHECKS:
+            raise InvalidType(f"{name}: there is no such setting; known are {', '.join(PUBLIC)}")
+        target, check = _CHECKS[name]
+        found[target] = check(value)
+    return found
+
+
+def from_redis(topic: str, kept: Mapping[str, str]) -> Settings:
+    """The settings of a topic that is there.
+
+    Raises:
+        SettingsMismatch: the topic was made by an RMQ of another format.
+    """
+    if kept.get("format") != str(FORMAT):
+        raise SettingsMismatch(
+            f"topic {topic!r} has format {kept.get('format')!r} in Redis and this RMQ writes "
+            f"{FORMAT}; use the RMQ version that made it"
+        )
+    values: dict[str, Any] = {}
+    for name in NAMES:
+        text = kept[name]
+        if name == "retry":
+            values[name] = policies.read(text)
+        elif name == "durability":
+            values[name] = _read_durability(text)
+        else:
+            values[name] = text if name in ("overflow", "on_expire") else int(text)
+    return Settings(**values)
+
+
+def changeable(asked: Mapping[str, object]) -> dict[str, Any]:
+    """The settings that a topic is to have from now on, checked, by field.
+
+    Raises:
+        InvalidValue, InvalidType: none is named, or one cannot be changed or has no such value.
+    """
+    if not asked:
+        raise InvalidValue(f"settings: none is named; give {', '.join(CHANGEABLE)}")
+    for name in asked:
+        if name in FIXED:
+            raise InvalidValue(
+                f"{name}: it is fixed for the life of a topic, because {FIXED[name]}. "
+                "Create another topic, and move producers and then consumers to it"
+            )
+    return checked(asked)
+
+
+def spelled(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings by field, as the topic's hash keeps them."""
+    return {name: _spell(value) for name, value in values.items()}
+
+
+def compare(topic: str, asked: Mapping[str, Any], found: Settings) -> None:
+    """Refuse to go on when a topic has other settings than the caller named.
+
+    Raises:
+        SettingsMismatch: naming each setting, what was asked and what is there.
+    """
+    wrong = [
+        f"{_told(name, getattr(found, name))} for {_PUBLIC[name]} in Redis and "
+        f"{_told(name, value)} in settings"
+        for name, value in asked.items()
+        if _spell(getattr(found, name)) != _spell(value)
+    ]
+    if wrong:
+        raise SettingsMismatch(
+            f"topic {topic!r} has {'; '.join(wrong)}; leave the setting out to use what is there, "
+            f"change it (rmq topic set {topic}), or use another topic name"
+        )

@@ -1,0 +1,104 @@
+"""A topic as one client knows it: name, keys, and the settings once they are read. No sockets."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rmq.core import ids, settings
+from rmq.core.codec import Codec
+from rmq.core.ids import MessageId
+from rmq.core.interceptor import Hooks
+from rmq.core.keys import SlotKeys, check_name, topic_key, topics_key, wake_channel
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.settings import Settings
+from rmq.core.slots import Spread
+from rmq.errors import InvalidValue
+
+
+class TopicContext:
+    """A topic as one client sees it. Nothing is read from Redis until it is opened."""
+
+    def __init__(
+        self,
+        prefix: str,
+        name: object,
+        codec: Codec,
+        sessions: ReplaySessions,
+        asked: Mapping[str, object],
+        hooks: Hooks | None = None,
+    ) -> None:
+        self.name = check_name(name, "topic")
+        self.prefix = prefix
+        self.codec = codec
+        self.sessions = sessions
+        self.hooks = hooks or Hooks()
+        self.asked: dict[str, Any] = settings.checked(asked)
+        self.check = ids.topic_check(prefix, self.name)
+        self.key = topic_key(prefix, self.name)
+        self.topics_key = topics_key(prefix)
+        self.channel = wake_channel(prefix, self.name)
+        self.created = b""
+        self.revision = 0  # how often the settings had been changed when they were read
+        self.read_at = 0.0  # and when that was, by the monotonic clock
+        self.is_ready = False
+        self._settings: Settings | None = None
+        self._slots: list[SlotKeys] = []
+        self._spread: Spread | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the settings have been read."""
+        return self._settings is not None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in Redis; only once open."""
+        assert self._settings is not None, "open first"
+        return self._settings
+
+    @property
+    def slots(self) -> list[SlotKeys]:
+        """The keys of each slot, by index; only once open."""
+        return self._slots
+
+    @property
+    def spread(self) -> Spread:
+        """Deals slots to messages without a basis; only once open."""
+        assert self._spread is not None, "open first"
+        return self._spread
+
+    def opened(
+        self, found: Settings, created: bytes, ready: bool = True, revision: int = 0
+    ) -> None:
+        """Take note of what is in Redis; `ready`: every slot has what its scripts read."""
+        self._slots = [SlotKeys(self.prefix, self.name, i, created) for i in range(found.slots)]
+        self._spread = Spread(found.slots, int.from_bytes(os.urandom(2), "big"))
+        self.created = created
+        self.revision = revision
+        self.read_at = time.monotonic()
+        self.is_ready = ready
+        self._settings = found
+
+    def forget(self) -> None:
+        """Read the settings again before the next command."""
+        self._settings = None
+        self.is_ready = False
+
+    def own_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
+        """An id that can be of this topic; only once open.
+
+        Raises:
+            InvalidValue: it is of another topic, or of a slot that this one does not have.
+        """
+        message_id = MessageId.parse(value, field)
+        if message_id.check != self.check:
+            raise InvalidValue(f"{field}: {message_id} is of another topic than {self.name!r}")
+        if message_id.slot >= len(self._slots):
+            raise InvalidValue(
+                f"{field}: {message_id} is of slot {message_id.slot}; "
+                f"topic {self.name!r} has {len(self._slots)}"
+            )
+        return message_id

@@ -1,0 +1,132 @@
+"""Arguments checked once at the door: whole numbers, durations, moments.
+
+Each check raises an error that names the field, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN, TIMED_MIN
+from rmq.errors import InvalidType, InvalidValue
+
+Duration = float | timedelta
+Moment = datetime | int
+
+YEAR_MS = 366 * 86_400_000
+TEN_YEARS_MS = 3_652 * 86_400_000 + 86_400_000  # and a leap day, so that "ten years" never fails
+
+
+_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPELLED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
+
+
+def seconds(text: str) -> float:
+    """A duration that a person wrote, in seconds. Raises ValueError that tells what is taken."""
+    found = _SPELLED.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration; give 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d")
+    return round(float(found[1]) * _UNITS_S[found[2]], 6)
+
+
+def spell_seconds(value: Duration) -> str:
+    """A duration as a person writes it: the inverse of `seconds`."""
+    value = value.total_seconds() if isinstance(value, timedelta) else value
+    if value < 1:
+        return f"{value * 1000:g}ms" if value else "0s"
+    for unit in ("d", "h", "m"):
+        if value % _UNITS_S[unit] == 0:
+            return f"{value / _UNITS_S[unit]:g}{unit}"
+    return f"{value:.10g}s"
+
+
+def whole(value: object, field: str, low: int, high: int) -> int:
+    """A whole number in [low, high]; True is not a number here."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
+        raise InvalidType(f"{field}: {value!r} is not a whole number{hint}")
+    if not low <= value <= high:
+        raise InvalidValue(f"{field}: {value}; give {low} to {high}")
+    return value
+
+
+def priority(value: object) -> int:
+    """A priority: 17 to 1 048 575, larger first."""
+    return whole(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
+
+
+def milliseconds(
+    value: object, field: str, low_ms: int = 1, high_ms: int = TEN_YEARS_MS, zero: bool = False
+) -> int:
+    """A duration given in seconds or as a timedelta, in whole ms, rounded up.
+
+    Args:
+        value: seconds or a timedelta.
+        field: its name, for the error.
+        low_ms: the least.
+        high_ms: the most.
+        zero: whether 0 is taken too (as "off" or "at once").
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidType(f"{field}: {value!r} is not a duration; give seconds or a timedelta")
+    else:
+        seconds = float(value)
+    if not math.isfinite(seconds):
+        raise InvalidValue(f"{field}: {value!r}; give a finite number of seconds")
+    if zero and seconds == 0:
+        return 0
+    if seconds * 1000 > high_ms or seconds <= 0:
+        raise InvalidValue(
+            f"{field}: {value!r}; give more than 0 and at most {high_ms / 1000:g} seconds"
+        )
+    ms = math.ceil(round(seconds * 1000, 6))
+    if ms < low_ms:
+        raise InvalidValue(f"{field}: {value!r}; give at least {low_ms / 1000:g} seconds")
+    return ms
+
+
+def epoch_ms(value: object, field: str) -> int:
+    """A moment given as an aware datetime or as epoch ms, in epoch ms, rounded up."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None or value.utcoffset() is None:
+            raise InvalidValue(
+                f"{field}: {value.isoformat()} has no time zone; "
+                "use datetime(..., tzinfo=...) or datetime.now(timezone.utc)"
+            )
+        delta = value - datetime(1970, 1, 1, tzinfo=UTC)
+        ms = -(-delta // timedelta(milliseconds=1))
+    elif isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{field}: {value!r}; give an aware datetime, or epoch ms as an int")
+    else:
+        ms = value
+        if 0 < ms < 100_000_000_000:
+            raise InvalidValue(f"{field}: {ms} looks like seconds; give epoch ms ({ms * 1000})")
+        if ms > 100_000_000_000_000:
+            raise InvalidValue(
+                f"{field}: {ms} looks like microseconds; give epoch ms ({ms // 1000})"
+            )
+    if ms > time.time() * 1000 + TEN_YEARS_MS:
+        raise InvalidValue(f"{field}: {value}; give a time at most 10 years ahead")
+    if ms < TIMED_MIN:
+        raise InvalidValue(f"{field}: {value} is long past; give a time to come")
+    return ms
+
+
+def due_ms(value: object, field: str, now_ms: int) -> int:
+    """When a message is due: a moment, in epoch ms. One that has passed is due at once.
+
+    Only what must be a mistake is refused: more than a year ago. The bound is so wide because
+    `now_ms` is a client's clock, which may be wrong, and the call may reach Redis late.
+    """
+    ms = epoch_ms(value, field)
+    if ms < now_ms - YEAR_MS:
+        raise InvalidValue(
+            f"{field}: {value} is more than a year ago; give a time to come (one that has just "
+            "passed is due at once)"
+        )
+    return ms

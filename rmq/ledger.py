@@ -1,0 +1,27 @@
+"""The ledger: what was done stands in a database, so that a message's effect comes once.
+
+Two ways. `Ledger` is a store for `@rmq.idempotent`, in place of `rmq.Claims`, for those who do not
+trust Redis with the memory of what was done. `exactly_once` goes further: the row and the handler's
+own writes commit in one transaction.
+
+    from rmq.ledger import exactly_once
+
+    @orders.handler
+    @exactly_once(engine, key=lambda order: order["id"])
+    def book(order, connection):
+        connection.execute(insert(bookings).values(order=order["id"]))
+
+PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: pip install "rmq[sql]", and a driver.
+`rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
+"""
+
+import rmq.sql.database  # noqa: F401 - first: it names the extra that is missing
+from rmq.sql.ledger.exactly_once import exactly_once
+from rmq.sql.ledger.inspect import Entry, look, look_async
+from rmq.sql.ledger.purge import purge, purge_async
+from rmq.sql.ledger.store import Ledger
+from rmq.sql.ledger.tables import metadata
+
+__all__ = [
+    "Entry", "Ledger", "exactly_once", "look", "look_async", "metadata", "purge", "purge_async",
+]  # fmt: skip

@@ -1,0 +1,36 @@
+"""The outbox: no message lost between the database and the consumer.
+
+    from rmq.outbox import Outbox
+
+    outbox = Outbox()
+    with engine.begin() as connection:
+        connection.execute(...)  # the business change
+        outbox.send(connection, "orders", {"id": 7}, slot_basis="customer:42")
+
+The message is written in the business transaction and sent once that is committed, by a relay:
+`rmq outbox run`, or a `Relay` in a process of yours. docs/outbox.md tells the whole way.
+
+tables     rmq_stub and rmq_log, for migrations
+"""
+
+import rmq.sql.database  # noqa: F401 - first: it names the extra that is missing
+from rmq.errors import StubNotFound, StubSettled
+from rmq.sql.outbox.ids import stub_id
+from rmq.sql.outbox.notify import Exhausted, Webhook
+from rmq.sql.outbox.outbox import Outbox
+from rmq.sql.outbox.relay import Relay
+from rmq.sql.outbox.resend import Resender, Round
+from rmq.sql.outbox.tables import metadata
+
+__all__ = [
+    "Exhausted",
+    "Outbox",
+    "Relay",
+    "Resender",
+    "Round",
+    "StubNotFound",
+    "StubSettled",
+    "Webhook",
+    "metadata",
+    "stub_id",
+]

@@ -1,0 +1,1 @@
+"""What is said to Redis: scripts, commands and flows. No sockets."""

@@ -1,0 +1,178 @@
+"""Change the settings of a topic, and delete topics.
+
+Both end in steps that may be interrupted; run again, they go on where they stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rmq.core import settings
+from rmq.core.keys import TYPES, SlotKeys, sink_key
+from rmq.core.settings import Settings
+from rmq.core.topic_context import TopicContext
+from rmq.errors import RMQError, TopicNotEmpty, TopicNotFound, TopicVanished
+from rmq.protocol import commands
+from rmq.protocol.commands import topic_admin as topic_commands
+from rmq.protocol.flows import Flow, RawCommand, open_topic, together
+
+SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
+SCANNED = 1000  # keys that one SCAN looks at
+MOST = 2**53 - 1  # as many messages as a slot may hold
+_SLOT_LEVEL = [kind for kind in TYPES if kind not in ("sink", "topic", "topics")]
+
+Progress = Callable[[int, int], None]
+
+
+class Deleted(NamedTuple):
+    """What a topic held when it was deleted, or holds, in a dry run.
+
+    Attributes:
+        waiting: messages that waited, those due later too.
+        in_flight: messages that consumers had.
+        dead: dead letters.
+        other_keys: keys that were left of queries, stages, claims, sinks and repeated commands;
+            0 in a dry run.
+    """
+
+    waiting: int
+    in_flight: int
+    dead: int
+    other_keys: int = 0
+
+    @property
+    def messages(self) -> int:
+        """All of them."""
+        return self.waiting + self.in_flight + self.dead
+
+
+def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
+    """Change settings of a topic; those it has then.
+
+    The topic's hash is changed first, then each slot. Whoever stops between, the slots are given
+    the rest by this call made again, or by the next client that opens the topic or follows it.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+    """
+    values = settings.spelled(asked)
+    yield from open_topic.open(context, create=False)
+    changed = yield topic_commands.topic_set(context, context.created, values)
+    if changed.state < 0:
+        raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
+    found = settings.from_redis(context.name, changed.kept)
+    context.opened(found, context.created, False, int(changed.kept.get("revision", 0)))
+    try:
+        yield from open_topic.give_slots(context)
+    except RMQError as error:
+        error.add_note(
+            f"topic {context.name!r} has the new settings and some of its slots may not; make the "
+            "same change again, or let any program open the topic"
+        )
+        raise
+    return found
+
+
+# --- deleting ----------------------------------------------------------------------------------
+
+
+def topic_delete(
+    context: TopicContext, force: bool, dry_run: bool, progress: Progress | None
+) -> Flow[Deleted]:
+    """Delete a topic; what it held.
+
+    It is marked first, so that nobody opens it any more. Then each slot goes in one step, then keys
+    that are known by their names only, then the topic itself. Stopped half-way, run it again.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicNotEmpty: it holds messages, and this is not forced; it stands as it was.
+    """
+    opened = yield commands.topic(context, None)
+    if opened.state < 0:
+        raise TopicNotFound(
+            f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}"
+        )
+    created = opened.kept["created"].encode()
+    found = settings.from_redis(context.name, opened.kept)
+    context.opened(found, created, False, int(opened.kept.get("revision", 0)))
+    held = yield from _slots(context, context.slots, None, None)
+    if dry_run:
+        return held
+    if held.messages and not force:
+        if "deleting" in opened.kept:  # somebody began and did not finish
+            yield from _restore(context)
+        raise _not_empty(context, held, "they are kept, and the topic stands")
+    if not (yield topic_commands.topic_close(context, created, True)):
+        raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile, by somebody else")
+    held = yield from _slots(context, context.slots, MOST if force else 0, progress)
+    if held.messages and not force:
+        yield from _restore(context)
+        raise _not_empty(context, held, "they came meanwhile and are kept, and the topic stands")
+    context.forget()
+    others = yield from _delete_the_rest(context)
+    yield RawCommand("topic_delete", "SREM", context.topics_key, context.name)
+    yield RawCommand("topic_delete", "UNLINK", context.key)
+    return held._replace(other_keys=others)
+
+
+def _restore(context: TopicContext) -> Flow[None]:
+    """Open a topic again whose deletion has begun; slots that are gone come back empty."""
+    yield from open_topic.give_slots(context)
+    yield topic_commands.topic_close(context, context.created, False)
+
+
+def _not_empty(context: TopicContext, held: Deleted, fate: str) -> TopicNotEmpty:
+    return TopicNotEmpty(
+        f"topic {context.name!r} holds {held.waiting} waiting messages, {held.in_flight} in flight "
+        f"and {held.dead} dead letters; {fate}. Consume or purge them, or force the deletion"
+    )
+
+
+def _slots(
+    context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
+) -> Flow[Deleted]:
+    """Delete slots, or count what they hold (`most` None). Stops where a slot is left."""
+    waiting = in_flight = dead = 0
+    for at in range(0, len(slots), SLOTS_AT_ONCE):
+        page = slots[at : at + SLOTS_AT_ONCE]
+        replies = yield from together(
+            [topic_commands.slot_delete(keys, context.created, most) for keys in page]
+        )
+        for reply in replies:
+            if most is None or most or reply.state == 0:
+                waiting += reply.waiting
+                in_flight += reply.in_flight
+                dead += reply.dead
+        if progress:
+            progress(at + len(page), len(slots))
+        if most == 0 and waiting + in_flight + dead:
+            break
+    return Deleted(waiting, in_flight, dead)
+
+
+def _delete_the_rest(context: TopicContext) -> Flow[int]:
+    """Delete keys of queries, stages, claims, sessions and sinks; how many.
+
+    Nothing lists them, so SCAN walks all keys of the database, as `Admin.sinks` does.
+    """
+    name = re.escape(context.name)
+    stem = re.escape(context.prefix)
+    mine = re.compile(
+        rf"{stem}:\{{{name}_\d+\}}:({'|'.join(_SLOT_LEVEL)})(:.*)?".encode(), re.DOTALL
+    )
+    sinks = sink_key(context.prefix, context.name, "")
+    gone, cursor = 0, b"0"
+    while True:
+        cursor, page = yield RawCommand(
+            "topic_delete", "SCAN", cursor,
+            "MATCH", f"{context.prefix}:{{{context.name}*", "COUNT", SCANNED,
+        )  # fmt: skip
+        keys = [key for key in page if mine.fullmatch(key) or key.startswith(sinks)]
+        if keys:
+            gone += yield RawCommand("topic_delete", "UNLINK", *keys)
+        if cursor == b"0":
+            return gone

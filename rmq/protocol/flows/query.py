@@ -1,0 +1,240 @@
+"""What a query says: take messages into its log, hand them out, settle them, give them back.
+
+A query may be asked the same thing twice, and by two drivers: each answer is the same for as long
+as what it holds is held. See `lua/query_take.lua`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from rmq.core import failure
+from rmq.core.keys import SlotKeys
+from rmq.core.settings import BATCH_MAX
+from rmq.core.topic_context import TopicContext
+from rmq.errors import QueryOwned
+from rmq.protocol import commands
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import Holder, Log, Page, Settled
+from rmq.protocol.flows import (
+    SAFETY_S,
+    AwaitSignal,
+    Flow,
+    Subscription,
+    open_topic,
+    rollback,
+    together,
+)
+
+TAKE_MOST = 500  # messages of one call: a few ms of the server's time
+
+Offsets = Mapping[int, int]  # slot -> number in its log; a slot that is not there: 0
+NEWEST = 9_000_000_000_000_000  # as far as scripts count
+
+
+T = TypeVar("T", Log, Settled)
+
+
+def _ours(context: TopicContext, holder: Holder, answers: Sequence[T]) -> Sequence[T]:
+    for answer in answers:
+        if answer.owner:
+            left_s = answer.left_ms / 1000
+            raise QueryOwned(
+                f"query {holder.run} of topic {context.name!r} is run by {answer.owner}, for "
+                f"{left_s:.1f} s more unless it goes on; two drivers cannot share one checkpoint. "
+                "Stop the other one, or give this one a checkpoint and an output of its own",
+                left_s,
+            )
+    return answers
+
+
+def renew(
+    context: TopicContext, holder: Holder, after: Offsets, upto: Offsets | None
+) -> Flow[list[Log]]:
+    """Hold what the query has for longer; for each slot how much of a batch that is.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    yield from open_topic.ensure(context, create=False)
+    answers = yield from together(
+        [
+            query_commands.renew(
+                keys, holder, after.get(keys.index, 0),
+                NEWEST if upto is None else upto.get(keys.index, 0),
+            )
+            for keys in context.slots
+        ]
+    )  # fmt: skip
+    return list(_ours(context, holder, answers))
+
+
+def take(
+    context: TopicContext, holder: Holder, after: Offsets, most: int | None
+) -> Flow[dict[int, int]]:
+    """Take messages beyond `after`; the newest number of each slot.
+
+    Where the query has taken messages beyond `after` before, they are the answer, and nothing more
+    is taken: whoever asks may have known them as a batch, and a batch of that number must not get
+    other messages. What of it lapsed since then leaves a gap in the numbers, so the answer may be
+    a batch without any message.
+
+    Args:
+        context: the topic.
+        holder: who asks.
+        after: the newest number of each slot that the caller has noted.
+        most: over all slots; None: all that may be taken now.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    logs = yield from renew(context, holder, after, None)
+    tails = {index: max(log.newest, after.get(index, 0)) for index, log in enumerate(logs)}
+    if any(tails[index] > after.get(index, 0) for index in tails):
+        return tails
+    ready = yield commands.next(context.slots, False)
+    # Where there is work, messages wait, or leases have run out: of consumers, of queries.
+    for keys in context.slots:
+        if ready[keys.index] == 0:
+            yield from rollback.lapse(keys)
+            yield from rollback.roll_back(context, keys)
+    wanted = (yield from _shares(context, most)) if 0 in ready else {}
+    while wanted:
+        asked = {index: min(TAKE_MOST, share) for index, share in wanted.items()}
+        answers = yield from together(
+            [
+                query_commands.take(context.slots[index], holder, tails[index], limit)
+                for index, limit in asked.items()
+            ]
+        )
+        for (index, limit), answer in zip(
+            asked.items(), _ours(context, holder, answers), strict=True
+        ):
+            tails[index] = answer.newest
+            wanted[index] -= answer.held
+            if answer.held < limit or wanted[index] <= 0:
+                del wanted[index]
+    return tails
+
+
+def wait(context: TopicContext, subscription: Subscription, seconds: float) -> Flow[None]:
+    """Sleep until there may be something to take, for so long at most."""
+    yield from open_topic.ensure(context, create=False)
+    if subscription.held is None:
+        yield AwaitSignal(subscription, 0)
+    # Asked after it listens: what comes from now on sends a signal. One may be lost all the same.
+    ready = yield commands.next(context.slots, True)
+    pause = min([seconds, SAFETY_S, *(us / 1_000_000 for us in ready if us >= 0)])
+    if pause > 0:
+        yield AwaitSignal(subscription, pause)
+
+
+def opened(context: TopicContext) -> Flow[None]:
+    """Read the topic's settings, once."""
+    yield from open_topic.ensure(context, create=False)
+
+
+def waiting(context: TopicContext) -> Flow[list[int]]:
+    """How many messages of each slot may be taken now."""
+    yield from open_topic.ensure(context, create=False)
+    stats = yield from together([commands.stats(keys) for keys in context.slots])
+    return [one["retries"] + one["priority"] + one["due"] for one in stats]
+
+
+def _shares(context: TopicContext, most: int | None) -> Flow[dict[int, int]]:
+    """How many to take of each slot: what waits there, or a fair part, so that none is wasted."""
+    ready = dict(enumerate((yield from waiting(context))))
+    left = sum(ready.values()) if most is None else most
+    shares = {}
+    for place, (index, count) in enumerate(sorted(ready.items(), key=lambda one: one[1])):
+        shares[index] = min(count, -(-left // (len(ready) - place)))
+        left -= shares[index]
+    return {index: share for index, share in shares.items() if share > 0}
+
+
+def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[Page]:
+    """A page of what a query holds of one slot; empty at its end."""
+    page: Page = yield query_commands.read(keys, run, after, upto, BATCH_MAX)
+    return page
+
+
+def settle(
+    context: TopicContext, holder: Holder, upto: Offsets, batch: Offsets | None = None
+) -> Flow[tuple[int, int]]:
+    """Settle everything up to these numbers for good; how many messages, and how many are missing.
+
+    Args:
+        context: the topic.
+        holder: who asks.
+        upto: a batch ends with these numbers.
+        batch: and so many messages it has; absent: 0. What has lapsed of it is settled too where it
+            waits ever since. None: nobody knows, so only what is held is settled.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    yield from open_topic.ensure(context, create=False)
+    total, missing = 0, 0
+    since = {index: end - (batch or {}).get(index, 0) for index, end in upto.items()}
+    left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
+    while left:
+        answers = yield from together(
+            [
+                query_commands.settle(context, keys, holder, since[index], upto[index], BATCH_MAX)
+                for index, keys in left.items()
+            ]
+        )
+        ended = dict(zip(left, _ours(context, holder, answers), strict=True))
+        total += sum(one.settled for one in ended.values())
+        missing += sum(one.missing for one in ended.values() if one.gone < BATCH_MAX)
+        left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
+    return total, missing
+
+
+def again(context: TopicContext, holder: Holder, upto: Offsets) -> Flow[None]:
+    """Give a batch new numbers.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    yield from open_topic.ensure(context, create=False)
+    answers = yield from together(
+        [query_commands.again(keys, holder, upto.get(keys.index, 0)) for keys in context.slots]
+    )
+    _ours(context, holder, answers)
+
+
+def reject(context: TopicContext, holder: Holder, upto: Offsets, reason: str) -> Flow[int]:
+    """Send everything up to these numbers to the DeadQueue; how many messages that were held.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    yield from open_topic.ensure(context, create=False)
+    told, total = failure.tell(reason), 0
+    left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
+    while left:
+        answers = yield from together(
+            [
+                query_commands.reject(context, keys, holder, upto[index], told, BATCH_MAX)
+                for index, keys in left.items()
+            ]
+        )
+        ended = dict(zip(left, _ours(context, holder, answers), strict=True))
+        total += sum(one.settled for one in ended.values())
+        left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
+    return total
+
+
+def release(context: TopicContext, run: str) -> Flow[int]:
+    """Give back all that a query holds, whatever its lease says; how many messages."""
+    yield from open_topic.ensure(context, create=False)
+    total = 0
+    for keys in context.slots:
+        while True:
+            done = yield query_commands.lapse(keys, run, BATCH_MAX, force=True)
+            total += done.back
+            if not done.more:
+                break
+    return total

@@ -1,0 +1,166 @@
+"""Look after what engines that replay have left in Redis: queries and sinks, as an operator does.
+
+queries, release_query, sinks, forget_sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rmq.core.keys import sink_key
+from rmq.core.settings import BATCH_MAX
+from rmq.core.topic_context import TopicContext
+from rmq.errors import QueryOwned
+from rmq.protocol.commands import query as query_commands
+from rmq.protocol.commands.query import Look
+from rmq.protocol.flows import Flow, RawCommand, open_topic, query as query_flow, rollback, together
+
+SCANNED = 1000  # keys that one SCAN looks at: about a ms of the server's time
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQuery:
+    """A query that has a lease on messages of a topic.
+
+    Attributes:
+        run: what names it: 32 hex digits.
+        owner: who runs it, or ran it last; None: nobody that is known.
+        owner_left_s: nobody else may run it for so long; negative: so long ago that ended.
+        messages: how many it holds, over all slots.
+        lease_left_s: until what it holds goes back unless the lease is renewed; negative: the lease
+            has run out, and the next one who takes messages gives them back.
+        slots: by slot, how many it holds; slots of which it holds none are left out.
+    """
+
+    run: str
+    owner: str | None
+    owner_left_s: float
+    messages: int
+    lease_left_s: float
+    slots: Mapping[int, int]
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether a driver runs it."""
+        return self.owner is not None and self.owner_left_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """The record of what a query has published to a topic.
+
+    Attributes:
+        query: what names it; of a streaming query of Spark, the id in its checkpoint.
+        published: the number of the last batch that is published; None: none is yet.
+        begun: the number of a batch that was begun and has not ended; None: there is none.
+    """
+
+    query: str
+    published: int | None
+    begun: int | None
+
+
+# --- queries -----------------------------------------------------------------------------------
+
+
+def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
+    """The queries of a topic, the lease that ends first before the others."""
+    yield from open_topic.ensure(context, create=False)
+    listed = yield from together([query_commands.queries(keys) for keys in context.slots])
+    pairs = [
+        (keys, run) for keys, found in zip(context.slots, listed, strict=True) for run, _ in found
+    ]
+    looks: list[Look] = []
+    for at in range(0, len(pairs), BATCH_MAX):
+        page = pairs[at : at + BATCH_MAX]
+        looks += yield from together([query_commands.look(keys, run) for keys, run in page])
+    by_run: dict[str, dict[int, Look]] = {}
+    for (keys, run), look in zip(pairs, looks, strict=True):
+        by_run.setdefault(run, {})[keys.index] = look
+    left_ms: dict[str, int] = {}
+    for found in listed:
+        for run, ms in found:
+            left_ms[run] = min(ms, left_ms.get(run, ms))
+    return [
+        _held(run, by_run[run], left_ms[run]) for run in sorted(left_ms, key=left_ms.__getitem__)
+    ]
+
+
+def _held(run: str, looks: Mapping[int, Look], lease_left_ms: int) -> HeldQuery:
+    owner, owner_left_s = _owner(looks)
+    slots = {index: look.messages for index, look in looks.items() if look.messages}
+    return HeldQuery(
+        run, owner, owner_left_s, sum(slots.values()), lease_left_ms / 1000, slots
+    )  # fmt: skip
+
+
+def _owner(looks: Mapping[int, Look]) -> tuple[str | None, float]:
+    """Who was heard of last in any slot."""
+    known = [look for look in looks.values() if look.owner]
+    if not known:
+        return None, 0.0
+    last = max(known, key=lambda look: look.owner_left_ms)
+    return last.owner, last.owner_left_ms / 1000
+
+
+def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -> Flow[int]:
+    """Give back all that a query holds, and roll it back at once; how many messages.
+
+    Raises:
+        QueryOwned: a driver runs it, and this is not forced.
+    """
+    yield from open_topic.ensure(context, create=False)
+    found = yield from together([query_commands.look(keys, run) for keys in context.slots])
+    owner, left_s = _owner(dict(enumerate(found)))
+    if owner is not None and left_s > 0 and not force:
+        raise QueryOwned(
+            f"query {run} of topic {context.name!r} is run by {owner}, for {left_s:.1f} s more "
+            "unless it goes on; it would replay a batch that is gone. Stop it and wait so long, "
+            "or force the release; nothing was done",
+            left_s,
+        )
+    if dry_run:
+        return sum(look.messages for look in found)
+    back = yield from query_flow.release(context, run)
+    yield from rollback.roll_back_topic(context)
+    return back
+
+
+# --- sinks -------------------------------------------------------------------------------------
+
+
+def sinks(context: TopicContext, query: str | None) -> Flow[list[Sink]]:
+    """The records of sinks of a topic by their names, or that of one query alone."""
+    yield from open_topic.ensure(context, create=False)
+    stem = sink_key(context.prefix, context.name, "")
+    keys = [stem + query.encode()] if query is not None else (yield from _scanned(stem + b"*"))
+    found = []
+    for key in keys:
+        done, batch = yield RawCommand("sinks", "HMGET", key, "done", "batch")
+        if done is not None or batch is not None:  # else it went meanwhile
+            found.append(Sink(key[len(stem) :].decode(), _number(done), _number(batch)))
+    return found
+
+
+def _number(text: bytes | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _scanned(pattern: bytes) -> Flow[list[bytes]]:
+    """The keys of a pattern, sorted; SCAN may tell one twice."""
+    found: set[bytes] = set()
+    cursor = b"0"
+    while True:
+        cursor, page = yield RawCommand("sinks", "SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED)
+        found.update(page)
+        if cursor == b"0":
+            return sorted(found)
+
+
+def forget_sink(context: TopicContext, query: str) -> Flow[bool]:
+    """Forget which batches of a query are published; whether there was anything to forget."""
+    yield from open_topic.ensure(context, create=False)
+    key = sink_key(context.prefix, context.name, query)
+    gone: int = yield RawCommand("forget_sink", "UNLINK", key)
+    return bool(gone)

@@ -1,0 +1,312 @@
+"""Stages: messages put by for later, published together, and each batch of a query only once.
+
+What is staged is checked, encoded and named as in a send, and nobody sees it. Publishing moves it
+entry by entry, each in one step that also takes it out of the stage; so who dies half-way goes on
+where it was, and nothing is published twice. See `lua/publish.lua` and `lua/sink_begin.lua`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rmq.core import ids, record
+from rmq.core.keys import SlotKeys
+from rmq.core.message import Outgoing
+from rmq.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Fsync, Settings, shown_durability
+from rmq.core.slots import RUN
+from rmq.core.topic_context import TopicContext
+from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
+from rmq.protocol.command import Command
+from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol.commands.stage import Moved
+from rmq.protocol.flows import DurablePipeline, Flow, Pipeline, Sleep, open_topic, send, together
+from rmq.protocol.flows.send import Group
+
+PUSHES = 16  # calls of one round trip
+PUBLISHES = 8  # 1000 messages each: some 20 ms of the server's time, in turn with other clients
+BEGUN_KEEP_MS = 30 * 86_400_000  # what is to be published waits so long for who died over it
+
+
+class Staged(NamedTuple):
+    """What stands in a stage. It may be pickled: who publishes need not be who wrote.
+
+    Attributes:
+        name: of the stage.
+        lengths: by slot, how many elements there are.
+        messages: how many messages they are.
+    """
+
+    name: str
+    lengths: dict[int, int]
+    messages: int
+
+
+class Published(NamedTuple):
+    """What became of staged messages in one call.
+
+    Attributes:
+        stored: messages that were added.
+        duplicates: messages whose id was known; nothing was added.
+        merged: messages that merged into a waiting one.
+    """
+
+    stored: int = 0
+    duplicates: int = 0
+    merged: int = 0
+
+
+# --- staging -----------------------------------------------------------------------------------
+
+
+def _ready(context: TopicContext) -> Flow[Settings]:
+    hooks = context.hooks
+    if hooks.before_send or hooks.after_send or hooks.numbering is not None:
+        raise InvalidValue(
+            "stage: the client has interceptors, which a stage does not run; use a client without"
+        )
+    yield from open_topic.ensure(context)
+    return context.settings
+
+
+def _entry_max(settings: Settings) -> int:
+    """Messages of one entry: one over a slot's share of max_length never would be published."""
+    return min(BATCH_MAX, -(-settings.max_length // settings.slots) or BATCH_MAX)
+
+
+def push(
+    context: TopicContext, stage: Staged, messages: Iterable[Outgoing], keep_ms: int, late: bool
+) -> Flow[Staged]:
+    """Put messages into a stage; what stands in it then."""
+    settings, groups = (yield from _ready(context)), list[Group]()
+    send.sort(context, messages, groups, _entry_max(settings), late)
+    calls = _Calls(context, stage, keep_ms)
+    for group in groups:
+        if _alike(group):
+            calls.add_alike(group.slot, group.parts[0], group.ids[0], group.parts[1::2])
+        else:
+            calls.add(group.slot, _entry(context, group), len(group.ids))
+    return (yield from calls.made())
+
+
+def push_bodies(
+    context: TopicContext, stage: Staged, bodies: Iterable[Any], keep_ms: int
+) -> Flow[Staged]:
+    """Put messages into a stage that are bodies alone; what stands in it then.
+
+    The same as `push` of `Outgoing(body)`, in a fraction of the time: no message is made, only
+    the first of each run is named, and the others take the stamps that follow.
+    """
+    settings, codec = (yield from _ready(context)), context.codec
+    if settings.expires_ms:
+        return (yield from push(context, stage, map(Outgoing, bodies), keep_ms, True))
+    is_raw, most, data = codec.number == 0, settings.max_body, list[bytes]()
+    for body in bodies:
+        one = body if is_raw and type(body) is bytes else codec.encode(body)
+        if len(one) > most:
+            send.checked(context, settings, Outgoing(body))  # which says so
+        data.append(one)
+    longest = max(map(len, data), default=0)
+    run = max(RUN, -(-len(data) // settings.slots))
+    run = min(run, _entry_max(settings), max(1, CALL_BYTES // (longest + 64)))
+    head = record.head(codec.number, 0, settings.default_priority)
+    calls = _Calls(context, stage, keep_ms)
+    # Runs are named apart from all that this process sends, by five bytes of their own.
+    stamp, random = 0, os.urandom(5)
+    for at in range(0, len(data), run):
+        slot, rests = context.spread.next(), data[at : at + run]
+        made = ids.make(slot, context.check)[0]
+        stamp = max(stamp, int.from_bytes(made[:8], "big"))
+        calls.add_alike(slot, head, stamp.to_bytes(8, "big") + made[8:11] + random, rests)
+        stamp += len(rests)
+    return (yield from calls.made())
+
+
+class _Calls:
+    """What puts entries into a stage, and what stands in it then."""
+
+    def __init__(self, context: TopicContext, stage: Staged, keep_ms: int) -> None:
+        self._slots, self._stage, self._keep_ms = context.slots, stage, keep_ms
+        self._lengths, self._count = dict(stage.lengths), stage.messages
+        self._calls: list[Command[Any]] = []
+
+    def add(
+        self, slot: int, entry: Sequence[bytes | int], count: int, rests: Sequence[bytes] = ()
+    ) -> None:
+        """An entry of so many messages."""
+        keys: SlotKeys = self._slots[slot]
+        before = self._lengths.get(slot, 0)
+        self._calls.append(
+            stage_commands.stage_push(keys, self._stage.name, before, self._keep_ms, entry, rests)
+        )
+        self._lengths[slot] = before + 1 + len(rests)
+        self._count += count
+
+    def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
+        """Messages of one head; the stamps of their ids follow each other."""
+        self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
+
+    def made(self) -> Flow[Staged]:
+        """Make the calls."""
+        for at in range(0, len(self._calls), PUSHES):
+            yield from together(self._calls[at : at + PUSHES])
+        return Staged(self._stage.name, self._lengths, self._count)
+
+
+def _alike(group: Group) -> bool:
+    """Whether its messages are new and differ in what comes after the head alone."""
+    if group.merging is not None or group.given:
+        return False
+    heads = group.parts[::2]
+    plain = not heads[0][0] & (record.TIMED | record.EXPIRES)
+    return plain and heads.count(heads[0]) == len(heads)
+
+
+def _entry(context: TopicContext, group: Group) -> list[bytes]:
+    """What publish moves in one step."""
+    draft = group.merging
+    if draft is None:
+        return [*group.ids, *group.parts]
+    return [
+        b"m", group.ids[0], draft.head, draft.envelope, draft.body, draft.merge_key.encode(),
+        draft.mode.encode(), b"%d" % draft.max_wait_ms,
+        b"%d" % min(context.settings.max_body, COLLECT_MAX),
+    ]  # fmt: skip
+
+
+def drop(context: TopicContext, staged: Sequence[Staged], query: str | None = None) -> Flow[None]:
+    """Drop stages; with `query`, except those that its open batch is made of."""
+    yield from open_topic.ensure(context)
+    if query is not None:
+        begun = yield stage_commands.sink_begin(context, query, 0)
+        kept = {one.name for one in _read(begun.stages)}
+        staged = [one for one in staged if one.name not in kept]
+    yield from _keep(context, staged, 0)
+
+
+def drop_everywhere(context: TopicContext, name: str) -> Flow[None]:
+    """Drop a stage in every slot, for a writer that does not know how far it came."""
+    if context.is_open:  # else it has not come to Redis
+        yield from _keep(context, [Staged(name, dict.fromkeys(range(len(context.slots)), 0), 0)], 0)
+
+
+def _keep(
+    context: TopicContext, staged: Sequence[Staged], keep_ms: int, whole: bool = False
+) -> Flow[None]:
+    calls = [
+        stage_commands.stage_keep(
+            context.slots[index], one.name, keep_ms, length if whole else None
+        )
+        for one in staged
+        for index, length in one.lengths.items()
+    ]
+    for at in range(0, len(calls), BATCH_MAX):
+        yield from together(calls[at : at + BATCH_MAX])
+
+
+# --- publishing --------------------------------------------------------------------------------
+
+
+def publish(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
+    """Publish stages."""
+    yield from open_topic.ensure(context)
+    yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
+    done = yield from _move(context, staged, timeout)
+    yield from _keep(context, staged, 0)
+    return done
+
+
+def publish_once(
+    context: TopicContext, staged: Sequence[Staged], query: str, batch: int, timeout: float
+) -> Flow[Published]:
+    """Publish a batch of a query, unless it is published already.
+
+    A batch that has begun is ended with the stages that it began with; those given are dropped.
+    """
+    yield from open_topic.ensure(context)
+    total = Published()
+    while True:
+        begun = yield stage_commands.sink_begin(context, query, batch)
+        if begun.state == "new":
+            # Before anything is noted: what has expired meanwhile could never be ended.
+            yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
+            begun = yield stage_commands.sink_begin(context, query, batch, _spelled(staged))
+        if begun.state == "done":
+            yield from _keep(context, staged, 0)
+            return total
+        theirs = _read(begun.stages)
+        done = yield from _move(context, theirs, timeout)
+        yield stage_commands.sink_end(context, query, begun.batch)
+        yield from _keep(context, theirs, 0)
+        total = _sum(total, done)
+
+
+def _spelled(staged: Sequence[Staged]) -> bytes:
+    return json.dumps(staged, separators=(",", ":")).encode()
+
+
+def _read(text: bytes) -> list[Staged]:
+    return [
+        Staged(name, {int(index): length for index, length in lengths.items()}, messages)
+        for name, lengths, messages in json.loads(text or b"[]")
+    ]
+
+
+def _sum(one: Published, other: Published | Moved) -> Published:
+    return Published(
+        one.stored + other.stored, one.duplicates + other.duplicates, one.merged + other.merged
+    )
+
+
+def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
+    """Move all entries of stages into the queue; where it blocks when full, try until `timeout`."""
+    waiting = deque((index, one.name) for one in staged for index in one.lengths)
+    until, pause = time.monotonic() + timeout, 0.01
+    total, wanted = Published(), context.settings.durability
+    while waiting:
+        taken = [waiting.popleft() for _ in range(min(PUBLISHES, len(waiting)))]
+        turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be asked again
+        sessions = [context.sessions.take() for _ in turn]
+        calls = [
+            stage_commands.publish(context, context.slots[index], session, name)
+            for (index, name), session in zip(turn, sessions, strict=True)
+        ]
+        copies, disks = 0, 0
+        if wanted is None:
+            replies = yield Pipeline(calls)
+        else:
+            replies, copies, disks = yield DurablePipeline(calls, wanted)
+        for session in sessions:
+            context.sessions.give(session)
+        if wanted is not None and (copies < wanted.n or (isinstance(wanted, Fsync) and not disks)):
+            raise NotDurable(
+                f"durability: {shown_durability(wanted)} asked, {copies} replicas"
+                + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
+                + " confirmed in time; publish again to go on"
+            )
+        last: dict[tuple[int, str], Moved | None] = {}
+        for pair, reply in zip(turn, replies, strict=True):
+            if isinstance(reply, RMQError):
+                raise reply
+            last[pair] = reply
+            if reply is not None:
+                total = _sum(total, reply)
+        full = [pair for pair, reply in last.items() if reply is None]
+        waiting.extendleft(reversed([p for p, reply in last.items() if reply and reply.left]))
+        waiting.extend(full)  # other slots may have room
+        if len(full) < len(last):
+            pause = 0.01
+        elif context.settings.overflow != "block" or time.monotonic() + pause > until:
+            raise QueueFull(
+                f"topic {context.name!r} is at its max_length of {context.settings.max_length}; "
+                f"{sum(total)} messages were published by this call, the others stay in their "
+                "stages: publish again when consumers have caught up"
+            )
+        else:
+            yield Sleep(pause)
+            pause = min(pause * 2, 0.5)
+    return total

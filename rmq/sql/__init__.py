@@ -1,0 +1,1 @@
+"""What needs a SQL database: the ledger and the outbox."""

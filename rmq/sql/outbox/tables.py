@@ -1,0 +1,129 @@
+"""The two tables of the outbox: stubs of the producer, and log rows of the consumer.
+
+Times are epoch ms. All text is compared byte by byte, whatever the database's own collation is.
+
+    rmq_stub   seq         order in which stubs were written
+               id          the stub id: a message id with no slot in it yet (`rmq.sql.outbox.ids`)
+               topic       where it goes
+               slot_basis  its bytes, or null
+               body        as the codec wrote it; codec: that codec's number
+               options     JSON: priority, headers, expires_ms, retry, max_runtime_ms
+               due_ms      when it may be taken, or 0
+               confirm     whether a consumer confirms it; else it is confirmed once it is sent
+               status      unconfirmed | confirmed | void | exhausted
+               sends       how often it was sent; 0: not yet
+               slot, offset        of its last send
+               created, resend_at, sent_at, notified
+               error       why it is exhausted
+    rmq_log    id          the stub id of a message that a consumer has begun with
+               topic, slot, offset, received
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    and_,
+    literal,
+)
+
+from rmq.core.ids import TEXT_SIZE
+from rmq.sql.database import Bytes
+
+Status = Literal["unconfirmed", "confirmed", "void", "exhausted"]
+UNCONFIRMED: Final = "unconfirmed"
+CONFIRMED: Final = "confirmed"
+VOID: Final = "void"
+EXHAUSTED: Final = "exhausted"
+STATUSES: Final[tuple[Status, ...]] = (UNCONFIRMED, CONFIRMED, VOID, EXHAUSTED)
+
+TOPIC_CHARS = 128  # what a topic's name may have
+# SQLAlchemy reads the words of `mysql://` and those of `mariadb://` apart.
+_EXACT: dict[str, Any] = {
+    f"{dialect}_{name}": value
+    for dialect in ("mysql", "mariadb")
+    for name, value in (("default_charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+}
+
+metadata = MetaData()
+
+stubs = Table(
+    "rmq_stub",
+    metadata,
+    # SQLite numbers only its INTEGER PRIMARY KEY by itself.
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("id", String(TEXT_SIZE), nullable=False, unique=True),
+    Column("topic", String(TOPIC_CHARS), nullable=False),
+    Column("slot_basis", Bytes),
+    Column("body", Bytes, nullable=False),
+    Column("codec", SmallInteger, nullable=False),
+    Column("options", Text, nullable=False),
+    Column("due_ms", BigInteger, nullable=False),
+    Column("confirm", Boolean, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("sends", Integer, nullable=False),
+    Column("slot", Integer),
+    Column("offset", BigInteger),
+    Column("created", BigInteger, nullable=False),
+    Column("resend_at", BigInteger, nullable=False),
+    Column("sent_at", BigInteger),
+    Column("notified", BigInteger),
+    Column("error", Text),
+    CheckConstraint(
+        "status IN ('unconfirmed', 'confirmed', 'void', 'exhausted')", name="rmq_stub_status_known"
+    ),
+    **_EXACT,
+)
+
+# The words stand in the text of the statement: a database chooses a partial index before it knows
+# the values of parameters.
+unsent = and_(
+    stubs.c.status == literal(UNCONFIRMED, literal_execute=True),
+    stubs.c.sends == literal(0, literal_execute=True),
+)
+_PARTIAL = {"postgresql_where": unsent, "sqlite_where": unsent}
+
+# The next to send, in order. MariaDB has no partial indexes; there the first columns do the same.
+Index(
+    "rmq_stub_unsent",
+    stubs.c.status,
+    stubs.c.sends,
+    stubs.c.seq,
+    postgresql_where=unsent,
+    sqlite_where=unsent,
+)
+# The newest of a slot that a consumer has confirmed.
+_done = stubs.c.status == literal(CONFIRMED, literal_execute=True)
+Index(
+    "rmq_stub_passed",
+    stubs.c.topic, stubs.c.slot, stubs.c.status, stubs.c.offset,
+    postgresql_where=_done, sqlite_where=_done,
+)  # fmt: skip
+# What is due to be sent again, and what nobody has been told of.
+Index("rmq_stub_due", stubs.c.status, stubs.c.resend_at)
+
+logs = Table(
+    "rmq_log",
+    metadata,
+    Column("id", String(TEXT_SIZE), primary_key=True),
+    Column("topic", String(TOPIC_CHARS), nullable=False),
+    Column("slot", Integer, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("received", BigInteger, nullable=False),
+    **_EXACT,
+)
+# The newest offset of a slot.
+Index("rmq_log_slot", logs.c.topic, logs.c.slot, logs.c.offset)
+Index("rmq_log_received", logs.c.received)

@@ -1,0 +1,138 @@
+"""fakeredis as a server of this process: the scripts of RMQ run in it as they are.
+
+What fakeredis lacks for them, and what stands in here:
+
+* `struct` and `cmsgpack` in Lua: modules beside this file, for the formats that the scripts use.
+* A connection stays open after an error reply, an error reply is one line, a long reply is written
+  to its end, and a long body is not read line by line.
+* All scripts are loaded beforehand.
+
+All scripts run. What differs from a real server is told in docs/testing.md, and a test compares the
+two (`tests/testing/test_alike.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from rmq.protocol import scripts
+
+LUA = Path(__file__).parent / "lua"
+MODULES = {"struct", "cmsgpack"}
+OLDEST = (2, 40)  # the TCP server of those before loses replies
+
+
+class Fake:
+    """A fakeredis on a port of this machine's loopback.
+
+    Raises:
+        ImportError: fakeredis or lupa is not installed, or too old.
+    """
+
+    def __init__(self) -> None:
+        fakeredis: Any = importlib.import_module("fakeredis")
+        found = importlib.metadata.version("fakeredis")
+        if tuple(map(int, found.split(".")[:2])) < OLDEST:
+            raise ImportError(f"fakeredis {found} is too old; {OLDEST[0]}.{OLDEST[1]} will do")
+        importlib.import_module("lupa")  # without it fakeredis knows no EVAL, and says so late
+        self._server: Any = fakeredis.TcpFakeServer(("127.0.0.1", 0))
+        self._server.rmq_down = False
+        self._server.daemon_threads = True
+        self._server.RequestHandlerClass = _patient(self._server.RequestHandlerClass)
+        inside = fakeredis.FakeRedis(server=self._server.fake_server, lua_modules=set(MODULES))
+        before = os.environ.get("LUA_PATH")
+        os.environ["LUA_PATH"] = f"{LUA}/?.lua"
+        try:
+            inside.eval("return 1", 0)  # makes the Lua state, which loads the modules
+        finally:
+            if before is None:
+                del os.environ["LUA_PATH"]
+            else:
+                os.environ["LUA_PATH"] = before
+        for name in scripts.names():
+            inside.script_load(scripts.load(name).text)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), name="rmq-fakeredis", daemon=True
+        )
+        self._thread.start()
+
+    def url(self, database: int) -> str:
+        """Where a database of it is. RESP2, which every version of it speaks well."""
+        return f"redis://127.0.0.1:{self._server.server_address[1]}/{database}?protocol=2"
+
+    def stop(self) -> None:
+        """End it."""
+        self._server.rmq_down = True
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _patient(handler: Any) -> Any:
+    """A handler of connections that goes on after an error reply, as a server does."""
+
+    class Patient(handler):  # type: ignore[misc]
+        disable_nagle_algorithm = True  # it writes replies one by one
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = self.writer.writer = _Line(self.connection)
+            dump = self.writer.dump
+            self.writer.dump = lambda reply: dump(_one_line(reply))
+
+        def handle(self) -> None:
+            while True:
+                super().handle()
+                try:
+                    gone = not self.connection.recv(1, socket.MSG_PEEK)
+                except BlockingIOError:
+                    gone = False
+                except OSError:
+                    gone = True
+                if gone or self.server.rmq_down:
+                    return
+
+    return Patient
+
+
+class _Line:
+    """A socket that does not block, read by what has come and written to the end."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+
+    def readline(self) -> bytes:
+        """What has come, lines or not; b'' where nothing has."""
+        try:
+            return self._line.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def write(self, data: bytes) -> None:
+        """Write all of it."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._line.send(left) :]
+            except BlockingIOError:
+                select.select([], [self._line], [], 1.0)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        """The socket is its server's to close."""
+
+
+def _one_line(reply: Any) -> Any:
+    """An error without the stack of Lua that would end the reply in its midst."""
+    if isinstance(reply, Exception) and reply.args and "\n" in str(reply.args[0]):
+        return type(reply)(str(reply.args[0]).split("\n", 1)[0])
+    return reply

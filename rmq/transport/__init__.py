@@ -1,0 +1,12 @@
+"""Connections to Redis: the only package that imports `redis`.
+
+`Transport` and `AsyncTransport` run flows against a server. They send a command, load its script if
+Redis does not have it, repeat what may be repeated, and translate errors. Retries of redis-py are
+switched off: every RMQ command is safe to run twice, and the transport alone decides how long to
+go on.
+"""
+
+from rmq.transport.asyncio import AsyncTransport
+from rmq.transport.sync import Transport
+
+__all__ = ["AsyncTransport", "Transport"]

@@ -1,0 +1,321 @@
+"""The small process between an owner and its embedded Redis: the server dies with the owner.
+
+`rmq.embedded` runs this file as a script, by path, so that nothing of RMQ is imported here; it
+needs the standard library only. The guardian takes the directory's lock, starts the server, tells
+its owner so in one line of JSON on stdout, and then sleeps until one of these happens:
+
+* stdin is at its end, the owner's pid is gone, or SIGTERM comes: it stops the server;
+* the server is gone: it goes too.
+
+The server inherits the lock, so the lock is held for as long as either of the two lives. The
+functions without an underscore are the directory's layout, which `rmq.embedded` calls as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+LOCK = "rmq.lock"
+LOG = "redis.log"
+SOCKET = "redis.sock"
+VERSION = "redis.version"  # of the server that last wrote the directory: "Redis 7.0.15"
+
+_GRACE = 10.0  # seconds the server has to flush its AOF before SIGKILL
+_LOG_LIMIT = 1 << 20  # a longer log is begun anew at the next start
+_PATH_LIMIT = 100  # bytes of a unix socket's path that every system takes
+_PR_SET_PDEATHSIG = 1
+
+
+class Refusal(Exception):
+    """The server cannot be started or shared; the text is for the owner's user."""
+
+
+def socket_path(directory: str) -> str:
+    """Return where the socket goes: in the directory, or in a private one under TMPDIR."""
+    path = os.path.join(directory, SOCKET)
+    if len(os.fsencode(path)) <= _PATH_LIMIT:
+        return path
+    import hashlib
+    import tempfile
+
+    mark = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    home = os.path.join(os.path.realpath(tempfile.gettempdir()), f"rmq-{os.geteuid()}-{mark}")
+    path = os.path.join(home, SOCKET)
+    if len(os.fsencode(path)) > _PATH_LIMIT:
+        raise Refusal(
+            f"the path is too long for a unix socket, and so is {path}: use a shorter directory, "
+            "or a shorter TMPDIR"
+        )
+    return path
+
+
+def prepare(directory: str) -> None:
+    """Make the directory, or see that the one which is there can be used."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(directory, 0o700)
+        status = os.stat(directory)
+        if not stat.S_ISDIR(status.st_mode):
+            raise Refusal("this is not a directory")
+        inside = os.listdir(directory)
+        ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX
+        if ours and (not inside or LOCK in inside):
+            os.chmod(directory, 0o700)
+        elif status.st_mode & 0o022:
+            raise Refusal("other users may write there; name a new directory in it, or chmod 700")
+        path = os.path.join(directory, LOCK)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise Refusal(
+            f"{error.strerror}: {error.filename}; name a directory that this user may write to"
+        ) from error
+
+
+def record(directory: str) -> dict[str, Any]:
+    """Read what the last guardian wrote into its lock; empty when it left, or is unreadable."""
+    try:
+        with open(os.path.join(directory, LOCK), "rb") as file:
+            found = json.loads(file.read(65536))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def log_tail(directory: str) -> str:
+    """Return the last lines of the server's log."""
+    try:
+        with open(os.path.join(directory, LOG), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-6:])
+    except OSError:
+        return "(no log)"
+
+
+def private_fault(directory: str) -> str | None:
+    """Say why a directory outside the data directory may not hold our socket; None when it may."""
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to uid {status.st_uid}"
+    if status.st_mode & 0o077:
+        return f"its mode is {stat.S_IMODE(status.st_mode):04o}, not 0700"
+    return None
+
+
+def server_arguments(directory: str, address: str) -> list[str]:
+    """Return the server's configuration as command line words."""
+    return [
+        *("--port", "0"),
+        *("--unixsocket", address, "--unixsocketperm", "700"),
+        *("--dir", directory, "--daemonize", "no"),
+        *("--appendonly", "yes", "--appendfsync", "everysec", "--aof-load-truncated", "yes"),
+        *("--save", "", "--maxmemory-policy", "noeviction"),
+    ]
+
+
+class Version(NamedTuple):
+    """Which server, and its version."""
+
+    name: str  # "Redis" or "Valkey"
+    numbers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.numbers))}"
+
+
+def version_of(binary: str) -> Version | None:
+    """Ask a server for its version; None where it cannot be told."""
+    try:
+        told = subprocess.run(
+            [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
+        ).stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"(\w+) server v=(\d+(?:\.\d+)*)", told)
+    return found and Version(found[1], tuple(map(int, found[2].split("."))))
+
+
+def written_by(directory: str) -> Version | None:
+    """Read which server last wrote a directory; None where nobody has noted it."""
+    try:
+        with open(os.path.join(directory, VERSION), encoding="ascii", errors="replace") as file:
+            found = re.fullmatch(r"(\w+) (\d+(?:\.\d+)*)\s*", file.read(100))
+    except OSError:
+        return None
+    return found and Version(found[1], tuple(map(int, found[2].split("."))))
+
+
+def _refuse_downgrade(directory: str, binary: str) -> None:
+    """An older server does not read what a newer one wrote: it stops, or starts empty.
+
+    Redis 7 moved the AOF into a folder that an older one does not look into.
+    """
+    version, wrote = version_of(binary), written_by(directory)
+    folder = os.path.join(directory, "appendonlydir")
+    if wrote is not None and version is not None and wrote.name == version.name:
+        if version.numbers[:2] >= wrote.numbers[:2]:
+            return
+        what = f"{directory} was written by {wrote}"
+    elif not os.path.isdir(folder) or (version is not None and version.numbers[0] >= 7):
+        return
+    else:
+        what = f"{folder} was written by Redis 7 or later"
+    newer = f"{wrote.name.lower()}-server {wrote.numbers[0]}" if wrote else "redis-server 7"
+    raise Refusal(
+        f"{what}, and {binary} is {version or 'of unknown version'}, the newest that was found: it "
+        "would not see that data and start empty. "
+        f"Install {newer} or later (or name one in RMQ_REDIS_SERVER), or use another directory"
+    )
+
+
+def _note(directory: str, binary: str) -> None:
+    """Note which server writes the directory from now on."""
+    version = version_of(binary)
+    if version is not None and version != written_by(directory):
+        path = os.path.join(directory, VERSION)
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{version}\n")
+        os.replace(f"{path}.new", path)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Return what the server's process does before exec, so that it dies with the guardian."""
+    if sys.platform != "linux":
+        return None
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+    guardian = os.getpid()
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != guardian:  # it died before the line above
+            os._exit(1)
+
+    return bind
+
+
+def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.Popen[bytes]:
+    _refuse_downgrade(directory, binary)
+    _note(directory, binary)
+    home = os.path.dirname(address)
+    if home != directory:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(home, 0o700)
+        if fault := private_fault(home):
+            raise Refusal(f"its socket would be in {home}, but {fault}: remove it")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(address)  # we have the lock: it is a dead server's
+    path = os.path.join(directory, LOG)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    if os.fstat(log).st_size > _LOG_LIMIT:
+        os.ftruncate(log, 0)
+    os.dup2(log, 2)  # a traceback of the guardian, too
+    return subprocess.Popen(
+        [binary, *server_arguments(directory, address)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=directory,
+        pass_fds=(lock,),
+        preexec_fn=_die_with_parent(),
+    )
+
+
+def _tell(**fact: object) -> None:
+    """Give the owner its one line, then let go of its pipe."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(fact).encode() + b"\n")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _watch(server: subprocess.Popen[bytes], owner: int, pidfd: int | None, wakeup: int) -> None:
+    """Return when the server is gone or has to go."""
+    poll = select.poll()
+    for fd in (0, wakeup, pidfd):
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+    while server.poll() is None and os.getppid() == owner:
+        ready = {fd for fd, _ in poll.poll(500 if pidfd is None else None)}
+        if ready & {0, pidfd}:
+            return
+        if wakeup in ready and any(os.read(wakeup, 64).replace(bytes([signal.SIGCHLD]), b"")):
+            return
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    if server.poll() is None:
+        server.terminate()
+        try:
+            server.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def main(directory: str, address: str, binary: str, owner: int) -> int:
+    """Guard one server from its start to its end."""
+    import fcntl
+
+    os.umask(0o077)
+    wakeup, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner's thread may have blocked some
+    pidfd: int | None = None
+    with contextlib.suppress(AttributeError, OSError):
+        pidfd = os.pidfd_open(owner)
+    if os.getppid() != owner:
+        return 1
+    try:
+        path = os.path.join(directory, LOCK)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _tell(busy=True)
+            return 0
+        server = _start(directory, address, binary, lock)
+    except (Refusal, OSError, subprocess.SubprocessError) as error:
+        _tell(error=str(error))
+        return 1
+    try:
+        pids = {"owner": owner, "guardian": os.getpid(), "server": server.pid}
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps({**pids, "socket": address}).encode() + b"\n", 0)
+        _tell(started=server.pid)
+        _watch(server, owner, pidfd, wakeup)
+    finally:
+        _stop(server)
+        with contextlib.suppress(OSError):
+            os.ftruncate(lock, 0)
+        with contextlib.suppress(OSError):
+            os.unlink(address)
+        if os.path.dirname(address) != directory:
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(address))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
