@@ -18,6 +18,12 @@ from rmq.errors import ConfigurationError
 
 _INCLUDE = re.compile(r'^( *)--- @include "([a-z0-9_/]+)"\n', re.MULTILINE)
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
+_COMMENT_LINE = re.compile(r"^ *--.*\n", re.MULTILINE)
+_LOCAL = re.compile(r"^ *local ", re.MULTILINE)
+# A function, or a table that is empty at first, and how far it is indented.
+_DEFINITION = re.compile(
+    r"^( *)local (?:function (\w+)\(.*?^\1end\n|(\w+) = \{\}\n)", re.MULTILINE | re.DOTALL
+)
 
 
 class Script:
@@ -55,16 +61,22 @@ def directory() -> Traversable:
     )
 
 
+def _body(name: str) -> str:
+    """A file without its header."""
+    return _HEADER.sub("", source(name))
+
+
 def source(name: str) -> str:
     """A script as it stands in its file, with its header."""
     return (directory() / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def expanded(text: str, known: set[str] | None = None) -> str:
-    """A script with its includes in place.
+    """A script with its includes in place, each indented like the line that asked for it.
 
-    At the left margin a piece is put in once, for all that follows. Indented, it belongs to its
+    At the left margin a library is put in once, for all that follows. Indented, it belongs to its
     block and is made only when the block runs; what the script has by then is not made again.
+    Text of `lib/inline/` is put in wherever it is asked for.
     """
     here = set() if known is None else known
 
@@ -73,16 +85,36 @@ def expanded(text: str, known: set[str] | None = None) -> str:
         if part in here:
             return ""
         inside = set(here) if indent else here
-        inside.add(part)
-        return expanded(source(part), inside)
+        if not part.startswith("lib/inline/"):
+            inside.add(part)
+        return re.sub(r"^(?=.)", indent, expanded(_body(part), inside), flags=re.MULTILINE)
 
     return _INCLUDE.sub(expand, text)
 
 
+def pruned(text: str) -> str:
+    """A script without comment lines, and without functions and tables that nothing uses.
+
+    A script makes its functions anew at every run. So a library may have more functions than a
+    script needs: those it does not call are left out of the text that Redis keeps.
+    """
+    text = _COMMENT_LINE.sub("", text)
+    for start in reversed([match.start() for match in _LOCAL.finditer(text)]):
+        definition = _DEFINITION.match(text, start)
+        if not definition:
+            continue
+        indent, function, table = definition.groups()
+        block = text[definition.end() :]
+        outside = re.search(rf"^(?!{indent}).", block, re.MULTILINE)
+        if not re.search(rf"\b{function or table}\b", block[: outside and outside.start()]):
+            text = text[:start] + block
+    return text
+
+
 @functools.cache
 def load(name: str) -> Script:
-    """A script by its verb, includes expanded, the header left out of what Redis keeps."""
-    return Script(name, f"-- rmq {name}\n" + expanded(_HEADER.sub("", source(name))))
+    """A script by its verb: includes in place, without header, comments and unused functions."""
+    return Script(name, f"-- rmq {name}\n" + pruned(expanded(_body(name))))
 
 
 def names() -> list[str]:
