@@ -1,23 +1,23 @@
 --[[
-audit: read a page of the numbers that are not accounted for.
+audit: read a page of the open numbers of audited messages.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   audit          zset  ranges of numbers that are not accounted for; lib/account.lua draws them
+KEYS[2]   audit          zset  ranges of open numbers; lib/audit.lua describes its members
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   after                the last member of the page before, or ''
 ARGV[3]   limit                1 to 1000
-ARGV[4]   every_ms             0: in any case; else only where nobody has asked with one of these for so long
-Returns   {epoch ms, numbers told as sent, settled, accounted for otherwise, member, ...}; less than the limit
-          is the end. Where somebody has asked: {0}
+ARGV[4]   every_ms             0: always read; else only where nobody has read with an every_ms for so long
+Returns   {epoch ms, numbers reported as sent, settled, accounted for otherwise, member, ...}; fewer members than the
+          limit are the end. Where somebody has read recently: {0}
 Cost      O(log L + limit), L = ranges
-Atomic    Reads only, except that with every_ms it notes when it was asked.
+Atomic    Reads only, except that with every_ms it notes the time.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/drain"
+--- @include "lib/writes"
 local slot, audit = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local limit, every = whole(ARGV[3], 1, 1000, 'limit'), whole(ARGV[4], 0, 9e15, 'every_ms')
+local limit, every = whole_number(ARGV[3], 1, 1000, 'limit'), whole_number(ARGV[4], 0, 9e15, 'every_ms')
 local s = redis.call('HMGET', slot, 'created', 'numbered', 'seen', 'accounted', 'audit_at')
 if not s[1] then
   fail('GONE', slot)
@@ -27,7 +27,7 @@ if every > 0 then
   if s[5] and tonumber(s[5]) > now - every then
     return { 0 }
   end
-  drain(audit)
+  allow_oom(audit)
   redis.call('HSET', slot, 'audit_at', now)
 end
 return { now, tonumber(s[2] or 0), tonumber(s[3] or 0), tonumber(s[4] or 0), unpack(page) }

@@ -1,24 +1,24 @@
 --[[
-cancel: withdraw one message that is waiting.
+cancel: withdraw a waiting message.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[6]   failures       hash  message id -> failure entry
 KEYS[7]   merge index    hash  merge key -> id and when it opened
 KEYS[8]   settled even   set   ids settled in even turns of the dedup window
 KEYS[9]   settled odd    set   the same for odd turns
-KEYS[10]  replay         str   the last answer given to this lane
-KEYS[11]  audit          zset  numbers of messages that are not accounted for
+KEYS[10]  replay         str   the last answer given to this session
+KEYS[11]  audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               of this call in its lane
+ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   id                   16 bytes
 Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
 Cost      O(log L), L = messages waiting in the slot
-Atomic    Only a waiting message is removed, all of it, and remembered as settled. Run twice with one number,
-          it gives the first answer.
+Atomic    Only a waiting message is removed, with everything that belongs to it, and remembered as settled. Sent twice
+          with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -50,21 +50,21 @@ local _, _, key
 if record and #record >= 8 then
   _, _, key = envelope(record)
 end
-local held = key and redis.call('HGET', KEYS[7], key)
+local entry = key and redis.call('HGET', KEYS[7], key)
 if s[4] then
-  --- @include "lib/depart"
-  depart(slot, KEYS[11], 'accounted', numbers_in({ record }, number_of, {}), now)
+  --- @include "lib/audit"
+  account_for(slot, KEYS[11], 'accounted', add_numbers({ record }, number_of, {}), now)
 end
 redis.call('ZREM', store, id)
 redis.call('HDEL', records, id)
 redis.call('HDEL', KEYS[6], id)
-if held and string.sub(held, 1, 16) == id then
+if entry and string.sub(entry, 1, 16) == id then
   redis.call('HDEL', KEYS[7], key)
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)
 local window = tonumber(s[2])
 if window > 0 then
-  settled_remember(slot, KEYS[8], KEYS[9], window, tonumber(s[3]), now, { id })
+  remember_settled(slot, KEYS[8], KEYS[9], window, tonumber(s[3]), now, { id })
 end
 remember(KEYS[10], ARGV[2], 'cancelled')
 return 'cancelled'

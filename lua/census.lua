@@ -1,42 +1,42 @@
 --[[
-census: a page of the numbered messages that live in a slot, wherever they are in it. Changes nothing.
+census: read a page of the numbered messages of a slot, whichever queue they are in. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  message id -> receipt
 KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
 KEYS[5]   records        hash  message id -> record
-ARGV[1]   cursor               0 to begin with, then what was answered
+ARGV[1]   cursor               0 at first, then the cursor of the last answer
 ARGV[2]   limit                1 to 1000, about so many records a page
-Returns   {cursor, 0 at the end; records looked at; then for each numbered one its place (s waiting, p in
-          flight, d dead) and `<producer>.<number>`}. A record that stands in no queue is no message.
+Returns   {cursor, 0 at the end; how many records were read; then for each numbered message its queue (s waiting, p in
+          flight, d dead) and `<producer>.<number>`}. A record in no queue is no message.
 Cost      O(limit), at most about 16 MiB of records
-Atomic    Reads only. Whatever lives from the first page to the last is on one of them, however it moves
-          between the queues meanwhile: the page is one of HSCAN, over a key that is passed. Some come twice.
+Atomic    Reads only. A message that is in the slot from the first page to the last is on one of them, however it moves
+          between the queues meanwhile: a page is one of HSCAN, over a key that is passed. Some come twice.
 ]]
 --- @include "lib/check"
---- @include "lib/number"
+--- @include "lib/record"
 local s = redis.call('HMGET', KEYS[1], 'created', 'chunk')
 if not s[1] then
   fail('GONE', KEYS[1])
 end
-local limit = math.min(whole(ARGV[2], 1, 1000, 'limit'), tonumber(s[2]))
+local limit = math.min(whole_number(ARGV[2], 1, 1000, 'limit'), tonumber(s[2]))
 if not string.find(ARGV[1], '^%d+$') or #ARGV[1] > 20 then
   fail('ARG', 'cursor')
 end
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])
 redis.call('ZCARD', KEYS[4])
-local found = redis.call('HSCAN', KEYS[5], ARGV[1], 'COUNT', limit)
-local reply = { found[1], #found[2] / 2 }
-for i = 1, #found[2], 2 do
-  local id = found[2][i]
-  local producer, number = number_of(found[2][i + 1])
+local page = redis.call('HSCAN', KEYS[5], ARGV[1], 'COUNT', limit)
+local reply = { page[1], #page[2] / 2 }
+for i = 1, #page[2], 2 do
+  local id = page[2][i]
+  local producer, number = number_of(page[2][i + 1])
   if producer then
-    local place = redis.call('ZSCORE', KEYS[2], id) and 's' or redis.call('ZSCORE', KEYS[3], id) and 'p'
+    local queue = redis.call('ZSCORE', KEYS[2], id) and 's' or redis.call('ZSCORE', KEYS[3], id) and 'p'
       or redis.call('ZSCORE', KEYS[4], id) and 'd'
-    if place then
-      reply[#reply + 1] = place .. string.format('%s.%.0f', producer, number)
+    if queue then
+      reply[#reply + 1] = queue .. string.format('%s.%.0f', producer, number)
     end
   end
 end

@@ -6,28 +6,28 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   hold_ms              1 to 86 400 000: how long it is held if nobody renews it
 ARGV[3..] the owner of each, text without spaces; n of them, at most 1000
 Returns   {a letter for each, and for every b in their order: ms since it was claimed, ms it has left}:
-          f first, it is the owner's; d done, it is consumed; b busy, another owner's. Of a name that is there
-          twice, the first one takes it.
+          f first, the owner has it; d done, it is consumed; b busy, another owner has it. Where a name is given twice,
+          the first owner takes it.
 Cost      O(n)
-Atomic    All are read before the first write, which needs no memory. A claim that is its owner's already
-          is held anew, so a copy of this command gives the same answer. A copy that comes after its owner
-          has let go takes the claim again, for hold_ms at most.
+Atomic    All are read before the first write, which needs no memory. A claim that its owner already has is held anew,
+          so a copy of this command gives the same answer. A copy that comes after its owner has removed the claim
+          takes it again, for hold_ms at most.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/claimed"
+--- @include "lib/claims"
 local now = clock(ARGV[1])
-local hold = whole(ARGV[2], 1, 86400000, 'hold_ms')
-local n = owners(3, 1)
-local values = standing()
-local letters, answer, again, fresh, taken = {}, { '' }, {}, {}, {}
+local hold = whole_number(ARGV[2], 1, 86400000, 'hold_ms')
+local n = count_claims(3, 1)
+local values = read_claims()
+local letters, answer, held, missing, taken = {}, { '' }, {}, {}, {}
 for i = 1, n do
   local key, owner = KEYS[i], ARGV[2 + i]
   local state, holder, since = nil, taken[key], now
   if values[i] then
-    state, holder, since = claimed(values[i], i)
+    state, holder, since = parse_claim(values[i], i)
   elseif not holder then
-    fresh[#fresh + 1] = i
+    missing[#missing + 1] = i
     taken[key], holder = owner, owner
   end
   if state == 'consumed' then
@@ -35,23 +35,23 @@ for i = 1, n do
   elseif holder == owner then
     letters[i] = 'f'
     if state then
-      again[#again + 1] = key
+      held[#held + 1] = key
     end
   else
     local left = state and redis.call('PTTL', key) or hold
     letters[i] = 'b'
     answer[#answer + 1] = math.max(0, now - since)
-    answer[#answer + 1] = left < 0 and hold or left -- a person took its life away: PERSIST
+    answer[#answer + 1] = left < 0 and hold or left -- somebody removed its ttl: PERSIST
   end
 end
-for a = 1, #again do
-  redis.call('PEXPIRE', again[a], hold)
+for a = 1, #held do
+  redis.call('PEXPIRE', held[a], hold)
 end
-if #fresh > 0 then
-  redis.call('PEXPIRE', KEYS[fresh[1]], hold) -- it is absent; a write that needs no memory, see lib/drain
+if #missing > 0 then
+  redis.call('PEXPIRE', KEYS[missing[1]], hold) -- it is missing; a write that needs no memory, see lib/writes
   local since = string.format(' %d', now)
-  for f = 1, #fresh do
-    local i = fresh[f]
+  for f = 1, #missing do
+    local i = missing[f]
     redis.call('SET', KEYS[i], 'consuming ' .. ARGV[2 + i] .. since, 'PX', hold)
   end
 end

@@ -3,44 +3,43 @@ extend: move the deadline of leases, counted from now. The receipts change with 
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   replay         str   the last answer given to this lane
+KEYS[3]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               of this call in its lane
+ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   lease_ms             1000 to 43 200 000, from now; rounded up to whole seconds
 ARGV[4..] n message ids, then their n receipts
-Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the lease is no longer the
-          caller's. A new receipt is the old one with the new deadline.
+Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the caller no longer holds the lease. A
+          new receipt is the old one with the new deadline.
 Cost      O(n log L), L = leases of the slot; n is at most 1000
-Atomic    Only a member whose score equals the receipt changes. Run twice with one number, it gives the
-          first answer.
+Atomic    Only a member whose score equals the receipt changes. Sent twice with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/drain"
+--- @include "lib/writes"
 --- @include "lib/replay"
---- @include "lib/held"
+--- @include "lib/receipts"
 local slot, prepare = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local before = replayed(KEYS[3], ARGV[2])
 if before then
   return before
 end
-local lease = whole(ARGV[3], 1000, 43200000, 'lease_ms')
+local lease = whole_number(ARGV[3], 1000, 43200000, 'lease_ms')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
-local mine, letters, places, scores = held(prepare, 4, (#ARGV - 3) / 2)
+local held_ids, letters, positions, scores = verify_receipts(prepare, 4, (#ARGV - 3) / 2)
 local deadline = math.ceil((now + lease) / 1000)
 local answer = string.format('%d ', deadline) .. letters
-if #mine == 0 then
+if #held_ids == 0 then
   return answer
 end
 local change = {}
-for m = 1, #mine do
-  change[2 * m - 1] = deadline * 1000 + tonumber(scores[places[m]]) % 1000
-  change[2 * m] = mine[m]
+for m = 1, #held_ids do
+  change[2 * m - 1] = deadline * 1000 + tonumber(scores[positions[m]]) % 1000
+  change[2 * m] = held_ids[m]
 end
-drain(prepare)
+allow_oom(prepare)
 redis.call('ZADD', prepare, unpack(change))
 remember(KEYS[3], ARGV[2], answer)
 return answer

@@ -1,37 +1,37 @@
 --[[
-finish: mark claims as consumed, by those who hold them.
+finish: mark claims as consumed. Only their owners can.
 
 KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] the owner of each; n of them, at most 1000. Then for each how long it is remembered: ttl_ms, 1 to
           315 619 200 000 (ten years)
-Returns   a letter for each: 1 consumed by that owner, now or before; 0 anything else, absent included
+Returns   a letter for each: 1 consumed by that owner, now or before; 0 anything else, a missing claim included
 Cost      O(n)
-Atomic    All are read before the first write, which needs no memory. What is not its owner's is left as it
-          is. Run twice, it gives the same answer, and the time and the life of the first one stay.
+Atomic    All are read before the first write, which needs no memory. A claim of another owner is left as it is. A second
+          run gives the same answer, and the time and ttl of the first run stay.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/claimed"
+--- @include "lib/claims"
 local now = clock(ARGV[1])
-local n = owners(2, 2)
-local values, letters, lives, ending = standing(), {}, {}, {}
+local n = count_claims(2, 2)
+local values, letters, ttls, finished = read_claims(), {}, {}, {}
 for i = 1, n do
   local owner = ARGV[1 + i]
-  lives[i] = whole(ARGV[1 + n + i], 1, 315619200000, 'ttl_ms')
-  if consumes(values[i], owner, i) then
+  ttls[i] = whole_number(ARGV[1 + n + i], 1, 315619200000, 'ttl_ms')
+  if is_consuming(values[i], owner, i) then
     letters[i] = '1'
-    ending[#ending + 1] = i
+    finished[#finished + 1] = i
   else
-    letters[i] = values[i] and select(2, claimed(values[i], i)) == owner and '1' or '0'
+    letters[i] = values[i] and select(2, parse_claim(values[i], i)) == owner and '1' or '0'
   end
 end
-if #ending > 0 then
-  redis.call('PEXPIRE', KEYS[ending[1]], lives[ending[1]]) -- needs no memory, see lib/drain
+if #finished > 0 then
+  redis.call('PEXPIRE', KEYS[finished[1]], ttls[finished[1]]) -- needs no memory, see lib/writes
   local at = string.format(' %d', now)
-  for e = 1, #ending do
-    local i = ending[e]
-    redis.call('SET', KEYS[i], 'consumed ' .. ARGV[1 + i] .. at, 'PX', lives[i])
+  for e = 1, #finished do
+    local i = finished[e]
+    redis.call('SET', KEYS[i], 'consumed ' .. ARGV[1 + i] .. at, 'PX', ttls[i])
   end
 end
 return table.concat(letters)

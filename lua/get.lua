@@ -1,12 +1,12 @@
 --[[
-get: look at one message, wherever it is. Changes nothing.
+get: read one message, whichever queue it is in. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  message id -> receipt
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[6]   failures       hash  message id -> failure entry
 ARGV[1]   id                   16 bytes
 Returns   {store | prepare | dead | gone, score as text, record, failure or '', acceptance number of the newest}
 Cost      O(log L + size of the record)

@@ -1,24 +1,23 @@
 --[[
-next: ask slots when they next have work, before going to sleep.
+next: when do slots next have work? Consumers ask before they sleep.
 
-KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zset). One call may ask many slots
-          where they live on one server; on a Cluster each slot is asked for itself.
+KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zset). One call may ask for many slots
+          that live on one server; on a Cluster it asks for one slot.
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s
-ARGV[3]   created              the topic's stamp, as the caller opened it: another one is an error
-Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none
-          while something is in flight, until that lease ends, nor before its hold.
+ARGV[3]   created              the topic's stamp as the caller opened it; another stamp is an error
+Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none while something
+          is in flight, until that lease ends, nor before its hold.
 Cost      O(s log L), s = slots, at most 1024
-Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it
-          waits for others to settle), and that at most every 1.5 s.
+Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
+          others to settle), and that at most every 1.5 s.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/families"
---- @include "lib/drain"
---- @include "lib/hold"
---- @include "lib/soon"
---- @include "lib/waiting"
+--- @include "lib/score"
+--- @include "lib/writes"
+--- @include "lib/in_order"
+--- @include "lib/wake"
 local now, now_us = clock(ARGV[1])
 local reply, asleep = {}, {}
 if #KEYS % 3 ~= 0 or #KEYS > 3072 then
@@ -29,17 +28,17 @@ for i = 1, #KEYS, 3 do
   if s[1] ~= ARGV[3] then
     fail(s[1] and 'ANEW' or 'GONE', KEYS[i])
   end
-  local hold = s[4] and hold_of(KEYS[i], KEYS[i + 1], s[4], now)
-  local wait, note = soon(KEYS[i + 1], KEYS[i + 2], now_us, hold)
-  local unheld = s[5] and math.max(0, tonumber(s[5]) * 1000 - now_us)
-  wait = unheld and (wait < 0 or unheld < wait) and unheld or wait
-  if wait ~= 0 and ARGV[2] == '1' and tonumber(s[note == 'waiting' and 2 or 3] or 0) < now + 1500 then
-    asleep[#asleep + 1] = { i, note }
+  local hold = s[4] and hold_until(KEYS[i], KEYS[i + 1], s[4], now)
+  local wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, hold)
+  local lease_end = s[5] and math.max(0, tonumber(s[5]) * 1000 - now_us) -- the first of a query
+  wait = lease_end and (wait < 0 or lease_end < wait) and lease_end or wait
+  if wait ~= 0 and ARGV[2] == '1' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
+    asleep[#asleep + 1] = { i, field }
   end
   reply[#reply + 1] = wait
 end
 for a = 1, #asleep do
-  local i, note = unpack(asleep[a])
-  say_waiting(KEYS[i], KEYS[i + 1], note, now)
+  local i, field = unpack(asleep[a])
+  note_sleeper(KEYS[i], KEYS[i + 1], field, now)
 end
 return reply

@@ -1,26 +1,26 @@
 --[[
-peek: look at a page of one queue of a slot. Changes nothing.
+peek: read a page of one queue of a slot. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   queue          zset  the StoreQueue, PrepareQueue or DeadQueue: message id -> score
 KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> what it failed of
+KEYS[4]   failures       hash  message id -> failure entry
 ARGV[1]   low                  smallest score, as for ZRANGEBYSCORE
 ARGV[2]   high                 largest score
 ARGV[3]   order                up or down
 ARGV[4]   offset               how many to pass over
 ARGV[5]   limit                1 to 1000
-Returns   {acceptance number of the newest, id, score as text, record or '', failure or '', id, ...}: at most
-          16 MiB of records and failures, so a page may be short; an empty one is the end
+Returns   {acceptance number of the newest, id, score as text, record or '', failure or '', id, ...}: at most 16 MiB of
+          records and failures, so a page may be short; an empty page is the end
 Cost      O(log L + offset + limit)
-Atomic    Reads only. A message that moves meanwhile may be seen twice or not at all.
+Atomic    Reads only. A message that moves between two pages may be seen twice or not at all.
 ]]
 --- @include "lib/check"
 local s = redis.call('HMGET', KEYS[1], 'created', 'accepted')
 if not s[1] then
   fail('GONE', KEYS[1])
 end
-local offset, limit = whole(ARGV[4], 0, 9e15, 'offset'), whole(ARGV[5], 1, 1000, 'limit')
+local offset, limit = whole_number(ARGV[4], 0, 9e15, 'offset'), whole_number(ARGV[5], 1, 1000, 'limit')
 local page
 if ARGV[3] == 'down' then
   page = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], ARGV[1], 'WITHSCORES', 'LIMIT', offset, limit)

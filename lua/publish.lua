@@ -1,29 +1,29 @@
 --[[
-publish: move the next entry of a stage into the queue: messages as send accepts them, or one as merge does.
-What has moved is no longer in the stage, so that it cannot move twice.
+publish: move the next entry of a stage into the queue: messages as send stores them, or one as merge does. Messages that
+have moved are no longer in the stage, so they cannot move twice.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   records        hash  message id -> record
 KEYS[4]   settled even   set   ids settled in even turns of the dedup window
 KEYS[5]   settled odd    set   the same for odd turns
-KEYS[6]   failures       hash  of what drop_lowest drops
+KEYS[6]   failures       hash  of messages that drop_lowest drops
 KEYS[7]   merge index    hash  merge key -> id of the waiting message
-KEYS[8]   audit          zset  numbers of messages that are not accounted for: of what drop_lowest drops
-KEYS[9]   stage          list  entries, see stage_push; in the end one empty text
-KEYS[10]  replay         str   the last answer given to this lane
+KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
+KEYS[9]   stage          list  entries, see stage_push; at the end one empty text
+KEYS[10]  replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
-ARGV[3]   index                the slot's index, told to those it wakes
-ARGV[4]   number               of this call in its lane
-ARGV[5]   created              the topic's stamp, as the caller opened it: another one is an error
+ARGV[3]   index                the slot's index, sent to the consumers that are woken
+ARGV[4]   number               sequence number of this call in its session
+ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   {elements left in the stage, stored, duplicates, merged}; nothing left: all is published
           {0, 'F'} the slot's share of max_length is reached; nothing moved
 Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
-Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but of messages that
-          were named for this entry alone ('p') the first and the last are looked up, and settled ids not at all.
-          Run twice with one number, it gives the first answer, and with another it goes on. A stage that is
-          missing is an error: it has expired, or never was.
+Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but for messages whose ids
+          were made for this entry alone ('p') only the first and the last are looked up, and settled ids not at all.
+          Sent twice with one number, it gives the first answer, and with another it goes on. A stage that is missing is
+          an error: it has expired, or never was.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -49,12 +49,12 @@ end
 local entry = cmsgpack.unpack(packed)
 local stored, duplicates, merged, elements = 0, 0, 0, 1
 if entry[1] == 'm' then
-  --- @include "lib/merging"
+  --- @include "lib/merge_message"
   if #entry ~= 9 then
     fail('STAGE', stage)
   end
   local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8] }
-  local letter = merging(keys, entry, 1, now, ARGV[2], ARGV[3], created)[2]
+  local letter = merge_message(keys, entry, 1, now, ARGV[2], ARGV[3], created)[2]
   if letter == 'F' then
     return { 0, 'F' }
   end
@@ -62,30 +62,33 @@ if entry[1] == 'm' then
 else
   local count, letters = #entry / 3, nil
   if entry[1] == 'p' then
-    --- @include "lib/plain"
+    --- @include "lib/store_uniform"
     count = entry[4]
     elements = 1 + (tonumber(count) or 0)
     if length < elements then
       fail('STAGE', stage)
     end
-    letters = plain(KEYS, entry, now, ARGV[2], ARGV[3], created)
+    letters = store_uniform(KEYS, entry, now, ARGV[2], ARGV[3], created)
   else
-    --- @include "lib/accept"
+    local keys, given, at, channel, index = KEYS, entry, 0, ARGV[2], ARGV[3]
+    local function store_messages()
+      --- @include "lib/inline/store_messages"
+    end
     if count < 1 or count > 1000 or count % 1 > 0 then
       fail('STAGE', stage)
     end
-    letters = accept(KEYS, entry, 0, count, now, ARGV[2], ARGV[3], created)[2]
+    letters = store_messages()[2]
   end
   if letters == 'F' then
     return { 0, 'F' }
   end
-  local _, again = string.gsub(letters, 'd', '')
-  stored, duplicates = count - again, again
+  local _, repeated = string.gsub(letters, 'd', '')
+  stored, duplicates = count - repeated, repeated
 end
 if length > elements then
   redis.call('LTRIM', stage, elements, -1)
-else -- the key stays: one that is missing has expired
-  redis.call('LTRIM', stage, 0, 0) -- needs no memory: Redis asks for none after it
+else -- the key stays: a missing stage is one that has expired
+  redis.call('LTRIM', stage, 0, 0) -- needs no memory: after it, Redis checks no more
   redis.call('LSET', stage, 0, '')
 end
 local reply = { length - elements, stored, duplicates, merged }

@@ -4,19 +4,19 @@ purge: delete messages from the StoreQueue or the DeadQueue for good, a page at 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   queue          zset  the StoreQueue or the DeadQueue: message id -> score
 KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> what it failed of
+KEYS[4]   failures       hash  message id -> failure entry
 KEYS[5]   merge index    hash  merge key -> id and when it opened
-KEYS[6]   audit          zset  numbers of messages that are not accounted for
-KEYS[7]   replay         str   the last answer given to this lane
+KEYS[6]   audit          zset  open numbers of audited messages
+KEYS[7]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               of this call in its lane
+ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
 ARGV[4]   limit                1 to 1000
 ARGV[5..] message ids          only these, at most 1000; none: the lowest scores first
 Returns   how many were deleted; less than the limit is the end
-Cost      O(n log L), and reading the records where there is a merge index to clear, or the slot is audited
-Atomic    Each message goes whole. Messages in flight are not touched. Run twice
-          with one number, it gives the first answer and deletes no second page.
+Cost      O(n log L), and reading the records where the merge index is not empty, or the slot is audited
+Atomic    A message is deleted with everything that belongs to it. Messages in flight are not touched. Sent twice with
+          one number, it gives the first answer and deletes no second page.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -24,7 +24,7 @@ Atomic    Each message goes whole. Messages in flight are not touched. Run twice
 --- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local limit = whole(ARGV[4], 1, 1000, 'limit')
+local limit = whole_number(ARGV[4], 1, 1000, 'limit')
 local before = replayed(KEYS[7], ARGV[2])
 if before then
   return tonumber(before)
@@ -38,7 +38,7 @@ if #ARGV > 1004 then
 end
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
-local merging = redis.call('HLEN', merge) > 0
+local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
 if #ARGV > 4 then
   for i = 5, #ARGV do
@@ -52,29 +52,29 @@ end
 if #ids == 0 then
   return 0
 end
-local keys = {}
-if merging then
+local merge_keys = {}
+if any_merge_key then
   for i = 1, #ids do
     local record = redis.call('HGET', records, ids[i])
     if record and #record >= 8 then
       local _, _, key = envelope(record)
-      local held = key and redis.call('HGET', merge, key)
-      if held and string.sub(held, 1, 16) == ids[i] then
-        keys[#keys + 1] = key
+      local entry = key and redis.call('HGET', merge, key)
+      if entry and string.sub(entry, 1, 16) == ids[i] then
+        merge_keys[#merge_keys + 1] = key
       end
     end
   end
 end
 if s[2] then
-  --- @include "lib/depart"
-  depart(slot, KEYS[6], 'accounted', numbers_at(records, ids, tonumber(s[3])), now)
+  --- @include "lib/audit"
+  account_for(slot, KEYS[6], 'accounted', read_numbers(records, ids, tonumber(s[3])), now)
 end
-local gone = redis.call('ZREM', queue, unpack(ids))
+local purged = redis.call('ZREM', queue, unpack(ids))
 redis.call('HDEL', records, unpack(ids))
 redis.call('HDEL', failures, unpack(ids))
-if #keys > 0 then
-  redis.call('HDEL', merge, unpack(keys))
+if #merge_keys > 0 then
+  redis.call('HDEL', merge, unpack(merge_keys))
 end
-redis.call('HINCRBY', slot, 'purged', gone)
-remember(KEYS[7], ARGV[2], gone)
-return gone
+redis.call('HINCRBY', slot, 'purged', purged)
+remember(KEYS[7], ARGV[2], purged)
+return purged

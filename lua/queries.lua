@@ -5,25 +5,24 @@ KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000
-Returns   for each, the lease that ends first before the others: its run, and ms until its lease ends, negative
-          where that has passed
+Returns   for each, in the order in which their leases end: its run, and ms until its lease ends, negative after that
 Cost      O(k), k = limit
 Atomic    One moment of one slot. The only write corrects `queries_until` of the slot where it is not the end of the
-          first lease: consumers that take go by it, and one that has passed without a query would have them ask
-          for ever. It needs no memory. Run twice, it does the same.
+          first lease: consumers go by it when they take, and a time that has passed without a query would make them
+          ask for ever. The write needs no memory. A second run does the same.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/drain"
+--- @include "lib/writes"
 local now = clock(ARGV[1])
-local limit = whole(ARGV[2], 1, 1000, 'limit')
+local limit = whole_number(ARGV[2], 1, 1000, 'limit')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
 local reply = redis.call('ZRANGE', KEYS[2], 0, limit - 1, 'WITHSCORES')
 local first = reply[2] and string.format('%.0f', tonumber(reply[2]))
 if first ~= (redis.call('HGET', KEYS[1], 'queries_until') or nil) then
-  drain(KEYS[2])
+  allow_oom(KEYS[2])
   if first then
     redis.call('HSET', KEYS[1], 'queries_until', first)
   else

@@ -1,34 +1,33 @@
 --[[
-query_read: hand out messages that a query holds. Notes how far it has, and changes nothing else.
+query_read: hand out messages that a query holds. Notes the newest number handed out, and changes nothing else.
 
-KEYS[1]   slot           hash  only looked at: it is there
+KEYS[1]   slot           hash  only checked to exist
 KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> what it failed of
-KEYS[5]   query          hash  tail: the number of the newest in the log; read: the newest that was handed out
-KEYS[6]   query log      list  ids of what the query holds; the last one's number is the tail
+KEYS[4]   failures       hash  message id -> failure entry
+KEYS[5]   query          hash  tail: the newest number in the log; read: the newest that was handed out
+KEYS[6]   query log      list  ids that the query holds; the last one has the number `tail`
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 1000
-Returns   {numbers, ids, receipts as text ('' where the PrepareQueue has it no more), records}, in the order of
-          their numbers; fewer than the limit where the range is at its end, or 16 MiB are full. Receipts are
-          left out where nothing in the slot has ever failed: all have every retry then
+Returns   {numbers, ids, receipts as text ('' where the PrepareQueue no longer has the message), records}, in the order
+          of their numbers; fewer than the limit where the range is at its end, or 16 MiB are full. Receipts are left
+          out where nothing in the slot has ever failed: all messages have every retry then
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit
-Atomic    One moment of one slot. The only write is that of `read`, and needs no memory. Run twice, it does the
-          same.
+Atomic    One moment of one slot. The only write is that of `read`, and needs no memory. A second run does the same.
 ]]
 --- @include "lib/check"
---- @include "lib/drain"
+--- @include "lib/writes"
 --- @include "lib/query"
 local prepare, records, failures, query, log = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local after, upto = whole(ARGV[1], 0, 9e15, 'after'), whole(ARGV[2], 0, 9e15, 'upto')
-local limit = whole(ARGV[3], 1, 1000, 'limit')
+local after, upto = whole_number(ARGV[1], 0, 9e15, 'after'), whole_number(ARGV[2], 0, 9e15, 'upto')
+local limit = whole_number(ARGV[3], 1, 1000, 'limit')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
-local numbers, ids, found, receipts = {}, {}, {}, {}
-local first, tail, lapsed = extent(query, log, 0)
-local from, to = math.max(after, lapsed), math.min(upto, tail)
+local numbers, ids, page, receipts = {}, {}, {}, {}
+local first, tail, expired_to = log_range(query, log, 0)
+local from, to = math.max(after, expired_to), math.min(upto, tail)
 if from < to then
   ids = redis.call('LRANGE', log, from - first, math.min(to - first, from - first + limit) - 1)
 end
@@ -42,17 +41,17 @@ if #ids == 0 then
   return { {}, {}, {}, {} }
 end
 local last, bytes = #ids, 0
-found = redis.call('HMGET', records, unpack(ids))
+page = redis.call('HMGET', records, unpack(ids))
 for i = 1, #ids do
-  bytes = bytes + (found[i] and #found[i] or 0)
-  found[i] = found[i] or ''
+  bytes = bytes + (page[i] and #page[i] or 0)
+  page[i] = page[i] or ''
   if bytes >= 16777216 then
     last = i
     break
   end
 end
 if last < #ids then
-  numbers, ids, found = { unpack(numbers, 1, last) }, { unpack(ids, 1, last) }, { unpack(found, 1, last) }
+  numbers, ids, page = { unpack(numbers, 1, last) }, { unpack(ids, 1, last) }, { unpack(page, 1, last) }
 end
 if any_failed then
   receipts = redis.call('ZMSCORE', prepare, unpack(ids))
@@ -61,7 +60,7 @@ if any_failed then
   end
 end
 if numbers[last] > tonumber(redis.call('HGET', query, 'read') or 0) then
-  drain(prepare)
+  allow_oom(prepare)
   redis.call('HSET', query, 'read', numbers[last])
 end
-return { numbers, ids, receipts, found }
+return { numbers, ids, receipts, page }

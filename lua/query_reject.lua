@@ -1,47 +1,48 @@
 --[[
-query_reject: send what a query holds to the DeadQueue, from the beginning of its log.
+query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[3]   records        hash  message id -> record
 KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[5]   failures       hash  message id -> what it failed of
-KEYS[6]   audit          zset  numbers of messages that are not accounted for
-KEYS[7]   query          hash  tail: the number of the newest in the log; settled; owner, and until when it is that
-KEYS[8]   query log      list  ids of what the query holds; the last one's number is the tail
+KEYS[5]   failures       hash  message id -> failure entry
+KEYS[6]   audit          zset  open numbers of audited messages
+KEYS[7]   query          hash  tail: the newest number in the log; settled; owner and owner_until
+KEYS[8]   query log      list  ids that the query holds; the last one has the number `tail`
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                who runs it, 1 to 200 bytes
+ARGV[3]   owner                1 to 200 bytes: which process runs the query
 ARGV[4]   channel              where sleeping consumers of the topic listen
-ARGV[5]   index                the slot's index, told to those it wakes
+ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6]   upto                 up to this number
 ARGV[7]   limit                1 to 1000
-ARGV[8]   told                 what the failures tell of the error, at most 64 KiB
-Returns   {how many were rejected, how many have left the log, ms the owner has left, the owner}: the last two only
-          where another one has it, and nothing was done. Fewer than the limit have left where no more are up to there
+ARGV[8]   details              the error for the failure entries, at most 64 KiB
+Returns   {how many were rejected, how many have left the log, ms the other owner has left, the other owner}: the last
+          two only where another owner runs the query, and nothing was done. Fewer than the limit have left where no more
+          are up to there
 Cost      O(k log L), k = limit, L = members of the slot
-Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and taken again, stands
-          there once. What has lapsed, or is somebody else's, only leaves the log. The first write frees memory. Run
-          twice, it goes on.
+Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and taken again, is there
+          once. A message whose lease expired, or that somebody else holds, only leaves the log. The first write frees
+          memory. A second run goes on.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/drain"
---- @include "lib/failure"
+--- @include "lib/writes"
+--- @include "lib/dead_letters"
 --- @include "lib/wake"
---- @include "lib/freed"
+--- @include "lib/in_order"
 --- @include "lib/query"
 local slot, prepare, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local query, log = KEYS[7], KEYS[8]
 local now = clock(ARGV[1])
-names(ARGV[2], ARGV[3])
-local upto, limit = whole(ARGV[6], 0, 9e15, 'upto'), whole(ARGV[7], 1, 1000, 'limit')
+check_names(ARGV[2], ARGV[3])
+local upto, limit = whole_number(ARGV[6], 0, 9e15, 'upto'), whole_number(ARGV[7], 1, 1000, 'limit')
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited')
 if not s[1] then
   fail('GONE', slot)
 end
-local other, left = foreign(query, ARGV[3], now)
-local first, tail, lapsed = extent(query, log, 0)
+local other, left = other_owner(query, ARGV[3], now)
+local first, tail, expired_to = log_range(query, log, 0)
 if other then
   return { 0, 0, left, other }
 end
@@ -57,22 +58,22 @@ local audit = s[5] and KEYS[6]
 if audit then
   redis.call('ZCARD', audit)
 end
-local mine, lefts = {}, {}
+local held_ids, retries_left = {}, {}
 for i = 1, #page do
   local score = scores[i] and tonumber(scores[i])
-  if first + i > lapsed and score and score >= FAR * 1000 then
-    mine[#mine + 1] = page[i]
-    lefts[#mine] = math.floor(score % 1000)
+  if first + i > expired_to and score and score >= FAR * 1000 then
+    held_ids[#held_ids + 1] = page[i]
+    retries_left[#held_ids] = math.floor(score % 1000)
   end
 end
-drain(prepare)
-if #mine > 0 then
-  redis.call('ZREM', prepare, unpack(mine))
-  for m = 1, #mine do
-    local made = tonumber(s[2]) - lefts[m] + 1
-    bury(slot, dead, records, failures, audit, mine[m], now, made, 'r', string.sub(ARGV[8], 1, 65536), tonumber(s[3]))
+allow_oom(prepare)
+if #held_ids > 0 then
+  redis.call('ZREM', prepare, unpack(held_ids))
+  for m = 1, #held_ids do
+    local made = tonumber(s[2]) - retries_left[m] + 1
+    add_dead(slot, dead, records, failures, audit, held_ids[m], now, made, 'r', string.sub(ARGV[8], 1, 65536), tonumber(s[3]))
   end
-  if freed(slot, prepare, s[4], now) then
+  if unblock(slot, prepare, s[4], now) then
     wake(slot, ARGV[4], ARGV[5])
   end
 end
@@ -83,4 +84,4 @@ local ends = size > 0 and first + size or math.min(upto, tail)
 if ends > done then
   redis.call('HSET', query, 'settled', ends)
 end
-return { #mine, size }
+return { #held_ids, size }

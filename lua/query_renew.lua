@@ -1,48 +1,48 @@
 --[[
-query_renew: hold what a query has for longer, and tell how much of a batch that is.
+query_renew: renew the lease of a query, and count what it holds of a batch.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   query          hash  tail: the number of the newest in the log; settled; read; owner, and until when it is that
-KEYS[3]   query log      list  ids of what the query holds; the last one's number is the tail
+KEYS[2]   query          hash  tail: the newest number in the log; settled; read; owner and owner_until
+KEYS[3]   query log      list  ids that the query holds; the last one has the number `tail`
 KEYS[4]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                who runs it, 1 to 200 bytes
+ARGV[3]   owner                1 to 200 bytes: which process runs the query
 ARGV[4]   lease_ms             1000 to 43 200 000
 ARGV[5]   owner_ms             1000 to 43 200 000
-ARGV[6]   exact                1: the owner ends a batch only when all of it was handed out, so what has lapsed
-                               is kept in the log, for query_settle; 0: what has lapsed is forgotten
+ARGV[6]   exact                1: the owner ends a batch only when all of it was handed out, so ids whose lease expired
+                               are kept in the log, for query_settle; 0: they are forgotten
 ARGV[7]   after                the batch begins after this number
 ARGV[8]   upto                 and ends with this one
-Returns   {how many messages of the batch are held, the newest number, the newest that is settled, the newest that
-          was handed out, ms the owner has left, the owner}: the last two only where another one has it, and nothing
-          was done
+Returns   {how many messages of the batch are held, the newest number, the newest that is settled, the newest that was
+          handed out, ms the other owner has left, the other owner}: the last two only where another owner runs the
+          query, and nothing was done
 Cost      O(log q), q = queries that hold messages of the slot
-Atomic    The count is of the moment of the renewal. The first write needs no memory. Run twice, it does the same.
+Atomic    The count is of the moment of the renewal. The first write needs no memory. A second run does the same.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/drain"
+--- @include "lib/writes"
 --- @include "lib/query"
 local slot, query, log, queries = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = clock(ARGV[1])
-names(ARGV[2], ARGV[3])
-local lease = whole(ARGV[4], 1000, 43200000, 'lease_ms')
-local owner_ms = whole(ARGV[5], 1000, 43200000, 'owner_ms')
-local exact = whole(ARGV[6], 0, 1, 'exact')
-local after, upto = whole(ARGV[7], 0, 9e15, 'after'), whole(ARGV[8], 0, 9e15, 'upto')
+check_names(ARGV[2], ARGV[3])
+local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
+local owner_ms = whole_number(ARGV[5], 1000, 43200000, 'owner_ms')
+local exact = whole_number(ARGV[6], 0, 1, 'exact')
+local after, upto = whole_number(ARGV[7], 0, 9e15, 'after'), whole_number(ARGV[8], 0, 9e15, 'upto')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
-local _, tail, lapsed = extent(query, log, 0)
-local held = math.max(0, math.min(upto, tail) - math.max(after, lapsed))
+local _, tail, expired_to = log_range(query, log, 0)
+local held = math.max(0, math.min(upto, tail) - math.max(after, expired_to))
 local q = redis.call('HMGET', query, 'settled', 'read')
 local settled, handed = tonumber(q[1] or 0), tonumber(q[2] or 0)
-local other, left = foreign(query, ARGV[3], now)
+local other, left = other_owner(query, ARGV[3], now)
 if other then
   return { held, tail, settled, handed, left, other }
 end
 redis.call('ZCARD', queries)
-drain(queries)
-hold_on(slot, query, log, queries, ARGV[2], ARGV[3], now, lease, owner_ms, string.format('%d', exact))
+allow_oom(queries)
+renew_lease(slot, query, log, queries, ARGV[2], ARGV[3], now, lease, owner_ms, string.format('%d', exact))
 return { held, tail, settled, handed }

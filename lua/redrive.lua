@@ -5,22 +5,22 @@ KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   records        hash  message id -> record
 KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[5]   failures       hash  message id -> what it failed of
-KEYS[6]   replay         str   the last answer given to this lane
+KEYS[5]   failures       hash  message id -> failure entry
+KEYS[6]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               of this call in its lane
+ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   channel              where sleeping consumers of the topic listen
-ARGV[4]   index                the slot's index, told to those it wakes
+ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5..] message ids, at most 1000
 Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, x unreadable and left there
 Cost      O(n log L), at most 16 MiB of records; ids beyond that are not looked at, and the answer is shorter
-Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An
-          expiry that has passed is taken off. Run twice with one number, it gives the first answer.
+Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
+          passed is removed. Sent twice with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
---- @include "lib/timed"
+--- @include "lib/timed_score"
 --- @include "lib/record"
 --- @include "lib/wake"
 --- @include "lib/replay"
@@ -39,7 +39,7 @@ if #ARGV < 5 or #ARGV > 1004 then
 end
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
-local letters, ids, add, lifted, bytes = {}, {}, {}, {}, 0
+local letters, ids, add, without_expiry, bytes = {}, {}, {}, {}, 0
 local order = tonumber(s[2] or 0)
 local seen = {}
 for i = 5, #ARGV do
@@ -61,14 +61,14 @@ for i = 5, #ARGV do
         order = order + 1
         score = ordered_score(priority, order)
       else
-        score = in_line(store, now, 0)
+        score = next_timed_score(store, now, 0)
       end
       add[#add + 1], add[#add + 2] = score, id
       local due, expiry = envelope(record)
       if expiry and expiry <= now then
         local at = due and 15 or 9
-        lifted[#lifted + 1] = id
-        lifted[#lifted + 1] = string.char(string.byte(record, 1) - EXPIRES) .. string.sub(record, 2, at - 1)
+        without_expiry[#without_expiry + 1] = id
+        without_expiry[#without_expiry + 1] = string.char(string.byte(record, 1) - EXPIRES) .. string.sub(record, 2, at - 1)
           .. string.sub(record, at + 6)
       end
     end
@@ -77,14 +77,14 @@ for i = 5, #ARGV do
 end
 if #ids > 0 then
   redis.call('ZADD', store, unpack(add))
-  if #lifted > 0 then
-    redis.call('HSET', records, unpack(lifted))
+  if #without_expiry > 0 then
+    redis.call('HSET', records, unpack(without_expiry))
   end
   redis.call('ZREM', dead, unpack(ids))
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
-  if awaited(s[3], now) then
+  if is_awaited(s[3], now) then
     wake(slot, ARGV[3], ARGV[4])
   end
   remember(KEYS[6], ARGV[2], table.concat(letters))

@@ -4,17 +4,17 @@ renew: hold claims for longer, counted from now.
 KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
 ARGV[1]   hold_ms              1 to 86 400 000
 ARGV[2..] the owner of each; n of them, at most 1000
-Returns   a letter for each: 1 held, 0 it is not being consumed by that owner
+Returns   a letter for each: 1 held, 0 that owner is not consuming it
 Cost      O(n)
-Atomic    All are read before the first write, and no write needs memory. Run twice, it does the same.
+Atomic    All are read before the first write, and no write needs memory. A second run does the same.
 ]]
 --- @include "lib/check"
---- @include "lib/claimed"
-local hold = whole(ARGV[1], 1, 86400000, 'hold_ms')
-local n = owners(2, 1)
-local values, letters = standing(), {}
+--- @include "lib/claims"
+local hold = whole_number(ARGV[1], 1, 86400000, 'hold_ms')
+local n = count_claims(2, 1)
+local values, letters = read_claims(), {}
 for i = 1, n do
-  letters[i] = consumes(values[i], ARGV[1 + i], i) and '1' or '0'
+  letters[i] = is_consuming(values[i], ARGV[1 + i], i) and '1' or '0'
 end
 for i = 1, n do
   if letters[i] == '1' then

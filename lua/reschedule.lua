@@ -6,30 +6,30 @@ KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   replay         str   the last answer given to this lane
+KEYS[6]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               of this call in its lane
+ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   channel              where sleeping consumers of the topic listen
-ARGV[4]   index                the slot's index, told to those it wakes
+ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   id                   16 bytes
 ARGV[6]   due                  epoch ms, which may have passed; below 1e12 a delay from now
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone, 0}
 Cost      O(log L + size of the record)
-Atomic    Score and record change together; priority and retries stay, an expiry moves along. Run twice with
-          one number, it gives the first answer, and a delay counts from the first run. A slot in order that
-          waited for this message waits no more.
+Atomic    Score and record change together; priority and retries stay, an expiry moves along. Sent twice with one number,
+          it gives the first answer, and a delay counts from the first run. A slot in order that waited for this
+          message no longer waits.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/families"
---- @include "lib/timed"
+--- @include "lib/score"
+--- @include "lib/timed_score"
 --- @include "lib/record"
 --- @include "lib/wake"
---- @include "lib/whereis"
+--- @include "lib/locate"
 --- @include "lib/replay"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[5]
 local now = clock(ARGV[1])
-local due = whole(ARGV[6], 0, 1e14, 'due')
+local due = whole_number(ARGV[6], 0, 1e14, 'due')
 local before = replayed(KEYS[6], ARGV[2])
 if before then
   return { 'rescheduled', tonumber(before) }
@@ -37,38 +37,38 @@ end
 if due < TIMED_MIN then
   due = now + due
 end
-local score, record = whereis(slot, store, KEYS[3], records, KEYS[5], id)
+local score, record = locate(slot, store, KEYS[3], records, KEYS[5], id)
 if not score then
   return { record, 0 }
 end
 local head = string.byte(record, 1)
-local was, expiry = envelope(record)
-if flagged(head, TIMED) and not was then
+local old_due, expiry = envelope(record)
+if flagged(head, TIMED) and not old_due then
   fail('RECORD', records)
 end
-local at = was and 15 or 9
+local at = old_due and 15 or 9
 local rest = string.sub(record, at)
 if expiry then
-  rest = write48(math.min(expiry + due - (was or now), 1e14)) .. string.sub(record, at + 6)
+  rest = write48(math.min(expiry + due - (old_due or now), 1e14)) .. string.sub(record, at + 6)
 end
-if not was then
+if not old_due then
   head = head + TIMED
 end
 redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
-local ask = priority_of(record) > 0 and 1 or 0
-local place, asked = timed_fraction(score)
+local has_priority = priority_of(record) > 0 and 1 or 0
+local place, had_priority = timed_fraction(score)
 if math.floor(score) == due then
-  if asked ~= ask then
-    redis.call('ZADD', store, timed_score(due, place, ask), id)
+  if had_priority ~= has_priority then
+    redis.call('ZADD', store, timed_score(due, place, has_priority), id)
   end
 else
-  redis.call('ZADD', store, in_line(store, due, ask), id)
+  redis.call('ZADD', store, next_timed_score(store, due, has_priority), id)
 end
 local s = redis.call('HMGET', slot, 'waiting', 'holder', 'blocked')
 if s[2] == id then
   redis.call('HDEL', slot, 'holder')
 end
-if awaited(s[1], now) or s[2] == id and awaited(s[3], now) then
+if is_awaited(s[1], now) or s[2] == id and is_awaited(s[3], now) then
   wake(slot, ARGV[3], ARGV[4])
 end
 remember(KEYS[6], ARGV[2], string.format('%.0f', due))

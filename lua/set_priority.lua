@@ -1,33 +1,33 @@
 --[[
-set_priority: give one waiting message another priority. It joins that priority as the newest; a timed one
-keeps its time and its place there, a retried one its place among the retries.
+set_priority: give one waiting message another priority. It joins that priority as the newest; a timed message keeps its
+time and its place there, a retry its place among the retries.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   replay         str   the last answer given to this lane
-ARGV[1]   number               of this call in its lane
+KEYS[6]   replay         str   the last answer given to this session
+ARGV[1]   number               sequence number of this call in its session
 ARGV[2]   id                   16 bytes
 ARGV[3]   priority             17 to 1 048 575
 Returns   changed; unchanged: it had that priority before; or in_flight | dead | gone
 Cost      O(log L + size of the record)
-Atomic    Score and record change together. Run twice with one number, it gives the first answer.
+Atomic    Score and record change together. Sent twice with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/score"
---- @include "lib/timed"
---- @include "lib/head"
---- @include "lib/whereis"
+--- @include "lib/timed_score"
+--- @include "lib/record"
+--- @include "lib/locate"
 --- @include "lib/replay"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[2]
-local priority = whole(ARGV[3], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
+local priority = whole_number(ARGV[3], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
 local before = replayed(KEYS[6], ARGV[1])
 if before then
   return before
 end
-local score, record = whereis(slot, store, KEYS[3], records, KEYS[5], id)
+local score, record = locate(slot, store, KEYS[3], records, KEYS[5], id)
 if not score then
   return record
 end

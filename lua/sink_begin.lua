@@ -1,18 +1,18 @@
 --[[
-sink_begin: ask whether a batch of a query is to be published, and note from which stages, once and for all.
+sink_begin: ask whether a batch of a query is to be published, and note its stages once and for all.
 
-KEYS[1]   sink           hash  done: the last batch that is published; batch, stages: the one that is under way
+KEYS[1]   sink           hash  done: the last batch that is published; batch, stages: the batch being published
 ARGV[1]   batch                its number, growing from 0
-ARGV[2]   stages               text that says which stages it is made of; '' only asks
-Returns   {'done'} it is published, or one after it is
-          {'open', batch, stages} this one is under way, or an earlier one that has to be ended first
-          {'new'} it has not begun; asked with '' alone
+ARGV[2]   stages               text that names the stages of the batch; '' only asks
+Returns   {'done'} this batch, or a later one, is published
+          {'open', batch, stages} this batch is being published, or an earlier one that must be ended first
+          {'new'} it has not begun; only where `stages` is ''
 Cost      O(1), and the size of the text
-Atomic    The first one to name stages decides; everybody after is given that answer until sink_end.
+Atomic    The first caller that names stages decides; every later caller gets that answer until sink_end.
 ]]
 --- @include "lib/check"
 local sink, stages = KEYS[1], ARGV[2]
-local batch = whole(ARGV[1], 0, 9e15, 'batch')
+local batch = whole_number(ARGV[1], 0, 9e15, 'batch')
 if not stages then
   fail('ARG', 'stages')
 end

@@ -7,17 +7,17 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
 ARGV[4..] pairs of setting, value
-Returns   1 set up or changed, 0 had these settings or later ones, -1 is of a topic with another stamp
+Returns   1 set up or changed, 0 had these settings or later ones, -1 belongs to a topic with another stamp
 Cost      O(settings)
 Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
           slot that holds some keeps the smaller `chunk`, since they may be larger than the topic takes now. A slot of
-          an older stamp without messages is begun anew. Run twice, the second run changes nothing.
+          an older stamp without messages begins anew. A second run changes nothing.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
 local slot = KEYS[1]
 local now = clock(ARGV[1])
-local revision = whole(ARGV[3], 0, 9007199254740991, 'revision')
+local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
 local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn')
 local holds = redis.call('HLEN', KEYS[2]) > 0
 local given = { unpack(ARGV, 4) }

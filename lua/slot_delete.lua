@@ -1,28 +1,28 @@
 --[[
-slot_delete: delete a slot of a topic, its messages too if they are no more than the caller allows; or only count.
+slot_delete: delete a slot of a topic, with its messages if they are no more than the caller allows; or only count them.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
 KEYS[3]   PrepareQueue   zset  message id -> receipt
 KEYS[4]   records        hash  message id -> record
 KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   failures       hash  message id -> what it failed of
+KEYS[6]   failures       hash  message id -> failure entry
 KEYS[7]   merge index    hash  merge key -> id and when it opened
-KEYS[8]   audit          zset  numbers of messages that are not accounted for
+KEYS[8]   audit          zset  open numbers of audited messages
 KEYS[9]   settled even   set   ids settled in even turns of the dedup window
 KEYS[10]  settled odd    set   the same for odd turns
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   created              the topic's stamp
 ARGV[2]   most           ''    only count; or the number of messages that may be deleted with the slot
-Returns   {1 deleted | 0 left: it holds more, or it was only to be counted | -1 left: it has a newer stamp,
+Returns   {1 deleted | 0 left: it holds more, or the call only counts | -1 left: it has a newer stamp,
           waiting, in flight, dead}
-Cost      O(1): Redis frees what is large in a thread of its own
-Atomic    The slot goes whole, or stays as it is. Types are checked first. Works while Redis is at maxmemory. Run twice,
-          the second run finds nothing.
+Cost      O(1): Redis frees large keys in another thread
+Atomic    The slot is deleted as a whole, or stays as it is. Types are checked first. Works while Redis is at maxmemory.
+          A second run finds nothing.
 ]]
 --- @include "lib/check"
-local created = whole(ARGV[1], 0, 9e15, 'created')
-local most = ARGV[2] ~= '' and whole(ARGV[2], 0, 9007199254740991, 'most')
+local created = whole_number(ARGV[1], 0, 9e15, 'created')
+local most = ARGV[2] ~= '' and whole_number(ARGV[2], 0, 9007199254740991, 'most')
 local stamp = redis.call('HGET', KEYS[1], 'created')
 local waiting, in_flight, dead = redis.call('ZCARD', KEYS[2]), redis.call('ZCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', KEYS[4])

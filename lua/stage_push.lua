@@ -1,24 +1,24 @@
 --[[
 stage_push: put an entry at the end of a stage, where nobody sees it before publish moves it.
 
-KEYS[1]   slot           hash  looked at: the topic is there
+KEYS[1]   slot           hash  only checked to exist
 KEYS[2]   stage          list  entries of one or more elements; publish moves an entry in one step
 ARGV[1]   position             how many elements its writer has put there before
 ARGV[2]   keep_ms              how long the stage is kept from now on
 ARGV[3..] entry                first a msgpack list, which is one of these:
                                n ids (1 to 1000), then n times head and rest, as send takes them
-                               'm' and the arguments 4 to 11 of merge
+                               'm' and the arguments 5 to 12 of merge
                                'p', a head without times, an id and n: n elements follow, each the rest of a message. Their
                                ids are this one and those with the next n - 1 stamps
 Returns   the number of elements after it
 Cost      O(n), n = elements of the entry, at most 1001, and their size
-Atomic    A stage has one writer. What it has put there already is not put there again; a stage that is shorter
+Atomic    A stage has one writer. An entry that it has put there already is not put there again; a stage that is shorter
           or longer than its writer says is an error, and nothing is written.
 ]]
 --- @include "lib/check"
 local slot, stage = KEYS[1], KEYS[2]
-local position = whole(ARGV[1], 0, 9e15, 'position')
-local keep = whole(ARGV[2], 1000, 31622400000, 'keep_ms')
+local position = whole_number(ARGV[1], 0, 9e15, 'position')
+local keep = whole_number(ARGV[2], 1000, 31622400000, 'keep_ms')
 if not ARGV[3] or ARGV[3] == '' or #ARGV > 1003 then
   fail('ARG', 'entry')
 end

@@ -1,5 +1,5 @@
 --[[
-stats: count what a slot holds and what it has done. Changes nothing.
+stats: count the messages that a slot holds and has handled. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score
@@ -12,14 +12,14 @@ KEYS[8]   settled odd    set   the same for odd turns
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
           first due message is late, then the counters accepted, merged, delivered, settled, returned (failed
-          deliveries that went back at once), rolled back, buried, redriven, cancelled, expired, dropped,
+          deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped,
           purged, dead letters dropped; last the server's time, epoch ms
 Cost      O(log L)
 Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/families"
+--- @include "lib/score"
 --- @include "lib/record"
 local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
@@ -31,7 +31,7 @@ if not s[1] then
 end
 local first = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '(' .. past, 'WITHSCORES', 'LIMIT', 0, 1)
 local due = first[2] and math.floor(tonumber(first[2])) or now
-if due < TIMED_MIN then -- handed back: its record knows
+if due < TIMED_MIN then -- it was handed back: its record has the time
   local record = redis.call('HGET', KEYS[4], first[1])
   due = record and #record >= 14 and read48(record, 9) or now
 end

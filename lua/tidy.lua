@@ -1,25 +1,25 @@
 --[[
-tidy: drop what has had its time: dead letters past the topic's retention, and settled ids past its dedup window.
+tidy: drop dead letters past the topic's retention, and settled ids past its dedup window.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   records        hash  message id -> record
 KEYS[3]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[4]   failures       hash  message id -> what it failed of
+KEYS[4]   failures       hash  message id -> failure entry
 KEYS[5]   settled even   set   ids settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
-KEYS[7]   audit          zset  numbers of messages that are not accounted for
+KEYS[7]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000 dead letters
 Returns   how many dead letters were dropped; less than the limit is the end
-Cost      O(n log L), n = limit, L = dead letters of the slot. Ids are freed beside Redis' main thread
-Atomic    Types are checked before the first write, and no write needs memory. Run twice, it goes on.
+Cost      O(n log L), n = limit, L = dead letters of the slot. Redis frees the ids in another thread
+Atomic    Types are checked before the first write, and no write needs memory. A second run goes on.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/retention"
+--- @include "lib/dead_letters"
 local slot, records, dead, failures, even, odd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
-local limit = whole(ARGV[2], 1, 1000, 'limit')
+local limit = whole_number(ARGV[2], 1, 1000, 'limit')
 local s = redis.call('HMGET', slot, 'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited')
 if not s[1] then
   fail('GONE', slot)
@@ -30,13 +30,13 @@ redis.call('HLEN', failures)
 redis.call('SCARD', even)
 redis.call('SCARD', odd)
 redis.call('ZCARD', KEYS[7])
-local window, turn_seen = tonumber(s[3]), tonumber(s[4])
-if turn_seen then
-  local passed = window > 0 and math.floor(now / window) - turn_seen or 2
+local window, last_turn = tonumber(s[3]), tonumber(s[4])
+if last_turn then
+  local passed = window > 0 and math.floor(now / window) - last_turn or 2
   if passed >= 2 then
     redis.call('UNLINK', even, odd)
   elseif passed == 1 then
-    redis.call('UNLINK', turn_seen % 2 == 1 and even or odd)
+    redis.call('UNLINK', last_turn % 2 == 1 and even or odd)
   end
 end
 local retention = tonumber(s[2])

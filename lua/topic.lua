@@ -1,13 +1,13 @@
 --[[
-topic: create a topic, or open the one that is there. Its settings are decided here, once.
+topic: create a topic, or open the one that exists. Its settings are decided here, once.
 
 KEYS[1]   topic          hash  the settings of the topic, by name, and when it was created
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   create               1: create it where it is missing; 0: only look
+ARGV[2]   create               1: create it where it is missing; 0: only read it
 ARGV[3..] pairs of setting, value
-Returns   {1 created | 0 was there, setting, value, ...}, or {-1} where it is missing and was not to be created
+Returns   {1 created | 0 existed, setting, value, ...}, or {-1} where it is missing and was not to be created
 Cost      O(settings)
-Atomic    The first caller's settings stand; who comes later compares. Run twice, the second run opens it.
+Atomic    The first caller's settings stand; later callers compare. A second run opens it.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"

@@ -1,21 +1,21 @@
 --[[
-topic_close: mark a topic as being deleted, so that nobody opens it any more; or take the mark away.
+topic_close: mark a topic as being deleted, so that nobody opens it any more; or remove the mark.
 
 KEYS[1]   topic          hash  the settings of the topic
 ARGV[1]   created              the topic's stamp
 ARGV[2]   closed               1: being deleted; 0: not any more
 Returns   1 done, 0 the topic is missing or has another stamp
 Cost      O(1)
-Atomic    Works while Redis is at maxmemory. Run twice, the second run changes nothing.
+Atomic    Works while Redis is at maxmemory. A second run changes nothing.
 ]]
 --- @include "lib/check"
 local topic = KEYS[1]
-local closed = whole(ARGV[2], 0, 1, 'closed')
-whole(ARGV[1], 0, 9e15, 'created')
+local closed = whole_number(ARGV[2], 0, 1, 'closed')
+whole_number(ARGV[1], 0, 9e15, 'created')
 if redis.call('HGET', topic, 'created') ~= ARGV[1] then
   return 0
 end
-redis.call('HDEL', topic, 'deleting') -- a write that needs no memory: after it, Redis asks no more
+redis.call('HDEL', topic, 'deleting') -- a write that needs no memory: after it, Redis checks no more
 if closed == 1 then
   redis.call('HSET', topic, 'deleting', 1)
 end

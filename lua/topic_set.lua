@@ -1,5 +1,5 @@
 --[[
-topic_set: change settings of a topic that is there. Its slots follow by `slot`, which takes the newest revision.
+topic_set: change settings of a topic that exists. Its slots follow by `slot`, which takes the newest revision.
 
 KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
 ARGV[1]   created              the topic's stamp
@@ -7,12 +7,11 @@ ARGV[2..] pairs of setting, value
 Returns   {1 changed | 0 had these values, setting, value, ...}, or {-1} where the topic is missing, is being deleted,
           or has another stamp
 Cost      O(settings)
-Atomic    All pairs are written, and the revision grows by one, or nothing happens. Run twice, the second run changes
-          nothing.
+Atomic    All pairs are written, and the revision grows by one, or nothing happens. A second run changes nothing.
 ]]
 --- @include "lib/check"
 local topic = KEYS[1]
-whole(ARGV[1], 0, 9e15, 'created')
+whole_number(ARGV[1], 0, 9e15, 'created')
 local s = redis.call('HMGET', topic, 'created', 'deleting')
 if s[1] ~= ARGV[1] or s[2] then
   return { -1 }

@@ -1,19 +1,19 @@
 --[[
-unclaim: let go of claims whose work was not done.
+unclaim: remove claims whose work was not done.
 
 KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
 ARGV[1..] the owner of each; n of them, at most 1000
-Returns   a letter for each: 1 removed, 0 it was not being consumed by that owner
+Returns   a letter for each: 1 removed, 0 that owner was not consuming it
 Cost      O(n)
-Atomic    All are read before the first write, and no write needs memory. What is consumed stays. Run twice,
-          it removes nothing more, and says so.
+Atomic    All are read before the first write, and no write needs memory. A consumed claim stays. A second run removes
+          nothing more, and answers 0.
 ]]
 --- @include "lib/check"
---- @include "lib/claimed"
-local n = owners(1, 1)
-local values, letters = standing(), {}
+--- @include "lib/claims"
+local n = count_claims(1, 1)
+local values, letters = read_claims(), {}
 for i = 1, n do
-  letters[i] = consumes(values[i], ARGV[i], i) and '1' or '0'
+  letters[i] = is_consuming(values[i], ARGV[i], i) and '1' or '0'
 end
 for i = 1, n do
   if letters[i] == '1' then

@@ -1,7 +1,12 @@
--- retry: where a failed delivery goes. A topic's policy is a ladder: for each retry, the longest wait in
--- ms, separated by commas; `jitter` tells which share of it is left to chance (0 none, 100 all of it).
--- rmq/core/retry.py builds ladders, so no other policy needs words here.
-local function ladder_wait(ladder, jitter, attempt)
+-- Retries of failed deliveries.
+--- @include "lib/dead_letters"
+--- @include "lib/score"
+--- @include "lib/timed_score"
+
+-- How long retry number `attempt` waits, in ms. A topic's policy is a ladder: for each retry the longest wait, separated
+-- by commas; `jitter` is the share of it that is left to chance (0 none, 100 all of it). rmq/core/retry.py builds ladders, so
+-- other policies need no code here.
+local function retry_wait(ladder, jitter, attempt)
   local n = 0
   local last = 0
   for wait in string.gmatch(ladder, '%d+') do
@@ -18,16 +23,15 @@ local function ladder_wait(ladder, jitter, attempt)
   return math.floor(last - share + share * math.random() + 0.5)
 end
 
--- give_back: a delivery that failed with `left` retries remaining goes back to the StoreQueue: at once
--- as a retry, or timed. The record is asked for its priority only when the time has come.
--- In a slot in order (`score` is its old place there) it goes back to that.
-local function give_back(slot, store, failures, id, now, left, made, wait, reason, told, score)
+-- Add a delivery that failed to the StoreQueue again: at once as a retry, or timed. Its record is asked for its priority
+-- only when the time has come. `score`: its old place in a slot in order, else nil.
+local function add_retry(slot, store, failures, id, now, left, made, wait, reason, details, score)
   if score then
     redis.call('ZADD', store, score, id)
   elseif wait > 0 then
-    redis.call('ZADD', store, in_line(store, now + wait, 1), id)
+    redis.call('ZADD', store, next_timed_score(store, now + wait, 1), id)
   else
     redis.call('ZADD', store, ordered_score(left, redis.call('HINCRBY', slot, 'returned', 1)), id)
   end
-  redis.call('HSET', failures, id, failure(left, made, reason, told))
+  redis.call('HSET', failures, id, failure_entry(left, made, reason, details))
 end

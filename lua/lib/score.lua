@@ -1,18 +1,24 @@
--- StoreQueue scores, the twin of rmq/core/score.py.
---
---   1 .. 16             a retried message: deliveries left; larger first
---   17 .. 1 048 575     a priority message; larger first
---   1 048 576 .. 1e12   a timed message that was handed back, and is due; smaller first
---   >= 1e12             a timed message: due, epoch ms; earlier first
---
--- Inside one integer the fraction runs from .5 downwards with every arrival, so that the larger score
--- is the older message; what is handed back unworked goes in front, above .5. One step is the smallest
--- that a double can tell apart at that size: 2^-33 for the largest priorities, 2^-46 for priority 100.
---- @include "lib/families"
+--[[
+Scores of the StoreQueue. Their Python twin is rmq/core/score.py.
 
-local steps = {}
+  1 .. 16             a retry: deliveries left; the larger goes first
+  17 .. 1 048 575     a priority message: its priority; the larger goes first
+  1 048 576 .. 1e12   a due message without a priority that was handed back; the smaller goes first
+  >= 1e12             a timed message: when it is due, epoch ms; the earlier goes first
 
+Retries and priorities: the fraction begins at .5 and falls by one step with every arrival, so the larger score is the
+older message. A message that is handed back goes to the front, above .5. A step is the smallest difference that a
+double has at that size: 2^-33 for the largest priorities, 2^-46 for priority 100.
+
+Scores of timed messages are made in lib/timed_score.
+]]
+local PRIORITY_MIN, PRIORITY_END, TIMED_MIN = 17, 1048576, 1000000000000
+local HANDED_BACK = 500000000000 -- the middle of its range
+
+-- The score of arrival `order` of a priority, or of a retry.
+local steps
 local function ordered_score(integer, order)
+  steps = steps or {}
   local step = steps[integer]
   if not step then
     local _, exponent = math.frexp(integer)
@@ -21,7 +27,7 @@ local function ordered_score(integer, order)
   end
   local score = integer + 0.5 - order * step
   if score < integer then
-    return integer -- more arrivals than the fraction can order: they tie, and go by id, see lib/ties
+    return integer -- more arrivals than the fraction can order: these tie and go by id, see inline/read_ties
   end
   if score >= integer + 1 then
     return integer + 1 - step
@@ -29,15 +35,15 @@ local function ordered_score(integer, order)
   return score
 end
 
--- front_score: in front of its line: of a priority, or of all that is due where `home` is a time. `order` falls with
--- every message that is handed back.
-local function front_score(home, order)
-  return home < PRIORITY_END and ordered_score(home, order) or HANDED_BACK + order
-end
-
--- ordered_text: the same score as digits. Redis turns a number argument into 17 digits the slow way; 16
--- decimals are exact here, since their error is far below half of the smallest step, 2^-48.
+-- The same score as digits. Redis turns a number argument into 17 digits the slow way; 16 decimals are exact here,
+-- since their error is far below half of the smallest step, 2^-48.
 local function ordered_text(integer, order)
   local fraction = ordered_score(integer, order) - integer
   return string.format('%d.%016d', integer, math.floor(fraction * 1e16 + 0.5))
+end
+
+-- A score at the front: of its priority, or of all due messages where `place` is a time. `order` falls with every
+-- message that is handed back.
+local function front_score(place, order)
+  return place < PRIORITY_END and ordered_score(place, order) or HANDED_BACK + order
 end

@@ -1,25 +1,70 @@
--- settled: writing the sets of settled ids that lib/known.lua reads.
---- @include "lib/turn"
--- check: notices a wrong type before the first write.
-local function settled_check(even, odd, window, turn_seen, now)
-  local turn = settled_turn(window, now, turn_seen)
-  redis.call('SCARD', turn % 2 == 1 and odd or even)
-  if turn ~= turn_seen then
-    redis.call('SCARD', turn % 2 == 1 and even or odd)
+--[[
+Ids of settled messages, remembered for at least the topic's dedup window.
+
+Two sets take turns: one is filled for a window while the other ages; then the older one is dropped whole. So an id is
+remembered for one to two windows, and forgetting costs nothing for each id. The sets do not expire: Redis frees a key
+that expires in its main thread, 100 to 300 ms for 600 000 ids. UNLINK in a script frees it in another thread; the next
+writer to the slot calls it, or tidy, called by an idle consumer or an operator.
+
+A clock that steps back does not turn them back. Where it was more than one window ahead, the turns follow it again: the
+set that is being filled becomes that of the next turn with its parity, so that nothing is forgotten early; its ids are
+remembered for three windows at most.
+]]
+-- The number of the turn; `last_turn` is the one noted in the slot, or nil.
+local function turn_of(window, now, last_turn)
+  local turn = math.floor(now / window)
+  if last_turn and last_turn > turn + 1 then
+    return turn + (last_turn + turn) % 2
   end
+  return math.max(turn, last_turn or 0)
 end
 
--- remember: notes ids (a list) as settled. Call it after a write that frees memory, see lib/drain.
-local function settled_remember(slot, even, odd, window, turn_seen, now, ids)
-  local turn = settled_turn(window, now, turn_seen)
+-- For each of the ids given[from..to], 1 where it was settled inside the window; nil where no id was.
+local function find_settled(even, odd, window, last_turn, now, given, from, to)
+  local turn = turn_of(window, now, last_turn)
+  if last_turn == nil or turn - last_turn >= 2 then
+    return nil -- both sets are older than the window, or never were
+  end
   local young, old = even, odd
   if turn % 2 == 1 then
     young, old = odd, even
   end
-  if turn_seen ~= turn then
-    if turn_seen == nil or turn > turn_seen then
+  -- The older set still counts in the turn after its own; the other one only in its own turn.
+  local settled = redis.call('SCARD', old) > 0 and redis.call('SMISMEMBER', old, unpack(given, from, to))
+  if turn <= last_turn then
+    local more = redis.call('SMISMEMBER', young, unpack(given, from, to))
+    if not settled then
+      return more
+    end
+    for i = 1, #settled do
+      if more[i] == 1 then
+        settled[i] = 1
+      end
+    end
+  end
+  return settled
+end
+
+-- Notice a wrong type before the first write.
+local function check_settled_sets(even, odd, window, last_turn, now)
+  local turn = turn_of(window, now, last_turn)
+  redis.call('SCARD', turn % 2 == 1 and odd or even)
+  if turn ~= last_turn then
+    redis.call('SCARD', turn % 2 == 1 and even or odd)
+  end
+end
+
+-- Note ids (a list) as settled. Call it after a write that frees memory or needs none.
+local function remember_settled(slot, even, odd, window, last_turn, now, ids)
+  local turn = turn_of(window, now, last_turn)
+  local young, old = even, odd
+  if turn % 2 == 1 then
+    young, old = odd, even
+  end
+  if last_turn ~= turn then
+    if last_turn == nil or turn > last_turn then
       redis.call('UNLINK', young)
-      if turn_seen == nil or turn - turn_seen > 1 then
+      if last_turn == nil or turn - last_turn > 1 then
         redis.call('UNLINK', old)
       end
     end

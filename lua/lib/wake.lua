@@ -1,12 +1,57 @@
--- wake: tells sleeping consumers that this slot has something sooner than they know. `waiting` is the
--- time until which somebody said that it may be asleep; a busy topic has none, and pays nothing.
--- The channel comes from the caller: it belongs to the topic, and channels are not keys. By the time of the
--- PUBLISH everything is written, so a refusal must not stop the script: a Redis 7 user has no channels unless
--- the ACL names them. Consumers then find the work by their look once a second.
-local function awaited(waiting, now)
+-- Sleeping consumers: when they next have work, noting them, waking them.
+--- @include "lib/score"
+--- @include "lib/writes"
+
+-- The (microseconds, field) until a slot next has work for a consumer: 0 now, -1 never as things stand. Work is a
+-- message that may be taken, or a lease that expired. A slot in order (`hold` is not nil) has none before its hold, and
+-- none while something is in flight but a lease that expires. The field is where a sleeper is noted: `blocked` when
+-- it waits for others to settle their deliveries, so that sends do not wake it in vain, else `waiting`.
+local function next_ready_in(store, prepare, now_us, hold)
+  local ready
+  if redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_END) > 0 then
+    if not hold then
+      return 0, 'waiting'
+    end
+    ready = 0
+  else
+    local head = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    ready = head[2] and math.floor(tonumber(head[2]))
+  end
+  local field = 'waiting'
+  local lease = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
+  if lease[2] then
+    local deadline = math.floor(tonumber(lease[2]) / 1000) * 1000
+    if hold then
+      field = ready and 'blocked' or field
+      ready = deadline
+    elseif not ready or deadline < ready then
+      ready = deadline
+    end
+  elseif ready and hold and hold > ready then
+    ready, field = hold, 'blocked'
+  end
+  if not ready then
+    return -1, field
+  end
+  return math.max(0, ready * 1000 - now_us), field
+end
+
+-- Note that a consumer may be asleep for the next seconds, also while Redis is at maxmemory. `field` comes from
+-- next_ready_in.
+local function note_sleeper(slot, store, field, now)
+  allow_oom(store)
+  redis.call('HSET', slot, field, now + 3000)
+end
+
+-- Whether a consumer may be asleep: `waiting` is the time until which it said so. A busy topic has none, and pays
+-- nothing.
+local function is_awaited(waiting, now)
   return waiting and tonumber(waiting) > now
 end
 
+-- Wake the sleeping consumers of the topic. The caller passes the channel: it belongs to the topic, and a channel is not
+-- a key. At the time of the PUBLISH everything is written, so a refusal must not stop the script: a Redis 7 user has no
+-- channels unless the ACL names them. Consumers then find the work when they look once a second.
 local function wake(slot, channel, index)
   redis.call('HSET', slot, 'waiting', 0)
   redis.pcall('PUBLISH', channel, index)

@@ -219,7 +219,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "claim": {0: "now_us", 1: "hold_ms"},
     "extend": {0: "now_us", 2: "lease_ms"},
     "finish": {0: "now_us", -1: "ttl_ms"},
-    "merge": {0: "now_us", 10: "max_wait_ms", 11: "most bytes"},
+    "merge": {0: "now_us", 10: "max_wait_ms", 11: "max_bytes"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next": {0: "now_us"},
     "peek": {3: "offset", 4: "limit"},

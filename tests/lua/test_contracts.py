@@ -19,7 +19,8 @@ from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish, place_of
 
 NAMES = scripts.names()
-LIBRARY = sorted(path.stem for path in (scripts.directory() / "lib").glob("*.lua"))
+LUA = Path(str(scripts.directory()))
+LIBRARY = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.glob("lib/**/*.lua"))
 SECTIONS = ("KEYS", "ARGV", "Returns", "Cost", "Atomic")
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
 
@@ -113,7 +114,7 @@ def test_every_script_has_a_test_file(verb):
     assert (Path(__file__).parent / f"test_{verb}.py").is_file()
 
 
-@pytest.mark.parametrize("verb", [*NAMES, *(f"lib/{part}" for part in LIBRARY)])
+@pytest.mark.parametrize("verb", [*NAMES, *LIBRARY])
 def test_script_keeps_the_rules_of_the_house(verb):
     text = scripts.source(verb)
 
@@ -144,8 +145,8 @@ def test_every_include_is_there_and_none_is_left_unexpanded(verb):
 
 def test_every_library_piece_is_used():
     texts = [scripts.source(verb) for verb in NAMES]
-    texts += [scripts.source(f"lib/{part}") for part in LIBRARY]
-    used = {part for text in texts for part in re.findall(r'@include "lib/(\w+)"', text)}
+    texts += [scripts.source(part) for part in LIBRARY]
+    used = {part for text in texts for part in re.findall(r'@include "(lib/[\w/]+)"', text)}
 
     assert used == set(LIBRARY)
 
@@ -157,7 +158,7 @@ def test_library_pieces_that_a_script_calls_are_included(verb):
     own = {
         function
         for part in LIBRARY
-        for function in re.findall(r"^local function (\w+)", scripts.source(f"lib/{part}"), re.M)
+        for function in re.findall(r"^local function (\w+)", scripts.source(part), re.M)
     }
 
     called = {word for word in re.findall(r"(?<![.\w:])(\w+)\(", text) if word in own}

@@ -1,4 +1,4 @@
-"""lib/score.lua and lib/check.lua, through scripts of the test's own."""
+"""lib/score.lua, lib/timed_score.lua and lib/check.lua, called from scripts that the test writes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_largest_priority_tells_at_least_four_thousand_million_arrivals_apart(ra
 @pytest.mark.parametrize("place", [0, 1, 2, 511, 1022, 1023])
 @pytest.mark.parametrize("ask", [0, 1])
 def test_timed_score_gives_back_what_was_put_in(raw, due, place, ask):
-    text = library("timed") + (
+    text = library("timed_score") + (
         "local s = timed_score(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))"
         "redis.call('ZADD', KEYS[1], s, 'm')"
         "local back = tonumber(redis.call('ZSCORE', KEYS[1], 'm'))"
@@ -77,8 +77,8 @@ def test_timed_score_gives_back_what_was_put_in(raw, due, place, ask):
 
 
 @pytest.mark.parametrize("text", ["0", "1", "007", "1000"])
-def test_whole_takes_digits(raw, text):
-    assert raw.eval(library("check") + "return whole(ARGV[1], 0, 1000, 'x')", 0, text) == int(text)
+def test_whole_number_takes_digits(raw, text):
+    assert raw.eval(library("check") + "return whole_number(ARGV[1], 0, 1000, 'x')", 0, text) == int(text)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_whole_takes_digits(raw, text):
     ["", "nan", "-nan", "inf", "-inf", "0x10", "1e2", "1.5", "1.0", "-1", "+1", " 1", "1 ", "1\n",
      "1001", "9" * 400, "one", "1\0", "\0"],
 )  # fmt: skip
-def test_whole_refuses_everything_else_and_does_not_repeat_it(raw, text):
+def test_whole_number_refuses_everything_else_and_does_not_repeat_it(raw, text):
     with pytest.raises(redis.ResponseError) as caught:
-        raw.eval(library("check") + "return whole(ARGV[1], 0, 1000, 'a_name')", 0, text)
+        raw.eval(library("check") + "return whole_number(ARGV[1], 0, 1000, 'a_name')", 0, text)
 
     assert "RMQARG a_name" in str(caught.value)
     if text.strip() and text != "one":

@@ -23,7 +23,7 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "pop, then add": [("prepare", "redis.call('ZADD', prepare, unpack(leases))", "")],
     "no dedup in send": [
-        ("send", "local again = here[i] or (known and known[i] == 1)", "local again = false")
+        ("send", "local duplicate = stored[i] or (settled and settled[i] == 1)", "local duplicate = false")
     ],
     "smallest priority first": [
         (
@@ -33,7 +33,7 @@ MUTANTS: dict[str, list[Change]] = {
         )
     ],
     "delivered early": [("prepare", "'(' .. string.format('%.0f', now + 1)", "'+inf'")],
-    "a nack costs nothing": [("nack", "mine[m], now, left, made", "mine[m], now, left + 1, made")],
+    "a nack costs nothing": [("nack", "ids[i], now, left, made", "ids[i], now, left + 1, made")],
     "a merge is swallowed in flight": [
         ("prepare", "redis.call('HDEL', merge, unpack(merge_keys))", ""),
         (
@@ -48,7 +48,7 @@ MUTANTS: dict[str, list[Change]] = {
     "the lease is rounded down": [
         ("prepare", "math.ceil((now + lease)", "math.floor((now + lease)")
     ],
-    "an ack forgets the record": [("ack", "redis.call('HDEL', KEYS[3], unpack(mine))", "")],
+    "an ack forgets the record": [("ack", "redis.call('HDEL', KEYS[3], unpack(held_ids))", "")],
     "a cancel takes what is in flight": [
         ("cancel", "if redis.call('ZSCORE', KEYS[3], id) then", "if false then")
     ],
@@ -58,7 +58,7 @@ MUTANTS: dict[str, list[Change]] = {
     ],
 }
 
-_PLACE = "return front_score(home, places.front - behind)"
+_PLACE = "return front_score(place, places.front - behind)"
 # Of slots in order, and hunted by a machine whose consumers are ordered.
 IN_ORDER: dict[str, list[Change]] = {
     "two batches of a slot": [
@@ -66,10 +66,10 @@ IN_ORDER: dict[str, list[Change]] = {
     ],
     "the hold is ignored": [("prepare", "if in_flight or hold > now then", "if in_flight then")],
     "a failed one goes to the back": [
-        ("nack", _PLACE, "return ordered_score(home, redis.call('HINCRBY', KEYS[1], 'order', 1))")
+        ("nack", _PLACE, "return ordered_score(place, redis.call('HINCRBY', KEYS[1], 'order', 1))")
     ],
     "a rollback turns a batch round": [
-        ("rollback", _PLACE, "return ordered_score(home, places.front - 2047 + behind)")
+        ("rollback", _PLACE, "return ordered_score(place, places.front - 2047 + behind)")
     ],
     "released ones stand where the next batch will": [
         ("prepare", "tonumber(places[1] or 0) - tonumber(places[2] or 0)", "places[1] or 0")

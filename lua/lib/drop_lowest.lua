@@ -1,7 +1,8 @@
--- room_for: where a slot is full and its topic drops the lowest: a function that drops the `excess` messages of the
--- lowest priority, or nil where they are not all worth less than `least`, the lowest score of the newcomers, or
--- are too many. All is read and checked here; the function writes.
-local function room_for(slot, store, records, failures, merge, audit, excess, least, now)
+-- Making room in a full slot whose topic drops the lowest priority.
+
+-- A function that drops the `excess` messages of the lowest priority; nil where they are more than 1000, or not all below
+-- `least`, the lowest score of the new messages. Everything is read and checked here; the function only writes.
+local function plan_drop_lowest(slot, store, records, failures, merge, audit, excess, least, now)
   if excess > 1000 then
     return nil
   end
@@ -19,16 +20,16 @@ local function room_for(slot, store, records, failures, merge, audit, excess, le
   if redis.call('HLEN', merge) > 0 then
     for i = 1, #dropped do
       local _, _, key = envelope(redis.call('HGET', records, dropped[i]) or '')
-      local held = key and redis.call('HGET', merge, key)
-      if held and string.sub(held, 1, 16) == dropped[i] then
+      local entry = key and redis.call('HGET', merge, key)
+      if entry and string.sub(entry, 1, 16) == dropped[i] then
         unmerged[#unmerged + 1] = key
       end
     end
   end
   return function()
     if audited then
-      --- @include "lib/depart"
-      depart(slot, audit, 'accounted', numbers_at(records, dropped, 100), now)
+      --- @include "lib/audit"
+      account_for(slot, audit, 'accounted', read_numbers(records, dropped, 100), now)
     end
     redis.call('ZREM', store, unpack(dropped))
     if #unmerged > 0 then

@@ -1,7 +1,15 @@
--- ties: part of take, for a slot whose counters have gone beyond what a score can order. Messages that came after
--- that share the lowest score of their priority, and those handed back the highest one. Read from above, as all
--- priorities are, equal scores come with the largest id first; here they come with the smallest, which is the
--- oldest where ids are made by producers. Every turn takes one message at least.
+--[[
+read_ties: read the priorities of a slot whose counters have gone beyond what a score can order, for take_messages.
+Messages that came after that share the lowest score of their priority, and those handed back the highest. Read from
+above, as all priorities are, equal scores come with the largest id first; here they come with the smallest, which is
+the oldest where producers make the ids. Every turn of the loop takes one message at least.
+
+Reads:     store, limit, n, batch
+Writes:    batch: the ids
+Declares:  TIES_PAGE, bound, room
+Returns for the caller: no
+]]
+--- @include "lib/score"
 local TIES_PAGE = 20
 batch = {}
 local bound, room = '(1048576', limit - n

@@ -1,5 +1,7 @@
--- whereis: for a verb that changes a waiting message: its score and record, or nil and where it is instead.
-local function whereis(slot, store, prepare, records, dead, id)
+-- Finding a message that is to be changed while it waits.
+
+-- The (score, record) of a waiting message, or (nil, where it is instead).
+local function locate(slot, store, prepare, records, dead, id)
   if redis.call('HEXISTS', slot, 'created') == 0 then
     fail('GONE', slot)
   end

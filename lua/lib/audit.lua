@@ -1,0 +1,101 @@
+--[[
+The open numbers of audited messages.
+
+The numbers that are not accounted for, of every producer, stand in one zset as ranges. All scores are 0, so the members
+are in the order of their text:
+
+  <producer>:<last>:<first>:<since>        numbers first .. last; since when they are known, epoch ms
+  <producer>:~:<first>:<heard>:<sent>      all numbers from first on; when the producer was last heard of, and up to
+                                           which number it reported its messages as accepted
+
+The lowest `first` less one is the low-water mark of a producer. A range holds the numbers that wait in a row, so the
+zset grows with disorder, not with the length of the queue.
+]]
+--- @include "lib/record"
+local function range_member(producer, first, last, since)
+  return string.format('%s:%015.0f:%015.0f:%013.0f', producer, last, first, since)
+end
+
+local function future_member(producer, first, heard, sent)
+  return string.format('%s:~:%015.0f:%013.0f:%015.0f', producer, first, heard, sent)
+end
+
+-- The (producer, first, last or nil, since or heard, sent or nil) of a member.
+local function parse_member(member)
+  local producer, last, first, since, sent = string.match(member, '^(%x+):([%d~]+):(%d+):(%d+):?(%d*)$')
+  if not producer then
+    return
+  end
+  return producer, tonumber(first), tonumber(last), tonumber(since), tonumber(sent)
+end
+
+-- Take first .. last out of a producer's open numbers, and return how many of them were open. A producer that is
+-- not there has none. Touches at most as many ranges as there are numbers.
+local function close_range(audit, producer, first, last, now)
+  local members = redis.call('ZRANGEBYLEX', audit, '[' .. producer .. ':' .. string.format('%015.0f', first),
+    '[' .. producer .. ':~~', 'LIMIT', 0, last - first + 1)
+  local closed = 0
+  for m = 1, #members do
+    local _, low, high, since, sent = parse_member(members[m])
+    if not low or low > last then
+      break
+    end
+    closed = closed + math.min(last, high or last) - math.max(first, low) + 1
+    redis.call('ZREM', audit, members[m])
+    if low < first then
+      redis.call('ZADD', audit, 0, range_member(producer, low, first - 1, high and since or now))
+    end
+    if not high then
+      redis.call('ZADD', audit, 0, future_member(producer, math.max(low, last + 1), since, sent))
+    elseif high > last then
+      redis.call('ZADD', audit, 0, range_member(producer, last + 1, high, since))
+    end
+  end
+  return closed
+end
+
+-- The numbers in a list of records (`read` is number_of) or of texts (parse_number), added to `numbers`: the producers
+-- in a list, and under each producer its numbers.
+local function add_numbers(list, read, numbers)
+  for i = 1, #list do
+    local producer, number = read(list[i])
+    if producer then
+      if not numbers[producer] then
+        numbers[producer] = {}
+        numbers[#numbers + 1] = producer
+      end
+      table.insert(numbers[producer], number)
+    end
+  end
+  return numbers
+end
+
+-- The numbers of messages whose records are read here, `chunk` at a time: as many as 16 MiB hold.
+local function read_numbers(records, ids, chunk)
+  local numbers = {}
+  for from = 1, #ids, chunk do
+    local page = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
+    add_numbers(page, number_of, numbers)
+  end
+  return numbers
+end
+
+-- Account for the numbers of messages that leave the slot for good, and add how many to a counter of the slot. The first
+-- write needs no memory, so it may come before the messages are removed.
+local function account_for(slot, audit, counter, numbers, now)
+  local closed = 0
+  redis.call('ZCARD', audit) -- notices a wrong type, whether anything is numbered or not
+  for p = 1, #numbers do
+    local of_producer, first = numbers[numbers[p]], 1
+    table.sort(of_producer)
+    for i = 1, #of_producer do
+      if i == #of_producer or of_producer[i + 1] > of_producer[i] + 1 then
+        closed = closed + close_range(audit, numbers[p], of_producer[first], of_producer[i], now)
+        first = i + 1
+      end
+    end
+  end
+  if closed > 0 then
+    redis.call('HINCRBY', slot, counter, closed)
+  end
+end

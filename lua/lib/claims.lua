@@ -1,0 +1,53 @@
+-- Claims: `consuming <owner> <since>` or `consumed <owner> <at>`, times in epoch ms.
+
+-- The values at KEYS, false where a key is missing. A key that is no string stops the script.
+local function read_claims()
+  local values, absent = redis.call('MGET', unpack(KEYS)), {}
+  for i = 1, #KEYS do
+    if not values[i] then
+      absent[#absent + 1] = KEYS[i]
+    end
+  end
+  if #absent > 0 and redis.call('EXISTS', unpack(absent)) > 0 then
+    for a = 1, #absent do
+      redis.call('GET', absent[a]) -- raises the error that MGET does not: a wrong type
+    end
+  end
+  return values
+end
+
+-- The (state, owner, time) of the i-th value.
+local function parse_claim(value, i)
+  local state, owner, since = string.match(value, '^(%l+) (%S+) (%d+)$')
+  if state ~= 'consuming' and state ~= 'consumed' then
+    fail('CLAIM', i) -- the position, not the key: its name holds a caller's text
+  end
+  return state, owner, tonumber(since)
+end
+
+-- Whether the i-th value is a claim that this owner holds and has not finished.
+local function is_consuming(value, owner, i)
+  local held = 'consuming ' .. owner .. ' '
+  if not value or string.sub(value, 1, #held) == held then
+    return value
+  end
+  parse_claim(value, i) -- stops the script where it is no claim
+end
+
+-- Check the owners, which begin at ARGV[first], and return how many claims the call is about. The call has `each`
+-- arguments for each claim.
+local function count_claims(first, each)
+  local n = #KEYS
+  if n > 1000 or #ARGV ~= first - 1 + n * each then
+    fail('ARG', 'count')
+  end
+  for i = first, first + n - 1 do
+    if #ARGV[i] < 1 or #ARGV[i] > 100 then
+      fail('ARG', 'owner')
+    end
+  end
+  if string.find(table.concat(ARGV, '', first, first + n - 1), '%s') then
+    fail('ARG', 'owner')
+  end
+  return n
+end

@@ -1,0 +1,24 @@
+--[[
+return_empty: end a take that found nothing, for take_messages: say when the slot next has work, and note that the
+caller may sleep until then.
+
+Reads:     slot, store, prepare: keys
+           now, now_us, hold, promoted, reply, waits, again; session, number where again is true
+Writes:    nothing
+Declares:  wait, field
+Returns for the caller: yes: the reply
+]]
+--- @include "lib/wake"
+--- @include "lib/writes"
+local wait, field = next_ready_in(store, prepare, now_us, hold)
+reply[1] = promoted > 0 and 0 or wait
+if waits == '1' and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, field) or 0) < now + 1500 then
+  note_sleeper(slot, store, field, now)
+end
+if again then
+  -- A poll that finds nothing writes nothing; but an earlier copy of this call may still be in the network.
+  --- @include "lib/replay"
+  allow_oom(store)
+  remember(session, number, '0:0:')
+end
+return reply

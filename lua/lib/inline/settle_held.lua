@@ -1,0 +1,30 @@
+--[[
+settle_held: remove deliveries for good, for ack and query_settle.
+
+Reads:     KEYS 1 to 6 as ack has them
+           slot, prepare: keys
+           now, held_ids: a list of one id at least, all held by the caller
+           failed: how many messages of the slot have failed
+           window, last_turn: the dedup window, and its turn as the slot has noted it
+           blocked, channel, index: for waking consumers of a slot in order
+Writes:    nothing
+Declares:  removed: how many were settled
+Returns for the caller: no
+]]
+--- @include "lib/settled"
+redis.call('HDEL', KEYS[3], unpack(held_ids)) -- also notices a wrong type there, before anything is removed
+local removed = redis.call('ZREM', prepare, unpack(held_ids))
+if failed > 0 then
+  redis.call('HDEL', KEYS[4], unpack(held_ids))
+end
+redis.call('HINCRBY', slot, 'settled', removed)
+if window > 0 then
+  remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, held_ids)
+end
+if blocked then
+  --- @include "lib/in_order"
+  --- @include "lib/wake"
+  if unblock(slot, prepare, blocked, now) then
+    wake(slot, channel, index)
+  end
+end

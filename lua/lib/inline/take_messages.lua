@@ -1,0 +1,184 @@
+--[[
+take_messages: pick the messages that go next and remove them from the StoreQueue, for prepare and query_take. It is
+placed inline, and seldom needed parts are included in their branch: every function of a script is made anew at each
+run, which is costly for a script that takes one message.
+
+Reads:     slot, store, prepare, records, dead, failures, merge, audit: keys
+           now, now_us, limit, waits, ordered
+           created: the topic's stamp, as the caller opened it
+           again: whether an earlier copy of this call had no reply; then also session and number
+Writes:    limit
+Declares:  ids, taken, n: ids and records of the messages taken, and how many they are
+           retries_left: false, or by position the retries that remain to messages that have failed before
+           reply: the fields of the reply, without the deadline
+           drained: whether there is nothing more to take just now
+           max_retries, s, chunk, takes, expired_leases, failed, any_failed, promoted, hold, query_expired, picked,
+           to_inspect, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
+Returns for the caller: yes: the reply, when there is nothing to take
+]]
+--- @include "lib/check"
+--- @include "lib/score"
+local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
+  'ordered', 'audited', 'queries_until', 'front')
+if s[1] ~= created then
+  fail(s[1] and 'ANEW' or 'GONE', slot)
+end
+if s[9] then
+  redis.call('ZCARD', audit)
+end
+local max_retries, chunk, takes = tonumber(s[2]), tonumber(s[3]), tonumber(s[6] or 0) + 1
+-- A deadline is a whole second, a receipt just above it.
+local expired_leases = redis.call('ZCOUNT', prepare, '-inf', '(' .. string.format('%.0f', math.floor(now / 1000) * 1000 + 1000))
+local failed = redis.call('HLEN', failures)
+local any_failed = failed > 0
+local TAKE_MOST, TAKE_BYTES = 1000, 16777216
+local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
+local ids, retries_left, promoted, hold = {}, false, 0, nil
+local query_expired = s[10] and tonumber(s[10]) <= now -- the lease of a query expired
+local reply = { 0, (expired_leases > 0 and 1 or 0) + (query_expired and 2 or 0), 0, tonumber(s[5] or 0) + 1,
+  tonumber(s[7] or 0), '', {}, {} }
+
+-- In a slot in order, or for a caller that asks for order, nothing is taken while something is in flight, nor before the
+-- hold. So one batch of the slot is in flight at a time, and its consumer owns the slot until all of it is
+-- settled or its lease expires.
+if ordered or s[8] then
+  --- @include "lib/in_order"
+  hold = hold_until(slot, store, s[8], now) or 1
+  local in_flight = redis.call('ZCARD', prepare) > 0
+  if in_flight and ordered and not s[8] then
+    -- Deliveries from before the slot was in order: those that come back go to the front from now on.
+    --- @include "lib/writes"
+    allow_oom(store)
+    redis.call('HSET', slot, 'ordered', 1, 'mixed', 1)
+  end
+  if in_flight or hold > now then
+    --- @include "lib/inline/return_empty"
+  end
+  if ordered and failed > redis.call('ZCARD', dead) then
+    limit = 1 -- it may be a message that kills its consumer: those behind it must not lose retries for that
+  end
+end
+
+-- Due timed messages go first, earliest first; then priorities, larger first; then retries, larger first. One take in
+-- five begins with the retries, so that a flood of other messages cannot starve them. A take in order always
+-- does: the retries there failed before the slot was in order, and are older than all that waits.
+for turn = 1, 3 do
+  local family = (ordered or takes % 5 == 0) and (turn + 1) % 3 + 1 or turn
+  local n = #ids
+  if n >= limit then
+    break
+  end
+  if family == 1 then
+    local past = '(' .. string.format('%.0f', now + 1)
+    local page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
+    if #page > 0 then
+      --- @include "lib/inline/promote_due"
+    end
+  elseif family == 2 then
+    local batch
+    if tonumber(s[4] or 0) < ORDER_END and tonumber(s[11] or 0) > -ORDER_END then
+      batch = redis.call('ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN, 'LIMIT', 0, limit - n)
+    else
+      --- @include "lib/inline/read_ties"
+    end
+    if any_failed and #batch > 0 then
+      retries_left = retries_left or {}
+      local entries = redis.call('HMGET', failures, unpack(batch))
+      for i = 1, #batch do
+        retries_left[n + i] = entries[i] and math.max(0, string.byte(entries[i], 1) - 1) or nil
+      end
+    end
+    if n == 0 then
+      ids = batch
+    else
+      for i = 1, #batch do
+        ids[n + i] = batch[i]
+      end
+    end
+  else
+    local batch = redis.call('ZREVRANGEBYSCORE', store, '(17', 0, 'WITHSCORES', 'LIMIT', 0, limit - n)
+    if #batch > 0 then
+      if takes % 10 == 0 and not ordered then
+        -- One take in ten begins with the retries that have the fewest deliveries left, the oldest of each number first:
+        -- they stand behind all that failed for the first time, and a steady stream of those would starve them.
+        batch = {}
+        for left = 1, 16 do
+          local room = limit - n - #batch / 2
+          if room < 1 then
+            break
+          end
+          local level = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', left + 1), left, 'WITHSCORES',
+            'LIMIT', 0, room)
+          for i = 1, #level do
+            batch[#batch + 1] = level[i]
+          end
+        end
+      end
+      retries_left = retries_left or {}
+      for i = 1, #batch / 2 do
+        ids[n + i] = batch[2 * i - 1]
+        retries_left[n + i] = math.max(0, math.floor(tonumber(batch[2 * i])) - 1)
+      end
+    end
+  end
+end
+
+-- The records, as many as 16 MiB hold. An id without a record stops the script: nothing has been taken. `to_inspect`:
+-- the positions of records that may have expired or may be in the merge index (flags 2 and 4).
+local picked, taken, to_inspect, bytes, from = #ids, {}, nil, 0, 1
+while from <= picked and bytes < TAKE_BYTES do
+  local to = math.min(picked, from + chunk - 1)
+  local batch = redis.call('HMGET', records, unpack(ids, from, to))
+  for i = 1, #batch do
+    local record = batch[i]
+    if not record or #record < 8 then
+      fail('RECORD', records)
+    end
+    bytes = bytes + #record
+    if string.byte(record, 1) % 8 >= 2 then
+      to_inspect = to_inspect or {}
+      to_inspect[#to_inspect + 1] = from + i - 1
+    end
+    if from > 1 then
+      taken[from + i - 1] = record
+    end
+  end
+  if from == 1 then
+    taken = batch
+  end
+  from = to + 1
+end
+
+local all = #taken
+local n = all
+if all == 0 then
+  --- @include "lib/inline/return_empty"
+end
+if to_inspect then
+  --- @include "lib/inline/remove_taken"
+else
+  redis.call('ZREM', store, unpack(ids, 1, all))
+end
+redis.call('HSET', slot, 'delivered', reply[4] + n - 1, 'takes', takes)
+if hold then
+  -- Move `front` past the places of what came back since the last take; lib/in_order counts from there.
+  local places = redis.call('HMGET', slot, 'front', 'span')
+  redis.call('HSET', slot, 'front', tonumber(places[1] or 0) - tonumber(places[2] or 0), 'ordered', 1)
+  redis.call('HDEL', slot, 'span', 'holder', 'mixed')
+  if not ordered then
+    redis.call('HDEL', slot, 'ordered') -- nothing is in flight and nothing held: a plain caller ends the order
+  end
+end
+if retries_left then
+  local marks = {}
+  for i = 1, n do
+    retries_left[i] = retries_left[i] or max_retries
+    marks[i] = string.char(retries_left[i])
+  end
+  reply[6] = table.concat(marks)
+end
+if picked > n then
+  ids, taken = { unpack(ids, 1, n) }, { unpack(taken, 1, n) }
+end
+reply[7], reply[8] = ids, taken
+local drained = all < limit and all == picked and promoted == 0

@@ -1,0 +1,22 @@
+-- Writes that avoid a limit or a slow path of Redis.
+
+-- Let the script write while Redis is at maxmemory: Redis stops checking memory once a script has made a write that
+-- needs none. Removing a member that is not there is such a write.
+local function allow_oom(zset)
+  redis.call('ZREM', zset, '')
+end
+
+-- Add many members to a sorted set that may be small. Redis keeps up to 128 members as a packed list, where every insert
+-- and every look-up reads score texts one by one: a batch of 100 costs four times what it costs in the form for large
+-- sets. A member that is too long for the packed list makes Redis change the form at once, for as long as the key lives.
+local function add_many(zset, scores_and_members)
+  local packed = redis.call('ZCARD', zset) <= 128
+  local long_member = '-----------------------------------------------------------------' -- 65 bytes
+  if packed then
+    redis.call('ZADD', zset, 0, long_member)
+  end
+  redis.call('ZADD', zset, unpack(scores_and_members))
+  if packed then
+    redis.call('ZREM', zset, long_member)
+  end
+end
