@@ -1,4 +1,4 @@
-"""lib/score.lua, lib/timed_score.lua and lib/check.lua, called from scripts that the test writes."""
+"""Scores and number checks of lua/lib, called from scripts that the test writes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_timed_score_gives_back_what_was_put_in(raw, due, place, ask):
 
 @pytest.mark.parametrize("text", ["0", "1", "007", "1000"])
 def test_whole_number_takes_digits(raw, text):
-    assert raw.eval(library("check") + "return whole_number(ARGV[1], 0, 1000, 'x')", 0, text) == int(text)
+    assert raw.eval(
+        library("check") + "return whole_number(ARGV[1], 0, 1000, 'x')", 0, text
+    ) == int(text)
 
 
 @pytest.mark.parametrize(

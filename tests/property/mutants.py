@@ -23,7 +23,11 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "pop, then add": [("prepare", "redis.call('ZADD', prepare, unpack(leases))", "")],
     "no dedup in send": [
-        ("send", "local duplicate = stored[i] or (settled and settled[i] == 1)", "local duplicate = false")
+        (
+            "send",
+            "local duplicate = stored[i] or (settled and settled[i] == 1)",
+            "local duplicate = false",
+        )
     ],
     "smallest priority first": [
         (
