@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
+# Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help run test older engines spark fmt lint types layers bench peers load build check clean
 
 help: ## print this list
