@@ -68,7 +68,7 @@ def _find_binary(directory: str) -> str:
         version = supervisor.version_of(binary)
         if version is None:
             continue
-        readable = wrote is None or embedded_supervisor.reads(version, wrote)
+        readable = wrote is None or supervisor.reads(version, wrote)
         same_kind = wrote is None or version.name == wrote.name
         rank = (readable, same_kind, version.numbers)
         if rank > best_rank:  # of equal ones the first on PATH
