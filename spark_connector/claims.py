@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import rmq
-from rmq.client.query import Held
+from rmq.connectors import Held
 from rmq.errors import QueryOwned, StorageError
 from spark_connector.link import connect, patient
 from spark_connector.offset import Offset

@@ -26,8 +26,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rmq.core.codec import by_name
-from rmq.core.message import Merge, Outgoing
+from rmq import Outgoing
+from rmq.connectors import Merge, codec_of
 from rmq.errors import EncodeError, InvalidValue, RMQError
 
 _TEXT = (StringType, BinaryType)
@@ -68,7 +68,7 @@ class Encoded:
     """Bodies that some codec has written already, checked by reading them."""
 
     def __init__(self, name: str) -> None:
-        self._codec = by_name(name)
+        self._codec = codec_of(name)
         self.name, self.number = name, self._codec.number
 
     def encode(self, body: Any) -> bytes:

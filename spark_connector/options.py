@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rmq.core.keys import check_name
-from rmq.core.message import Merge
+from rmq.connectors import Merge, check_name, parse_url, redact_url
 from rmq.errors import ConfigurationError, InvalidValue
-from rmq.transport.url import parse, redact
 
 QUEUES = ("store", "prepare", "dead")
 LEASE_MAX_S = 43_200.0  # 12 hours, as for every lease
@@ -88,7 +86,7 @@ def choice(*words: str) -> Callable[[str, str], str]:
 
 
 def _url(name: str, given: str) -> str:
-    parsed = parse(given)
+    parsed = parse_url(given)
     if parsed.scheme == "embedded":
         raise InvalidValue(
             f"{name}: an embedded server serves one machine, and a task may run on another; "
@@ -225,7 +223,7 @@ def checked(
 
 
 def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option, ...]) -> str:
-    shown = redact(key)[:60]
+    shown = redact_url(key)[:60]
     if table is SINK and key.lower() in _NO_SINK:
         return f"{shown}: {_NO_SINK[key.lower()]}"
     if key.lower() in _FOREIGN:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmq import Page, Span
-from rmq.core.message import Message, Place
+from rmq import Message, Page, Span
+from rmq.connectors import Place
 from rmq.errors import InvalidValue
 from spark_connector.claims import PATIENCE_S
 from spark_connector.link import connect, patient

@@ -28,8 +28,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rmq.client.query import BARE, Block, Record, envelope_of, is_bare, value_of
-from rmq.core.ids import SIZE, TEXT_SIZE, texts
+from rmq.connectors import (
+    BARE,
+    ID_BYTES,
+    ID_CHARS,
+    Block,
+    Record,
+    envelope_of,
+    id_texts,
+    is_bare,
+    value_of,
+)  # fmt: skip
 from rmq.errors import DecodeError, InvalidValue
 
 # name, type, whether it may be null
@@ -107,8 +116,8 @@ def fingerprint(error: str) -> str | None:
 
 def _texts(ids: bytes) -> pa.Array:
     """The ids as text."""
-    whole = pa.py_buffer(texts(ids))
-    fixed = pa.Array.from_buffers(pa.binary(TEXT_SIZE), len(ids) // SIZE, [None, whole])
+    whole = pa.py_buffer(id_texts(ids))
+    fixed = pa.Array.from_buffers(pa.binary(ID_CHARS), len(ids) // ID_BYTES, [None, whole])
     return fixed.cast(pa.binary()).cast(pa.string())
 
 
@@ -116,9 +125,11 @@ def _made(ids: bytes) -> pa.Array:
     """When producers made the ids; null for one that was derived and holds no time."""
     stamps = bytearray(len(ids) // 2)
     for place in range(6):  # big-endian ms in the id, little-endian here
-        stamps[place::8] = ids[5 - place :: SIZE]
-    ms = pa.Array.from_buffers(pa.int64(), len(ids) // SIZE, [None, pa.py_buffer(bytes(stamps))])
-    if max(ids[::SIZE], default=0) & _DERIVED:
+        stamps[place::8] = ids[5 - place :: ID_BYTES]
+    ms = pa.Array.from_buffers(
+        pa.int64(), len(ids) // ID_BYTES, [None, pa.py_buffer(bytes(stamps))]
+    )
+    if max(ids[::ID_BYTES], default=0) & _DERIVED:
         ms = pc.if_else(pc.less(ms, _DERIVED << 40), ms, pa.scalar(None, pa.int64()))
     return ms.cast(pa.timestamp("ms", "UTC"))
 

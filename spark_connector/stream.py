@@ -30,7 +30,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rmq.client.query import Block, Held, Query
+import rmq
+from rmq.connectors import Block, Held
 from rmq.errors import ConfigurationError, LeaseLost
 from spark_connector import offset as offsets
 from spark_connector.claims import PATIENCE_S, Claims
@@ -329,11 +330,11 @@ def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _page(query: Query, slot: int, after: int, upto: int) -> Block | None:
+def _page(query: rmq.Query, slot: int, after: int, upto: int) -> Block | None:
     return next(query.read(slot, after, upto), None)
 
 
-def _blocks(query: Query, share: Share, most: int) -> Iterator[Block]:
+def _blocks(query: rmq.Query, share: Share, most: int) -> Iterator[Block]:
     """What the query holds of a share; goes on where it was when Redis has been away."""
     after = share.after
     while after < share.upto:

@@ -1,0 +1,25 @@
+"""Public names for connectors: programs that join RMQ to an engine, as `spark_connector` does.
+
+Beside the names of `rmq`: checks of the text that a user gives, the codecs, and the records of a
+`rmq.Query` as they are stored, to be read without making a message of each.
+
+    import rmq
+    from rmq.connectors import value_of
+
+    query = rmq.Client(url).topic("orders").query(run, owner)
+    for block in query.read(slot=0, after=0, upto=1000):
+        values = [value_of(record) for record in block.records]
+"""
+
+from rmq.client.query import BARE, Block, Held, Record, Settlement, envelope_of, is_bare, value_of
+from rmq.core.codec import Codec, by_name as codec_of
+from rmq.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, texts as id_texts
+from rmq.core.keys import check_name
+from rmq.core.message import Merge, Place
+from rmq.transport.url import Address, parse as parse_url, redact as redact_url
+
+__all__ = [
+    "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "Held", "Merge", "Place",
+    "Record", "Settlement", "check_name", "codec_of", "envelope_of", "id_texts", "is_bare",
+    "parse_url", "redact_url", "value_of",
+]  # fmt: skip
