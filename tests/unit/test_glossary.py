@@ -1,0 +1,125 @@
+"""The glossary is short, and public names use its words."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import click
+import pytest
+
+import rmq
+from rmq.cli import app
+from rmq.core import telemetry
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|$", re.MULTILINE)
+TERMS = dict(ROW.findall((ROOT / "docs/glossary.md").read_text()))
+
+# Words of everyday English or of Redis that public names use beside the glossary. A word that
+# names something of RMQ belongs in docs/glossary.md instead.
+PLAIN_ENGLISH = {
+    # programming
+    "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
+    "script", "settings", "span", "type", "unknown", "value", "invalid", "failure",
+    "configuration", "compressed", "rmq", "total", "seconds", "hand",
+    "sent", "handled", "taken", "held",
+    # errors and states
+    "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
+    "full", "large", "too", "payload", "owned", "vanished", "failed", "work", "back", "rolled",
+    "outgoing", "durable", "lateness",
+    # durability and retry policies, by the name of the technique
+    "fsync", "replicated", "exponential", "immediate", "levels", "snooze",
+    # verbs of a command line and of a store
+    "close", "create", "delete", "deleted", "forget", "get", "show", "ls", "tail", "run", "set",
+    "send", "peek", "ping", "resend", "status", "void", "cancel", "stats", "take", "read",
+    "look", "next", "where", "tidy", "begin", "end", "push", "keep", "again", "finish",
+    "unclaim", "inspect", "locate",
+    # scripts of the audit and of the query log
+    "account", "census", "lapse",
+}  # fmt: skip
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a CamelCase, snake_case or dashed name, in lower case."""
+    parts = re.findall(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z0-9]+", name)
+    return [part.lower() for part in parts]
+
+
+def stem(word: str) -> str:
+    """A word without the ending of a plural, a past tense or an -ing form."""
+    for ending, instead in (("ies", "y"), ("ied", "y"), ("ing", ""), ("ed", ""), ("es", ""),
+                            ("s", ""), ("e", ""), ("n", "")):  # fmt: skip
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word[: -len(ending)] + instead
+    return word
+
+
+def glossary_stems() -> set[str]:
+    """The words that the glossary defines: its terms, and the words in backticks beside them."""
+    texts = [*TERMS, *(code for text in TERMS.values() for code in re.findall(r"`(.+?)`", text))]
+    return {stem(word) for text in texts for word in words_of(text)}
+
+
+def cli_names() -> set[str]:
+    """Every word that is typed as a command or a group of commands."""
+    names: set[str] = set()
+
+    def add(group: click.Group) -> None:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            names.add(name)
+            command = group.get_command(context, name)
+            if isinstance(command, click.Group):
+                add(command)
+
+    add(app.cli)
+    return names
+
+
+NAMES = {
+    "rmq": lambda: set(rmq.__all__),
+    "the command line": cli_names,
+    "metrics": lambda: {metric.name for metric in telemetry.METRICS},
+    "scripts": lambda: {path.stem for path in (ROOT / "lua").glob("*.lua")},
+}
+
+
+def test_the_glossary_has_at_most_40_terms_of_one_sentence_each() -> None:
+    assert 30 <= len(TERMS) <= 40
+    for term, text in TERMS.items():
+        sentences = re.sub(r"`[^`]*`|e\.g\.", "", text)
+        assert text.endswith("."), term
+        assert len(re.findall(r"[.!?](?:\s|$)", sentences)) == 1, term
+
+
+def test_every_row_of_the_glossary_is_read_and_no_term_stands_twice() -> None:
+    text = (ROOT / "docs/glossary.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| **")]
+    assert len(rows) == len(TERMS)
+
+
+@pytest.mark.parametrize("source", NAMES)
+def test_public_names_use_the_words_of_the_glossary(source: str) -> None:
+    names = NAMES[source]()
+    known = glossary_stems() | {stem(word) for word in PLAIN_ENGLISH}
+
+    unknown = {name: [w for w in words_of(name) if stem(w) not in known] for name in names}
+
+    assert len(names) > 5
+    assert {name: words for name, words in unknown.items() if words} == {}, (
+        "use a word of docs/glossary.md, or add the term there (at most 40)"
+    )
+
+
+def test_a_name_with_an_unknown_noun_is_noticed() -> None:
+    known = glossary_stems() | {stem(word) for word in PLAIN_ENGLISH}
+    assert stem("parcel") not in known
+    assert words_of("QueryOwned") == ["query", "owned"]
+    assert words_of("RMQError") == ["rmq", "error"]
+    assert words_of("rmq_lease_lost_total") == ["rmq", "lease", "lost", "total"]
+
+
+def test_no_allowed_word_is_a_term_already() -> None:
+    defined = glossary_stems()
+    assert sorted(word for word in PLAIN_ENGLISH if stem(word) in defined) == []
