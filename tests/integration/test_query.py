@@ -175,3 +175,12 @@ def test_who_waits_is_woken_by_a_message(
     sender.join()
     assert sum(query.take({}).values()) == 1
     query.close()
+
+
+def test_an_owner_of_one_byte_keeps_its_query(topic: rmq.Topic) -> None:
+    mine = topic.query(RUN, "a")
+    end = mine.take({}, 10)
+
+    with pytest.raises(rmq.QueryOwned, match="is run by a, "):
+        topic.query(RUN, "b").take(end)
+    assert mine.settle(end) == (10, 0)

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -428,3 +429,21 @@ def test_a_keeper_and_a_worker_are_of_one_redis(client: rmq.Client, name: str) -
         board.leave(ones)
         assert consumer.ack(ones) == []
     board.close()
+
+
+def test_a_handler_that_asks_for_less_than_the_lease_does_not_shorten_it(
+    scene: Scene, api: Any, name: str
+) -> None:
+    left_s: list[float] = []
+    topic = api.topic(name)
+
+    def work(d: Any) -> Any:
+        yield d.extend(5)
+        left_s.append((d.deadline - datetime.now(UTC)).total_seconds())
+
+    scene.handle(topic, work, lease=60)
+    topic.send(1)
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+
+    assert left_s[0] > 30

@@ -536,3 +536,29 @@ def test_arguments_of_a_relay_are_checked(database, client):
         Relay(Outbox(), database.async_engine(), client)
     with pytest.raises(rmq.InvalidType, match=r"Relay: str; give an rmq\.Client"):
         Relay(Outbox(), engine, "redis://")
+
+
+def test_a_topic_that_vanished_is_created_again_and_no_other_is_read_again(
+    database, client, server, name
+):
+    engine, outbox = prepared(database), Outbox()
+    stays, goes = name + "-stays", name + "-goes"
+    for topic in (stays, goes):
+        fill(engine, outbox, topic, ["first"])
+    relay = Relay(outbox, engine, client)
+    assert relay.run_once() == 2
+    with server.raw() as raw:
+        raw.delete(*raw.scan_iter(f"rmq:{{{goes}*"))
+    opened = {context.name: context.read_at for context in relay_contexts(relay)}
+
+    for topic in (stays, goes):
+        fill(engine, outbox, topic, ["second"])
+    relay.run_once()
+
+    again = {context.name: context.read_at for context in relay_contexts(relay)}
+    assert again[goes] > opened[goes]
+    assert again[stays] == opened[stays]
+
+
+def relay_contexts(relay):
+    return relay._dispatcher._contexts.values()
