@@ -55,7 +55,8 @@ def test_a_forked_child_makes_ids_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "x" * 26, "0" * 25, "0" * 27, "0" * 25 + "1", "é" * 26, "0" * 25 + "\n", b"short"]
+    "bad",
+    ["", "x" * 26, "0" * 25, "0" * 27, "0" * 25 + "1", "é" * 26, "0" * 25 + "\n", b"short"]
     + ["0" * size for size in (2, 10, 18, 34)],  # base32 of fewer or more whole bytes
 )
 def test_what_is_no_id_is_refused(bad: object) -> None:
