@@ -18,8 +18,8 @@ from rmq.client.admin import Admin, AsyncAdmin
 from rmq.client.client import AsyncClient, Client
 from rmq.client.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
 from rmq.client.idempotency import Claims, idempotent
-from rmq.client.query import Query
-from rmq.client.stage import Published, Stage, Staged
+from rmq.client.query import AsyncQuery, Query
+from rmq.client.stage import AsyncStage, Published, Stage, Staged
 from rmq.client.topic import AsyncTopic, Topic
 from rmq.core.audit import Audit, Audited, Missing
 from rmq.core.claim import Claimed
@@ -76,6 +76,8 @@ __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncDelivery",
+    "AsyncQuery",
+    "AsyncStage",
     "AsyncTopic",
     "Audit",
     "Audited",

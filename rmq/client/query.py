@@ -8,7 +8,7 @@ everything goes back to the queue, and costs a retry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import NamedTuple
 
 import msgpack
@@ -20,11 +20,13 @@ from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, milliseconds
 from rmq.errors import InvalidType, InvalidValue
-from rmq.protocol.commands.query import Holder, check_run
+from rmq.protocol.commands.query import Holder, Page as LogPage, check_run
 from rmq.protocol.flows import Subscription, query
-from rmq.transport import Transport
+from rmq.transport import AsyncTransport, Transport
 
-__all__ = ["Block", "Held", "Query", "Record", "Settlement", "envelope_of", "value_of"]
+__all__ = [
+    "AsyncQuery", "Block", "Held", "Query", "Record", "Settlement", "envelope_of", "value_of",
+]  # fmt: skip
 
 _COMPRESSED = Compressed()
 Offsets = Mapping[int, int]
@@ -77,27 +79,27 @@ class Block(NamedTuple):
     records: list[bytes]
 
 
-class Query:
-    """Messages of a topic for one run of a query. Made by `Topic.query`."""
+def _wait_s(seconds: Duration) -> float:
+    return milliseconds(seconds, "seconds", zero=True) / 1000
+
+
+class _QueryBase:
+    """The name and the leases of a query, checked."""
 
     def __init__(
         self,
-        transport: Transport,
         context: TopicContext,
         run: str,
         owner: str,
         lease: Duration,
         owner_lease: Duration,
-        exact: bool = False,
+        exact: bool,
     ) -> None:
         check_run(run)
         if not isinstance(owner, str):
             raise InvalidType(f"owner: {type(owner).__name__}; give a str")
         if not 1 <= len(owner.encode()) <= 200:
             raise InvalidValue("owner: give 1 to 200 bytes")
-        self._run = transport.run
-        self._ask = transport.ask
-        self._deafen = transport.unsubscribe
         self._subscription = Subscription(context.channel)
         self._context = context
         self._holder = Holder(
@@ -110,24 +112,50 @@ class Query:
 
     @property
     def run(self) -> str:
-        """What names it: 32 hex digits, the same for as long as its checkpoint lives."""
+        """The query's name: 32 hex digits, the same for as long as its checkpoint lives."""
         return self._holder.run
 
+    def _block(self, slot: int, page: LogPage) -> Block:
+        max_retries = self._context.settings.max_retries
+        attempts = [
+            max_retries - int(receipt % 1000) + 1 if receipt >= 0 else 0
+            for receipt in page.receipts
+        ]
+        return Block(slot, page.numbers, page.ids, attempts or [1] * len(page.ids), page.records)
+
+
+class Query(_QueryBase):
+    """Messages of a topic for one run of a query. Made by `Topic.query`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        context: TopicContext,
+        run: str,
+        owner: str,
+        lease: Duration,
+        owner_lease: Duration,
+        exact: bool = False,
+    ) -> None:
+        super().__init__(context, run, owner, lease, owner_lease, exact)
+        self._transport = transport
+        self._run = transport.run
+
     def slots(self) -> int:
-        """How many slots the topic has. Raises TopicNotFound."""
-        self._run(query.waiting(self._context))
+        """Return the number of slots of the topic. Raises TopicNotFound."""
+        self._run(query.opened(self._context))
         return len(self._context.slots)
 
     def waiting(self) -> list[int]:
-        """How many messages of each slot may be taken now."""
+        """Return how many messages of each slot may be taken now."""
         return self._run(query.waiting(self._context))
 
     def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
-        """Take up to `most` messages beyond `after`; the newest number of each slot.
+        """Take up to `most` messages beyond `after`; return the newest number of each slot.
 
-        Where messages beyond `after` were taken before, they are the answer, and nothing is taken:
-        asked twice, it answers the same. Of those that lapsed in the meantime the numbers are left:
-        no other message gets them, and a batch may be empty because of that.
+        If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
+        same question has the same answer. Messages that were lost to another consumer since then
+        leave their numbers unused, so a batch may be empty.
 
         Args:
             after: by slot, the number up to which the caller knows its messages; absent: 0.
@@ -139,16 +167,15 @@ class Query:
         return self._run(query.take(self._context, self._holder, after, most))
 
     def wait(self, seconds: Duration) -> None:
-        """Sleep until there may be something to take, for so long at most, or less."""
-        wait_s = milliseconds(seconds, "seconds", zero=True) / 1000
-        self._run(query.wait(self._context, self._subscription, wait_s))
+        """Sleep until there may be something to take, at most for this long."""
+        self._run(query.wait(self._context, self._subscription, _wait_s(seconds)))
 
     def close(self) -> None:
-        """Give up the connection on which it listens. What it holds stays held."""
-        self._deafen(self._subscription)
+        """Close the connection of its subscription. The messages it holds stay held."""
+        self._transport.unsubscribe(self._subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Hold everything for another lease; by slot, how much of a batch is held.
+        """Hold everything for another lease; return how much of a batch is held, by slot.
 
         Raises:
             QueryOwned: another owner runs it.
@@ -157,42 +184,37 @@ class Query:
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """What it holds of a slot between two numbers, a block at a time; it goes on holding it."""
+        """Iterate over the held messages of a slot between two numbers, in blocks.
+
+        Reading changes nothing: the query goes on holding them.
+        """
         self._run(query.opened(self._context))
-        keys, most = self._context.slots[slot], self._context.settings.max_retries
         while after < upto:
-            page = self._run(query.read(keys, self.run, after, upto))
+            page = self._run(query.read(self._context.slots[slot], self.run, after, upto))
             if not page.ids:
                 return
             after = page.numbers[-1]
-            attempts = [most - int(one % 1000) + 1 if one >= 0 else 0 for one in page.receipts]
-            if not attempts:
-                attempts = [1] * len(page.ids)
-            yield Block(slot, page.numbers, page.ids, attempts, page.records)
+            yield self._block(slot, page)
 
     def begun(self, batch: str, by: str) -> int:
-        """How many runs have begun a batch, this one too; for an owner that gives up some time.
+        """Note that a run has begun a batch; return how many runs have begun it, this one too.
+
+        For an engine that gives a batch up after some attempts.
 
         Args:
-            batch: what names it; it takes the place of the one before.
-            by: what names the run; told twice, it counts once.
+            batch: the name of the batch; it takes the place of the one before.
+            by: the name of the run; given twice in a row, it counts once.
         """
-        self._run(query.opened(self._context))
-        key = self._context.slots[0].query_stem + self.run.encode()
-        kept = (self._ask("query_begun", "HGET", key, "begun") or b"\n\n0").decode()
-        name, last, runs = kept.rsplit("\n", 2)
-        count = int(runs) + (last != by) if name == batch else 1
-        self._ask("query_begun", "HSET", key, "begun", f"{batch}\n{by}\n{count}")
-        return count
+        return self._run(query.count_run(self._context, self.run, batch, by))
 
     def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
         """Settle everything up to these numbers for good.
 
         Args:
             upto: by slot, the number with which a batch ends that is done.
-            batch: by slot, how many messages it has. Of an `exact` query, what has lapsed of them
-                is settled too, as long as nobody else has had it. None: only what is held is
-                settled, and nothing counts as missing.
+            batch: by slot, how many messages it has. For an `exact` query, messages whose lease
+                expired are settled too, as long as nobody else has had them. None: only held
+                messages are settled, and nothing counts as missing.
 
         Raises:
             QueryOwned: another owner runs it.
@@ -200,7 +222,7 @@ class Query:
         return Settlement(*self._run(query.settle(self._context, self._holder, upto, batch)))
 
     def again(self, upto: Offsets) -> None:
-        """Give a batch that ends with these numbers new ones: the next `take` has it once more.
+        """Give a batch that ends with these numbers new ones, so that `take` returns it again.
 
         For an engine that has ended a batch of which nobody has read anything.
 
@@ -210,7 +232,7 @@ class Query:
         self._run(query.again(self._context, self._holder, upto))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Send everything up to these numbers to the DeadQueue; how many messages that were.
+        """Send everything up to these numbers to the DeadQueue; return how many messages.
 
         Raises:
             QueryOwned: another owner runs it.
@@ -218,8 +240,82 @@ class Query:
         return self._run(query.reject(self._context, self._holder, upto, reason))
 
     def release(self) -> int:
-        """Give back all that it holds, now; how many messages. It costs each a retry."""
+        """Give back all that it holds, now; return how many messages. It costs each a retry."""
         return self._run(query.release(self._context, self.run))
+
+
+class AsyncQuery(_QueryBase):
+    """Messages of a topic for one run of a query, for asyncio. The methods are those of `Query`."""
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        context: TopicContext,
+        run: str,
+        owner: str,
+        lease: Duration,
+        owner_lease: Duration,
+        exact: bool = False,
+    ) -> None:
+        super().__init__(context, run, owner, lease, owner_lease, exact)
+        self._transport = transport
+        self._run = transport.run
+
+    async def slots(self) -> int:
+        """As `Query.slots`."""
+        await self._run(query.opened(self._context))
+        return len(self._context.slots)
+
+    async def waiting(self) -> list[int]:
+        """As `Query.waiting`."""
+        return await self._run(query.waiting(self._context))
+
+    async def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
+        """As `Query.take`."""
+        return await self._run(query.take(self._context, self._holder, after, most))
+
+    async def wait(self, seconds: Duration) -> None:
+        """As `Query.wait`."""
+        await self._run(query.wait(self._context, self._subscription, _wait_s(seconds)))
+
+    async def close(self) -> None:
+        """As `Query.close`."""
+        await self._transport.unsubscribe(self._subscription)
+
+    async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
+        """As `Query.renew`."""
+        logs = await self._run(query.renew(self._context, self._holder, after, upto))
+        return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
+
+    async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
+        """As `Query.read`, for `async for`."""
+        await self._run(query.opened(self._context))
+        while after < upto:
+            page = await self._run(query.read(self._context.slots[slot], self.run, after, upto))
+            if not page.ids:
+                return
+            after = page.numbers[-1]
+            yield self._block(slot, page)
+
+    async def begun(self, batch: str, by: str) -> int:
+        """As `Query.begun`."""
+        return await self._run(query.count_run(self._context, self.run, batch, by))
+
+    async def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
+        """As `Query.settle`."""
+        return Settlement(*await self._run(query.settle(self._context, self._holder, upto, batch)))
+
+    async def again(self, upto: Offsets) -> None:
+        """As `Query.again`."""
+        await self._run(query.again(self._context, self._holder, upto))
+
+    async def reject(self, upto: Offsets, reason: str) -> int:
+        """As `Query.reject`."""
+        return await self._run(query.reject(self._context, self._holder, upto, reason))
+
+    async def release(self) -> int:
+        """As `Query.release`."""
+        return await self._run(query.release(self._context, self.run))
 
 
 BARE = 8  # bytes before the body of a bare record

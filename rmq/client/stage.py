@@ -18,9 +18,9 @@ from rmq.core.validation import Duration, milliseconds
 from rmq.errors import InvalidType, InvalidValue, StageLost
 from rmq.protocol.flows import Flow, stage
 from rmq.protocol.flows.stage import Published, Staged
-from rmq.transport import Transport
+from rmq.transport import AsyncTransport, Transport
 
-__all__ = ["Published", "Stage", "Staged", "check_text"]
+__all__ = ["AsyncStage", "Published", "Stage", "Staged", "check_text"]
 
 KEEP_MAX_MS = 30 * 86_400_000
 _TEXT = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -39,7 +39,40 @@ def check_text(value: object, field: str) -> str:
     return value
 
 
-class Stage:
+class _StageBase:
+    """The name of a stage, and the record of its entries."""
+
+    def __init__(self, context: TopicContext, name: str | None, keep: Duration, late: bool) -> None:
+        self._context = context
+        self._keep_ms = milliseconds(keep, "keep", 1000, KEEP_MAX_MS)
+        self._late = late
+        chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
+        self._staged = Staged(chosen, {}, 0)
+        self._failed = False
+
+    @property
+    def staged(self) -> Staged:
+        """The stage's content, for `Topic.publish` or `Topic.discard`.
+
+        Raises:
+            StageLost: a push has failed, half-way perhaps.
+        """
+        if self._failed:
+            raise StageLost(f"stage {self._staged.name}: a push has failed; write another stage")
+        return self._staged
+
+    def _noting(self, push: Flow[Staged]) -> Flow[int]:
+        """Run a push and note its outcome; return how many messages the stage has."""
+        self._failed = True  # until it succeeds: a repeated push would make new message ids
+        self._staged = yield from push
+        self._failed = False
+        return self._staged.messages
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._staged.name!r}, {self._staged.messages} messages)"
+
+
+class Stage(_StageBase):
     """A place for messages that are not sent yet. Made by `Topic.stage`; one writer uses it."""
 
     def __init__(
@@ -50,55 +83,59 @@ class Stage:
         keep: Duration,
         late: bool,
     ) -> None:
+        super().__init__(context, name, keep, late)
         self._run = transport.run
-        self._context = context
-        self._keep_ms = milliseconds(keep, "keep", 1000, KEEP_MAX_MS)
-        self._late = late
-        made = uuid.uuid4().hex if name is None else check_text(name, "name")
-        self._staged = Staged(made, {}, 0)
-        self._failed = False
-
-    @property
-    def staged(self) -> Staged:
-        """What stands in it; give this to `Topic.publish` or `Topic.discard`.
-
-        Raises:
-            StageLost: a push has failed, half-way perhaps.
-        """
-        if self._failed:
-            raise StageLost(f"stage {self._staged.name}: a push has failed; write another stage")
-        return self._staged
 
     def push(self, messages: Iterable[Outgoing]) -> int:
-        """Check, encode and name messages as a send does, and put them here; how many are here.
+        """Check, encode and store messages here; return how many the stage has.
 
         Give many at a time: those of one slot become one entry, up to 1000. After an error the
         stage is of no use; discard it, and write another one.
 
         Raises:
-            What `Topic.send_many` raises for messages that cannot be sent; QueueFull: Redis is at
-            maxmemory; StageLost: it has expired, or another writer has its name.
+            The errors of `Topic.send_many` for messages that cannot be sent. QueueFull: Redis is at
+            maxmemory. StageLost: it has expired, or another writer uses its name.
         """
-        return self._put(
-            stage.push(self._context, self.staged, messages, self._keep_ms, self._late)
-        )
+        push = stage.push(self._context, self.staged, messages, self._keep_ms, self._late)
+        return self._run(self._noting(push))
 
     def push_bodies(self, bodies: Iterable[Any]) -> int:
-        """As `push` of messages that are bodies and nothing else, in a fraction of the time.
+        """As `push` of messages that have a body and nothing else, in a fraction of the time.
 
         Give some thousands at a time: they go to the slots in turn, an equal share to each.
         """
-        return self._put(stage.push_bodies(self._context, self.staged, bodies, self._keep_ms))
-
-    def _put(self, flow: Flow[Staged]) -> int:
-        self._failed = True  # until it has not: repeated, a push would name its messages anew
-        self._staged = self._run(flow)
-        self._failed = False
-        return self._staged.messages
+        push = stage.push_bodies(self._context, self.staged, bodies, self._keep_ms)
+        return self._run(self._noting(push))
 
     def discard(self) -> None:
-        """Drop all that was put here, whatever became of the last push."""
+        """Drop all messages of this stage, whether or not the last push succeeded."""
         self._run(stage.drop_everywhere(self._context, self._staged.name))
 
-    def __repr__(self) -> str:
-        return f"Stage({self._staged.name!r}, {self._staged.messages} messages)"
+
+class AsyncStage(_StageBase):
+    """A place for messages that are not sent yet, for asyncio. The methods are those of `Stage`."""
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        context: TopicContext,
+        name: str | None,
+        keep: Duration,
+        late: bool,
+    ) -> None:
+        super().__init__(context, name, keep, late)
+        self._run = transport.run
+
+    async def push(self, messages: Iterable[Outgoing]) -> int:
+        """As `Stage.push`."""
+        push = stage.push(self._context, self.staged, messages, self._keep_ms, self._late)
+        return await self._run(self._noting(push))
+
+    async def push_bodies(self, bodies: Iterable[Any]) -> int:
+        """As `Stage.push_bodies`."""
+        push = stage.push_bodies(self._context, self.staged, bodies, self._keep_ms)
+        return await self._run(self._noting(push))
+
+    async def discard(self) -> None:
+        """As `Stage.discard`."""
+        await self._run(stage.drop_everywhere(self._context, self._staged.name))

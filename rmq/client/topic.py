@@ -7,8 +7,8 @@ from typing import Any, TypeVar, overload
 
 from rmq.client.consumer import AsyncConsumer, Consumer
 from rmq.client.handler import Handler, Handlers, RetryOption, Rule, locals_of_caller
-from rmq.client.query import Query
-from rmq.client.stage import Published, Stage, Staged, check_text
+from rmq.client.query import AsyncQuery, Query
+from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
 from rmq.core.ids import MessageId
 from rmq.core.message import Merge, Message, Outgoing, SendResult
 from rmq.core.retry import Retry
@@ -16,6 +16,7 @@ from rmq.core.settings import Durability, Settings, durability
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, milliseconds, whole
 from rmq.protocol.flows import (
+    Flow,
     admin,
     intercepted_send,
     open_topic,
@@ -38,6 +39,24 @@ def _wait(timeout: Duration | None) -> float:
 def _asked(value: object) -> Asked | None:
     """What this send asks for; None: what the topic says."""
     return None if value is None else Asked(durability(value))
+
+
+def _query_name(query: str | None) -> str | None:
+    return None if query is None else check_text(query, "query")
+
+
+def _publish(
+    context: TopicContext,
+    staged: Iterable[Staged],
+    query: str | None,
+    batch: int | None,
+    timeout: Duration | None,
+) -> Flow[Published]:
+    """The flow of `Topic.publish`, its arguments checked."""
+    if query is None and batch is None:
+        return stage_flow.publish(context, list(staged), _wait(timeout))
+    name, number = check_text(query, "query"), whole(batch, "batch", 0, 2**53)
+    return stage_flow.publish_once(context, list(staged), name, number, _wait(timeout))
 
 
 class _TopicBase:
@@ -343,18 +362,11 @@ class Topic(_TopicBase):
             QueueFull: the topic is at max_length, or Redis at maxmemory; publish again later.
             NotDurable: not as durable as the topic asks; publish again.
         """
-        given = list(staged)
-        if query is None and batch is None:
-            return self._run(stage_flow.publish(self._context, given, _wait(timeout)))
-        name, number = check_text(query, "query"), whole(batch, "batch", 0, 2**53)
-        return self._run(
-            stage_flow.publish_once(self._context, given, name, number, _wait(timeout))
-        )
+        return self._run(_publish(self._context, staged, query, batch, timeout))
 
     def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
         """Drop stages unpublished, except what a batch of `query` that has begun is made of."""
-        name = None if query is None else check_text(query, "query")
-        self._run(stage_flow.drop(self._context, list(staged), name))
+        self._run(stage_flow.drop(self._context, list(staged), _query_name(query)))
 
 
 class AsyncTopic(_TopicBase):
@@ -445,3 +457,36 @@ class AsyncTopic(_TopicBase):
     ) -> AsyncConsumer:
         """As `Topic.consumer`, for `async with`."""
         return AsyncConsumer(self._transport, self._context, lease, mode, ordered)
+
+    def query(
+        self,
+        run: str,
+        owner: str,
+        *,
+        lease: Duration = 600.0,
+        owner_lease: Duration = 15.0,
+        exact: bool = False,
+    ) -> AsyncQuery:
+        """As `Topic.query`."""
+        return AsyncQuery(self._transport, self._context, run, owner, lease, owner_lease, exact)
+
+    def stage(
+        self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
+    ) -> AsyncStage:
+        """As `Topic.stage`."""
+        return AsyncStage(self._transport, self._context, name, keep, late)
+
+    async def publish(
+        self,
+        staged: Iterable[Staged],
+        *,
+        query: str | None = None,
+        batch: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Published:
+        """As `Topic.publish`."""
+        return await self._run(_publish(self._context, staged, query, batch, timeout))
+
+    async def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
+        """As `Topic.discard`."""
+        await self._run(stage_flow.drop(self._context, list(staged), _query_name(query)))

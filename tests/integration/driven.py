@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import rmq
 
-_WRAPPED = (rmq.AsyncClient, rmq.AsyncTopic, rmq.AsyncConsumer, rmq.AsyncDelivery, rmq.AsyncAdmin)
+_WRAPPED = (
+    rmq.AsyncClient, rmq.AsyncTopic, rmq.AsyncConsumer, rmq.AsyncDelivery, rmq.AsyncAdmin,
+    rmq.AsyncQuery, rmq.AsyncStage,
+)  # fmt: skip
 
 
 class Driven:
@@ -29,6 +33,8 @@ class Driven:
             return Driven(value, self.loop)
         if isinstance(value, list):
             return [self._wrap(one) for one in value]
+        if inspect.isasyncgen(value):
+            return self._iterate(value)
         if inspect.iscoroutine(value):
             return self._wrap(self.loop.run_until_complete(value))
         if inspect.ismethod(value):
@@ -36,6 +42,14 @@ class Driven:
                 value(*map(_unwrap, args), **{k: _unwrap(v) for k, v in named.items()})
             )
         return value
+
+    def _iterate(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+        while True:
+            try:
+                item = self.loop.run_until_complete(anext(items))
+            except StopAsyncIteration:
+                return
+            yield self._wrap(item)
 
     def __enter__(self) -> Driven:
         self.loop.run_until_complete(self.target.__aenter__())

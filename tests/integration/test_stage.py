@@ -15,6 +15,7 @@ import rmq
 from rmq.protocol.commands import stage as stage_commands
 from rmq.protocol.flows import stage as stage_flow
 from rmq.testing import Broker
+from tests.integration.driven import connect
 from tests.servers import Server
 
 
@@ -23,8 +24,8 @@ class Cut(Exception):
 
 
 @pytest.fixture
-def topic(client: rmq.Client, name: str) -> rmq.Topic:
-    made = client.topic(name, slots=4, dedup_window=0)
+def topic(api: Any, name: str) -> Any:
+    made = api.topic(name, slots=4, dedup_window=0)
     made.open()
     return made
 
@@ -54,13 +55,13 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
     return at
 
 
-def stage(topic: rmq.Topic, numbers: range, **options: Any) -> rmq.Staged:
+def stage(topic: Any, numbers: range, **options: Any) -> rmq.Staged:
     made = topic.stage(**options)
     made.push(rmq.Outgoing(n, slot_basis=str(n)) for n in numbers)
     return made.staged
 
 
-def bodies(topic: rmq.Topic) -> list[int]:
+def bodies(topic: Any) -> list[int]:
     found: list[int] = []
     with topic.consumer() as consumer:
         while taken := consumer.receive(1000, wait=0):
@@ -69,18 +70,18 @@ def bodies(topic: rmq.Topic) -> list[int]:
     return sorted(found)
 
 
-def left(raw: redis.Redis, topic: rmq.Topic) -> list[bytes]:
+def left(raw: redis.Redis, topic: Any) -> list[bytes]:
     keys: list[bytes] = raw.keys(f"*{{{topic.name}_*}}:stage:*")
     return keys
 
 
 def test_what_is_staged_is_in_no_queue_until_it_is_published_all_of_it(
-    client: rmq.Client, topic: rmq.Topic, raw: redis.Redis
+    api: Any, topic: Any, raw: redis.Redis
 ) -> None:
     made = topic.stage()
     assert made.push([rmq.Outgoing(n) for n in range(2500)]) == 2500
     assert made.push([rmq.Outgoing(2500, priority=900)]) == 2501
-    assert client.admin.stats(topic.name)["accepted"] == 0
+    assert api.admin.stats(topic.name)["accepted"] == 0
 
     staged = pickle.loads(pickle.dumps(made.staged))
     assert topic.publish([staged]) == rmq.Published(2501)
@@ -90,7 +91,7 @@ def test_what_is_staged_is_in_no_queue_until_it_is_published_all_of_it(
 
 
 def test_bodies_alone_are_the_messages_that_a_push_would_make_of_them(
-    client: rmq.Client, topic: rmq.Topic, raw: redis.Redis
+    api: Any, topic: Any, raw: redis.Redis
 ) -> None:
     made = topic.stage()
     assert made.push_bodies(iter(range(2500))) == 2500
@@ -99,7 +100,7 @@ def test_bodies_alone_are_the_messages_that_a_push_would_make_of_them(
 
     assert topic.publish([made.staged]) == rmq.Published(2501)
 
-    found = [one for slot in range(4) for one in client.admin.peek(topic.name, 1000, slot=slot)]
+    found = [one for slot in range(4) for one in api.admin.peek(topic.name, 1000, slot=slot)]
     assert {one.id.check for one in found} == {topic.new_id().check}
     assert all(one.id.slot == one.slot for one in found)
     assert len({one.id for one in found}) == 2501
@@ -108,23 +109,23 @@ def test_bodies_alone_are_the_messages_that_a_push_would_make_of_them(
     assert left(raw, topic) == []
 
 
-def test_bodies_of_a_topic_whose_messages_expire_expire(client: rmq.Client, name: str) -> None:
-    topic = client.topic(name, slots=2, expires=60.0)
+def test_bodies_of_a_topic_whose_messages_expire_expire(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=2, expires=60.0)
     made = topic.stage()
     made.push_bodies(range(300))
 
     topic.publish([made.staged])
 
-    (one, *_) = client.admin.peek(name)
+    (one, *_) = api.admin.peek(name)
     assert one.expires is not None
     assert bodies(topic) == list(range(300))
 
 
 @pytest.mark.parametrize("codec", ["bytes", "json"])
 def test_body_that_cannot_be_sent_is_refused_alone_as_in_a_push(
-    client: rmq.Client, name: str, raw: redis.Redis, codec: str
+    api: Any, name: str, raw: redis.Redis, codec: str
 ) -> None:
-    topic = client.topic(name, slots=4, max_body=100, codec=codec)
+    topic = api.topic(name, slots=4, max_body=100, codec=codec)
     fine = b"x" * 100 if codec == "bytes" else "x" * 98
     for bad, error in ((fine + fine[:1], rmq.PayloadTooLarge), (object(), rmq.EncodeError)):
         made, given = topic.stage(), iter([fine, bad, fine])
@@ -136,8 +137,8 @@ def test_body_that_cannot_be_sent_is_refused_alone_as_in_a_push(
     assert left(raw, topic) == []
 
 
-def test_bodies_of_many_bytes_are_put_there_in_several_calls(client: rmq.Client, name: str) -> None:
-    topic = client.topic(name, slots=1, max_body=8_000_000, codec="bytes")
+def test_bodies_of_many_bytes_are_put_there_in_several_calls(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=1, max_body=8_000_000, codec="bytes")
     made = topic.stage()
     made.push_bodies([bytes([n]) * 6_000_000 for n in range(5)])
 
@@ -146,8 +147,8 @@ def test_bodies_of_many_bytes_are_put_there_in_several_calls(client: rmq.Client,
         assert [one.body[0] for one in (consumer.receive(5) + consumer.receive(5))] == [*range(5)]
 
 
-def test_full_topic_takes_bodies_by_the_share_of_a_slot(client: rmq.Client, name: str) -> None:
-    topic = client.topic(name, slots=4, max_length=20)
+def test_full_topic_takes_bodies_by_the_share_of_a_slot(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=4, max_length=20)
     made = topic.stage()
     made.push_bodies(range(100))
     found: list[int] = []
@@ -163,9 +164,7 @@ def test_full_topic_takes_bodies_by_the_share_of_a_slot(client: rmq.Client, name
     assert sorted(found + bodies(topic)) == list(range(100))
 
 
-def test_stages_of_attempts_that_do_not_count_are_never_seen(
-    topic: rmq.Topic, raw: redis.Redis
-) -> None:
+def test_stages_of_attempts_that_do_not_count_are_never_seen(topic: Any, raw: redis.Redis) -> None:
     winner, loser = stage(topic, range(100)), stage(topic, range(100))
 
     topic.publish([winner], query="q", batch=0)
@@ -175,14 +174,14 @@ def test_stages_of_attempts_that_do_not_count_are_never_seen(
     assert left(raw, topic) == []
 
 
-def test_stage_that_nobody_publishes_expires(topic: rmq.Topic, raw: redis.Redis) -> None:
+def test_stage_that_nobody_publishes_expires(topic: Any, raw: redis.Redis) -> None:
     stage(topic, range(100), keep=60)
 
     assert {raw.ttl(key) for key in left(raw, topic)} <= {59, 60}
 
 
 def test_replayed_batch_adds_nothing_even_when_its_messages_are_long_settled(
-    topic: rmq.Topic, raw: redis.Redis
+    topic: Any, raw: redis.Redis
 ) -> None:
     for batch in (0, 1):
         assert topic.publish([stage(topic, range(50))], query="q", batch=batch).stored == 50
@@ -198,7 +197,7 @@ def test_replayed_batch_adds_nothing_even_when_its_messages_are_long_settled(
 
 @pytest.mark.parametrize("place", range(8))
 def test_batch_cut_anywhere_is_ended_with_what_it_began_with(
-    topic: rmq.Topic, raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch, place: int
+    topic: Any, raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     first, again = stage(topic, range(40)), stage(topic, range(40))
     # Of publish two calls; then the end; then the dropping, which is slot by slot.
@@ -220,7 +219,7 @@ def test_batch_cut_anywhere_is_ended_with_what_it_began_with(
 
 
 def test_discard_keeps_what_has_begun_to_be_published(
-    topic: rmq.Topic, raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, other = stage(topic, range(40)), stage(topic, range(40))
     cut("publish", 2)
@@ -237,7 +236,7 @@ def test_discard_keeps_what_has_begun_to_be_published(
 
 
 def test_batch_left_open_is_ended_before_the_next_one(
-    topic: rmq.Topic, cut: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, cut: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut("publish", 2)
     with pytest.raises(Cut):
@@ -249,8 +248,8 @@ def test_batch_left_open_is_ended_before_the_next_one(
     assert bodies(topic) == list(range(80))
 
 
-def test_two_queries_and_two_topics_do_not_meet(client: rmq.Client, topic: rmq.Topic) -> None:
-    other = client.topic(f"{topic.name}-2")
+def test_two_queries_and_two_topics_do_not_meet(api: Any, topic: Any) -> None:
+    other = api.topic(f"{topic.name}-2")
     for where in (topic, other):
         for query in ("q", "r"):
             where.publish([stage(where, range(3))], query=query, batch=0)
@@ -259,7 +258,7 @@ def test_two_queries_and_two_topics_do_not_meet(client: rmq.Client, topic: rmq.T
 
 
 def test_stage_that_has_expired_is_an_error_before_anything_is_published(
-    client: rmq.Client, topic: rmq.Topic, raw: redis.Redis
+    api: Any, topic: Any, raw: redis.Redis
 ) -> None:
     fine, lost = stage(topic, range(40)), stage(topic, range(40, 80))
     raw.delete(next(key for key in left(raw, topic) if key.endswith(lost.name.encode())))
@@ -267,13 +266,13 @@ def test_stage_that_has_expired_is_an_error_before_anything_is_published(
     with pytest.raises(rmq.StageLost, match="has expired, Redis lost it"):
         topic.publish([fine, lost], query="q", batch=0)
 
-    assert client.admin.stats(topic.name)["accepted"] == 0
+    assert api.admin.stats(topic.name)["accepted"] == 0
     topic.publish([fine], query="q", batch=0)  # it has not begun: other stages may be given
     assert bodies(topic) == list(range(40))
 
 
 def test_stage_that_is_lost_half_way_is_an_error_and_not_silence(
-    topic: rmq.Topic, raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = stage(topic, range(40))
     cut("publish", 1)
@@ -288,9 +287,9 @@ def test_stage_that_is_lost_half_way_is_an_error_and_not_silence(
 
 
 def test_full_topic_keeps_the_rest_staged_and_goes_on_when_there_is_room(
-    client: rmq.Client, name: str, raw: redis.Redis
+    api: Any, name: str, raw: redis.Redis
 ) -> None:
-    topic = client.topic(name, slots=4, max_length=20)
+    topic = api.topic(name, slots=4, max_length=20)
     staged = stage(topic, range(100))
     found: list[int] = []
     rounds = 0
@@ -311,8 +310,8 @@ def test_full_topic_keeps_the_rest_staged_and_goes_on_when_there_is_room(
     assert Counter(found + bodies(topic)) == Counter(range(100))
 
 
-def test_blocking_topic_waits_for_room_until_its_timeout(client: rmq.Client, name: str) -> None:
-    topic = client.topic(name, slots=1, max_length=5, overflow="block")
+def test_blocking_topic_waits_for_room_until_its_timeout(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=1, max_length=5, overflow="block")
     staged = stage(topic, range(10))
 
     before = time.monotonic()
@@ -323,10 +322,8 @@ def test_blocking_topic_waits_for_room_until_its_timeout(client: rmq.Client, nam
     assert bodies(topic) == [0, 1, 2, 3, 4]
 
 
-def test_message_ids_and_dedup_keys_make_a_second_job_add_nothing(
-    client: rmq.Client, name: str
-) -> None:
-    topic = client.topic(name)
+def test_message_ids_and_dedup_keys_make_a_second_job_add_nothing(api: Any, name: str) -> None:
+    topic = api.topic(name)
     ids = [topic.new_id() for _ in range(10)]
     for expected in (rmq.Published(20), rmq.Published(0, 20)):
         made = topic.stage()
@@ -345,7 +342,7 @@ def test_message_ids_and_dedup_keys_make_a_second_job_add_nothing(
     ],
 )
 def test_bad_message_is_refused_as_a_send_refuses_it_and_spoils_the_stage(
-    topic: rmq.Topic, raw: redis.Redis, out: rmq.Outgoing, error: str
+    topic: Any, raw: redis.Redis, out: rmq.Outgoing, error: str
 ) -> None:
     made = topic.stage()
     made.push([rmq.Outgoing(n) for n in range(10)])
@@ -359,7 +356,7 @@ def test_bad_message_is_refused_as_a_send_refuses_it_and_spoils_the_stage(
     assert left(raw, topic) == []
 
 
-def test_late_stage_takes_times_that_passed_years_ago_as_now(topic: rmq.Topic) -> None:
+def test_late_stage_takes_times_that_passed_years_ago_as_now(topic: Any) -> None:
     made = topic.stage(late=True)
     made.push([rmq.Outgoing(1, at=1_500_000_000_000)])
 
@@ -381,21 +378,20 @@ def test_late_stage_takes_times_that_passed_years_ago_as_now(topic: rmq.Topic) -
         lambda topic: topic.discard([], query=""),
     ],
 )
-def test_arguments_are_checked_at_the_door(topic: rmq.Topic, call: Any) -> None:
+def test_arguments_are_checked_at_the_door(topic: Any, call: Any) -> None:
     with pytest.raises(rmq.ConfigurationError):
         call(topic)
 
 
-def test_client_with_interceptors_stages_nothing(server: Server, name: str) -> None:
-    with (
-        rmq.Client(server.url, interceptors=[rmq.Audit()]) as client,
-        pytest.raises(rmq.InvalidValue, match="interceptors"),
-    ):
+def test_client_with_interceptors_stages_nothing(link: Any, name: str) -> None:
+    client = link(rmq.Audit())
+
+    with pytest.raises(rmq.InvalidValue, match="interceptors"):
         client.topic(name).stage().push([rmq.Outgoing(1)])
 
 
-def test_push_over_maxmemory_is_queue_full(own_server: Server, name: str) -> None:
-    with rmq.Client(own_server.url) as client, own_server.raw() as raw:
+def test_push_over_maxmemory_is_queue_full(own_server: Server, kind: str, name: str) -> None:
+    with connect(kind, own_server.url) as client, own_server.raw() as raw:
         topic = client.topic(name)
         staged = stage(topic, range(10))
         raw.config_set("maxmemory", 1)

@@ -21,6 +21,7 @@ from rmq.protocol.flows import (
     SAFETY_S,
     AwaitSignal,
     Flow,
+    RawCommand,
     Subscription,
     open_topic,
     rollback,
@@ -157,6 +158,24 @@ def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[Page]:
     """A page of what a query holds of one slot; empty at its end."""
     page: Page = yield query_commands.read(keys, run, after, upto, BATCH_MAX)
     return page
+
+
+def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]:
+    """Note that a run has begun a batch; how many runs have begun it, this one too.
+
+    Args:
+        context: the topic.
+        run: the query.
+        batch: the name of the batch; it takes the place of the one before.
+        by: the name of the run of the engine; given twice in a row, it counts once.
+    """
+    yield from open_topic.ensure(context, create=False)
+    key = context.slots[0].query_stem + run.encode()
+    kept = (yield RawCommand("query_begun", "HGET", key, "begun")) or b"\n\n0"
+    name, last, runs = kept.decode().rsplit("\n", 2)
+    count = int(runs) + (last != by) if name == batch else 1
+    yield RawCommand("query_begun", "HSET", key, "begun", f"{batch}\n{by}\n{count}")
+    return count
 
 
 def settle(
