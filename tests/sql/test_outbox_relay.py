@@ -558,6 +558,7 @@ def test_a_topic_that_vanished_is_created_again_and_no_other_is_read_again(
     again = {context.name: context.read_at for context in relay_contexts(relay)}
     assert again[goes] > opened[goes]
     assert again[stays] == opened[stays]
+    assert all(context.is_open for context in relay_contexts(relay))
 
 
 def relay_contexts(relay):
