@@ -16,7 +16,7 @@ from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings, TopicSettings, changeable
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import milliseconds
-from rmq.protocol.commands.query import check_run
+from rmq.protocol.commands import check_run
 from rmq.protocol.flows import (
     admin,
     audit as audit_flow,

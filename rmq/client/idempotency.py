@@ -30,8 +30,8 @@ from rmq.core.middleware import (
 )
 from rmq.core.validation import Duration, milliseconds
 from rmq.errors import InvalidType, InvalidValue
-from rmq.protocol.flows import Flow
 from rmq.protocol.flows.claim import owner_of
+from rmq.protocol.steps import Flow
 
 F = TypeVar("F", bound=Callable[..., Any])
 D = TypeVar("D", bound=DeliveryData)

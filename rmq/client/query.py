@@ -20,8 +20,9 @@ from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, milliseconds
 from rmq.errors import InvalidType, InvalidValue
-from rmq.protocol.commands.query import Holder, Page as LogPage, check_run
-from rmq.protocol.flows import Subscription, query
+from rmq.protocol.commands import QueryLease, QueryPage as LogPage, check_run
+from rmq.protocol.flows import query
+from rmq.protocol.steps import Subscription
 from rmq.transport import AsyncTransport, Transport
 
 __all__ = [
@@ -102,7 +103,7 @@ class _QueryBase:
             raise InvalidValue("owner: give 1 to 200 bytes")
         self._subscription = Subscription(context.channel)
         self._context = context
-        self._holder = Holder(
+        self._holder = QueryLease(
             run,
             owner,
             milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),

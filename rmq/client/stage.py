@@ -16,8 +16,9 @@ from rmq.core.message import Outgoing
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, milliseconds
 from rmq.errors import InvalidType, InvalidValue, StageLost
-from rmq.protocol.flows import Flow, stage
+from rmq.protocol.flows import stage
 from rmq.protocol.flows.stage import Published, Staged
+from rmq.protocol.steps import Flow
 from rmq.transport import AsyncTransport, Transport
 
 __all__ = ["AsyncStage", "Published", "Stage", "Staged", "check_text"]

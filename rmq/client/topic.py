@@ -16,7 +16,6 @@ from rmq.core.settings import Durability, Settings, durability
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, milliseconds, whole
 from rmq.protocol.flows import (
-    Flow,
     admin,
     intercepted_send,
     open_topic,
@@ -26,6 +25,7 @@ from rmq.protocol.flows import (
 from rmq.protocol.flows.admin import CancelStatus, Id, PriorityStatus, RescheduleStatus
 from rmq.protocol.flows.consumer import Mode
 from rmq.protocol.flows.send import Asked
+from rmq.protocol.steps import Flow
 from rmq.transport import AsyncTransport, Transport
 
 F = TypeVar("F", bound=Callable[..., Any])

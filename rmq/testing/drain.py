@@ -21,7 +21,8 @@ from rmq.core.interceptor import Hooks
 from rmq.core.topic_context import TopicContext
 from rmq.errors import DecodeError, StorageError
 from rmq.protocol import commands
-from rmq.protocol.flows import Flow, open_topic
+from rmq.protocol.flows import open_topic
+from rmq.protocol.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.transport import Transport
 from rmq.worker.lease_table import Board

@@ -16,7 +16,7 @@ from rmq.core.settings import Fsync, Replicated
 from rmq.core.validation import Duration, milliseconds, whole
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import scripts
-from rmq.protocol.commands import Command
+from rmq.protocol.steps import Command
 from rmq.transport import AsyncTransport, Transport
 from rmq.transport.url import Address
 

@@ -20,10 +20,11 @@ from redis.backoff import NoBackoff
 from rmq.core.keys import shown
 from rmq.core.settings import Fsync, Replicated
 from rmq.errors import EmbeddedError, RMQError
-from rmq.protocol.commands import Command
-from rmq.protocol.flows import (
+from rmq.protocol.scripts import Script
+from rmq.protocol.steps import (
     Await,
     AwaitSignal,
+    Command,
     DurablePipeline,
     Flow,
     InBackground,
@@ -33,7 +34,6 @@ from rmq.protocol.flows import (
     Step,
     Subscription,
 )
-from rmq.protocol.scripts import Script
 from rmq.transport.common import (
     FINE_S,
     FIRST_PAUSE_S,

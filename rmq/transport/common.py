@@ -17,8 +17,7 @@ from rmq.core import fork, keys as our_keys
 from rmq.core.settings import Fsync, Replicated
 from rmq.core.validation import milliseconds
 from rmq.errors import ConfigurationError, OutcomeUnknown, RMQError, Unavailable
-from rmq.protocol.commands import Command
-from rmq.protocol.flows import SAFETY_S
+from rmq.protocol.steps import POLL_S, Command
 from rmq.transport.embedded import Embedded
 from rmq.transport.pool import CHECK_S, TROUBLE, ConnectionsBusy, Stale
 from rmq.transport.redis_errors import Kind, code_of, kind_of, translate
@@ -250,7 +249,7 @@ class SubscribedConnection:
 class Refused:
     """Stands where a subscription would: this Redis user may not listen to the channel.
 
-    The consumer looks once in SAFETY_S instead. After AGAIN_S it asks to subscribe again, so that a
+    The consumer looks once in POLL_S instead. After AGAIN_S it asks to subscribe again, so that a
     repaired ACL needs no restart.
     """
 
@@ -265,7 +264,7 @@ class Refused:
                 "Redis does not let this user SUBSCRIBE to %s: nothing is lost, but a waiting "
                 "consumer notices new messages up to %g s late. Give the user the channels: "
                 "ACL SETUSER <user> '&%s*'",
-                channel.decode(), SAFETY_S, channel.decode().split("{")[0],
+                channel.decode(), POLL_S, channel.decode().split("{")[0],
             )  # fmt: skip
 
 

@@ -30,8 +30,9 @@ from rmq.core.replay_session import ReplaySessions
 from rmq.core.score import moved_deadline
 from rmq.core.topic_context import TopicContext
 from rmq.errors import OutcomeUnknown, Unavailable
-from rmq.protocol.flows import Flow, claim, open_topic, receive, settle
+from rmq.protocol.flows import claim, open_topic, receive, settle
 from rmq.protocol.flows.settle import Lease, Leases
+from rmq.protocol.steps import Flow
 from rmq.transport import Transport, url as urls
 from rmq.worker.lease_table import Board, Row
 

@@ -21,8 +21,9 @@ from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.validation import Duration, milliseconds
 from rmq.errors import RMQError
 from rmq.protocol import commands
-from rmq.protocol.flows import Flow, Sleep, claim, settle, together
+from rmq.protocol.flows import claim, settle
 from rmq.protocol.flows.settle import Leases, Settling
+from rmq.protocol.steps import Flow, Sleep, pipeline
 from rmq.transport import Transport
 from rmq.worker.lease_table import Board
 
@@ -81,7 +82,7 @@ class Desk(Consumer):
         mine = list(deliveries)
         calls = [commands.get(one._origin.keys, one._id) for one in mine]
         try:
-            found = self._transport.run(together(calls))
+            found = self._transport.run(pipeline(calls))
         except RMQError:
             return set()  # nobody knows, and messages must not wait for that
         return {

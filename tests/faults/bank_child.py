@@ -28,7 +28,8 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.ledger import Ledger, exactly_once
-from rmq.protocol.flows import Pipeline, claim
+from rmq.protocol.flows import claim
+from rmq.protocol.steps import Pipeline
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerGuard
 from rmq.worker.leased_consumer import Desk

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import AwaitSignal, Flow, Subscription
+from rmq.protocol.steps import AwaitSignal, Flow, Subscription
 from rmq.transport import common, pool
 from tests.conftest import any_binary
 from tests.faults.proxy import Proxy, between
@@ -356,7 +356,7 @@ def test_a_subscription_that_answers_is_kept(
 
 
 def test_the_questions_of_an_idle_consumer_are_few() -> None:
-    assert 1 / common.SAFETY_S + 1 / common.PING_S <= 1.1
+    assert 1 / common.POLL_S + 1 / common.PING_S <= 1.1
 
 
 # --- more calls than connections -----------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol import commands
 from rmq.protocol.flows import query_admin
 from tests.servers import Server
 
@@ -47,7 +47,7 @@ def published(topic: rmq.Topic, query: str, batch: int) -> None:
 def begin(client: rmq.Client, topic: rmq.Topic, query: str, batch: int) -> None:
     """A batch of which nobody says that it has ended."""
     topic._transport.run(
-        (lambda: (yield stage_commands.sink_begin(topic._context, query, batch, b"[]")))()
+        (lambda: (yield commands.sink_begin(topic._context, query, batch, b"[]")))()
     )
 
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.protocol import commands, scripts
+from rmq.protocol import scripts
 from rmq.protocol.flows import send as send_flow
+from rmq.protocol.steps import Command
 from tests.integration.auditing import adds_up, lose, lost, producer
 from tests.property.mutants import loader
 
@@ -248,7 +249,7 @@ def test_lost_reply_to_a_send_leaves_the_message_watched(server, client, name, m
         topic.open()
         send, twice = theirs._transport._command, []
 
-        def run_twice(command: commands.Command[Any]) -> Any:
+        def run_twice(command: Command[Any]) -> Any:
             if command.script.name == "send":
                 twice.append(send(command))
             return send(command)
@@ -269,7 +270,7 @@ def test_send_whose_outcome_is_unknown_is_not_promised(server, client, name, mon
         topic.send("first")
         whole = theirs._transport._command
 
-        def broken(command: commands.Command[Any]) -> Any:
+        def broken(command: Command[Any]) -> Any:
             if command.script.name == "send":
                 raise rmq.OutcomeUnknown("no reply")
             return whole(command)

@@ -11,7 +11,7 @@ from rmq import Page, Span
 from rmq.core.score import HELD_MIN
 from rmq.errors import InvalidValue
 from rmq.protocol import commands
-from rmq.protocol.commands.query import FAR_S
+from rmq.protocol.commands import QUERY_DEADLINE_S
 from tests.conftest import Clock
 
 
@@ -91,7 +91,7 @@ def test_what_a_query_holds_has_no_deadline_of_its_own(client: rmq.Client, name:
     assert (held.held_by_query, held.deadline, held.deliveries) == (True, None, 1)
     assert not mine.held_by_query
     assert mine.deadline is not None
-    assert FAR_S * 1000 == HELD_MIN <= held.score
+    assert QUERY_DEADLINE_S * 1000 == HELD_MIN <= held.score
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_a_query_takes_over_what_a_dead_query_held(api: Any, name: str) -> None:
 def test_who_waits_is_woken_by_a_message(
     api: Any, client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query_flow, "SAFETY_S", 300)  # so that nothing else can wake it
+    monkeypatch.setattr(query_flow, "POLL_S", 300)  # so that nothing else can wake it
     topic = api.topic(name, slots=2)
     topic.open()
     query = topic.query(RUN, "here")

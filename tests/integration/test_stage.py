@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol import commands
 from rmq.protocol.flows import stage as stage_flow
 from rmq.testing import Broker
 from tests.integration.driven import connect
@@ -41,7 +41,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Raises before the nth call of a builder; without this script nothing is published."""
 
     def at(builder: str, place: int) -> None:
-        made = getattr(stage_commands, builder)
+        made = getattr(commands, builder)
         calls = iter(range(place))
 
         def counted(*given: Any, **named: Any) -> Any:
@@ -50,7 +50,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
             return made(*given, **named)
 
         monkeypatch.setattr(stage_flow, "PUBLISHES", 1)
-        monkeypatch.setattr(stage_commands, builder, counted)
+        monkeypatch.setattr(commands, builder, counted)
 
     return at
 

@@ -16,7 +16,7 @@ from rmq.core.retry import Immediate
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import commands, scripts
-from rmq.protocol.commands import Command
+from rmq.protocol.steps import Command
 
 GONE = None  # what `changes` says of something that was there before
 
@@ -370,7 +370,7 @@ class Box:
     def release(self, *leases: Lease, wait_ms: int = 0) -> str:
         return self.run(self.release_command(leases, self.lane(), wait_ms))
 
-    def rollback(self, limit: int = 100) -> commands.RolledBack:
+    def rollback(self, limit: int = 100) -> commands.RollbackReply:
         return self.run(commands.rollback(self.handle, self.keys, limit))
 
     def stats(self) -> dict[str, int]:

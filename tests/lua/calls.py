@@ -10,18 +10,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rmq.protocol import commands
-from rmq.protocol.commands import (
-    Command,
-    query as query_commands,
-    stage as stage_commands,
-    topic_admin as topic_commands,
-)
-from rmq.protocol.commands.query import Holder
+from rmq.protocol.commands import QueryLease
+from rmq.protocol.steps import Command
 from tests.lua.box import Box, Lease
 
 PRODUCER = "0123456789"  # who numbers messages here
 RUN = "0123456789abcdef" * 2
-QUERY = Holder(RUN, "host:1", 600_000, 15_000)
+QUERY = QueryLease(RUN, "host:1", 600_000, 15_000)
 STAGE, SINK = "query:7:attempt", "query"
 CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
@@ -49,7 +44,7 @@ class Furnished(NamedTuple):
 def furnish(box: Box) -> Furnished:
     """Fill a slot. Both settled sets are there, and every other key."""
     queried = box.one()
-    assert box.run(query_commands.take(box.keys, QUERY, 0, 1)).newest == 1
+    assert box.run(commands.query_take(box.keys, QUERY, 0, 1)).newest == 1
     settled = b""
     for _ in range(2):
         settled = box.one()
@@ -77,9 +72,9 @@ def furnish(box: Box) -> Furnished:
     staged = box.ids(2)
     for place, id in enumerate(staged):
         entry = [id, *box.part(priority=900)]
-        box.run(stage_commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
-    box.run(stage_commands.sink_begin(box.handle, SINK, 6, b"[]"))
-    box.run(stage_commands.sink_end(box.handle, SINK, 6))
+        box.run(commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
+    box.run(commands.sink_begin(box.handle, SINK, 6, b"[]"))
+    box.run(commands.sink_end(box.handle, SINK, 6))
     for name in [name for name in box.state() if name.startswith("replay:")]:
         box.redis.delete(box.keys.replay_stem + name.removeprefix("replay:").encode())
     return Furnished(
@@ -110,19 +105,19 @@ CALLS: dict[str, Call] = {
     "next": _call(lambda f, b: commands.next([b.keys], True)),
     "peek": _call(lambda f, b: commands.peek(b.keys, "store")),
     "prepare": _call(lambda f, b: commands.prepare(b.keys, b.lane(), 10, 30_000, True)),
-    "publish": _call(lambda f, b: stage_commands.publish(b.handle, b.keys, b.lane(), STAGE)),
+    "publish": _call(lambda f, b: commands.publish(b.handle, b.keys, b.lane(), STAGE)),
     "purge": _call(lambda f, b: commands.purge(b.keys, b.lane(), "store")),
-    "queries": _call(lambda f, b: query_commands.queries(b.keys)),
-    "query_again": _call(lambda f, b: query_commands.again(b.keys, QUERY, 1)),
-    "query_lapse": _call(lambda f, b: query_commands.lapse(b.keys, RUN, 10, force=True)),
-    "query_look": _call(lambda f, b: query_commands.look(b.keys, RUN)),
-    "query_read": _call(lambda f, b: query_commands.read(b.keys, RUN, 0, 10, 10)),
+    "queries": _call(lambda f, b: commands.queries(b.keys)),
+    "query_again": _call(lambda f, b: commands.query_again(b.keys, QUERY, 1)),
+    "query_lapse": _call(lambda f, b: commands.query_lapse(b.keys, RUN, 10, force=True)),
+    "query_look": _call(lambda f, b: commands.query_look(b.keys, RUN)),
+    "query_read": _call(lambda f, b: commands.query_read(b.keys, RUN, 0, 10, 10)),
     "query_reject": _call(
-        lambda f, b: query_commands.reject(b.handle, b.keys, QUERY, 10, b"why", 10)
+        lambda f, b: commands.query_reject(b.handle, b.keys, QUERY, 10, b"why", 10)
     ),
-    "query_renew": _call(lambda f, b: query_commands.renew(b.keys, QUERY, 0, 10)),
-    "query_settle": _call(lambda f, b: query_commands.settle(b.handle, b.keys, QUERY, 0, 10, 10)),
-    "query_take": _call(lambda f, b: query_commands.take(b.keys, QUERY, 1, 10)),
+    "query_renew": _call(lambda f, b: commands.query_renew(b.keys, QUERY, 0, 10)),
+    "query_settle": _call(lambda f, b: commands.query_settle(b.handle, b.keys, QUERY, 0, 10, 10)),
+    "query_take": _call(lambda f, b: commands.query_take(b.keys, QUERY, 1, 10)),
     "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, b.lane(), [f.dead])),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.lane())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.lane())),
@@ -133,23 +128,19 @@ CALLS: dict[str, Call] = {
     "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
     "send": _call(lambda f, b: b.send_command(b.ids(2))),
     "set_priority": _call(lambda f, b: commands.set_priority(b.keys, b.lane(), f.retry, 30)),
-    "sink_begin": _call(lambda f, b: stage_commands.sink_begin(b.handle, SINK, 7, b"[]")),
-    "sink_end": _call(lambda f, b: stage_commands.sink_end(b.handle, SINK, 7)),
+    "sink_begin": _call(lambda f, b: commands.sink_begin(b.handle, SINK, 7, b"[]")),
+    "sink_end": _call(lambda f, b: commands.sink_end(b.handle, SINK, 7)),
     "slot": _call(lambda f, b: commands.slot(b.keys, b.created, b.settings.for_slot())),
-    "slot_delete": _call(lambda f, b: topic_commands.slot_delete(b.keys, b.created, 1000)),
-    "stage_keep": _call(lambda f, b: stage_commands.stage_keep(b.keys, STAGE, 60_000, 2)),
+    "slot_delete": _call(lambda f, b: commands.slot_delete(b.keys, b.created, 1000)),
+    "stage_keep": _call(lambda f, b: commands.stage_keep(b.keys, STAGE, 60_000, 2)),
     "stage_push": _call(
-        lambda f, b: stage_commands.stage_push(
-            b.keys, STAGE, 2, 86_400_000, [b.ids()[0], *b.part()]
-        )
+        lambda f, b: commands.stage_push(b.keys, STAGE, 2, 86_400_000, [b.ids()[0], *b.part()])
     ),
     "stats": _call(lambda f, b: commands.stats(b.keys)),
     "tidy": _call(lambda f, b: commands.tidy(b.keys)),
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
-    "topic_close": _call(lambda f, b: topic_commands.topic_close(b.handle, b.created, True)),
-    "topic_set": _call(
-        lambda f, b: topic_commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})
-    ),
+    "topic_close": _call(lambda f, b: commands.topic_close(b.handle, b.created, True)),
+    "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
     "where": _call(lambda f, b: commands.where(b.keys, [f.waiting, f.leased.id, f.dead])),
 }

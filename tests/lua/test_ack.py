@@ -60,7 +60,7 @@ def test_ack_after_rollback_changes_nothing(box):
     box.one()
     lease = box.take_one(lease_ms=1000)
     box.clock.advance(1)
-    assert box.rollback() == commands.RolledBack(1, 0, False)
+    assert box.rollback() == commands.RollbackReply(1, 0, False)
     before = box.state()
 
     assert box.twice(lambda: box.ack_command([lease], box.lane())) == "0"

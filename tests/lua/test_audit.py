@@ -11,7 +11,7 @@ def test_slot_that_nobody_audits_has_nothing(box):
 
     page = box.run(commands.audit(box.keys))
 
-    assert page == commands.OpenPage(box.clock.now_ms, 0, 0, 0, [])
+    assert page == commands.AuditPage(box.clock.now_ms, 0, 0, 0, [])
     assert box.state() == before
 
 

@@ -10,11 +10,6 @@ import redis
 
 from rmq.core import keys
 from rmq.protocol import commands, scripts
-from rmq.protocol.commands import (
-    query as query_commands,
-    stage as stage_commands,
-    topic_admin as topic_commands,
-)
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish, place_of
 
@@ -98,14 +93,7 @@ def test_no_key_and_argument_beyond_the_documented_is_read(verb):
 
 @pytest.mark.parametrize("verb", NAMES)
 def test_every_script_has_a_builder_of_its_name_and_a_call_here(verb):
-    where, name = commands, verb
-    if verb.startswith("quer"):
-        where, name = query_commands, verb.removeprefix("query_")
-    elif verb.startswith(("stage_", "sink_", "publish")):
-        where = stage_commands
-    elif verb.startswith(("topic_", "slot_")):
-        where = topic_commands
-    assert callable(getattr(where, name))
+    assert callable(getattr(commands, verb))
     assert verb in CALLS
 
 

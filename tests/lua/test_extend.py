@@ -21,7 +21,7 @@ def test_extend_moves_the_deadline_and_nothing_else(box):
     reply = box.run(box.extend_command([lease], lane, 60_000))
 
     deadline = box.clock.now_ms // 1000 + 60
-    assert reply == commands.Extended(deadline, "1")
+    assert reply == commands.ExtendReply(deadline, "1")
     assert box.changed(before, replay=True) == {
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
         (f"replay:{lane.name.decode()}",): b"1:%d 1" % deadline,
@@ -78,7 +78,7 @@ def test_lapsed_lease_that_nobody_took_back_may_still_be_extended(box):
     box.clock.advance(5)
 
     assert box.run(box.extend_command([lease], box.lane())).letters == "1"
-    assert box.rollback() == commands.RolledBack(0, 0, False)
+    assert box.rollback() == commands.RollbackReply(0, 0, False)
 
 
 def test_extend_after_rollback_changes_nothing(box):

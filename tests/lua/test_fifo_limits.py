@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol import commands
 from tests.lua.box import ordered
 
 PRIORITIES = [17, 100, 1023, 1024, 524_288, 1_048_575]
@@ -86,8 +86,8 @@ def test_order_begins_anew_while_only_timed_messages_and_retries_wait(box, way):
     else:
         (id,) = box.ids()
         entry = [id, *box.part(priority=1_000_000)]
-        box.run(stage_commands.stage_push(box.keys, "s", 0, 60_000, entry))
-        box.run(stage_commands.publish(box.handle, box.keys, box.lane(), "s"))
+        box.run(commands.stage_push(box.keys, "s", 0, 60_000, entry))
+        box.run(commands.publish(box.handle, box.keys, box.lane(), "s"))
 
     if way != "join":
         assert box.score(id) == ordered(1_000_000, 1)

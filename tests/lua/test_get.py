@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.protocol import commands
-from rmq.protocol.commands import Found
+from rmq.protocol.commands import QueueMember
 from tests.lua.box import failure, ordered, stored, timed
 
 
@@ -21,18 +21,20 @@ def test_waiting_message_is_found_with_its_whole_score(box):
     plain, later = box.one(priority=1_048_575, body=bytes(range(256))), box.one(due=5000)
     due = box.clock.now_ms + 5000
 
-    assert get(box, plain) == Found(
+    assert get(box, plain) == QueueMember(
         "store", plain, ordered(1_048_575, 1),
         stored(1, bytes(range(256)), priority=1_048_575), b"", 2,
     )  # fmt: skip
-    assert get(box, later) == Found("store", later, timed(due, False), stored(2, due=due), b"", 2)
+    assert get(box, later) == QueueMember(
+        "store", later, timed(due, False), stored(2, due=due), b"", 2
+    )
 
 
 def test_message_in_flight_is_found_with_its_receipt(box):
     id = box.one()
     lease = box.take_one()
 
-    assert get(box, id) == Found("prepare", id, lease.receipt, lease.record, b"", 1)
+    assert get(box, id) == QueueMember("prepare", id, lease.receipt, lease.record, b"", 1)
 
 
 def test_dead_letter_is_found_with_what_it_died_of(box):
@@ -40,7 +42,7 @@ def test_dead_letter_is_found_with_what_it_died_of(box):
     box.reject(box.take_one())
     died = box.clock.now_ms
 
-    assert get(box, id) == Found(
+    assert get(box, id) == QueueMember(
         "dead", id, died, stored(1, priority=100), failure(0, 1, "r", b"why"), 1
     )
 

@@ -72,7 +72,7 @@ def test_nothing_is_taken_while_anything_is_in_flight(box, is_ordered):
 
     for _ in range(2):
         batch = box.prepare(1, ordered=is_ordered)
-        assert (batch.ids, batch.lapsed, batch.wait_us) == ([], False, 9_000_000)
+        assert (batch.ids, batch.expired, batch.wait_us) == ([], False, 9_000_000)
         assert box.state() == before
 
     assert box.ack(first) == "1"
@@ -85,8 +85,8 @@ def test_lapsed_batch_goes_back_before_the_next_one(box):
     box.clock.advance(1)
 
     batch = box.prepare(2, ordered=True)
-    assert (batch.ids, batch.lapsed, batch.wait_us) == ([], True, 0)
-    assert box.rollback() == commands.RolledBack(2, 0, False)
+    assert (batch.ids, batch.expired, batch.wait_us) == ([], True, 0)
+    assert box.rollback() == commands.RollbackReply(2, 0, False)
 
     assert [lease.id for lease in take(box)] == given[:1]
 
@@ -403,7 +403,7 @@ def test_rollback_of_a_slot_in_order(slow):
     slow.clock.advance(1)
     before = slow.state()
 
-    assert slow.rollback() == commands.RolledBack(2, 0, False)
+    assert slow.rollback() == commands.RollbackReply(2, 0, False)
 
     hold = str(slow.clock.now_ms + 4000)
     assert slow.changed(before) == {
@@ -419,7 +419,7 @@ def test_rollback_of_a_slot_in_order(slow):
         ("failures", given[1]): failure(16, 1, "l"),
     }
     after = slow.state()
-    assert slow.rollback() == commands.RolledBack(0, 0, False)
+    assert slow.rollback() == commands.RollbackReply(0, 0, False)
     assert slow.state() == after
 
 
@@ -429,7 +429,7 @@ def test_message_without_a_record_is_still_taken_back(slow):
     slow.redis.hdel(slow.keys.records, id)
     slow.clock.advance(1)
 
-    assert slow.rollback() == commands.RolledBack(1, 0, False)
+    assert slow.rollback() == commands.RollbackReply(1, 0, False)
     assert slow.order() == [id]
 
 

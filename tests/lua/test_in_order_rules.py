@@ -7,7 +7,6 @@ import redis
 
 from rmq.core import keys
 from rmq.protocol import commands
-from rmq.protocol.commands import query as query_commands
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, RUN, furnish, place_of
 
@@ -163,7 +162,7 @@ def furnished_in_order(box, script):
     if script in TAKING:
         box.rollback()
         box.ack(furnished.leased, furnished.failed)
-        box.run(query_commands.lapse(box.keys, RUN, 10, force=True))
+        box.run(commands.query_lapse(box.keys, RUN, 10, force=True))
         box.rollback()
     later = box.clock.now_ms + 3000
     box.redis.hset(box.keys.slot, mapping={"ordered": 1, "blocked": later, "waiting": later})

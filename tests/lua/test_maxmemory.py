@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from rmq.protocol import commands
+from rmq.protocol.steps import Command
 from tests.lua.calls import CALLS, CLAIM, OWNER, Furnished, furnish
 
 
@@ -21,7 +22,7 @@ def full(tight):
     tight.redis.config_set("maxmemory", 0)
 
 
-def refused(furnished: Furnished, command: commands.Command) -> None:
+def refused(furnished: Furnished, command: Command) -> None:
     before = furnished.box.state()
     with pytest.raises(redis.ResponseError, match=r"OOM|maxmemory"):
         furnished.box.run(command)
@@ -64,7 +65,7 @@ def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script)
         assert reply.letters == "1"
         assert box.score(full.leased.id, "prepare") // 1000 == reply.deadline_s
     elif script == "rollback":
-        assert reply == commands.RolledBack(1, 0, False)
+        assert reply == commands.RollbackReply(1, 0, False)
         assert full.lapsed.id in box.order()
     else:
         assert reply > 0

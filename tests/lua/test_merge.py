@@ -6,7 +6,6 @@ import pytest
 
 from rmq.core import record
 from rmq.protocol import commands
-from rmq.protocol.commands import stage as stage_commands
 from tests.lua.box import GONE, stored, timed
 
 
@@ -30,7 +29,7 @@ def test_first_arrival_opens_a_window_and_waits_for_its_time_range(box):
     reply = box.run(box.merge_command(id, b"one", range_ms=5000))
 
     due = box.clock.now_ms + 5000
-    assert reply == commands.Merged(1, "s", b"")
+    assert reply == commands.MergeReply(1, "s", b"")
     assert box.changed(before, replay=True) == {
         ("slot", "accepted"): "1",
         ("store", id): timed(due, False),
@@ -47,7 +46,7 @@ def test_second_arrival_merges_keeps_the_time_and_names_the_waiting_id(box):
 
     reply = box.run(box.merge_command(id, b"two"))
 
-    assert reply == commands.Merged(1, "m", waiting)
+    assert reply == commands.MergeReply(1, "m", waiting)
     assert box.changed(before) == {
         ("slot", "merged"): "1",
         ("slot", "settled_turn"): turn(box),
@@ -62,7 +61,7 @@ def test_stored_and_merged_sent_again_add_nothing(box, mode):
         assert box.run(box.merge_command(id, b"b", mode=mode)).letter == letter
         before = box.state()
         box.clock.advance(0.25)
-        assert box.run(box.merge_command(id, b"b", mode=mode)) == commands.Merged(1, "d", b"")
+        assert box.run(box.merge_command(id, b"b", mode=mode)) == commands.MergeReply(1, "d", b"")
         assert box.state() == before
 
 
@@ -107,7 +106,7 @@ def test_full_collection_is_closed_and_the_newcomer_opens_the_next(box):
 
     second, reply = box.merge(body=b"y" * 100, mode="collect", most=200)
 
-    assert reply == commands.Merged(2, "s", b"")
+    assert reply == commands.MergeReply(2, "s", b"")
     now = box.clock.now_ms
     assert box.changed(before) == {
         ("slot", "accepted"): "2",
@@ -286,7 +285,7 @@ def test_full_slot_refuses_a_new_window_and_still_merges(make_box):
     waiting, _ = box.merge()
     before = box.state()
 
-    assert box.merge(key=b"other")[1] == commands.Merged(0, "F", b"")
+    assert box.merge(key=b"other")[1] == commands.MergeReply(0, "F", b"")
     assert box.state() == before
     assert box.merge()[1].into == waiting
 
@@ -362,13 +361,13 @@ def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way)
     (id,), now = box.ids(), box.clock.now_ms
     command = box.merge_command(id, range_ms=5000)
     if way == "publish":
-        box.run(stage_commands.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[4:]]))
+        box.run(commands.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[4:]]))
     before = box.state()
 
     if way == "merge":
-        assert box.run(command) == commands.Merged(4, "s", b"")
+        assert box.run(command) == commands.MergeReply(4, "s", b"")
     else:
-        assert box.run(stage_commands.publish(box.handle, box.keys, box.lane(), "s")).stored == 1
+        assert box.run(commands.publish(box.handle, box.keys, box.lane(), "s")).stored == 1
 
     assert {k: v for k, v in box.changed(before).items() if k[0] != "stage:s"} == {
         ("slot", "accepted"): "4",
@@ -391,7 +390,7 @@ def test_merge_is_refused_where_the_slot_is_full_of_timed_messages_or_rejects(ma
     box.send(2, due=due)
     before = box.state()
 
-    assert box.merge()[1] == commands.Merged(0, "F", b"")
+    assert box.merge()[1] == commands.MergeReply(0, "F", b"")
 
     assert box.state() == before
 

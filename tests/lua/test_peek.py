@@ -21,8 +21,8 @@ def test_page_of_the_store_shows_everything_about_a_message(box):
     a, b = box.send(2, priority=50, body=b"hi")
 
     assert peek(box, down=True) == [
-        commands.Found("store", a, ordered(50, 1), stored(1, b"hi", priority=50), b"", 2),
-        commands.Found("store", b, ordered(50, 2), stored(2, b"hi", priority=50), b"", 2),
+        commands.QueueMember("store", a, ordered(50, 1), stored(1, b"hi", priority=50), b"", 2),
+        commands.QueueMember("store", b, ordered(50, 2), stored(2, b"hi", priority=50), b"", 2),
     ]
     assert [found.id for found in peek(box)] == [b, a]
 
@@ -50,10 +50,10 @@ def test_leases_and_dead_letters_are_shown(box):
     died = box.clock.now_ms
 
     assert peek(box, "prepare") == [
-        commands.Found("prepare", flying.id, flying.receipt, flying.record, b"", 2)
+        commands.QueueMember("prepare", flying.id, flying.receipt, flying.record, b"", 2)
     ]
     assert peek(box, "dead") == [
-        commands.Found("dead", dead.id, died, dead.record, failure(0, 1, "r", b"why"), 2)
+        commands.QueueMember("dead", dead.id, died, dead.record, failure(0, 1, "r", b"why"), 2)
     ]
 
 

@@ -351,10 +351,10 @@ def test_expired_merge_window_leaves_the_index(box):
 def test_lapsed_leases_are_told_of(box):
     box.one()
     box.take_one(lease_ms=1000)
-    assert not box.prepare().lapsed
+    assert not box.prepare().expired
     box.clock.advance(1)
 
-    assert box.prepare().lapsed
+    assert box.prepare().expired
 
 
 def test_wait_is_until_the_next_due_time_or_the_next_lapse(box):

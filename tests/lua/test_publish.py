@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from rmq.core import record
-from rmq.protocol.commands import stage as stage_commands
-from rmq.protocol.commands.stage import Moved
+from rmq.protocol import commands
+from rmq.protocol.commands import PublishReply
 from tests.lua.box import Box, ordered, stored, timed
 
 NAME = "q:7:a"
@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 
 def push(box: Box, *entries: list[bytes], name: str = NAME) -> None:
     for place, entry in enumerate(entries):
-        command = stage_commands.stage_push(box.keys, name, place, DAY_MS, entry)
+        command = commands.stage_push(box.keys, name, place, DAY_MS, entry)
         assert box.run(command) == place + 1
 
 
@@ -35,7 +35,7 @@ def merging(box: Box, id: bytes, body: bytes = b"body", mode: bytes = b"first") 
 
 
 def publish(box: Box, name: str = NAME):
-    return box.run(stage_commands.publish(box.handle, box.keys, box.lane(), name))
+    return box.run(commands.publish(box.handle, box.keys, box.lane(), name))
 
 
 def test_publish_moves_one_entry_as_a_send_would_and_takes_it_out_of_the_stage(box):
@@ -44,7 +44,7 @@ def test_publish_moves_one_entry_as_a_send_would_and_takes_it_out_of_the_stage(b
     push(box, first, second)
     before = box.state()
 
-    assert publish(box) == Moved(1, 1, 0, 0)
+    assert publish(box) == PublishReply(1, 1, 0, 0)
 
     assert box.changed(before) == {
         ("slot", "accepted"): "1",
@@ -60,11 +60,11 @@ def test_publish_twice_goes_on_and_at_the_end_there_is_nothing_more(box):
     (two,), second = plain(box)
     push(box, first, second)
 
-    assert [publish(box), publish(box)] == [Moved(1, 1, 0, 0), Moved(0, 1, 0, 0)]
+    assert [publish(box), publish(box)] == [PublishReply(1, 1, 0, 0), PublishReply(0, 1, 0, 0)]
     after = box.state()
     assert box.twice(
-        lambda: stage_commands.publish(box.handle, box.keys, box.lane(), NAME)
-    ) == Moved(0, 0, 0, 0)
+        lambda: commands.publish(box.handle, box.keys, box.lane(), NAME)
+    ) == PublishReply(0, 0, 0, 0)
 
     assert after[PLACE] == [b""]
     assert box.state() == after
@@ -87,7 +87,7 @@ def test_what_is_published_looks_as_what_is_sent(box):
         push(box, entry, name=f"s{len(staged)}")
         staged.append(id)
     for place in range(len(staged)):
-        assert publish(box, f"s{place}") == Moved(0, 1, 0, 0)
+        assert publish(box, f"s{place}") == PublishReply(0, 1, 0, 0)
 
     records = box.state()["records"]
     for a, b in zip(sent, staged, strict=True):
@@ -104,7 +104,7 @@ def test_ids_that_live_or_were_settled_within_the_window_add_nothing(box):
     push(box, [settled, living, new, *box.part() * 3])
     before = box.state()
 
-    assert publish(box) == Moved(0, 1, 2, 0)
+    assert publish(box) == PublishReply(0, 1, 2, 0)
 
     assert box.changed(before) == {
         ("slot", "accepted"): "3",
@@ -121,7 +121,7 @@ def test_a_time_that_has_passed_since_is_due_at_once(box):
     push(box, entry)
     box.clock.advance(3600)
 
-    assert publish(box) == Moved(0, 1, 0, 0)
+    assert publish(box) == PublishReply(0, 1, 0, 0)
 
     assert box.score(id) == timed(due, False)
     assert box.take_one().id == id
@@ -141,7 +141,7 @@ def test_a_thousand_messages_are_one_entry(box):
     given, entry = plain(box, 1000)
     push(box, entry)
 
-    assert publish(box) == Moved(0, 1000, 0, 0)
+    assert publish(box) == PublishReply(0, 1000, 0, 0)
     assert [lease.id for lease in box.take(1000)] == given
 
 
@@ -149,14 +149,14 @@ def test_a_full_slot_refuses_an_entry_and_it_stays(make_box):
     box = make_box(max_length=2)
     box.send()
     push(box, plain(box)[1], plain(box)[1])
-    assert publish(box) == Moved(1, 1, 0, 0)
+    assert publish(box) == PublishReply(1, 1, 0, 0)
     before = box.state()
 
-    assert box.twice(lambda: stage_commands.publish(box.handle, box.keys, box.lane(), NAME)) is None
+    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.lane(), NAME)) is None
 
     assert box.state() == before
     assert box.ack(box.take_one()) == "1"
-    assert publish(box) == Moved(0, 1, 0, 0)
+    assert publish(box) == PublishReply(0, 1, 0, 0)
 
 
 def test_drop_lowest_drops_for_a_staged_message_as_for_a_sent_one(make_box):
@@ -165,7 +165,7 @@ def test_drop_lowest_drops_for_a_staged_message_as_for_a_sent_one(make_box):
     (high,), entry = plain(box, priority=900)
     push(box, entry)
 
-    assert publish(box) == Moved(0, 1, 0, 0)
+    assert publish(box) == PublishReply(0, 1, 0, 0)
 
     assert box.order() == [high]
     assert low not in box.state()["records"]
@@ -180,7 +180,7 @@ def test_merging_entry_opens_a_window_as_merge_does(box):
     push(box, merging(box, id, b"hello"))
     before = box.state()
 
-    assert publish(box) == Moved(0, 1, 0, 0)
+    assert publish(box) == PublishReply(0, 1, 0, 0)
 
     due = box.clock.now_ms + 5000
     assert box.changed(before) == {
@@ -201,8 +201,8 @@ def test_each_merging_message_is_collected_once_whatever_the_dedup_window(make_b
     replies = [publish(box) for _ in range(5)]
 
     assert replies == [
-        Moved(2, 1, 0, 0), Moved(1, 0, 0, 1), Moved(0, 0, 0, 1), Moved(0, 0, 0, 0),
-        Moved(0, 0, 0, 0),
+        PublishReply(2, 1, 0, 0), PublishReply(1, 0, 0, 1), PublishReply(0, 0, 0, 1),
+        PublishReply(0, 0, 0, 0), PublishReply(0, 0, 0, 0),
     ]  # fmt: skip
     (kept,) = box.state()["records"].values()
     assert record.pieces(record.read(kept).body) == [b"0", b"1", b"2"]
@@ -216,7 +216,7 @@ def test_merging_and_plain_entries_keep_their_order(box):
     push(box, first, merging(box, two), last)
 
     assert [publish(box) for _ in range(3)] == [
-        Moved(2, 1, 0, 0), Moved(1, 1, 0, 0), Moved(0, 1, 0, 0),
+        PublishReply(2, 1, 0, 0), PublishReply(1, 1, 0, 0), PublishReply(0, 1, 0, 0),
     ]  # fmt: skip
     assert box.drained() == [one, three]
     assert box.order() == [two]
@@ -287,7 +287,7 @@ def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
     for name, entry in (("p", plain(tight, 3)[1]), ("m", merging(tight, tight.ids()[0]))):
         push(tight, entry, name=name)
     publish_first = [
-        stage_commands.publish(tight.handle, tight.keys, tight.lane(), name) for name in ("p", "m")
+        commands.publish(tight.handle, tight.keys, tight.lane(), name) for name in ("p", "m")
     ]
     tight.redis.script_load(publish_first[0].script.text)
     tight.redis.config_set("maxmemory", 1)
@@ -300,7 +300,7 @@ def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
 
     tight.redis.config_set("maxmemory", 0)
     assert [tight.run(command) for command in publish_first] == [
-        Moved(0, 3, 0, 0), Moved(0, 1, 0, 0),
+        PublishReply(0, 3, 0, 0), PublishReply(0, 1, 0, 0),
     ]  # fmt: skip
 
 
@@ -309,27 +309,27 @@ def test_at_maxmemory_what_adds_nothing_is_taken_off_the_stage(tight):
     for name in ("one", "two"):
         push(tight, [id, *tight.part()], name=name)
     push(tight, [id, *tight.part()], [id, *tight.part()], name="more")
-    command = stage_commands.publish(tight.handle, tight.keys, tight.lane(), "one")
-    assert tight.run(command) == Moved(0, 0, 1, 0)
+    command = commands.publish(tight.handle, tight.keys, tight.lane(), "one")
+    assert tight.run(command) == PublishReply(0, 0, 1, 0)
     tight.redis.config_set("maxmemory", 1)
 
-    assert publish(tight, "two") == Moved(0, 0, 1, 0)
-    assert publish(tight, "more") == Moved(1, 0, 1, 0)
-    assert publish(tight, "more") == Moved(0, 0, 1, 0)
-    assert publish(tight, "more") == Moved(0, 0, 0, 0)
+    assert publish(tight, "two") == PublishReply(0, 0, 1, 0)
+    assert publish(tight, "more") == PublishReply(1, 0, 1, 0)
+    assert publish(tight, "more") == PublishReply(0, 0, 1, 0)
+    assert publish(tight, "more") == PublishReply(0, 0, 0, 0)
     assert tight.state()["stage:two"] == [b""]
 
 
 def test_at_maxmemory_nothing_is_staged_and_stages_are_dropped(tight):
     push(tight, plain(tight)[1])
-    more = stage_commands.stage_push(tight.keys, NAME, 1, DAY_MS, plain(tight)[1])
-    keep = stage_commands.stage_keep(tight.keys, NAME, DAY_MS, 1)
-    drop = stage_commands.stage_keep(tight.keys, NAME, 0)
-    begin = stage_commands.sink_begin(tight.handle, "q", 7, b"[]")
+    more = commands.stage_push(tight.keys, NAME, 1, DAY_MS, plain(tight)[1])
+    keep = commands.stage_keep(tight.keys, NAME, DAY_MS, 1)
+    drop = commands.stage_keep(tight.keys, NAME, 0)
+    begin = commands.sink_begin(tight.handle, "q", 7, b"[]")
     for script in (more, keep, begin):
         tight.redis.script_load(script.script.text)
-    tight.run(stage_commands.sink_begin(tight.handle, "open", 7, b"[]"))
-    end = stage_commands.sink_end(tight.handle, "open", 7)
+    tight.run(commands.sink_begin(tight.handle, "open", 7, b"[]"))
+    end = commands.sink_end(tight.handle, "open", 7)
     tight.redis.script_load(end.script.text)
     tight.redis.config_set("maxmemory", 1)
 

@@ -8,8 +8,7 @@ import redis
 
 from rmq.core import record
 from rmq.protocol import commands
-from rmq.protocol.commands import stage as stage_commands
-from rmq.protocol.commands.stage import Moved
+from rmq.protocol.commands import PublishReply
 from tests.lua.box import Box, ordered, stored
 
 PLACE = "stage:s"
@@ -27,13 +26,13 @@ def push(box: Box, bodies: list[bytes], *, first: bytes = b"", head: bytes = HEA
     first = first or box.ids(max(1, len(bodies)))[0]
     entry = [b"p", head, first, len(bodies)]
     before = box.redis.llen(box.keys.stage_stem + b"s")
-    command = stage_commands.stage_push(box.keys, "s", before, DAY_MS, entry, bodies)
+    command = commands.stage_push(box.keys, "s", before, DAY_MS, entry, bodies)
     assert box.run(command) == before + 1 + len(bodies)
     return [after(first, n) for n in range(len(bodies))]
 
 
 def publish(box: Box):
-    return box.run(stage_commands.publish(box.handle, box.keys, box.lane(), "s"))
+    return box.run(commands.publish(box.handle, box.keys, box.lane(), "s"))
 
 
 def numbered(count: int) -> list[bytes]:
@@ -45,7 +44,7 @@ def test_plain_entry_is_moved_in_one_step_and_the_next_one_stays(box):
     push(box, [b"c"])
     before = box.state()
 
-    assert publish(box) == Moved(2, 2, 0, 0)
+    assert publish(box) == PublishReply(2, 2, 0, 0)
 
     assert box.changed(before) == {
         ("slot", "accepted"): "2",
@@ -56,11 +55,11 @@ def test_plain_entry_is_moved_in_one_step_and_the_next_one_stays(box):
         ("records", two): stored(2, b"", priority=900),
         (PLACE,): before[PLACE][3:],
     }
-    assert publish(box) == Moved(0, 1, 0, 0)
+    assert publish(box) == PublishReply(0, 1, 0, 0)
     last = box.state()
     assert box.twice(
-        lambda: stage_commands.publish(box.handle, box.keys, box.lane(), "s")
-    ) == Moved(0, 0, 0, 0)
+        lambda: commands.publish(box.handle, box.keys, box.lane(), "s")
+    ) == PublishReply(0, 0, 0, 0)
     assert box.state() == last
     assert last[PLACE] == [b""]
 
@@ -70,7 +69,7 @@ def test_any_number_of_messages_is_numbered_and_ordered_as_they_were_staged(box,
     box.redis.hset(box.keys.slot, "accepted", 2**32 - 50)  # the low bytes of the number turn over
     given = push(box, numbered(count), first=(2**60 + 2**32 - 70).to_bytes(8, "big") + b"12345678")
 
-    assert publish(box) == Moved(0, count, 0, 0)
+    assert publish(box) == PublishReply(0, count, 0, 0)
 
     state = box.state()
     for n, id in enumerate(given):
@@ -92,7 +91,7 @@ def test_scores_are_those_of_a_send_to_the_last_bit(box, priority, order):
             given = box.send(300, priority=priority)
         else:
             given = push(box, [b"body"] * 300, head=head)
-            assert publish(box) == Moved(0, 300, 0, 0)
+            assert publish(box) == PublishReply(0, 300, 0, 0)
         scores.append([box.score(id) for id in given])
 
     assert scores[0] == scores[1]
@@ -141,7 +140,7 @@ def test_where_the_first_or_the_last_lives_already_all_are_looked_up(box, living
     given = push(box, [b"a", b"b", b"c"], first=first)
     before = box.state()
 
-    assert publish(box) == Moved(0, 1, 2, 0)
+    assert publish(box) == PublishReply(0, 1, 2, 0)
 
     new = given[2 - living]
     assert box.changed(before) == {
@@ -159,11 +158,11 @@ def test_full_slot_refuses_the_entry_and_it_stays(make_box):
     given = push(box, [b"a", b"b", b"c"])
     before = box.state()
 
-    assert box.twice(lambda: stage_commands.publish(box.handle, box.keys, box.lane(), "s")) is None
+    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.lane(), "s")) is None
 
     assert box.state() == before
     assert box.ack(box.take_one()) == "1"
-    assert publish(box) == Moved(0, 3, 0, 0)
+    assert publish(box) == PublishReply(0, 3, 0, 0)
     assert box.order()[::-1] == given
     assert [record.read(box.state()["records"][id]).body for id in given] == [b"a", b"b", b"c"]
 
@@ -173,7 +172,7 @@ def test_drop_lowest_drops_for_them_as_for_others(make_box):
     low = box.one(priority=20)
     (high,) = push(box, [b"a"])
 
-    assert publish(box) == Moved(0, 1, 0, 0)
+    assert publish(box) == PublishReply(0, 1, 0, 0)
 
     assert box.order() == [high]
     assert low not in box.state()["records"]
@@ -223,7 +222,7 @@ ID = b"i" * 16
     ],
 )  # fmt: skip
 def test_entry_that_nobody_wrote_so_moves_nothing(box, entry):
-    box.run(stage_commands.stage_push(box.keys, "s", 0, DAY_MS, entry, [b"body"] * 3))
+    box.run(commands.stage_push(box.keys, "s", 0, DAY_MS, entry, [b"body"] * 3))
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match=r"RMQ(STAGE|ARG)"):
@@ -235,7 +234,7 @@ def test_entry_that_nobody_wrote_so_moves_nothing(box, entry):
 @pytest.mark.parametrize("count", [3, 300])
 def test_at_maxmemory_the_entry_stays_in_its_stage(tight, count):
     given = push(tight, numbered(count))
-    command = stage_commands.publish(tight.handle, tight.keys, tight.lane(), "s")
+    command = commands.publish(tight.handle, tight.keys, tight.lane(), "s")
     tight.redis.script_load(command.script.text)
     tight.redis.config_set("maxmemory", 1)
     before = tight.state()
@@ -245,7 +244,7 @@ def test_at_maxmemory_the_entry_stays_in_its_stage(tight, count):
 
     assert tight.state() == before
     tight.redis.config_set("maxmemory", 0)
-    assert tight.run(command) == Moved(0, count, 0, 0)
+    assert tight.run(command) == PublishReply(0, count, 0, 0)
     assert set(tight.state()["records"]) == set(given)
 
 

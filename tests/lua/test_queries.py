@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rmq.protocol import commands
-from rmq.protocol.commands import query as query_commands
 from tests.lua.query import ME, OTHER, RUN, take
 
 
@@ -13,15 +12,15 @@ def test_queries_are_listed_by_when_their_leases_end(box):
     before = box.state()
     box.clock.advance(5)
 
-    assert box.run(query_commands.queries(box.keys)) == [
+    assert box.run(commands.queries(box.keys)) == [
         (OTHER.run, -3000), (ME.run, 595_000),
     ]  # fmt: skip
-    assert box.run(query_commands.queries(box.keys, 1)) == [(OTHER.run, -3000)]
+    assert box.run(commands.queries(box.keys, 1)) == [(OTHER.run, -3000)]
     assert box.state() == before
 
 
 def test_no_query_is_an_empty_list(box):
-    assert box.run(query_commands.queries(box.keys)) == []
+    assert box.run(commands.queries(box.keys)) == []
 
 
 def test_an_end_of_leases_that_no_query_has_is_corrected_so_that_consumers_do_not_spin(box):
@@ -31,7 +30,7 @@ def test_an_end_of_leases_that_no_query_has_is_corrected_so_that_consumers_do_no
     assert box.run(commands.next([box.keys], False)) == [0]
     before = box.state()
 
-    assert box.run(query_commands.queries(box.keys)) == []
+    assert box.run(commands.queries(box.keys)) == []
 
     assert box.changed(before) == {("slot", "queries_until"): None}
     assert box.run(commands.next([box.keys], False)) == [-1]
@@ -48,6 +47,6 @@ def test_an_end_of_leases_that_is_not_that_of_the_first_is_corrected(box):
             box.redis.hset(box.keys.slot, "queries_until", wrong)
         before = box.state()
 
-        assert box.run(query_commands.queries(box.keys)) == [(RUN, ME.lease_ms)]
+        assert box.run(commands.queries(box.keys)) == [(RUN, ME.lease_ms)]
 
         assert box.changed(before) == {("slot", "queries_until"): str(until)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Log
+from rmq.protocol import commands
+from rmq.protocol.commands import QueryLog
 from tests.lua.query import EXACT, ME, RIVAL, RUN, lapse, log, read, take
 
 
 def again(box, upto, holder=ME):
-    return box.run(query_commands.again(box.keys, holder, upto))
+    return box.run(commands.query_again(box.keys, holder, upto))
 
 
 def test_a_batch_gets_new_numbers_once_and_nothing_else_changes(box):
@@ -16,18 +16,18 @@ def test_a_batch_gets_new_numbers_once_and_nothing_else_changes(box):
     take(box, limit=2)
     before = box.state()
 
-    assert again(box, 2) == Log(2, 4)
+    assert again(box, 2) == QueryLog(2, 4)
 
     assert box.changed(before) == {
         (f"query:{RUN}", b"tail"): b"4",
         (f"query:{RUN}", b"settled"): b"2",
     }
     after = box.state()
-    assert again(box, 2) == Log(2, 4)
+    assert again(box, 2) == QueryLog(2, 4)
     assert box.state() == after
-    assert take(box, after=2) == Log(2, 4)
+    assert take(box, after=2) == QueryLog(2, 4)
     assert log(box) == {first: 3, second: 4}
-    assert take(box, after=4) == Log(1, 5)
+    assert take(box, after=4) == QueryLog(1, 5)
     assert third in log(box)
 
 
@@ -36,7 +36,7 @@ def test_what_was_taken_beyond_the_batch_stays_behind_it(box):
     take(box, limit=2)
     take(box, after=2)
 
-    assert again(box, 2) == Log(3, 6)
+    assert again(box, 2) == QueryLog(3, 6)
 
     assert read(box, 2).ids == ids
 
@@ -46,7 +46,7 @@ def test_what_has_lapsed_is_not_handed_out_again(box):
     take(box, holder=EXACT)
     lapse(box, force=True)
 
-    assert again(box, 2) == Log(0, 2)
+    assert again(box, 2) == QueryLog(0, 2)
 
     assert log(box) == {}
     assert box.state()[f"query:{RUN}"][b"settled"] == b"2"
@@ -57,7 +57,7 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     take(box)
     before = box.state()
 
-    assert again(box, 2, RIVAL) == Log(2, 2, 15_000, "me:1")
+    assert again(box, 2, RIVAL) == QueryLog(2, 2, 15_000, "me:1")
 
     assert box.state() == before
 
@@ -69,6 +69,6 @@ def test_a_full_redis_still_hands_out_again(tight):
     tight.redis.config_set("maxmemory-policy", "noeviction")
     tight.redis.config_set("maxmemory", 1)
 
-    assert again(tight, 2) == Log(2, 4)
+    assert again(tight, 2) == QueryLog(2, 4)
 
     tight.redis.config_set("maxmemory", 0)

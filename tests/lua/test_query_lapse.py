@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rmq.protocol import commands
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Lapsed, Log
+from rmq.protocol.commands import QueryLog, QueryRollbackReply
 from tests.lua.box import failure
 from tests.lua.query import EXACT, ME, OTHER, RUN, lapse, log, read, take
 
@@ -15,7 +14,7 @@ def test_a_lease_that_runs_is_left_alone(box):
     before = box.state()
     box.clock.advance(599)
 
-    assert lapse(box) == Lapsed(0, False)
+    assert lapse(box) == QueryRollbackReply(0, False)
 
     assert box.state() == before
 
@@ -26,7 +25,7 @@ def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
     box.clock.advance(600)
     before = box.state()
 
-    assert lapse(box) == Lapsed(2, False)
+    assert lapse(box) == QueryRollbackReply(2, False)
 
     assert box.changed(before) == {
         ("prepare", first): 1000 + 16 + 1 / 2048,
@@ -48,13 +47,13 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     box.clock.advance(600)
     before = box.state()
 
-    assert lapse(box) == Lapsed(2, False)
+    assert lapse(box) == QueryRollbackReply(2, False)
 
     assert box.changed(before) == {
         ("prepare", first): 1000 + 16 + 1 / 2048,
         ("prepare", second): 1000 + 16 + 2 / 2048,
-        ("failures", first): failure(16, 1, "l", query_commands.told(RUN)),
-        ("failures", second): failure(16, 1, "l", query_commands.told(RUN)),
+        ("failures", first): failure(16, 1, "l", commands.rollback_failure(RUN)),
+        ("failures", second): failure(16, 1, "l", commands.rollback_failure(RUN)),
         ("queries", RUN.encode()): None,
         (f"query:{RUN}", b"lapsed_to"): b"2",
         (f"query:{RUN}", b"owner"): None,
@@ -63,25 +62,25 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     }
     assert 0 < box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") <= 30 * 86_400
     before = box.state()
-    assert lapse(box, force=True) == Lapsed(0, False)
+    assert lapse(box, force=True) == QueryRollbackReply(0, False)
     assert box.state() == before
-    assert box.run(query_commands.look(box.keys, RUN)).messages == 0
+    assert box.run(commands.query_look(box.keys, RUN)).messages == 0
     assert read(box).ids == []
     assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
-    assert box.state()["failures"][first] == failure(16, 1, "l", query_commands.told(RUN))
+    assert box.state()["failures"][first] == failure(16, 1, "l", commands.rollback_failure(RUN))
 
 
 def test_ids_that_have_lapsed_stay_before_those_that_are_held(box):
     first, second, third = box.send(3)
     take(box, holder=EXACT, limit=2)
-    assert lapse(box, limit=1, force=True) == Lapsed(1, True)
+    assert lapse(box, limit=1, force=True) == QueryRollbackReply(1, True)
 
     assert read(box).ids == [second]
-    assert box.run(query_commands.look(box.keys, RUN)).messages == 1
-    assert take(box, after=2, holder=EXACT) == Log(1, 3)
+    assert box.run(commands.query_look(box.keys, RUN)).messages == 1
+    assert take(box, after=2, holder=EXACT) == QueryLog(1, 3)
     assert read(box).ids == [second, third]
     assert box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") == -1
-    assert lapse(box, force=True) == Lapsed(2, False)
+    assert lapse(box, force=True) == QueryRollbackReply(2, False)
     assert box.state()[f"querylog:{RUN}"] == [first, second, third]
 
 
@@ -90,7 +89,7 @@ def test_an_owner_that_is_not_exact_has_what_lapsed_before_forgotten(box):
     take(box, holder=EXACT, limit=2)
     lapse(box, force=True)
 
-    assert take(box, after=2) == Log(1, 3)
+    assert take(box, after=2) == QueryLog(1, 3)
 
     assert list(log(box).values()) == [3]
     assert box.state()[f"query:{RUN}"][b"waived"] == b"2"
@@ -101,17 +100,17 @@ def test_it_is_bounded_and_goes_on(box):
     take(box)
     box.clock.advance(600)
 
-    assert lapse(box, limit=3) == Lapsed(3, True)
+    assert lapse(box, limit=3) == QueryRollbackReply(3, True)
     assert box.state()["queries"] == {RUN.encode(): box.clock.now_ms}
-    assert lapse(box, limit=3) == Lapsed(2, False)
-    assert lapse(box, limit=3) == Lapsed(0, False)
+    assert lapse(box, limit=3) == QueryRollbackReply(2, False)
+    assert lapse(box, limit=3) == QueryRollbackReply(0, False)
 
 
 def test_force_gives_back_at_once(box):
     box.send(1)
     take(box)
 
-    assert lapse(box, force=True) == Lapsed(1, False)
+    assert lapse(box, force=True) == QueryRollbackReply(1, False)
 
 
 def test_another_query_keeps_what_it_holds(box):
@@ -121,7 +120,7 @@ def test_another_query_keeps_what_it_holds(box):
     take(box, holder=OTHER)
     box.clock.advance(595)
 
-    assert lapse(box) == Lapsed(1, False)
+    assert lapse(box) == QueryRollbackReply(1, False)
 
     assert list(log(box, OTHER.run).values()) == [1]
     assert box.state()["slot"]["queries_until"] == str(box.clock.now_ms + 5000)
@@ -132,7 +131,7 @@ def test_what_was_settled_before_is_not_brought_back(box):
     take(box)
     box.redis.zrem(box.keys.prepare, first)
 
-    assert lapse(box, force=True) == Lapsed(2, False)
+    assert lapse(box, force=True) == QueryRollbackReply(2, False)
 
     assert box.state()["prepare"] == {second: 1000 + 16 + 2 / 2048}
 
@@ -140,8 +139,8 @@ def test_what_was_settled_before_is_not_brought_back(box):
 def test_a_take_tells_that_a_query_has_lapsed(box):
     box.send(2)
     take(box, limit=1, holder=ME._replace(lease_ms=1000))
-    assert box.prepare().lapsed == 0
+    assert box.prepare().expired == 0
     box.clock.advance(1)
 
-    assert box.prepare().lapsed == commands.UNHELD
+    assert box.prepare().expired == commands.QUERIES_EXPIRED
     assert box.run(commands.next([box.keys], False)) == [0]

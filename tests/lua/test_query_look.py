@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Look
+from rmq.protocol import commands
+from rmq.protocol.commands import QueryState
 from tests.lua.query import ME, RUN, lapse, take
 
 
 def look(box):
-    return box.run(query_commands.look(box.keys, RUN))
+    return box.run(commands.query_look(box.keys, RUN))
 
 
 def test_it_tells_what_is_held_and_for_how_long_the_owner_has_it(box):
@@ -16,10 +16,10 @@ def test_it_tells_what_is_held_and_for_how_long_the_owner_has_it(box):
     take(box, limit=2)
     before = box.state()
 
-    assert look(box) == look(box) == Look(2, 15_000, ME.owner)
+    assert look(box) == look(box) == QueryState(2, 15_000, ME.owner)
 
     box.clock.advance(20)
-    assert look(box) == Look(2, -5000, ME.owner)
+    assert look(box) == QueryState(2, -5000, ME.owner)
     assert box.state() == before
 
 
@@ -28,8 +28,8 @@ def test_a_query_that_was_given_back_holds_nothing_and_has_no_owner(box):
     take(box)
     lapse(box, force=True)
 
-    assert look(box) == Look(0, 0, "")
+    assert look(box) == QueryState(0, 0, "")
 
 
 def test_a_query_that_never_was_holds_nothing(box):
-    assert look(box) == Look(0, 0, "")
+    assert look(box) == QueryState(0, 0, "")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from rmq.protocol import commands
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Log, Settled
+from rmq.protocol.commands import QueryLog, QuerySettleReply
 from tests.lua.box import failure
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, take
 
 
 def reject(box, upto, limit=10, holder=ME):
-    return box.run(query_commands.reject(box.handle, box.keys, holder, upto, b"why", limit))
+    return box.run(commands.query_reject(box.handle, box.keys, holder, upto, b"why", limit))
 
 
 def test_reject_buries_the_beginning_of_the_log_and_nothing_else(box):
@@ -18,7 +17,7 @@ def test_reject_buries_the_beginning_of_the_log_and_nothing_else(box):
     take(box)
     before = box.state()
 
-    assert reject(box, 2) == Settled(2, 2)
+    assert reject(box, 2) == QuerySettleReply(2, 2)
 
     assert box.changed(before) == {
         ("prepare", first): None,
@@ -32,7 +31,7 @@ def test_reject_buries_the_beginning_of_the_log_and_nothing_else(box):
         ("slot", "buried"): "2",
     }
     before = box.state()
-    assert reject(box, 2) == Settled(0, 0)
+    assert reject(box, 2) == QuerySettleReply(0, 0)
     assert box.state() == before
 
 
@@ -42,9 +41,9 @@ def test_what_is_redriven_and_taken_again_is_not_settled_for_its_old_number(box)
     reject(box, 1)
     box.run(commands.redrive(box.handle, box.keys, box.lane(), [id]))
 
-    assert take(box, after=1) == Log(1, 2)
-    settle = query_commands.settle(box.handle, box.keys, ME, 1, 1, 10)
-    assert box.run(settle) == Settled(0, 0)
+    assert take(box, after=1) == QueryLog(1, 2)
+    settle = commands.query_settle(box.handle, box.keys, ME, 1, 1, 10)
+    assert box.run(settle) == QuerySettleReply(0, 0)
 
     assert log(box) == {id: 2}
     assert read(box, 1, 2).ids == [id]
@@ -54,8 +53,8 @@ def test_it_is_bounded_and_goes_on(box):
     box.send(5)
     take(box)
 
-    assert reject(box, 5, limit=3) == Settled(3, 3)
-    assert reject(box, 5, limit=3) == Settled(2, 2)
+    assert reject(box, 5, limit=3) == QuerySettleReply(3, 3)
+    assert reject(box, 5, limit=3) == QuerySettleReply(2, 2)
     assert len(box.state()["dead"]) == 5
 
 
@@ -65,7 +64,7 @@ def test_what_has_lapsed_or_is_anothers_only_leaves_the_log(box):
     lapse(box, limit=1, force=True)
     box.redis.zadd(box.keys.prepare, {taken: (box.clock.now_ms // 1000 + 60) * 1000 + 16})
 
-    assert reject(box, 3, holder=EXACT) == Settled(1, 3)
+    assert reject(box, 3, holder=EXACT) == QuerySettleReply(1, 3)
 
     assert set(box.state()["dead"]) == {held}
     assert set(box.state()["prepare"]) == {lapsed, taken}
@@ -78,7 +77,7 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     take(box, holder=OTHER)
     before = box.state()
 
-    assert reject(box, 2, holder=RIVAL) == Settled(0, 0, 0, 15_000, "me:1")
+    assert reject(box, 2, holder=RIVAL) == QuerySettleReply(0, 0, 0, 15_000, "me:1")
 
     assert box.state() == before
 
@@ -90,6 +89,6 @@ def test_a_full_redis_still_rejects(tight):
     tight.redis.config_set("maxmemory-policy", "noeviction")
     tight.redis.config_set("maxmemory", 1)
 
-    assert reject(tight, 3) == Settled(2, 2)
+    assert reject(tight, 3) == QuerySettleReply(2, 2)
 
     tight.redis.config_set("maxmemory", 0)

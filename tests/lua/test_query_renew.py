@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Log
+from rmq.protocol import commands
+from rmq.protocol.commands import QueryLog
 from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, read, take
 
 
 def renewing(box, after=0, upto=100, holder=ME):
-    return query_commands.renew(box.keys, holder, after, upto)
+    return commands.query_renew(box.keys, holder, after, upto)
 
 
 def test_renew_moves_the_leases_and_nothing_else(box):
@@ -17,7 +17,7 @@ def test_renew_moves_the_leases_and_nothing_else(box):
     box.clock.advance(5)
     before = box.state()
 
-    assert box.run(renewing(box)) == Log(2, 2)
+    assert box.run(renewing(box)) == QueryLog(2, 2)
 
     until = box.clock.now_ms + ME.lease_ms
     assert box.changed(before) == {
@@ -31,10 +31,10 @@ def test_it_counts_what_is_held_of_a_batch(box):
     box.send(5)
     take(box, limit=4)
 
-    assert box.run(renewing(box, 1, 3)) == Log(2, 4)
-    assert box.run(renewing(box, 4, 9)) == Log(0, 4)
+    assert box.run(renewing(box, 1, 3)) == QueryLog(2, 4)
+    assert box.run(renewing(box, 4, 9)) == QueryLog(0, 4)
     lapse(box, force=True)
-    assert box.run(renewing(box, 0, 9)) == Log(0, 4)
+    assert box.run(renewing(box, 0, 9)) == QueryLog(0, 4)
 
 
 def test_the_lease_that_ends_first_is_that_of_the_slot(box):
@@ -50,7 +50,7 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     box.run(renewing(box))
     before = box.state()
 
-    assert box.run(renewing(box, holder=RIVAL)) == Log(0, 0, 15_000, "me:1")
+    assert box.run(renewing(box, holder=RIVAL)) == QueryLog(0, 0, 15_000, "me:1")
 
     assert box.state() == before
 
@@ -58,12 +58,12 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
 def test_renew_tells_what_is_settled_and_what_was_handed_out(box):
     box.send(3)
     take(box)
-    box.run(query_commands.settle(box.handle, box.keys, ME, 0, 2, 10))
+    box.run(commands.query_settle(box.handle, box.keys, ME, 0, 2, 10))
 
-    assert box.run(renewing(box)) == Log(1, 3, settled=2)
+    assert box.run(renewing(box)) == QueryLog(1, 3, settled=2)
     assert read(box, 2, 9).numbers == [3]
-    assert box.run(renewing(box)) == Log(1, 3, settled=2, handed=3)
-    assert box.run(renewing(box, holder=RIVAL)) == Log(1, 3, 15_000, "me:1", 2, 3)
+    assert box.run(renewing(box)) == QueryLog(1, 3, settled=2, handed=3)
+    assert box.run(renewing(box, holder=RIVAL)) == QueryLog(1, 3, 15_000, "me:1", 2, 3)
 
 
 def test_renewing_costs_the_same_for_any_number_of_messages(box):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Lapsed, Settled
+from rmq.protocol import commands
+from rmq.protocol.commands import QueryRollbackReply, QuerySettleReply
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
 
 
 def settle(box, upto, limit=10, holder=ME, since=None):
     since = upto if since is None else since
-    return box.run(query_commands.settle(box.handle, box.keys, holder, since, upto, limit))
+    return box.run(commands.query_settle(box.handle, box.keys, holder, since, upto, limit))
 
 
 def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
@@ -19,7 +19,7 @@ def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
     take(box)
     before = box.state()
 
-    assert settle(box, 2) == Settled(2, 2)
+    assert settle(box, 2) == QuerySettleReply(2, 2)
 
     changed = box.changed(before)
     remembered = {key: changed.pop(key) for key in list(changed) if key[0].startswith("settled")}
@@ -40,10 +40,10 @@ def test_settle_twice_goes_on(box):
     box.send(5)
     take(box)
 
-    assert settle(box, 5, limit=3) == Settled(3, 3)
-    assert settle(box, 5, limit=3) == Settled(2, 2)
+    assert settle(box, 5, limit=3) == QuerySettleReply(3, 3)
+    assert settle(box, 5, limit=3) == QuerySettleReply(2, 2)
     before = box.state()
-    assert settle(box, 5, limit=3) == Settled(0, 0)
+    assert settle(box, 5, limit=3) == QuerySettleReply(0, 0)
     assert box.state() == before
     assert log(box) == {}
 
@@ -55,7 +55,7 @@ def test_what_others_hold_is_left_to_them(box):
     leased = box.one()
     assert box.take_one().id == leased
 
-    assert settle(box, 100) == Settled(1, 1)
+    assert settle(box, 100) == QuerySettleReply(1, 1)
 
     state = box.state()
     assert mine not in state["prepare"]
@@ -74,7 +74,7 @@ def test_what_somebody_has_taken_away_is_not_settled(box, others):
     box.redis.zrem(box.keys.prepare, cancelled)
     box.redis.zadd(box.keys.prepare, {taken: (box.clock.now_ms // 1000 + 60) * 1000 + 16})
 
-    assert settle(box, 3) == Settled(1, 3)
+    assert settle(box, 3) == QuerySettleReply(1, 3)
 
     state = box.state()
     assert kept not in state["records"]
@@ -90,11 +90,11 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     box.clock.advance(5)
     before = box.state()
 
-    assert settle(box, 2, holder=RIVAL) == Settled(0, 0, 0, 10_000, "me:1")
+    assert settle(box, 2, holder=RIVAL) == QuerySettleReply(0, 0, 0, 10_000, "me:1")
 
     assert box.state() == before
     box.clock.advance(10)
-    assert settle(box, 2, holder=RIVAL) == Settled(2, 2)
+    assert settle(box, 2, holder=RIVAL) == QuerySettleReply(2, 2)
 
 
 def test_what_has_lapsed_is_not_settled_but_its_number_is(box):
@@ -103,12 +103,12 @@ def test_what_has_lapsed_is_not_settled_but_its_number_is(box):
     lapse(box, force=True)
     before = box.state()
 
-    assert settle(box, 100) == Settled(0, 0)
+    assert settle(box, 100) == QuerySettleReply(0, 0)
 
     assert id in box.state()["prepare"]
     assert box.changed(before) == {(f"query:{RUN}", b"settled"): b"1"}
     before = box.state()
-    assert settle(box, 100) == Settled(0, 0)
+    assert settle(box, 100) == QuerySettleReply(0, 0)
     assert box.state() == before
 
 
@@ -128,7 +128,7 @@ def test_what_has_lapsed_of_a_batch_and_waits_ever_since_is_settled(box, rolled_
         box.clock.advance(5)
     before = box.state()
 
-    assert settle(box, 2, since=0, holder=EXACT) == Settled(2, 2)
+    assert settle(box, 2, since=0, holder=EXACT) == QuerySettleReply(2, 2)
 
     changed = box.changed(before)
     remembered = {key: changed.pop(key) for key in list(changed) if key[0].startswith("settled")}
@@ -147,7 +147,7 @@ def test_what_has_lapsed_of_a_batch_and_waits_ever_since_is_settled(box, rolled_
         (f"query:{RUN}", b"settled"): b"2",
     }
     before = box.state()
-    assert settle(box, 2, since=0, holder=EXACT) == Settled(0, 0)
+    assert settle(box, 2, since=0, holder=EXACT) == QuerySettleReply(0, 0)
     assert box.state() == before
     assert box.order() == [other]
 
@@ -155,7 +155,7 @@ def test_what_has_lapsed_of_a_batch_and_waits_ever_since_is_settled(box, rolled_
 def test_what_others_had_since_it_lapsed_is_counted_and_told_until_somebody_takes_it_so(box):
     acked, nacked, leased, stolen, sent_again, waiting = ids = box.send(6)
     take(box, holder=EXACT)
-    assert lapse(box, force=True) == Lapsed(6, False)
+    assert lapse(box, force=True) == QueryRollbackReply(6, False)
     box.rollback()
     taken = {lease.id: lease for lease in box.take(5)}
     assert list(taken) == ids[:5]
@@ -167,18 +167,18 @@ def test_what_others_had_since_it_lapsed_is_counted_and_told_until_somebody_take
     box.redis.delete(box.keys.settled0, box.keys.settled1)  # the dedup window has passed
     box.run(box.send_command([sent_again]))
 
-    assert settle(box, 6, since=0, holder=EXACT) == Settled(1, 6, missing=5)
+    assert settle(box, 6, since=0, holder=EXACT) == QuerySettleReply(1, 6, missing=5)
 
     state = box.state()
     assert waiting not in state["records"]
     assert set(state["records"]) == {nacked, leased, stolen, sent_again}
     assert missed(box) == (b"5", b"6")
     for _ in range(2):
-        assert settle(box, 6, since=0, holder=EXACT) == Settled(0, 0, missing=5)
-    box.run(query_commands.renew(box.keys, ME, 6, 6))
-    assert settle(box, 6, since=0) == Settled(0, 0, missing=5)
+        assert settle(box, 6, since=0, holder=EXACT) == QuerySettleReply(0, 0, missing=5)
+    box.run(commands.query_renew(box.keys, ME, 6, 6))
+    assert settle(box, 6, since=0) == QuerySettleReply(0, 0, missing=5)
     assert missed(box) == (None, None)
-    assert settle(box, 6, since=0) == Settled(0, 0)
+    assert settle(box, 6, since=0) == QuerySettleReply(0, 0)
 
 
 def test_what_is_missing_is_added_up_over_pages(box):
@@ -188,9 +188,9 @@ def test_what_is_missing_is_added_up_over_pages(box):
     box.rollback()
     box.ack(*box.take(3))
 
-    assert settle(box, 5, 2, since=0, holder=EXACT) == Settled(0, 2, missing=2)
-    assert settle(box, 5, 2, since=0, holder=EXACT) == Settled(1, 2, missing=3)
-    assert settle(box, 5, 2, since=0, holder=EXACT) == Settled(1, 1, missing=3)
+    assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(0, 2, missing=2)
+    assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(1, 2, missing=3)
+    assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(1, 1, missing=3)
 
 
 def test_what_lapsed_before_the_batch_began_is_left_to_the_queue(box):
@@ -202,7 +202,7 @@ def test_what_lapsed_before_the_batch_began_is_left_to_the_queue(box):
     take(box, after=1, limit=1, holder=EXACT)
     before = box.state()
 
-    assert settle(box, 2, since=1, holder=EXACT) == Settled(1, 2)
+    assert settle(box, 2, since=1, holder=EXACT) == QuerySettleReply(1, 2)
 
     assert {id for id in (lapsed, waits) if id in box.state()["records"]} == set(before["store"])
 
@@ -212,17 +212,17 @@ def test_what_was_forgotten_under_an_owner_that_is_not_exact_counts_for_that_one
     take(box)
     lapse(box, force=True)
 
-    assert settle(box, 2, since=0) == Settled(0, 0, missing=2)
+    assert settle(box, 2, since=0) == QuerySettleReply(0, 0, missing=2)
     assert missed(box) == (None, None)
-    assert settle(box, 2, since=0, holder=EXACT) == Settled(0, 0)
+    assert settle(box, 2, since=0, holder=EXACT) == QuerySettleReply(0, 0)
 
 
 def test_a_query_whose_numbers_were_forgotten_misses_nothing(box):
     """It was silent for 400 days, or Redis lost it: nothing is known of its batch."""
     box.send(1)
-    box.run(query_commands.renew(box.keys, EXACT, 7, 9))
+    box.run(commands.query_renew(box.keys, EXACT, 7, 9))
 
-    assert settle(box, 9, since=7, holder=EXACT) == Settled(0, 0)
+    assert settle(box, 9, since=7, holder=EXACT) == QuerySettleReply(0, 0)
 
 
 def test_failures_go_with_their_messages(box):
@@ -231,7 +231,7 @@ def test_failures_go_with_their_messages(box):
     take(box)
     assert box.state()["prepare"] == {next(iter(log(box))): receipt(2, left=15)}
 
-    assert settle(box, 1) == Settled(1, 1)
+    assert settle(box, 1) == QuerySettleReply(1, 1)
 
     state = box.state()
     assert "failures" not in state
@@ -245,6 +245,6 @@ def test_a_full_redis_still_settles(tight):
     tight.redis.config_set("maxmemory-policy", "noeviction")
     tight.redis.config_set("maxmemory", 1)
 
-    assert settle(tight, 3) == Settled(2, 2)
+    assert settle(tight, 3) == QuerySettleReply(2, 2)
 
     tight.redis.config_set("maxmemory", 0)

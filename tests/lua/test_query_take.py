@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol.commands.query import Log
+from rmq.protocol.commands import QueryLog
 from tests.lua.query import ME, OTHER, OTHER_RUN, RIVAL, RUN, lapse, log, receipt, take, taking
 
 
@@ -13,7 +13,7 @@ def test_take_moves_messages_to_the_prepare_queue_and_the_log_and_nothing_else(b
     first, second, third = box.send(3)
     before = box.state()
 
-    assert take(box, limit=2) == Log(2, 2)
+    assert take(box, limit=2) == QueryLog(2, 2)
 
     until = box.clock.now_ms + ME.lease_ms
     assert box.changed(before) == {
@@ -37,25 +37,25 @@ def test_take_moves_messages_to_the_prepare_queue_and_the_log_and_nothing_else(b
 def test_what_was_taken_and_not_noted_is_the_answer_again_and_nothing_more_is_taken(box):
     box.send(5)
 
-    assert take(box, limit=2) == Log(2, 2)
-    assert take(box, limit=2) == Log(2, 2)
-    assert take(box, after=1, limit=2) == Log(1, 2)
-    assert take(box, after=2, limit=2) == Log(2, 4)
+    assert take(box, limit=2) == QueryLog(2, 2)
+    assert take(box, limit=2) == QueryLog(2, 2)
+    assert take(box, after=1, limit=2) == QueryLog(1, 2)
+    assert take(box, after=2, limit=2) == QueryLog(2, 4)
     assert sorted(log(box).values()) == [1, 2, 3, 4]
 
 
 def test_a_command_sent_twice_takes_once(box):
     box.send(5)
-    assert take(box, limit=2) == Log(2, 2)
+    assert take(box, limit=2) == QueryLog(2, 2)
     after = box.state()
 
-    assert take(box, limit=2) == Log(2, 2)
+    assert take(box, limit=2) == QueryLog(2, 2)
 
     assert box.state() == after
 
 
 def test_an_empty_slot_gives_nothing_and_the_query_is_held(box):
-    assert take(box) == Log(0, 0)
+    assert take(box) == QueryLog(0, 0)
 
     state = box.state()
     assert state[f"query:{RUN}"][b"tail"] == b"0"
@@ -68,7 +68,7 @@ def test_order_of_taking_is_that_of_a_consumer(box):
     box.clock.advance(1)
     box.one(due=60_000)
 
-    assert take(box) == Log(3, 3)
+    assert take(box) == QueryLog(3, 3)
 
     assert [id for id, _ in sorted(log(box).items(), key=lambda one: one[1])] == [due, high, low]
 
@@ -86,8 +86,8 @@ def test_what_has_failed_keeps_its_retries(box):
 def test_two_queries_compete_and_share_nothing(box):
     mine, theirs = box.send(2)
 
-    assert take(box, limit=1) == Log(1, 1)
-    assert take(box, holder=OTHER) == Log(1, 1)
+    assert take(box, limit=1) == QueryLog(1, 1)
+    assert take(box, holder=OTHER) == QueryLog(1, 1)
 
     assert (set(log(box)), set(log(box, OTHER_RUN))) == ({mine}, {theirs})
 
@@ -98,18 +98,18 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     box.clock.advance(5)
     before = box.state()
 
-    assert take(box, after=1, holder=RIVAL) == Log(0, 1, 10_000, "me:1")
+    assert take(box, after=1, holder=RIVAL) == QueryLog(0, 1, 10_000, "me:1")
 
     assert box.state() == before
     box.clock.advance(10)
-    assert take(box, after=1, holder=RIVAL) == Log(1, 2)
+    assert take(box, after=1, holder=RIVAL) == QueryLog(1, 2)
     assert box.state()[f"query:{RUN}"][b"owner"] == b"rival:1"
 
 
 def test_numbers_go_on_where_the_caller_remembers_more_than_redis(box):
     box.one()
 
-    assert take(box, after=40) == Log(1, 41)
+    assert take(box, after=40) == QueryLog(1, 41)
 
 
 def test_numbers_last_as_long_as_messages_are_held_and_400_days_more(box):
@@ -130,7 +130,7 @@ def test_messages_that_redis_has_and_the_caller_has_done_with_are_not_its_batch(
     old, new = box.send(2)
     take(box, limit=1)
 
-    assert take(box, after=7) == Log(1, 8)
+    assert take(box, after=7) == QueryLog(1, 8)
 
     assert log(box) == {old: 7, new: 8}
 
@@ -141,9 +141,11 @@ def test_numbers_of_what_has_lapsed_are_not_used_again(box):
     lapse(box, force=True)
 
     before = box.state()
-    assert take(box, limit=2) == Log(0, 2)  # sinks may know that batch: it gets no other message
+    assert take(box, limit=2) == QueryLog(
+        0, 2
+    )  # sinks may know that batch: it gets no other message
     assert box.changed(before).keys() <= OWNING
-    assert take(box, after=2, limit=2) == Log(1, 3)
+    assert take(box, after=2, limit=2) == QueryLog(1, 3)
     assert list(log(box).values()) == [3]
 
 
@@ -174,6 +176,6 @@ def test_a_full_redis_still_gives_messages_to_queries(tight):
     tight.redis.config_set("maxmemory-policy", "noeviction")
     tight.redis.config_set("maxmemory", 1)
 
-    assert take(tight, after=1) == Log(2, 3)
+    assert take(tight, after=1) == QueryLog(2, 3)
 
     tight.redis.config_set("maxmemory", 0)

@@ -17,7 +17,7 @@ def test_rollback_takes_back_what_has_lapsed_and_counts_it(box):
     box.clock.advance(1)
     before = box.state()
 
-    assert box.rollback() == commands.RolledBack(1, 0, False)
+    assert box.rollback() == commands.RollbackReply(1, 0, False)
 
     assert box.changed(before, replay=True) == {
         ("slot", "returned"): "1",
@@ -37,7 +37,7 @@ def test_rollback_run_again_finds_nothing(box):
 
     assert box.twice(
         lambda: commands.rollback(box.handle, box.keys)
-    ) == commands.RolledBack(0, 0, False)  # fmt: skip
+    ) == commands.RollbackReply(0, 0, False)  # fmt: skip
     assert box.state() == before
 
 
@@ -51,11 +51,11 @@ def test_lease_is_never_taken_back_early(box, later_ms):
 
     box.clock.advance((deadline_ms - 1 - box.clock.now_ms) / 1000)
     before = box.state()
-    assert box.rollback() == commands.RolledBack(0, 0, False)
+    assert box.rollback() == commands.RollbackReply(0, 0, False)
     assert box.state() == before
 
     box.clock.advance(0.001)
-    assert box.rollback() == commands.RolledBack(1, 0, False)
+    assert box.rollback() == commands.RollbackReply(1, 0, False)
 
 
 @pytest.mark.parametrize("left", [0, 1, 16])
@@ -82,7 +82,7 @@ def test_seventeen_leases_that_run_out_are_the_end(box):
         done = box.rollback()
 
     assert lefts == list(range(16, -1, -1))
-    assert done == commands.RolledBack(0, 1, False)
+    assert done == commands.RollbackReply(0, 1, False)
     assert box.changed(before) == {
         ("slot", "buried"): "1",
         ("slot", "rolled_back"): "17",
@@ -133,10 +133,10 @@ def test_rollback_is_bounded_and_says_that_more_are_waiting(box):
     box.take(5, lease_ms=1000)
     box.clock.advance(1)
 
-    assert box.rollback(2) == commands.RolledBack(2, 0, True)
+    assert box.rollback(2) == commands.RollbackReply(2, 0, True)
     assert len(box.order("prepare")) == 3
-    assert box.rollback(2) == commands.RolledBack(2, 0, True)
-    assert box.rollback(2) == commands.RolledBack(1, 0, False)
+    assert box.rollback(2) == commands.RollbackReply(2, 0, True)
+    assert box.rollback(2) == commands.RollbackReply(1, 0, False)
 
 
 def test_earliest_deadlines_go_first(box):
@@ -169,7 +169,7 @@ def test_message_without_a_record_is_still_taken_back(box):
     box.redis.hdel(box.keys.records, id)
     box.clock.advance(1)
 
-    assert box.rollback() == commands.RolledBack(1, 0, False)
+    assert box.rollback() == commands.RollbackReply(1, 0, False)
     assert box.order() == [id]
 
 
@@ -182,9 +182,9 @@ def test_twenty_thousand_lapsed_leases_drain(box):
 
     done = [box.rollback(1000) for _ in range(20)]
 
-    assert done[:19] == [commands.RolledBack(1000, 0, True)] * 19
+    assert done[:19] == [commands.RollbackReply(1000, 0, True)] * 19
     assert sum(one.retried for one in done) == 20_000
-    assert box.rollback(1000) == commands.RolledBack(0, 0, False)
+    assert box.rollback(1000) == commands.RollbackReply(0, 0, False)
     assert set(box.order()) == given
     assert box.order("prepare") == []
 
@@ -195,5 +195,5 @@ def test_a_thousand_die_in_one_rollback(make_box):
     box.take(1000, lease_ms=1000)
     box.clock.advance(1)
 
-    assert box.rollback(1000) == commands.RolledBack(0, 1000, True)
+    assert box.rollback(1000) == commands.RollbackReply(0, 1000, True)
     assert len(box.order("dead")) == 1000

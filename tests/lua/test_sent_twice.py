@@ -10,8 +10,8 @@ import redis
 
 from rmq.core.replay_session import ReplaySession
 from rmq.protocol import commands, scripts
-from rmq.protocol.commands import Command, stage as stage_commands
-from rmq.protocol.commands.stage import Moved
+from rmq.protocol.commands import PublishReply
+from rmq.protocol.steps import Command
 from tests.lua.box import Box
 from tests.lua.calls import STAGE, furnish
 
@@ -52,7 +52,7 @@ def _delay(box: Box) -> Build:
 
 def _staged(box: Box) -> Build:
     furnish(box)
-    return lambda lane: stage_commands.publish(box.handle, box.keys, lane, STAGE)
+    return lambda lane: commands.publish(box.handle, box.keys, lane, STAGE)
 
 
 CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
     "redrive": (_dead, "110"),
     "set_priority": (_priority, "changed"),
     "reschedule": (_delay, None),
-    "publish": (_staged, Moved(1, 1, 0, 0)),
+    "publish": (_staged, PublishReply(1, 1, 0, 0)),
 }
 
 
@@ -87,7 +87,11 @@ def test_the_next_number_of_the_lane_is_another_command(box: Box, case: str) -> 
 
     second = box.run(build(lane))
 
-    goes_on = {"purge of a page": 5, "purge of dead letters": 2, "publish": Moved(0, 1, 0, 0)}
+    goes_on = {
+        "purge of a page": 5,
+        "purge of dead letters": 2,
+        "publish": PublishReply(0, 1, 0, 0),
+    }
     none = {"purge by id": 0, "redrive": "000", "set_priority": "unchanged"}
     if case == "reschedule":
         assert second[0] == first[0] == "rescheduled"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.core.keys import sink_key
-from rmq.protocol.commands.stage import Begun, sink_begin, sink_end
+from rmq.protocol.commands import SinkReply, sink_begin, sink_end
 from tests.lua.box import Box
 
 
@@ -12,9 +12,9 @@ def kept(box: Box) -> dict[bytes, bytes]:
 
 
 def test_first_one_to_name_stages_decides(box):
-    assert box.run(sink_begin(box.handle, "q", 7, b"first")) == Begun("open", 7, b"first")
-    assert box.run(sink_begin(box.handle, "q", 7, b"second")) == Begun("open", 7, b"first")
-    assert box.run(sink_begin(box.handle, "q", 7)) == Begun("open", 7, b"first")
+    assert box.run(sink_begin(box.handle, "q", 7, b"first")) == SinkReply("open", 7, b"first")
+    assert box.run(sink_begin(box.handle, "q", 7, b"second")) == SinkReply("open", 7, b"first")
+    assert box.run(sink_begin(box.handle, "q", 7)) == SinkReply("open", 7, b"first")
 
     assert kept(box) == {b"batch": b"7", b"stages": b"first"}
     assert box.redis.ttl(sink_key("rmq", box.handle.name, "q")) == -1
@@ -27,7 +27,7 @@ def test_begin_sent_twice_says_the_same_and_changes_nothing(box):
 
 
 def test_asking_writes_nothing(box):
-    assert box.run(sink_begin(box.handle, "q", 7)) == Begun("new")
+    assert box.run(sink_begin(box.handle, "q", 7)) == SinkReply("new")
 
     assert kept(box) == {}
 
@@ -37,19 +37,19 @@ def test_batch_that_is_published_or_before_one_that_is_has_nothing_to_do(box):
     box.run(sink_end(box.handle, "q", 7))
 
     for batch in (0, 6, 7):
-        assert box.run(sink_begin(box.handle, "q", batch, b"again")) == Begun("done")
-    assert box.run(sink_begin(box.handle, "q", 8)) == Begun("new")
+        assert box.run(sink_begin(box.handle, "q", batch, b"again")) == SinkReply("done")
+    assert box.run(sink_begin(box.handle, "q", 8)) == SinkReply("new")
     assert kept(box) == {b"done": b"7"}
 
 
 def test_earlier_batch_that_is_under_way_has_to_be_ended_first(box):
     box.run(sink_begin(box.handle, "q", 7, b"first"))
 
-    assert box.run(sink_begin(box.handle, "q", 8, b"second")) == Begun("open", 7, b"first")
+    assert box.run(sink_begin(box.handle, "q", 8, b"second")) == SinkReply("open", 7, b"first")
     assert kept(box) == {b"batch": b"7", b"stages": b"first"}
 
 
 def test_queries_do_not_meet(box):
     box.run(sink_begin(box.handle, "q", 7, b"first"))
 
-    assert box.run(sink_begin(box.handle, "other", 7)) == Begun("new")
+    assert box.run(sink_begin(box.handle, "other", 7)) == SinkReply("new")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.core.keys import sink_key
-from rmq.protocol.commands.stage import sink_begin, sink_end
+from rmq.protocol.commands import sink_begin, sink_end
 from tests.lua.box import Box
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.protocol.commands.topic_admin import Emptied, slot_delete
+from rmq.protocol.commands import SlotDeleteReply, slot_delete
 from tests.lua.calls import furnish
 
 BY_NAME = ("query:", "querylog:", "stage:", "replay:", "claim:")  # Admin.topic_delete finds these
@@ -20,9 +20,11 @@ def test_slot_goes_with_all_its_messages_and_every_key_but_those_found_by_name(b
 
     reply = box.run(slot_delete(box.keys, box.created, sum(counts)))
 
-    assert reply == Emptied(1, *counts)
+    assert reply == SlotDeleteReply(1, *counts)
     assert box.state() == by_name
-    assert box.run(slot_delete(box.keys, box.created, 0)) == Emptied(1, 0, 0, 0), "run again"
+    assert box.run(slot_delete(box.keys, box.created, 0)) == SlotDeleteReply(1, 0, 0, 0), (
+        "run again"
+    )
     assert box.state() == by_name
 
 
@@ -31,9 +33,9 @@ def test_slot_that_holds_more_than_was_allowed_stays_as_it_is(box):
     before, counts = box.state(), held(box)
 
     for most in (None, 0, sum(counts) - 1):
-        assert box.twice(lambda most=most: slot_delete(box.keys, box.created, most)) == Emptied(
-            0, *counts
-        )
+        assert box.twice(
+            lambda most=most: slot_delete(box.keys, box.created, most)
+        ) == SlotDeleteReply(0, *counts)
     assert box.state() == before
 
 
@@ -41,7 +43,7 @@ def test_empty_slot_goes_where_no_message_may(box):
     box.one()
     box.ack(box.take_one())
 
-    assert box.run(slot_delete(box.keys, box.created, 0)) == Emptied(1, 0, 0, 0)
+    assert box.run(slot_delete(box.keys, box.created, 0)) == SlotDeleteReply(1, 0, 0, 0)
     assert set(box.state()) == {"replay:lane1", "replay:lane2"}
 
 

@@ -36,7 +36,7 @@ def test_topic_is_created_once_with_the_first_callers_settings(raw, handle, run,
     made = run(commands.topic(handle, settings.to_redis()))
 
     stamp = str(clock.now_us)
-    assert made == commands.Opened(1, {"created": stamp} | settings.to_redis())
+    assert made == commands.TopicReply(1, {"created": stamp} | settings.to_redis())
     kept = {k.decode(): v.decode() for k, v in raw.hgetall(handle.key).items()}
     assert kept == made.kept
     assert from_redis(handle.name, made.kept) == settings
@@ -55,7 +55,7 @@ def test_second_caller_opens_what_is_there_and_changes_nothing(raw, handle, run,
 
 
 def test_looking_at_a_missing_topic_creates_nothing(raw, handle, run):
-    assert run(commands.topic(handle, None)) == commands.Opened(-1, {})
+    assert run(commands.topic(handle, None)) == commands.TopicReply(-1, {})
     assert not raw.exists(handle.key)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.core.settings import Settings
-from rmq.protocol.commands import topic_admin as topic_commands
+from rmq.protocol import commands
 
 
 def fields(box):
@@ -11,7 +11,7 @@ def fields(box):
 
 
 def change(box, created=None, **values):
-    return topic_commands.topic_set(box.handle, created or box.created, values)
+    return commands.topic_set(box.handle, created or box.created, values)
 
 
 def test_settings_are_changed_and_the_revision_grows(box):
@@ -37,7 +37,7 @@ def test_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box):
 
     assert box.run(change(box, b"17", lease_ms="60000")).state == -1
     assert fields(box) == before
-    box.run(topic_commands.topic_close(box.handle, box.created, True))
+    box.run(commands.topic_close(box.handle, box.created, True))
     assert box.run(change(box, lease_ms="60000")).state == -1
     assert fields(box) == before | {"deleting": "1"}
     box.redis.delete(box.handle.key)

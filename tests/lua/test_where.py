@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from rmq.protocol import commands
-from rmq.protocol.commands import Where
+from rmq.protocol.commands import WhereReply
 
 
 def where(box, *ids):
@@ -27,30 +27,30 @@ def test_each_message_is_told_by_its_queue_in_the_order_asked(box):
 
     found = where(box, unknown, later, dead, settled, taken, waiting)
 
-    assert found == Where(5, 2, 1, "gsdgps")
+    assert found == WhereReply(5, 2, 1, "gsdgps")
 
 
 def test_what_was_given_back_waits_again(box):
     id = box.one()
     box.nack(box.take_one())
 
-    assert where(box, id) == Where(1, 1, 0, "s")
+    assert where(box, id) == WhereReply(1, 1, 0, "s")
 
 
 def test_slot_that_never_had_a_message_holds_nothing(box):
-    assert where(box, box.ids()[0]) == Where(0, 0, 0, "g")
+    assert where(box, box.ids()[0]) == WhereReply(0, 0, 0, "g")
 
 
 def test_dead_letters_alone_are_not_what_a_slot_holds(box):
     id = box.one()
     box.reject(box.take_one())
 
-    assert where(box, id) == Where(1, 0, 0, "d")
+    assert where(box, id) == WhereReply(1, 0, 0, "d")
 
 
 def test_a_thousand_are_told_at_once_and_not_one_more(box):
     ids = box.send(1000)
-    assert where(box, *ids) == Where(1000, 1000, 0, "s" * 1000)
+    assert where(box, *ids) == WhereReply(1000, 1000, 0, "s" * 1000)
 
     with pytest.raises(redis.ResponseError, match="RMQARG ids"):
         where(box, *ids, ids[0])

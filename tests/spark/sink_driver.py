@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from rmq.protocol.commands import stage as stage_commands
+from rmq.protocol import commands
 from rmq.protocol.flows import stage
 from spark_connector import RmqDataSource, columns, options
 from spark_connector.writer import RmqStreamWriter, _Sink
@@ -31,7 +31,7 @@ class Writer(RmqStreamWriter):
     def commit(self, messages: list[Any], batchId: int) -> None:
         die_at("staged")
         if os.environ.get(POINT) == "half":
-            made, calls = stage_commands.publish, iter(range(HALF))
+            made, calls = commands.publish, iter(range(HALF))
 
             def counted(*given: Any) -> Any:
                 if next(calls, None) is None:
@@ -39,7 +39,7 @@ class Writer(RmqStreamWriter):
                 return made(*given)
 
             stage.PUBLISHES = 1
-            stage_commands.publish = counted
+            commands.publish = counted
         super().commit(messages, batchId)
         die_at("published")
 

@@ -15,9 +15,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 import rmq
 from rmq.core.keys import SlotKeys
 from rmq.errors import ConfigurationError, LeaseLost, QueryOwned, TopicNotFound
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Lapsed
-from rmq.protocol.flows import Flow
+from rmq.protocol import commands
+from rmq.protocol.commands import QueryRollbackReply
+from rmq.protocol.steps import Flow
 from spark_connector import claims, options
 from spark_connector.schema import stream_schema
 from spark_connector.stream import Part, RmqStreamReader
@@ -461,8 +461,8 @@ def test_a_batch_of_which_one_task_has_read_something_is_settled(
     assert state(client, topic) == (0, 0, 9)
 
 
-def _released(keys: SlotKeys, run: str) -> Flow[Lapsed]:
-    done: Lapsed = yield query_commands.lapse(keys, run, 1000, force=True)
+def _released(keys: SlotKeys, run: str) -> Flow[QueryRollbackReply]:
+    done: QueryRollbackReply = yield commands.query_lapse(keys, run, 1000, force=True)
     return done
 
 

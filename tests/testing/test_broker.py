@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue, TopicNotFound
-from rmq.protocol.command import now
+from rmq.protocol import clock as command_clock
 from rmq.testing import Broker, fake_server, servers
 from tests.testing.conftest import BACKENDS
 
@@ -51,7 +51,7 @@ def test_twenty_brokers_one_after_another_and_sixteen_at_once() -> None:
     finally:
         for one in opened:
             one.__exit__()
-    assert now() == b""
+    assert command_clock.now_us == b""
 
 
 def test_auto_prefers_the_real_server_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,16 +190,16 @@ def test_brokers_share_one_clock_and_the_last_sets_time_free() -> None:
         with pytest.raises(InvalidValue, match="another broker"):
             Broker(now=start).__enter__()
     clock = inner.clock
-    assert now() != b""  # the inner one is still there, whoever leaves first
+    assert command_clock.now_us != b""  # the inner one is still there, whoever leaves first
     inner.__exit__()
-    assert now() == b""
+    assert command_clock.now_us == b""
     with pytest.raises(InvalidValue, match="closed"):
         clock.advance(1)
 
 
 def test_clock_can_be_the_servers() -> None:
     with Broker(clock="server") as broker:
-        assert now() == b""
+        assert command_clock.now_us == b""
         broker.client.topic("t").send(1, delay=60)
         broker.assert_sent("t", due_in=60)
         with pytest.raises(InvalidValue):

@@ -10,12 +10,12 @@ import pytest
 
 from rmq.core.codec import JSON
 from rmq.core.replay_session import ReplaySessions
-from rmq.core.replies import Opened
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
-from rmq.protocol.commands import Batch, Command
-from rmq.protocol.flows import AwaitSignal, Pipeline, RawCommand, Sleep, open_topic, receive
+from rmq.protocol.commands import Batch, TopicReply
+from rmq.protocol.flows import open_topic, receive
 from rmq.protocol.flows.receive import Reception
+from rmq.protocol.steps import AwaitSignal, Command, Pipeline, RawCommand, Sleep
 
 RECORD = bytes([1 << 5, 0, 0, 100, 0, 0, 0, 1]) + b"1"
 EMPTY = Batch(-1, False, 0, 0, 0, b"", [], [])
@@ -62,7 +62,7 @@ def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:
     next(flow)
     kept = {**Settings(slots=3).to_redis(), "created": "7"}
 
-    slots = flow.send(Opened(1, kept))
+    slots = flow.send(TopicReply(1, kept))
     assert isinstance(slots, Pipeline)
     assert not handle.is_ready
     flow.send([0, 0, 0])
@@ -71,7 +71,7 @@ def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:
 
     again = open_topic.open(handle)  # by another thread; those at work are not held up
     next(again)
-    again.send(Opened(0, kept))
+    again.send(TopicReply(0, kept))
     assert handle.is_ready
     again.close()
 
@@ -81,7 +81,7 @@ def test_who_only_looks_waits_for_the_slots_of_a_topic_made_just_now() -> None:
     flow = open_topic.open(handle, create=False)
     next(flow)
 
-    asked = flow.send(Opened(0, {**Settings(slots=3).to_redis(), "created": "7"}))
+    asked = flow.send(TopicReply(0, {**Settings(slots=3).to_redis(), "created": "7"}))
     assert isinstance(asked, RawCommand)
     assert asked.words == ("EXISTS", b"rmq:{orders_2}:slot")
     assert isinstance(flow.send(0), Sleep)
@@ -97,7 +97,7 @@ def test_who_only_looks_does_not_wait_for_ever() -> None:
     flow = open_topic.open(handle, create=False)
     next(flow)
 
-    steps = [flow.send(Opened(0, {**Settings(slots=3).to_redis(), "created": "7"}))]
+    steps = [flow.send(TopicReply(0, {**Settings(slots=3).to_redis(), "created": "7"}))]
     with contextlib.suppress(StopIteration):
         while len(steps) < 1000:
             steps.append(flow.send(0 if isinstance(steps[-1], RawCommand) else None))
@@ -141,11 +141,11 @@ def test_a_call_that_does_not_wait_looks_once_and_never_listens() -> None:
 
 
 def test_lapsed_leases_are_rolled_back_and_looked_for_again() -> None:
-    from rmq.protocol.commands import RolledBack
+    from rmq.protocol.commands import RollbackReply
 
-    lapsed = EMPTY._replace(lapsed=True, wait_us=0)
+    lapsed = EMPTY._replace(expired=True, wait_us=0)
     heard, batches = converse(
-        receive.receive(reception(1), 1, 0), lapsed, RolledBack(1, 0, False), FULL
+        receive.receive(reception(1), 1, 0), lapsed, RollbackReply(1, 0, False), FULL
     )
     assert heard == ["prepare 0", "rollback", "prepare 0"]
     assert len(batches) == 1

@@ -18,7 +18,7 @@ from rmq.core.score import receipt_deadline_ms, receipt_score
 from rmq.core.settings import BATCH_MAX, Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import Unavailable
-from rmq.protocol.commands import Extended
+from rmq.protocol.commands import ExtendReply
 from rmq.worker.lease_renewer import LOOK_MOST_S, LOOKS, Keeper
 from rmq.worker.lease_table import Board
 
@@ -47,13 +47,13 @@ class Redis:
         except StopIteration as end:
             return end.value
 
-    def _answer(self, command: Any) -> Extended:
+    def _answer(self, command: Any) -> ExtendReply:
         assert command.script.name == "extend"
         _clock, _number, lease_ms, *rest = command.args
         asked = rest[: len(rest) // 2]
         self.calls.append(asked)
         self.leases.append(lease_ms)
-        return Extended(DEADLINE_S, "".join("01"[one not in self.lost] for one in asked))
+        return ExtendReply(DEADLINE_S, "".join("01"[one not in self.lost] for one in asked))
 
 
 class Scene:

@@ -1,20 +1,30 @@
-"""Builders and readers for the scripts of claims; `rmq.commands` passes them on."""
+"""Commands that take, renew, finish and give up claims on business keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rmq.core.keys import SlotKeys
-from rmq.core.replies import claimed
-from rmq.protocol import scripts
-from rmq.protocol.command import Command, now
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
+
+_STATES = {"f": "first", "d": "done", "b": "busy"}
 
 
-def _claims(keys: SlotKeys, names: Sequence[bytes]) -> list[bytes]:
+def _claim_keys(keys: SlotKeys, names: Sequence[bytes]) -> list[bytes]:
     return [keys.claim_stem + name for name in names]
 
 
-def _yes(reply: bytes) -> list[bool]:
+def _claim_reply(reply: list[Any]) -> list[tuple[str, int, int]]:
+    times = list(zip(reply[1::2], reply[2::2], strict=True))[::-1]
+    return [
+        (_STATES[letter], *(times.pop() if letter == "b" else (0, 0)))
+        for letter in reply[0].decode()
+    ]
+
+
+def _booleans(reply: bytes) -> list[bool]:
     return [letter == ord("1") for letter in reply]
 
 
@@ -23,26 +33,36 @@ def claim(
 ) -> Command[list[tuple[str, int, int]]]:
     """Take claims of one slot, each for its owner.
 
-    Answers for each: "first", it is the owner's; "done"; or "busy", with the ms since another
+    The value of each: "first", it is the owner's; "done"; or "busy", with the ms since another
     owner claimed it and the ms until that claim ends.
     """
-    return Command(scripts.load("claim"), _claims(keys, names), [now(), hold_ms, *owners], claimed)
+    return Command(
+        scripts.load("claim"),
+        _claim_keys(keys, names),
+        [clock.now_us, hold_ms, *owners],
+        _claim_reply,
+    )
 
 
 def renew(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[bool]]:
     """Hold claims for longer; for each, whether it is still its owner's."""
-    return Command(scripts.load("renew"), _claims(keys, names), [hold_ms, *owners], _yes)
+    return Command(scripts.load("renew"), _claim_keys(keys, names), [hold_ms, *owners], _booleans)
 
 
 def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
-    """Mark claims as consumed, to be remembered so long; for each, whether its owner did."""
-    return Command(scripts.load("finish"), _claims(keys, names), [now(), *owners, *ttls_ms], _yes)
+    """Mark claims as consumed for their time to live; for each, whether it was its owner's."""
+    return Command(
+        scripts.load("finish"),
+        _claim_keys(keys, names),
+        [clock.now_us, *owners, *ttls_ms],
+        _booleans,
+    )
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Let go of claims that are being consumed; for each, whether it was its owner's."""
-    return Command(scripts.load("unclaim"), _claims(keys, names), list(owners), _yes)
+    """Give up claims that are being consumed; for each, whether it was its owner's."""
+    return Command(scripts.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)

@@ -1,7 +1,7 @@
-"""Builders and readers of the scripts of stages, as `rmq.commands` has them for the others.
+"""Commands of stages and sinks: put messages aside, publish them, note which batches are published.
 
-A stage is where messages wait that nobody is to see yet; a sink remembers which batches of a query
-have been published.
+Nobody sees a staged message until it is published. A sink remembers which batches of a query have
+been published.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgpack
 from rmq.core.keys import SlotKeys, sink_key
 from rmq.core.replay_session import ReplaySession
 from rmq.core.topic_context import TopicContext
-from rmq.protocol import scripts
-from rmq.protocol.command import Command, now
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
 
 
-class Moved(NamedTuple):
+class PublishReply(NamedTuple):
     """The reply to publish."""
 
     left: int  # elements that wait
@@ -27,7 +27,7 @@ class Moved(NamedTuple):
     merged: int
 
 
-class Begun(NamedTuple):
+class SinkReply(NamedTuple):
     """The reply to sink_begin."""
 
     state: str  # new, open, done
@@ -43,7 +43,7 @@ def stage_push(
     entry: Sequence[bytes | int],
     rests: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Put an entry at the end of a stage; how many elements it has then."""
+    """Append an entry to a stage; return how many elements the stage has then."""
     return Command(
         scripts.load("stage_push"),
         (keys.slot, keys.stage_stem + name.encode()),
@@ -53,7 +53,7 @@ def stage_push(
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for so long, or drop it (0); `length`: how many elements it must have."""
+    """Keep a stage for so long, or drop it (0). `length`: how many elements it must have."""
     return Command(
         scripts.load("stage_keep"),
         (keys.stage_stem + name.encode(),),
@@ -62,13 +62,13 @@ def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = Non
     )
 
 
-def _moved(reply: list[Any]) -> Moved | None:
-    return Moved(*reply) if len(reply) == 4 else None
+def _publish_reply(reply: list[Any]) -> PublishReply | None:
+    return PublishReply(*reply) if len(reply) == 4 else None
 
 
 def publish(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, name: str
-) -> Command[Moved | None]:
+) -> Command[PublishReply | None]:
     """Move the next entry of a stage into the queue; None: the slot is full."""
     return Command(
         scripts.load("publish"),
@@ -77,28 +77,30 @@ def publish(
             keys.merge, keys.audit, keys.stage_stem + name.encode(),
             keys.replay_stem + session.name,
         ),
-        [now(), context.channel, keys.index, session.number, keys.created],
-        _moved,
+        [clock.now_us, context.channel, keys.index, session.number, keys.created],
+        _publish_reply,
     )  # fmt: skip
 
 
-def _sink(context: TopicContext, query: str) -> tuple[bytes]:
+def _sink_keys(context: TopicContext, query: str) -> tuple[bytes]:
     return (sink_key(context.prefix, context.name, query),)
 
 
-def _begun(reply: list[Any]) -> Begun:
+def _sink_reply(reply: list[Any]) -> SinkReply:
     if len(reply) > 1:
-        return Begun(reply[0].decode(), int(reply[1]), reply[2])
-    return Begun(reply[0].decode())
+        return SinkReply(reply[0].decode(), int(reply[1]), reply[2])
+    return SinkReply(reply[0].decode())
 
 
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
-) -> Command[Begun]:
-    """Note of which stages a batch is made, once and for all; b"": only ask."""
-    return Command(scripts.load("sink_begin"), _sink(context, query), [batch, stages], _begun)
+) -> Command[SinkReply]:
+    """Note the stages of a batch, once and for all; b"": only read."""
+    return Command(
+        scripts.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
+    )
 
 
 def sink_end(context: TopicContext, query: str, batch: int) -> Command[bool]:
     """Note that a batch is published."""
-    return Command(scripts.load("sink_end"), _sink(context, query), [batch], bool)
+    return Command(scripts.load("sink_end"), _sink_keys(context, query), [batch], bool)

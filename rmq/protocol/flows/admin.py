@@ -18,22 +18,15 @@ from rmq.core.keys import SlotKeys, topics_key
 from rmq.core.message import Message, Place, moment
 from rmq.core.middleware import check_consumer, check_key
 from rmq.core.record import Record
-from rmq.core.replies import STATS, Found
 from rmq.core.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Moment, due_ms, milliseconds, priority as check_priority, whole
 from rmq.errors import DecodeError, InvalidType, InvalidValue
 from rmq.protocol import commands
-from rmq.protocol.flows import (
-    Flow,
-    RawCommand,
-    Sleep,
-    claim as claim_flow,
-    open_topic,
-    tidy,
-    together,
-)
+from rmq.protocol.commands import STATS, QueueMember
+from rmq.protocol.flows import claim as claim_flow, open_topic, tidy
+from rmq.protocol.steps import Flow, RawCommand, Sleep, pipeline
 
 PLACES: tuple[Place, ...] = ("store", "prepare", "dead")
 PAGE = 200
@@ -67,7 +60,9 @@ def check_place(value: object) -> Place:
     raise InvalidValue(f"place: {value!r}; give one of {', '.join(PLACES)}")
 
 
-def read(found: Found, max_retries: int, body_in: Callable[[bytes], Any] | None = None) -> Message:
+def read(
+    found: QueueMember, max_retries: int, body_in: Callable[[bytes], Any] | None = None
+) -> Message:
     """A member of a queue as a message; what cannot be read is said in `unreadable`.
 
     `body_in` makes the body of the whole record; None: it is decoded.
@@ -195,7 +190,7 @@ def settings(context: TopicContext) -> Flow[Settings]:
 def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
     """What each slot holds and has done; changes nothing."""
     yield from open_topic.ensure(context, create=False)
-    return (yield from together([commands.stats(keys) for keys in context.slots]))
+    return (yield from pipeline([commands.stats(keys) for keys in context.slots]))
 
 
 def stats(context: TopicContext) -> Flow[list[dict[str, int]]]:
@@ -228,7 +223,7 @@ def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flo
     slots = context.slots
     if slot is not None:
         slots = [slots[whole(slot, "slot", 0, len(slots) - 1)]]
-    found: list[list[Found]] = [[] for _ in slots]
+    found: list[list[QueueMember]] = [[] for _ in slots]
     share, more = -(-limit // len(slots)), list(range(len(slots)))
     while more and sum(map(len, found)) < limit:
         for position in more:
@@ -242,11 +237,11 @@ def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flo
     return [read(one, context.settings.max_retries) for one in kept]
 
 
-def _first(keys: SlotKeys, place: str, most: int) -> Flow[list[Found]]:
+def _first(keys: SlotKeys, place: str, most: int) -> Flow[list[QueueMember]]:
     """The first messages of a queue of one slot, in its order."""
     if place != "store":
         return (yield from _pages(keys, place, "-inf", "+inf", False, most))
-    got: list[Found] = []
+    got: list[QueueMember] = []
     for low, high, down in (
         (str(PRIORITY_END), "+inf", False),
         ("17", f"({PRIORITY_END}", True),
@@ -257,7 +252,7 @@ def _first(keys: SlotKeys, place: str, most: int) -> Flow[list[Found]]:
     return _in_take_order(got, held["due"])[:most]
 
 
-def _in_take_order(got: list[Found], due: int) -> list[Found]:
+def _in_take_order(got: list[QueueMember], due: int) -> list[QueueMember]:
     """Timed messages were read first; those not due yet go last."""
     timed = [one for one in got if one.score >= PRIORITY_END]
     rest = got[len(timed) :]
@@ -266,8 +261,8 @@ def _in_take_order(got: list[Found], due: int) -> list[Found]:
 
 def _pages(
     keys: SlotKeys, place: str, low: str, high: str, down: bool, most: int
-) -> Flow[list[Found]]:
-    found: list[Found] = []
+) -> Flow[list[QueueMember]]:
+    found: list[QueueMember] = []
     seen = 0
     while len(found) < most:
         count = min(PAGE, most - len(found))
@@ -286,7 +281,7 @@ def _pages(
 class _Paged(NamedTuple):
     """A page of a queue, and where the next one begins: at a score, behind so many of it."""
 
-    found: list[Found]
+    found: list[QueueMember]
     edge: str
     seen: int
 
@@ -299,7 +294,7 @@ def next_page(
     The next page begins at the last score of this one, so that no page walks over those before it:
     few messages share a score.
     """
-    page: list[Found] = yield commands.peek(
+    page: list[QueueMember] = yield commands.peek(
         keys, place, low=low, high=high, down=down, offset=seen, limit=count
     )
     if not page:
@@ -374,7 +369,7 @@ class Filter:
         """Whether nothing was asked, so that all dead letters fit."""
         return self.ids is None and not self.reason and not self.error and not self.older_ms
 
-    def fits(self, found: Found, now_ms: int) -> bool:
+    def fits(self, found: QueueMember, now_ms: int) -> bool:
         """Whether a dead letter is meant."""
         if self.older_ms and found.score > now_ms - self.older_ms:
             return False
@@ -384,11 +379,11 @@ class Filter:
         return not self.error or bool(told and self.error.search(told.error))
 
 
-def _each_dead(context: TopicContext, wanted: Filter) -> Flow[list[tuple[Any, list[Found]]]]:
+def _each_dead(context: TopicContext, wanted: Filter) -> Flow[list[tuple[Any, list[QueueMember]]]]:
     """The dead letters that fit, by slot: of those that are dead now."""
     now_ms = total((yield from counts(context)))["now_ms"]
     if wanted.ids is not None:
-        by_slot: dict[int, list[Found]] = {}
+        by_slot: dict[int, list[QueueMember]] = {}
         for one in wanted.ids:
             message_id = context.own_id(one)
             found = yield commands.get(context.slots[message_id.slot], message_id)
@@ -397,7 +392,7 @@ def _each_dead(context: TopicContext, wanted: Filter) -> Flow[list[tuple[Any, li
         return [(context.slots[slot], found) for slot, found in by_slot.items()]
     fitting = []
     for keys in context.slots:
-        kept: list[Found] = []
+        kept: list[QueueMember] = []
         low, seen = "-inf", 0
         while True:
             page = yield from next_page(keys, "dead", low, str(now_ms), seen, PAGE)

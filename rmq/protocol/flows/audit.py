@@ -19,8 +19,8 @@ from rmq.core.sequence import NUMBERS_MAX, TELL_S, Line, Numbering, Ranges, comm
 from rmq.core.topic_context import TopicContext
 from rmq.errors import StorageError
 from rmq.protocol import commands
-from rmq.protocol.commands import Command
-from rmq.protocol.flows import Flow, InBackground, Pipeline, open_topic, together
+from rmq.protocol.flows import open_topic
+from rmq.protocol.steps import Command, Flow, InBackground, Pipeline, pipeline
 
 log = logging.getLogger("rmq")
 
@@ -37,7 +37,7 @@ def begin(lines: Iterable[Line]) -> Flow[None]:
     new = [one for one in lines if one.is_new]
     if new:
         calls = [commands.account(one.keys, one.producer, one.told, one.told) for one in new]
-        yield from together(calls)
+        yield from pipeline(calls)
         for one in new:
             one.tell(sequence.Told(one.told, one.told, [], []))
 
@@ -104,7 +104,7 @@ class _Account:
         self.now_ms = self.numbered = self.seen = self.accounted = 0
         self.producers: dict[str, _Open] = {}
 
-    def add(self, page: commands.OpenPage) -> None:
+    def add(self, page: commands.AuditPage) -> None:
         self.now_ms, self.numbered, self.seen, self.accounted = page[:4]
         for member in page.members:
             producer, last, first, since, *sent = member.decode().split(":")
@@ -115,7 +115,7 @@ class _Account:
                 one.ranges.append((int(first), int(last), int(since)))
 
 
-def _read(keys: SlotKeys, page: commands.OpenPage | None = None) -> Flow[_Account]:
+def _read(keys: SlotKeys, page: commands.AuditPage | None = None) -> Flow[_Account]:
     """All open numbers of a slot; `page`: the first page where it is read already."""
     account = _Account()
     if page is None:
@@ -167,7 +167,7 @@ def audit(
         return None
     whole = done = 0
     if progress:
-        counts = yield from together([commands.stats(keys) for keys in context.slots])
+        counts = yield from pipeline([commands.stats(keys) for keys in context.slots])
         whole = sum(one["records"] for one in counts)
     producers: set[str] = set()
     numbered = seen = accounted = 0

@@ -15,8 +15,8 @@ from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError, TopicNotEmpty, TopicNotFound, TopicVanished
 from rmq.protocol import commands
-from rmq.protocol.commands import topic_admin as topic_commands
-from rmq.protocol.flows import Flow, RawCommand, open_topic, together
+from rmq.protocol.flows import open_topic
+from rmq.protocol.steps import Flow, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys that one SCAN looks at
@@ -60,7 +60,7 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
     """
     values = settings.spelled(asked)
     yield from open_topic.open(context, create=False)
-    changed = yield topic_commands.topic_set(context, context.created, values)
+    changed = yield commands.topic_set(context, context.created, values)
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     found = settings.from_redis(context.name, changed.kept)
@@ -106,7 +106,7 @@ def topic_delete(
         if "deleting" in opened.kept:  # somebody began and did not finish
             yield from _restore(context)
         raise _not_empty(context, held, "they are kept, and the topic stands")
-    if not (yield topic_commands.topic_close(context, created, True)):
+    if not (yield commands.topic_close(context, created, True)):
         raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile, by somebody else")
     held = yield from _slots(context, context.slots, MOST if force else 0, progress)
     if held.messages and not force:
@@ -122,7 +122,7 @@ def topic_delete(
 def _restore(context: TopicContext) -> Flow[None]:
     """Open a topic again whose deletion has begun; slots that are gone come back empty."""
     yield from open_topic.give_slots(context)
-    yield topic_commands.topic_close(context, context.created, False)
+    yield commands.topic_close(context, context.created, False)
 
 
 def _not_empty(context: TopicContext, held: Deleted, fate: str) -> TopicNotEmpty:
@@ -139,8 +139,8 @@ def _slots(
     waiting = in_flight = dead = 0
     for at in range(0, len(slots), SLOTS_AT_ONCE):
         page = slots[at : at + SLOTS_AT_ONCE]
-        replies = yield from together(
-            [topic_commands.slot_delete(keys, context.created, most) for keys in page]
+        replies = yield from pipeline(
+            [commands.slot_delete(keys, context.created, most) for keys in page]
         )
         for reply in replies:
             if most is None or most or reply.state == 0:

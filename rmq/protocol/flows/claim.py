@@ -19,8 +19,7 @@ from rmq.core.slots import slot_of
 from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError
 from rmq.protocol import commands
-from rmq.protocol.commands import Command
-from rmq.protocol.flows import Flow, Pipeline, raised, together
+from rmq.protocol.steps import Command, Flow, Pipeline, pipeline, raise_first_error
 
 log = logging.getLogger("rmq")
 
@@ -82,7 +81,7 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
     if len(calls) == 1:
         replies = [(yield calls[0][0])]
     else:
-        replies = yield from together([call for call, _ in calls])
+        replies = yield from pipeline([call for call, _ in calls])
     for (_, some), reply in zip(calls, replies, strict=True):
         for one, (state, age_ms, left_ms) in zip(some, reply, strict=True):
             one.state = state
@@ -186,4 +185,4 @@ def alone(beside: Beside) -> Flow[None]:
     """
     replies: list[Any] = yield Pipeline(list(beside.commands))
     beside.told(replies)
-    raised(replies)
+    raise_first_error(replies)

@@ -19,7 +19,6 @@ from rmq.core.claim import UNSURE
 from rmq.core.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Retry, Snooze
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Receipt
-from rmq.core.replies import Batch
 from rmq.core.score import moved_deadline
 from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
@@ -36,10 +35,12 @@ from rmq.errors import (
     StorageError,
     Unavailable,
 )
-from rmq.protocol.flows import Flow, admin, claim, open_topic, receive, settle
+from rmq.protocol.commands import Batch
+from rmq.protocol.flows import admin, claim, open_topic, receive, settle
 from rmq.protocol.flows.receive import Reception
 from rmq.protocol.flows.settle import UNKNOWN, Lease, Leases, Settling
 from rmq.protocol.flows.unanswered import Unanswered
+from rmq.protocol.steps import Flow
 
 Mode = Literal["at_least_once", "at_most_once"]
 D = TypeVar("D", bound=DeliveryData)

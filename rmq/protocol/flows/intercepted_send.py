@@ -9,8 +9,9 @@ from rmq.core.interceptor import each
 from rmq.core.message import Outgoing, SendResult
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, NotDurable, QueueFull
-from rmq.protocol.flows import Await, Flow, send as send_flow
+from rmq.protocol.flows import send as send_flow
 from rmq.protocol.flows.send import Asked
+from rmq.protocol.steps import Await, Flow
 
 
 def send_many(

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from rmq.core.ids import MessageId
 from rmq.core.message import Place
-from rmq.core.replies import Where
 from rmq.core.topic_context import TopicContext
 from rmq.errors import TopicVanished
 from rmq.protocol import commands
-from rmq.protocol.flows import Flow, open_topic, together
+from rmq.protocol.commands import WhereReply
+from rmq.protocol.flows import open_topic
+from rmq.protocol.steps import Flow, pipeline
 
 PAGE = 1000  # ids in one call
 _PLACES: dict[str, Place | None] = {"s": "store", "p": "prepare", "d": "dead", "g": None}
@@ -74,7 +75,7 @@ def _ask(context: TopicContext, ids: Sequence[MessageId]) -> Flow[list[Located]]
     found = [NOWHERE] * len(ids)
     if not pages:
         return found
-    replies: list[Where] = yield from together(
+    replies: list[WhereReply] = yield from pipeline(
         [commands.where(context.slots[slot], [ids[at] for at in page]) for slot, page in pages]
     )
     for (_, page), reply in zip(pages, replies, strict=True):

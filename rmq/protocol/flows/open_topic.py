@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 from rmq.core import settings
-from rmq.core.replies import Opened
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
 from rmq.protocol import commands
-from rmq.protocol.flows import Flow, RawCommand, Sleep, together
+from rmq.protocol.commands import TopicReply
+from rmq.protocol.steps import Flow, RawCommand, Sleep, pipeline
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def _await_slots(context: TopicContext) -> Flow[None]:
         yield Sleep(SLOT_PAUSE_S)
 
 
-def _refuse_closed(context: TopicContext, opened: Opened) -> None:
+def _refuse_closed(context: TopicContext, opened: TopicReply) -> None:
     """Nobody opens a topic that is being deleted: what were sent now would go with it."""
     if "deleting" in opened.kept:
         raise TopicVanished(
@@ -83,7 +83,7 @@ def _refuse_closed(context: TopicContext, opened: Opened) -> None:
         )
 
 
-def _adopt(context: TopicContext, opened: Opened, found: Settings, ready: bool) -> None:
+def _adopt(context: TopicContext, opened: TopicReply, found: Settings, ready: bool) -> None:
     revision = int(opened.kept.get("revision", 0))
     context.opened(found, _created(opened), ready, revision)
 
@@ -95,7 +95,7 @@ def give_slots(context: TopicContext) -> Flow[int]:
         TopicVanished: a slot belongs to another life of the topic.
     """
     values = context.settings.for_slot()
-    replies = yield from together(
+    replies = yield from pipeline(
         [commands.slot(keys, context.created, values, context.revision) for keys in context.slots]
     )
     for keys, reply in zip(context.slots, replies, strict=True):
@@ -126,7 +126,7 @@ def known(context: TopicContext, flow: Flow[T]) -> Flow[T]:
         raise
 
 
-def _created(opened: Opened) -> bytes:
+def _created(opened: TopicReply) -> bytes:
     return opened.kept["created"].encode()
 
 

@@ -15,18 +15,9 @@ from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
 from rmq.errors import QueryOwned
 from rmq.protocol import commands
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Holder, Log, Page, Settled
-from rmq.protocol.flows import (
-    SAFETY_S,
-    AwaitSignal,
-    Flow,
-    RawCommand,
-    Subscription,
-    open_topic,
-    rollback,
-    together,
-)
+from rmq.protocol.commands import QueryLease, QueryLog, QueryPage, QuerySettleReply
+from rmq.protocol.flows import open_topic, rollback
+from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, RawCommand, Subscription, pipeline
 
 TAKE_MOST = 500  # messages of one call: a few ms of the server's time
 
@@ -34,10 +25,10 @@ Offsets = Mapping[int, int]  # slot -> number in its log; a slot that is not the
 NEWEST = 9_000_000_000_000_000  # as far as scripts count
 
 
-T = TypeVar("T", Log, Settled)
+T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
-def _ours(context: TopicContext, holder: Holder, answers: Sequence[T]) -> Sequence[T]:
+def _ours(context: TopicContext, holder: QueryLease, answers: Sequence[T]) -> Sequence[T]:
     for answer in answers:
         if answer.owner:
             left_s = answer.left_ms / 1000
@@ -51,17 +42,17 @@ def _ours(context: TopicContext, holder: Holder, answers: Sequence[T]) -> Sequen
 
 
 def renew(
-    context: TopicContext, holder: Holder, after: Offsets, upto: Offsets | None
-) -> Flow[list[Log]]:
+    context: TopicContext, holder: QueryLease, after: Offsets, upto: Offsets | None
+) -> Flow[list[QueryLog]]:
     """Hold what the query has for longer; for each slot how much of a batch that is.
 
     Raises:
         QueryOwned: another driver runs it.
     """
     yield from open_topic.ensure(context, create=False)
-    answers = yield from together(
+    answers = yield from pipeline(
         [
-            query_commands.renew(
+            commands.query_renew(
                 keys, holder, after.get(keys.index, 0),
                 NEWEST if upto is None else upto.get(keys.index, 0),
             )
@@ -72,7 +63,7 @@ def renew(
 
 
 def take(
-    context: TopicContext, holder: Holder, after: Offsets, most: int | None
+    context: TopicContext, holder: QueryLease, after: Offsets, most: int | None
 ) -> Flow[dict[int, int]]:
     """Take messages beyond `after`; the newest number of each slot.
 
@@ -103,9 +94,9 @@ def take(
     wanted = (yield from _shares(context, most)) if 0 in ready else {}
     while wanted:
         asked = {index: min(TAKE_MOST, share) for index, share in wanted.items()}
-        answers = yield from together(
+        answers = yield from pipeline(
             [
-                query_commands.take(context.slots[index], holder, tails[index], limit)
+                commands.query_take(context.slots[index], holder, tails[index], limit)
                 for index, limit in asked.items()
             ]
         )
@@ -126,7 +117,7 @@ def wait(context: TopicContext, subscription: Subscription, seconds: float) -> F
         yield AwaitSignal(subscription, 0)
     # Asked after it listens: what comes from now on sends a signal. One may be lost all the same.
     ready = yield commands.next(context.slots, True)
-    pause = min([seconds, SAFETY_S, *(us / 1_000_000 for us in ready if us >= 0)])
+    pause = min([seconds, POLL_S, *(us / 1_000_000 for us in ready if us >= 0)])
     if pause > 0:
         yield AwaitSignal(subscription, pause)
 
@@ -139,7 +130,7 @@ def opened(context: TopicContext) -> Flow[None]:
 def waiting(context: TopicContext) -> Flow[list[int]]:
     """How many messages of each slot may be taken now."""
     yield from open_topic.ensure(context, create=False)
-    stats = yield from together([commands.stats(keys) for keys in context.slots])
+    stats = yield from pipeline([commands.stats(keys) for keys in context.slots])
     return [one["retries"] + one["priority"] + one["due"] for one in stats]
 
 
@@ -154,9 +145,9 @@ def _shares(context: TopicContext, most: int | None) -> Flow[dict[int, int]]:
     return {index: share for index, share in shares.items() if share > 0}
 
 
-def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[Page]:
+def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[QueryPage]:
     """A page of what a query holds of one slot; empty at its end."""
-    page: Page = yield query_commands.read(keys, run, after, upto, BATCH_MAX)
+    page: QueryPage = yield commands.query_read(keys, run, after, upto, BATCH_MAX)
     return page
 
 
@@ -179,7 +170,7 @@ def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]
 
 
 def settle(
-    context: TopicContext, holder: Holder, upto: Offsets, batch: Offsets | None = None
+    context: TopicContext, holder: QueryLease, upto: Offsets, batch: Offsets | None = None
 ) -> Flow[tuple[int, int]]:
     """Settle everything up to these numbers for good; how many messages, and how many are missing.
 
@@ -198,9 +189,9 @@ def settle(
     since = {index: end - (batch or {}).get(index, 0) for index, end in upto.items()}
     left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
     while left:
-        answers = yield from together(
+        answers = yield from pipeline(
             [
-                query_commands.settle(context, keys, holder, since[index], upto[index], BATCH_MAX)
+                commands.query_settle(context, keys, holder, since[index], upto[index], BATCH_MAX)
                 for index, keys in left.items()
             ]
         )
@@ -211,20 +202,20 @@ def settle(
     return total, missing
 
 
-def again(context: TopicContext, holder: Holder, upto: Offsets) -> Flow[None]:
+def again(context: TopicContext, holder: QueryLease, upto: Offsets) -> Flow[None]:
     """Give a batch new numbers.
 
     Raises:
         QueryOwned: another driver runs it.
     """
     yield from open_topic.ensure(context, create=False)
-    answers = yield from together(
-        [query_commands.again(keys, holder, upto.get(keys.index, 0)) for keys in context.slots]
+    answers = yield from pipeline(
+        [commands.query_again(keys, holder, upto.get(keys.index, 0)) for keys in context.slots]
     )
     _ours(context, holder, answers)
 
 
-def reject(context: TopicContext, holder: Holder, upto: Offsets, reason: str) -> Flow[int]:
+def reject(context: TopicContext, holder: QueryLease, upto: Offsets, reason: str) -> Flow[int]:
     """Send everything up to these numbers to the DeadQueue; how many messages that were held.
 
     Raises:
@@ -234,9 +225,9 @@ def reject(context: TopicContext, holder: Holder, upto: Offsets, reason: str) ->
     told, total = failure.tell(reason), 0
     left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
     while left:
-        answers = yield from together(
+        answers = yield from pipeline(
             [
-                query_commands.reject(context, keys, holder, upto[index], told, BATCH_MAX)
+                commands.query_reject(context, keys, holder, upto[index], told, BATCH_MAX)
                 for index, keys in left.items()
             ]
         )
@@ -252,7 +243,7 @@ def release(context: TopicContext, run: str) -> Flow[int]:
     total = 0
     for keys in context.slots:
         while True:
-            done = yield query_commands.lapse(keys, run, BATCH_MAX, force=True)
+            done = yield commands.query_lapse(keys, run, BATCH_MAX, force=True)
             total += done.back
             if not done.more:
                 break

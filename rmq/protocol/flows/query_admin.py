@@ -12,9 +12,10 @@ from rmq.core.keys import sink_key
 from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
 from rmq.errors import QueryOwned
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.commands.query import Look
-from rmq.protocol.flows import Flow, RawCommand, open_topic, query as query_flow, rollback, together
+from rmq.protocol import commands
+from rmq.protocol.commands import QueryState
+from rmq.protocol.flows import open_topic, query as query_flow, rollback
+from rmq.protocol.steps import Flow, RawCommand, pipeline
 
 SCANNED = 1000  # keys that one SCAN looks at: about a ms of the server's time
 
@@ -67,15 +68,15 @@ class Sink:
 def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
     """The queries of a topic, the lease that ends first before the others."""
     yield from open_topic.ensure(context, create=False)
-    listed = yield from together([query_commands.queries(keys) for keys in context.slots])
+    listed = yield from pipeline([commands.queries(keys) for keys in context.slots])
     pairs = [
         (keys, run) for keys, found in zip(context.slots, listed, strict=True) for run, _ in found
     ]
-    looks: list[Look] = []
+    looks: list[QueryState] = []
     for at in range(0, len(pairs), BATCH_MAX):
         page = pairs[at : at + BATCH_MAX]
-        looks += yield from together([query_commands.look(keys, run) for keys, run in page])
-    by_run: dict[str, dict[int, Look]] = {}
+        looks += yield from pipeline([commands.query_look(keys, run) for keys, run in page])
+    by_run: dict[str, dict[int, QueryState]] = {}
     for (keys, run), look in zip(pairs, looks, strict=True):
         by_run.setdefault(run, {})[keys.index] = look
     left_ms: dict[str, int] = {}
@@ -87,7 +88,7 @@ def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
     ]
 
 
-def _held(run: str, looks: Mapping[int, Look], lease_left_ms: int) -> HeldQuery:
+def _held(run: str, looks: Mapping[int, QueryState], lease_left_ms: int) -> HeldQuery:
     owner, owner_left_s = _owner(looks)
     slots = {index: look.messages for index, look in looks.items() if look.messages}
     return HeldQuery(
@@ -95,7 +96,7 @@ def _held(run: str, looks: Mapping[int, Look], lease_left_ms: int) -> HeldQuery:
     )  # fmt: skip
 
 
-def _owner(looks: Mapping[int, Look]) -> tuple[str | None, float]:
+def _owner(looks: Mapping[int, QueryState]) -> tuple[str | None, float]:
     """Who was heard of last in any slot."""
     known = [look for look in looks.values() if look.owner]
     if not known:
@@ -111,7 +112,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
         QueryOwned: a driver runs it, and this is not forced.
     """
     yield from open_topic.ensure(context, create=False)
-    found = yield from together([query_commands.look(keys, run) for keys in context.slots])
+    found = yield from pipeline([commands.query_look(keys, run) for keys in context.slots])
     owner, left_s = _owner(dict(enumerate(found)))
     if owner is not None and left_s > 0 and not force:
         raise QueryOwned(

@@ -2,7 +2,7 @@
 
 A consumer does not poll. Each visit tells when its slot next has work; until then the consumer
 sleeps on the topic's wake channel. A signal can get lost (Pub/Sub promises nothing), so every
-SAFETY_S it looks once, at all slots in one command.
+POLL_S it looks once, at all slots in one command.
 
 Every take is a lease. What a call has leased, or may have, and could not hand over, because the
 reply did not come or the caller was interrupted, the next call hands back first: it repeats the
@@ -17,26 +17,15 @@ from typing import NamedTuple
 
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
-from rmq.core.replies import UNHELD, Batch
 from rmq.core.score import receipt_score
 from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import milliseconds, whole
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
-from rmq.protocol.commands import Command
-from rmq.protocol.flows import (
-    SAFETY_S,
-    AwaitSignal,
-    Flow,
-    InBackground,
-    Sleep,
-    Subscription,
-    open_topic,
-    rollback,
-    settle,
-    tidy,
-)
+from rmq.protocol.commands import QUERIES_EXPIRED, Batch
+from rmq.protocol.flows import open_topic, rollback, settle, tidy
+from rmq.protocol.steps import POLL_S, AwaitSignal, Command, Flow, InBackground, Sleep, Subscription
 
 LOOK_S = 0.05  # how stale a busy consumer's idea of its other slots may be
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
@@ -132,7 +121,7 @@ def receive(reception: Reception, max_messages: object, wait: object) -> Flow[li
         if reception.unsaid:
             yield from _look(reception, waits)
             continue
-        pause = min(until, min(reception.ready), reception.looked + SAFETY_S) - now
+        pause = min(until, min(reception.ready), reception.looked + POLL_S) - now
         if pause > 0:
             signals = yield AwaitSignal(reception.subscription, pause)
             for slot in signals:
@@ -140,7 +129,7 @@ def receive(reception: Reception, max_messages: object, wait: object) -> Flow[li
                     reception.ready[slot] = 0.0
             if signals:
                 continue
-        if time.monotonic() >= reception.looked + SAFETY_S:
+        if time.monotonic() >= reception.looked + POLL_S:
             yield from _look(reception, waits)
     return []
 
@@ -206,9 +195,9 @@ def _visit_one(
     if batch.ids:
         found.append((keys, batch))  # before anything else can fail
         reception.unsaid = len(reception.ready) > 1  # a single slot is asked before every sleep
-    if batch.lapsed & UNHELD:
+    if batch.expired & QUERIES_EXPIRED:
         yield from rollback.lapse(keys)
-    if batch.lapsed and (yield from rollback.roll_back(reception.context, keys)) and not batch.ids:
+    if batch.expired and (yield from rollback.roll_back(reception.context, keys)) and not batch.ids:
         batch = yield from _take(reception, keys, limit, waits)
         if batch.ids:
             found.append((keys, batch))

@@ -10,8 +10,8 @@ from rmq.core.keys import SlotKeys
 from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import commands
-from rmq.protocol.commands import query as query_commands
-from rmq.protocol.flows import Flow, open_topic
+from rmq.protocol.flows import open_topic
+from rmq.protocol.steps import Flow
 
 ROLLBACKS_MAX = 20  # calls of 100 leases in one turn; the next one goes on
 LAPSES_MAX = 100  # calls for one slot in one turn
@@ -23,11 +23,11 @@ def lapse(keys: SlotKeys) -> Flow[int]:
     They stand in the PrepareQueue then with a deadline that has passed, for `roll_back`.
     """
     total = 0
-    for run, left_ms in (yield query_commands.queries(keys)):
+    for run, left_ms in (yield commands.queries(keys)):
         if left_ms > 0:
             break
         for _ in range(LAPSES_MAX):
-            done = yield query_commands.lapse(keys, run, BATCH_MAX)
+            done = yield commands.query_lapse(keys, run, BATCH_MAX)
             total += done.back
             if not done.more:
                 break

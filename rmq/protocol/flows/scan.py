@@ -12,7 +12,8 @@ from rmq.core.message import Message
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import whole
 from rmq.protocol import commands
-from rmq.protocol.flows import Flow, admin, open_topic
+from rmq.protocol.flows import admin, open_topic
+from rmq.protocol.steps import Flow
 
 PAGE = 1000
 PIECES_MAX = 10_000

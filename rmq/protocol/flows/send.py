@@ -13,7 +13,6 @@ from rmq.core import ids, record, sequence as numbers
 from rmq.core.codec import Codec
 from rmq.core.ids import MessageId
 from rmq.core.message import Outgoing, SendResult, SendStatus
-from rmq.core.replies import Merged, Sent
 from rmq.core.retry import policy
 from rmq.core.sequence import Line
 from rmq.core.settings import (
@@ -37,7 +36,9 @@ from rmq.errors import (
     RMQError,
 )
 from rmq.protocol import commands
-from rmq.protocol.flows import DurablePipeline, Flow, Pipeline, Sleep, audit, open_topic
+from rmq.protocol.commands import MergeReply, SendReply
+from rmq.protocol.flows import audit, open_topic
+from rmq.protocol.steps import Command, DurablePipeline, Flow, Pipeline, Sleep
 
 HEADERS_MAX, HEADERS_BYTES = 32, 4096
 MERGE_KEY_BYTES = 1024
@@ -364,7 +365,7 @@ def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
     return ids.make(slot, context.check)[0]
 
 
-def _call(context: TopicContext, group: Group) -> commands.Command[Any]:
+def _call(context: TopicContext, group: Group) -> Command[Any]:
     keys = context.slots[group.slot]
     draft = group.merging
     if draft is None:
@@ -406,7 +407,7 @@ def _stored(results: Sequence[SendResult | None]) -> str:
 
 def _deliver(
     context: TopicContext,
-    calls: list[commands.Command[Any]],
+    calls: list[Command[Any]],
     groups: list[Group],
     results: list[SendResult | None],
     asked: Asked | None,
@@ -466,7 +467,7 @@ _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"
 def _settle(group: Group, reply: Any, results: list[SendResult | None], level: str) -> bool:
     """Write the results of one call; False where it was refused as full."""
     slot = group.slot
-    if isinstance(reply, Merged):
+    if isinstance(reply, MergeReply):
         if reply.letter == "F":
             return False
         into = MessageId(reply.into) if reply.letter == "m" else None
@@ -474,7 +475,7 @@ def _settle(group: Group, reply: Any, results: list[SendResult | None], level: s
             group.ids[0], _STATUS[reply.letter], slot, reply.offset, into, level
         )
         return True
-    assert isinstance(reply, Sent)
+    assert isinstance(reply, SendReply)
     letters = reply.letters
     if letters == "F":
         return False

@@ -19,9 +19,8 @@ from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
 from rmq.errors import OutcomeUnknown, RMQError
 from rmq.protocol import commands
-from rmq.protocol.commands import Command
-from rmq.protocol.flows import Flow, Pipeline
 from rmq.protocol.flows.claim import Beside
+from rmq.protocol.steps import Command, Flow, Pipeline
 
 T = TypeVar("T")
 UNKNOWN = "?"  # the letter of a delivery whose slot answered with an error

@@ -21,11 +21,11 @@ from rmq.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Fsync, Setting
 from rmq.core.slots import RUN
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
-from rmq.protocol.command import Command
-from rmq.protocol.commands import stage as stage_commands
-from rmq.protocol.commands.stage import Moved
-from rmq.protocol.flows import DurablePipeline, Flow, Pipeline, Sleep, open_topic, send, together
+from rmq.protocol import commands
+from rmq.protocol.commands import PublishReply
+from rmq.protocol.flows import open_topic, send
 from rmq.protocol.flows.send import Group
+from rmq.protocol.steps import Command, DurablePipeline, Flow, Pipeline, Sleep, pipeline
 
 PUSHES = 16  # calls of one round trip
 PUBLISHES = 8  # 1000 messages each: some 20 ms of the server's time, in turn with other clients
@@ -141,7 +141,7 @@ class _Calls:
         keys: SlotKeys = self._slots[slot]
         before = self._lengths.get(slot, 0)
         self._calls.append(
-            stage_commands.stage_push(keys, self._stage.name, before, self._keep_ms, entry, rests)
+            commands.stage_push(keys, self._stage.name, before, self._keep_ms, entry, rests)
         )
         self._lengths[slot] = before + 1 + len(rests)
         self._count += count
@@ -153,7 +153,7 @@ class _Calls:
     def made(self) -> Flow[Staged]:
         """Make the calls."""
         for at in range(0, len(self._calls), PUSHES):
-            yield from together(self._calls[at : at + PUSHES])
+            yield from pipeline(self._calls[at : at + PUSHES])
         return Staged(self._stage.name, self._lengths, self._count)
 
 
@@ -182,7 +182,7 @@ def drop(context: TopicContext, staged: Sequence[Staged], query: str | None = No
     """Drop stages; with `query`, except those that its open batch is made of."""
     yield from open_topic.ensure(context)
     if query is not None:
-        begun = yield stage_commands.sink_begin(context, query, 0)
+        begun = yield commands.sink_begin(context, query, 0)
         kept = {one.name for one in _read(begun.stages)}
         staged = [one for one in staged if one.name not in kept]
     yield from _keep(context, staged, 0)
@@ -198,14 +198,12 @@ def _keep(
     context: TopicContext, staged: Sequence[Staged], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
     calls = [
-        stage_commands.stage_keep(
-            context.slots[index], one.name, keep_ms, length if whole else None
-        )
+        commands.stage_keep(context.slots[index], one.name, keep_ms, length if whole else None)
         for one in staged
         for index, length in one.lengths.items()
     ]
     for at in range(0, len(calls), BATCH_MAX):
-        yield from together(calls[at : at + BATCH_MAX])
+        yield from pipeline(calls[at : at + BATCH_MAX])
 
 
 # --- publishing --------------------------------------------------------------------------------
@@ -230,17 +228,17 @@ def publish_once(
     yield from open_topic.ensure(context)
     total = Published()
     while True:
-        begun = yield stage_commands.sink_begin(context, query, batch)
+        begun = yield commands.sink_begin(context, query, batch)
         if begun.state == "new":
             # Before anything is noted: what has expired meanwhile could never be ended.
             yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
-            begun = yield stage_commands.sink_begin(context, query, batch, _spelled(staged))
+            begun = yield commands.sink_begin(context, query, batch, _spelled(staged))
         if begun.state == "done":
             yield from _keep(context, staged, 0)
             return total
         theirs = _read(begun.stages)
         done = yield from _move(context, theirs, timeout)
-        yield stage_commands.sink_end(context, query, begun.batch)
+        yield commands.sink_end(context, query, begun.batch)
         yield from _keep(context, theirs, 0)
         total = _sum(total, done)
 
@@ -256,7 +254,7 @@ def _read(text: bytes) -> list[Staged]:
     ]
 
 
-def _sum(one: Published, other: Published | Moved) -> Published:
+def _sum(one: Published, other: Published | PublishReply) -> Published:
     return Published(
         one.stored + other.stored, one.duplicates + other.duplicates, one.merged + other.merged
     )
@@ -272,7 +270,7 @@ def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Fl
         turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be asked again
         sessions = [context.sessions.take() for _ in turn]
         calls = [
-            stage_commands.publish(context, context.slots[index], session, name)
+            commands.publish(context, context.slots[index], session, name)
             for (index, name), session in zip(turn, sessions, strict=True)
         ]
         copies, disks = 0, 0
@@ -288,7 +286,7 @@ def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Fl
                 + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
                 + " confirmed in time; publish again to go on"
             )
-        last: dict[tuple[int, str], Moved | None] = {}
+        last: dict[tuple[int, str], PublishReply | None] = {}
         for pair, reply in zip(turn, replies, strict=True):
             if isinstance(reply, RMQError):
                 raise reply

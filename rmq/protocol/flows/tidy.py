@@ -11,7 +11,7 @@ import logging
 from rmq.core.topic_context import TopicContext
 from rmq.errors import StorageError
 from rmq.protocol import commands
-from rmq.protocol.flows import Flow, together
+from rmq.protocol.steps import Flow, pipeline
 
 log = logging.getLogger("rmq")
 
@@ -24,7 +24,7 @@ def tidy(context: TopicContext) -> Flow[int]:
     """Tidy the slots of a topic; how many dead letters were dropped."""
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):
-        counts = yield from together([commands.tidy(keys, DEAD_PAGE) for keys in slots])
+        counts = yield from pipeline([commands.tidy(keys, DEAD_PAGE) for keys in slots])
         dropped += sum(counts)
         slots = [keys for keys, one in zip(slots, counts, strict=True) if one == DEAD_PAGE]
         if not slots:

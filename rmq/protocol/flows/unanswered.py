@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
-from rmq.protocol.flows import Flow, Sleep
 from rmq.protocol.flows.settle import Settling
+from rmq.protocol.steps import Flow, Sleep
 
 BESIDE_S = 0.01  # between two looks at what another thread or task repeats
 

@@ -1,0 +1,70 @@
+"""Commands of the audit: account for numbers, read open numbers, list numbers that live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rmq.core.keys import SlotKeys
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
+
+
+class AuditPage(NamedTuple):
+    """The reply to audit: the slot's account, and a page of the numbers not accounted for."""
+
+    now_ms: int
+    numbered: int
+    seen: int
+    accounted: int
+    members: list[bytes]
+
+
+class CensusPage(NamedTuple):
+    """The reply to census."""
+
+    cursor: bytes  # of the next page; b"0" at the end
+    looked: int  # records read
+    living: list[bytes]
+
+
+def account(
+    keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
+) -> Command[int]:
+    """Report numbers up to `sent` as accepted, and account for those that no message has.
+
+    `old`: the number reported before, 0 at first.
+    """
+    pairs = [number for pair in ranges for number in pair]
+    return Command(
+        scripts.load("account"),
+        (keys.slot, keys.audit),
+        [clock.now_us, producer, old, sent, *pairs],
+        int,
+    )
+
+
+def audit(
+    keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
+) -> Command[AuditPage | None]:
+    """Read a page of the numbers that are not accounted for; None: another caller did lately."""
+
+    def parse(reply: list[Any]) -> AuditPage | None:
+        return AuditPage(reply[0], reply[1], reply[2], reply[3], reply[4:]) if reply[0] else None
+
+    return Command(
+        scripts.load("audit"),
+        (keys.slot, keys.audit),
+        [clock.now_us, after, limit, every_ms],
+        parse,
+    )
+
+
+def census(keys: SlotKeys, cursor: bytes, limit: int) -> Command[CensusPage]:
+    """Read a page of the numbered messages that live in a slot."""
+    return Command(
+        scripts.load("census"),
+        (keys.slot, keys.store, keys.prepare, keys.dead, keys.records),
+        [cursor, limit],
+        lambda reply: CensusPage(reply[0], reply[1], reply[2:]),
+    )

@@ -1,0 +1,63 @@
+"""Commands that send dead letters back, and that delete messages: redrive, purge, tidy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmq.core.keys import SlotKeys
+from rmq.core.replay_session import ReplaySession
+from rmq.core.topic_context import TopicContext
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
+
+
+def redrive(
+    context: TopicContext, keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]
+) -> Command[str]:
+    """Send dead letters back. A letter for each: 1 sent, 0 not dead, x unreadable."""
+    return Command(
+        scripts.load("redrive"),
+        (
+            keys.slot, keys.store, keys.records, keys.dead, keys.failures,
+            keys.replay_stem + session.name,
+        ),
+        [clock.now_us, session.number, context.channel, keys.index, *ids],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def purge(
+    keys: SlotKeys,
+    session: ReplaySession,
+    place: str,
+    *,
+    high: str = "+inf",
+    limit: int = 1000,
+    ids: Sequence[bytes] = (),
+) -> Command[int]:
+    """Delete a page of waiting messages or dead letters; return how many."""
+    return Command(
+        scripts.load("purge"),
+        (
+            keys.slot, getattr(keys, place), keys.records, keys.failures, keys.merge, keys.audit,
+            keys.replay_stem + session.name,
+        ),
+        [clock.now_us, session.number, high, limit, *ids],
+        int,
+    )  # fmt: skip
+
+
+def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
+    """Drop dead letters past their retention and settled ids past the window.
+
+    Returns how many dead letters were dropped.
+    """
+    return Command(
+        scripts.load("tidy"),
+        (
+            keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
+            keys.audit,
+        ),
+        [clock.now_us, limit],
+        int,
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""Commands that read messages and counters of a slot, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rmq.core.keys import SlotKeys
+from rmq.errors import DecodeError
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
+
+STATS = (
+    "retries", "priority", "due", "later", "in_flight", "dead", "records", "merge_windows",
+    "remembered", "late_ms", "accepted", "merged", "delivered", "settled", "returned",
+    "rolled_back", "buried", "redriven", "cancelled", "expired", "dropped", "purged",
+    "dead_dropped", "now_ms",
+)  # fmt: skip
+
+
+class QueueMember(NamedTuple):
+    """One member of a queue, as get and peek read it."""
+
+    place: str  # store, prepare or dead
+    id: bytes
+    score: float
+    record: bytes
+    failure: bytes
+    newest: int  # acceptance number of the slot's newest message
+
+
+class WhereReply(NamedTuple):
+    """The reply to where: what the slot holds, and a letter for each message asked for."""
+
+    newest: int  # acceptance number of the slot's newest message
+    waiting: int
+    in_flight: int
+    letters: str  # s waiting, p in flight, d dead, g gone
+
+
+def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
+    """Read one message, whichever queue it is in; None where it is in none."""
+
+    def parse(reply: list[Any]) -> QueueMember | None:
+        if reply[0] == b"gone":
+            return None
+        return QueueMember(reply[0].decode(), id, float(reply[1]), reply[2], reply[3], reply[4])
+
+    return Command(
+        scripts.load("get"),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures),
+        [id],
+        parse,
+    )
+
+
+def where(keys: SlotKeys, ids: Sequence[bytes]) -> Command[WhereReply]:
+    """Say in which queue messages of one slot are, at most 1000, and what else the slot holds."""
+    return Command(
+        scripts.load("where"),
+        (keys.slot, keys.store, keys.prepare, keys.dead),
+        list(ids),
+        lambda reply: WhereReply(reply[0], reply[1], reply[2], reply[3].decode()),
+    )
+
+
+def peek(
+    keys: SlotKeys,
+    place: str,
+    *,
+    low: str = "-inf",
+    high: str = "+inf",
+    down: bool = False,
+    offset: int = 0,
+    limit: int = 100,
+) -> Command[list[QueueMember]]:
+    """Read a page of one queue of a slot."""
+
+    def parse(reply: list[Any]) -> list[QueueMember]:
+        newest, flat = reply[0], reply[1:]
+        if len(flat) % 4:
+            raise DecodeError(f"peek answered {len(flat)} fields, which is not whole messages")
+        return [
+            QueueMember(place, flat[i], float(flat[i + 1]), flat[i + 2], flat[i + 3], newest)
+            for i in range(0, len(flat), 4)
+        ]
+
+    return Command(
+        scripts.load("peek"),
+        (keys.slot, getattr(keys, place), keys.records, keys.failures),
+        [low, high, "down" if down else "up", offset, limit],
+        parse,
+    )
+
+
+def stats(keys: SlotKeys) -> Command[dict[str, int]]:
+    """Count what a slot holds and what it has done; the names are in STATS."""
+    return Command(
+        scripts.load("stats"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
+            keys.settled1,
+        ),
+        [clock.now_us],
+        lambda reply: dict(zip(STATS, reply, strict=True)),
+    )  # fmt: skip

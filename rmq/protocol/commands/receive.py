@@ -1,0 +1,83 @@
+"""Commands that lease messages, tell when there are some, and roll back expired leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rmq.core.keys import SlotKeys
+from rmq.core.replay_session import ReplaySession
+from rmq.core.topic_context import TopicContext
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
+
+LEASES_EXPIRED, QUERIES_EXPIRED = 1, 2  # bits of Batch.expired
+
+
+class Batch(NamedTuple):
+    """The reply to prepare."""
+
+    wait_us: int  # microseconds until the slot has more work: 0 now, -1 never as things stand
+    expired: int  # LEASES_EXPIRED and QUERIES_EXPIRED, added up
+    deadline_s: int
+    first_delivery: int
+    newest: int
+    lefts: bytes  # retries left of each; empty where all are fresh
+    ids: list[bytes]
+    records: list[bytes]
+
+
+class RollbackReply(NamedTuple):
+    """The reply to rollback."""
+
+    retried: int
+    dead: int
+    more: bool
+
+
+def _batch(reply: list[Any]) -> Batch:
+    return Batch(*reply)
+
+
+def prepare(
+    keys: SlotKeys,
+    session: ReplaySession,
+    limit: int,
+    lease_ms: int,
+    waits: bool,
+    ordered: bool = False,
+) -> Command[Batch]:
+    """Lease up to `limit` messages of one slot."""
+    return Command(
+        scripts.load("prepare"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.replay_stem + session.name, keys.audit,
+        ),
+        [
+            clock.now_us, session.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
+            keys.created,
+        ],
+        _batch,
+        marks_repeats=True,
+    )  # fmt: skip
+
+
+def next(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
+    """Return the microseconds until each slot has work: 0 now, -1 never as things stand."""
+    keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
+    return Command(
+        scripts.load("next"), keys, [clock.now_us, 1 if waits else 0, slots[0].created], list
+    )
+
+
+def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command[RollbackReply]:
+    """Give back messages of one slot whose lease expired."""
+    return Command(
+        scripts.load("rollback"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
+        ),
+        [clock.now_us, context.channel, keys.index, limit],
+        lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),
+    )  # fmt: skip

@@ -1,0 +1,50 @@
+"""Commands that change one waiting message: cancel, reschedule, set_priority."""
+
+from __future__ import annotations
+
+from rmq.core.keys import SlotKeys
+from rmq.core.replay_session import ReplaySession
+from rmq.core.topic_context import TopicContext
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
+
+
+def cancel(keys: SlotKeys, session: ReplaySession, id: bytes) -> Command[str]:
+    """Withdraw a waiting message: cancelled, in_flight, dead or gone."""
+    return Command(
+        scripts.load("cancel"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.settled0, keys.settled1, keys.replay_stem + session.name, keys.audit,
+        ),
+        [clock.now_us, session.number, id],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def reschedule(
+    context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes, due: int
+) -> Command[tuple[str, int]]:
+    """Give a waiting message another due time; `due` below 1e12 is a delay in ms."""
+    return Command(
+        scripts.load("reschedule"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
+            keys.replay_stem + session.name,
+        ),
+        [clock.now_us, session.number, context.channel, keys.index, id, due],
+        lambda reply: (reply[0].decode(), reply[1]),
+    )  # fmt: skip
+
+
+def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: int) -> Command[str]:
+    """Give a waiting message another priority."""
+    return Command(
+        scripts.load("set_priority"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
+            keys.replay_stem + session.name,
+        ),
+        [session.number, id, priority],
+        bytes.decode,
+    )  # fmt: skip

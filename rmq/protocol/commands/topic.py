@@ -1,0 +1,81 @@
+"""Commands that create, open, change and delete topics and their slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rmq.core.keys import SlotKeys
+from rmq.core.topic_context import TopicContext
+from rmq.protocol import clock, scripts
+from rmq.protocol.steps import Command
+
+
+class TopicReply(NamedTuple):
+    """The reply to topic and topic_set."""
+
+    state: int  # topic: 1 created, 0 exists; topic_set: 1 changed, 0 as before; -1 missing
+    kept: dict[str, str]  # the settings in Redis, with `created`, `revision` and `deleting`
+
+
+class SlotDeleteReply(NamedTuple):
+    """The reply to slot_delete: 1 deleted, 0 left, -1 of a newer topic; and what it held."""
+
+    state: int
+    waiting: int
+    in_flight: int
+    dead: int
+
+
+def _pairs(values: Mapping[str, str]) -> list[str]:
+    return [part for pair in values.items() for part in pair]
+
+
+def _topic_reply(reply: list[Any]) -> TopicReply:
+    texts = [part.decode() for part in reply[1:]]
+    return TopicReply(reply[0], dict(zip(texts[::2], texts[1::2], strict=True)))
+
+
+def topic(context: TopicContext, create: dict[str, str] | None) -> Command[TopicReply]:
+    """Create a topic with these settings if it is missing; None: only read its settings."""
+    return Command(
+        scripts.load("topic"),
+        (context.key,),
+        [clock.now_us, 0 if create is None else 1, *_pairs(create or {})],
+        _topic_reply,
+    )
+
+
+def topic_set(context: TopicContext, created: bytes, values: dict[str, str]) -> Command[TopicReply]:
+    """Change settings of a topic. The state is -1 where it is missing or being deleted."""
+    return Command(
+        scripts.load("topic_set"), (context.key,), [created, *_pairs(values)], _topic_reply
+    )
+
+
+def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
+    """Mark a topic as being deleted, or remove the mark; return whether the topic exists."""
+    return Command(scripts.load("topic_close"), (context.key,), [created, int(closed)], bool)
+
+
+def slot(keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0) -> Command[int]:
+    """Write the settings of a topic to a slot, unless it has those of this revision."""
+    return Command(
+        scripts.load("slot"),
+        (keys.slot, keys.records),
+        [clock.now_us, created, revision, *_pairs(values)],
+        int,
+    )
+
+
+def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
+    """Delete a slot that holds at most so many messages; None: only count them."""
+    return Command(
+        scripts.load("slot_delete"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.audit, keys.settled0, keys.settled1, keys.queries,
+        ),
+        [created, "" if most is None else most],
+        lambda reply: SlotDeleteReply(*reply),
+    )  # fmt: skip

@@ -1,0 +1,160 @@
+"""The steps that a flow yields and a transport executes: commands, pipelines, pauses, signals."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, Generic, TypeVar
+
+from rmq.core.settings import Fsync, Replicated
+from rmq.errors import RMQError
+from rmq.protocol.scripts import Script
+
+T = TypeVar("T")
+
+POLL_S = 1.0  # a consumer that awaits signals also asks once in so long: a signal can get lost
+
+
+class Command(Generic[T]):
+    """One call of one script, and how to read its reply.
+
+    Args:
+        script: the script to call.
+        keys: its KEYS.
+        args: its ARGV.
+        parse: turns the reply into a value, or raises one of RMQ's errors.
+        marks_repeats: a repeated call has 1 as its last argument.
+    """
+
+    __slots__ = ("args", "keys", "marks_repeats", "parse", "script")
+
+    def __init__(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[Any],
+        parse: Callable[[Any], T],
+        marks_repeats: bool = False,
+    ) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+        self.parse = parse
+        self.marks_repeats = marks_repeats
+
+    def again(self) -> Command[T]:
+        """Return the same call as it is sent after one that got no reply."""
+        if not self.marks_repeats:
+            return self
+        return Command(self.script, self.keys, [*self.args, 1], self.parse)
+
+    def __repr__(self) -> str:
+        return f"Command({self.script.name!r}, {list(self.keys)!r})"
+
+
+class Pipeline:
+    """Several commands in one round trip. The value is a list of their values or RMQErrors."""
+
+    __slots__ = ("commands",)
+
+    def __init__(self, commands: Sequence[Command[Any]]) -> None:
+        self.commands = commands
+
+
+class DurablePipeline:
+    """A pipeline, then a wait for replicas or disks on the same connection.
+
+    The value is (values or errors, replicas that confirmed, 1 if this server's disk did).
+    """
+
+    __slots__ = ("commands", "durability")
+
+    def __init__(self, commands: Sequence[Command[Any]], durability: Replicated | Fsync) -> None:
+        self.commands = commands
+        self.durability = durability
+
+
+class RawCommand:
+    """A plain Redis command that reads, or is safe to run twice. The value is its raw reply."""
+
+    __slots__ = ("what", "words")
+
+    def __init__(self, what: str, *words: Any) -> None:
+        self.what = what
+        self.words = words
+
+
+class Sleep:
+    """A pause."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class InBackground:
+    """Another flow to run after so many seconds, unless the client is closed by then."""
+
+    __slots__ = ("flow", "seconds")
+
+    def __init__(self, seconds: float, flow: Callable[[], Flow[None]]) -> None:
+        self.seconds = seconds
+        self.flow = flow
+
+
+class Await:
+    """A wait for an async interceptor; only an async transport can execute it."""
+
+    __slots__ = ("awaitable",)
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self.awaitable = awaitable
+
+
+class Subscription:
+    """A consumer's subscription to a wake channel; the transport keeps its connection in `held`."""
+
+    __slots__ = ("channel", "held")
+
+    def __init__(self, channel: bytes) -> None:
+        self.channel = channel
+        self.held: Any = None
+
+
+class AwaitSignal:
+    """A wait for wake signals. The value is the set of slots named, empty after `seconds`.
+
+    The first one subscribes and returns at once.
+    """
+
+    __slots__ = ("seconds", "subscription")
+
+    def __init__(self, subscription: Subscription, seconds: float) -> None:
+        self.subscription = subscription
+        self.seconds = seconds
+
+
+Step = (
+    Command[Any]
+    | Pipeline
+    | DurablePipeline
+    | RawCommand
+    | Sleep
+    | InBackground
+    | Await
+    | AwaitSignal
+)
+Flow = Generator[Step, Any, T]
+
+
+def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
+    """Run commands in one round trip; raise the first error after all of them have run."""
+    return raise_first_error((yield Pipeline(commands)))
+
+
+def raise_first_error(replies: list[Any]) -> list[Any]:
+    """Return the replies of a pipeline, or raise the first error among them."""
+    for reply in replies:
+        if isinstance(reply, RMQError):
+            raise reply
+    return replies
