@@ -1,4 +1,5 @@
 -- Claims: `consuming <owner> <since>` or `consumed <owner> <at>`, times in epoch ms.
+--- @include "lib/check"
 
 -- The values at KEYS, false where a key is missing. A key that is no string stops the script.
 local function read_claims()

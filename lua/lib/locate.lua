@@ -1,4 +1,5 @@
 -- Finding a message that is to be changed while it waits.
+--- @include "lib/check"
 
 -- The (score, record) of a waiting message, or (nil, where it is instead).
 local function locate(slot, store, prepare, records, dead, id)

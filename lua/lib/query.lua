@@ -10,6 +10,7 @@ When the lease expires, ids may stay in the log for a time, up to the number `la
 but may have handed them out in a batch that is done by now. They stay for an owner that is `exact`: one that ends a
 batch only when all of it was handed out.
 ]]
+--- @include "lib/check"
 local FAR = 4000000000 -- the deadline of messages that a query holds, in s: the year 2096
 local QUERY_KEPT_MS = 34560000000 -- 400 days: a query that holds nothing and is silent for so long may begin with 1 again
 local EXPIRED_KEPT_MS = 2592000000 -- 30 days: ids whose lease expired stay in the log for so long

@@ -1,4 +1,5 @@
 -- Receipts of deliveries.
+--- @include "lib/check"
 
 -- The deliveries that the caller still holds: of the n ids from ARGV[from] on, those whose PrepareQueue score equals the
 -- receipt at the same position behind the ids. Returns the ids held (each once), a letter for every id (1 held, 0 not),

@@ -9,6 +9,7 @@ had gone on to a later number is refused.
 An answer that changed nothing need not be kept: a copy finds nothing to do. The exception is a take, which prepare
 therefore remembers when it is a repetition.
 ]]
+--- @include "lib/check"
 local REPLAY_MS = 60000
 
 -- The answer that was given to this number, or nil.

@@ -1,7 +1,7 @@
 """What a consumer tells of an error, to bytes and back; and the entry that a script makes.
 
 The entry: a byte of deliveries left, a byte of deliveries made, a letter for the reason, then what
-the consumer told, msgpack of [type and message, traceback]. The twin of `lua/lib/failure.lua`.
+the consumer told, msgpack of [type and message, traceback]. The twin of `lua/lib/dead_letters.lua`.
 """
 
 from __future__ import annotations

@@ -140,43 +140,6 @@ def test_every_library_piece_is_used():
 
 
 @pytest.mark.parametrize("verb", NAMES)
-def test_library_pieces_that_a_script_calls_are_included(verb):
-    text = code(scripts.load(verb).text)
-    defined = set(re.findall(r"\bfunction (\w+)", text)) | set(re.findall(r"\blocal (\w+)", text))
-    own = {
-        function
-        for part in LIBRARY
-        for function in re.findall(r"^local function (\w+)", scripts.source(part), re.M)
-    }
-
-    called = {word for word in re.findall(r"(?<![.\w:])(\w+)\(", text) if word in own}
-    assert called <= defined
-
-
-@pytest.mark.parametrize("verb", NAMES)
-def test_everything_that_is_assigned_is_local(verb):
-    text = code(scripts.load(verb).text)
-    local = set()
-    for names in re.findall(r"\blocal (?!function)([\w, ]+)", text):
-        local |= set(re.findall(r"\w+", names))
-    for names in re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", text):
-        local |= set(re.findall(r"\w+", names))
-    for names in re.findall(r"\bfunction \w*\(([\w, ]*)\)", text):
-        local |= set(re.findall(r"\w+", names))
-
-    text = re.sub(r"\{[^{}]*\}", "{}", text)  # fields of a table are no variables
-    for line in text.splitlines():
-        assigned = re.match(r"\s*(?!local\b|for\b)([\w.\[\]'\s,+*#-]+?)\s=\s", line)
-        if not assigned:
-            continue
-        for target in assigned.group(1).split(","):
-            root = re.match(r"\s*(\w+)\s*$", target)
-            if root:
-                assert root.group(1) in local, line
-    assert not re.search(r"^function ", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize("verb", NAMES)
 def test_script_loads_and_is_known_by_its_sha(raw, verb):
     script = scripts.load(verb)
 

@@ -2,7 +2,7 @@
 fail_deliveries: give failed deliveries back, for nack and rollback: a message with retries remaining goes to the
 StoreQueue again, another to the DeadQueue.
 
-Reads:     KEYS 1 to 6 as nack has them
+Reads:     KEYS: 1 to 6 as nack has them
            slot, store, prepare, failures: keys
            audit: the key where the slot is audited, else nil
            s: max_retries, retry, jitter, waiting, dead_retention_ms, ordered and blocked, from place 2 on

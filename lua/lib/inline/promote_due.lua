@@ -5,8 +5,10 @@ priority as the newest there. At most 1000 join in one call, which is a step of 
 Reads:     store, records, failures, slot: keys
            s, n, limit, past, any_failed, TAKE_MOST, TAKE_BYTES
            page: the first due messages with their scores
-           ids, retries_left
-Writes:    ids gets the picked messages; retries_left; page; promoted: how many joined their priority
+           ids: gets the picked messages
+           retries_left
+Writes:    retries_left, page
+           promoted: how many messages joined their priority
 Declares:  DUE_PAGE, record_bytes, seen, joining, full, order, front, RESTART
 Returns for the caller: no
 ]]

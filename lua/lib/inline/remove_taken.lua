@@ -3,10 +3,12 @@ remove_taken: remove the picked messages from the StoreQueue and the merge index
 expired are dropped or go to the DeadQueue, and the live ones move up in ids, taken and retries_left.
 
 Reads:     slot, store, records, dead, failures, merge, audit: keys
-           s, now, all, max_retries, reply, again; session, number where again is true
+           s, now, all, max_retries, reply, again
+           session, number: where again is true
            to_inspect: the positions of the records to look at
            ids, taken, n, retries_left
-Writes:    n: how many are live; retries_left
+Writes:    retries_left
+           n: how many are live
 Declares:  merge_keys, expired
 Returns for the caller: yes: the reply, when all have expired
 ]]

@@ -3,7 +3,8 @@ return_empty: end a take that found nothing, for take_messages: say when the slo
 caller may sleep until then.
 
 Reads:     slot, store, prepare: keys
-           now, now_us, hold, promoted, reply, waits, again; session, number where again is true
+           now, now_us, hold, promoted, reply, waits, again
+           session, number: where again is true
 Writes:    nothing
 Declares:  wait, field
 Returns for the caller: yes: the reply

@@ -1,7 +1,7 @@
 --[[
 settle_held: remove deliveries for good, for ack and query_settle.
 
-Reads:     KEYS 1 to 6 as ack has them
+Reads:     KEYS: 1 to 6 as ack has them
            slot, prepare: keys
            now, held_ids: a list of one id at least, all held by the caller
            failed: how many messages of the slot have failed

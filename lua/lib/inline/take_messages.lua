@@ -6,7 +6,8 @@ run, which is costly for a script that takes one message.
 Reads:     slot, store, prepare, records, dead, failures, merge, audit: keys
            now, now_us, limit, waits, ordered
            created: the topic's stamp, as the caller opened it
-           again: whether an earlier copy of this call had no reply; then also session and number
+           again: whether an earlier copy of this call had no reply
+           session, number: where again is true
 Writes:    limit
 Declares:  ids, taken, n: ids and records of the messages taken, and how many they are
            retries_left: false, or by position the retries that remain to messages that have failed before
