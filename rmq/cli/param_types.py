@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rmq
-from rmq.core.retry import policy
-from rmq.core.settings import durability
-from rmq.core.validation import seconds
+from rmq.core.retry import parse_policy
+from rmq.core.settings import parse_durability
+from rmq.core.validation import parse_duration
 
 _SIZES = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
 _SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|)b?", re.IGNORECASE)
@@ -70,11 +70,11 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-DURATION = _Parsed("duration", seconds)
-DURATION_OR_OFF = _Parsed("duration", seconds, "off")
+DURATION = _Parsed("duration", parse_duration)
+DURATION_OR_OFF = _Parsed("duration", parse_duration, "off")
 MOMENT = _Parsed("moment", moment)
 SIZE = _Parsed("size", _size)
 HEADER = _Parsed("name=value", _header)
-RETRY = _Parsed("policy", policy)
-DURABILITY = _Parsed("level", lambda text: durability(text) or "memory")
+RETRY = _Parsed("policy", parse_policy)
+DURABILITY = _Parsed("level", lambda text: parse_durability(text) or "memory")
 MESSAGE_ID = _Parsed("id", rmq.MessageId.parse)

@@ -25,7 +25,7 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import ERROR, PARTLY, UNREACHABLE, USAGE, Failed, Leaf, session
 from rmq.cli.param_types import DURABILITY, DURATION, HEADER, MESSAGE_ID, MOMENT, moment
-from rmq.core.validation import seconds
+from rmq.core.validation import parse_duration
 
 BATCH = 1000
 PATIENCE_S = 0.2  # how long a batch waits for the next line of a slow pipe before it goes as it is
@@ -80,7 +80,7 @@ def _enveloped(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgoing:
     try:
         for name in DURATIONS:
             if isinstance(found.get(name), str):
-                found[name] = seconds(found[name])
+                found[name] = parse_duration(found[name])
         if isinstance(found.get("at"), str):
             found["at"] = moment(found["at"])
     except ValueError as error:

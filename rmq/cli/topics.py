@@ -13,7 +13,7 @@ from rmq.cli.app import Branch, Failed, Refused, session
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, RETRY, SIZE
-from rmq.core.validation import spell_seconds
+from rmq.core.validation import format_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention")
@@ -26,7 +26,7 @@ def topic() -> None:
 
 def _spelled(name: str, value: Any) -> str:
     if name in DURATIONS:
-        return spell_seconds(value) if value else "off"
+        return format_duration(value) if value else "off"
     if name == "max_length" and not value:
         return "off"
     return output.number(value) if isinstance(value, int) else str(value)

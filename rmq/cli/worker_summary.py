@@ -17,7 +17,7 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import Session
 from rmq.cli.output import Column
-from rmq.core.validation import spell_seconds
+from rmq.core.validation import format_duration
 from rmq.worker.worker import FINISHED, HANDED_BACK, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")
@@ -59,7 +59,7 @@ def _lease_s(one: Any) -> float | None:
 
 def row(one: Mapping[str, Any]) -> list[str]:
     """A handler for a table."""
-    lease = "topic's" if one["lease"] is None else spell_seconds(one["lease"])
+    lease = "topic's" if one["lease"] is None else format_duration(one["lease"])
     return [
         one["topic"], one["handler"], one["kind"], output.number(one["concurrency"]),
         output.number(one["prefetch"]), "yes" if one["ordered"] else "no", lease,

@@ -13,9 +13,9 @@ from rmq.core.claim import Claimed
 from rmq.core.codec import JSON
 from rmq.core.message import Message, Place
 from rmq.core.replay_session import ReplaySessions
-from rmq.core.settings import Settings, TopicSettings, changeable
+from rmq.core.settings import Settings, TopicSettings, check_changes
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import milliseconds
+from rmq.core.validation import duration_ms
 from rmq.protocol.commands import check_run
 from rmq.protocol.flows import (
     admin,
@@ -77,7 +77,7 @@ class Admin(_AdminBase):
             InvalidValue, InvalidType: a setting cannot be changed, or not to this.
             TopicNotFound: there is no such topic.
         """
-        asked = changeable(settings)
+        asked = check_changes(settings)
         return self._transport.run(change_topic.topic_set(self._context(topic), asked))
 
     def topic_delete(
@@ -251,7 +251,7 @@ class Admin(_AdminBase):
             What it reports is in no queue, and was neither settled nor removed by RMQ: producers,
             consumers and operators may go on meanwhile.
         """
-        older_ms = milliseconds(older_than, "older_than", zero=True)
+        older_ms = duration_ms(older_than, "older_than", zero=True)
         context = self._context(topic)
         found = self._transport.run(audit_flow.audit(context, older_ms, forget, progress=progress))
         assert found is not None
@@ -360,7 +360,7 @@ class AsyncAdmin(_AdminBase):
 
     async def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
         """As `Admin.topic_set`."""
-        asked = changeable(settings)
+        asked = check_changes(settings)
         return await self._transport.run(change_topic.topic_set(self._context(topic), asked))
 
     async def topic_delete(
@@ -461,7 +461,7 @@ class AsyncAdmin(_AdminBase):
         progress: Progress | None = None,
     ) -> Audited:
         """As `Admin.audit`."""
-        older_ms = milliseconds(older_than, "older_than", zero=True)
+        older_ms = duration_ms(older_than, "older_than", zero=True)
         context = self._context(topic)
         found = await self._transport.run(
             audit_flow.audit(context, older_ms, forget, progress=progress)

@@ -22,7 +22,7 @@ from rmq.core.replay_session import ReplaySessions
 from rmq.core.sequence import Numbering
 from rmq.core.settings import TopicSettings
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, RMQError, StorageError
 from rmq.protocol.flows import audit
 from rmq.transport import AsyncTransport, Transport, url as urls
@@ -72,8 +72,8 @@ class _ClientBase:
             self._address = replace(self._address, max_connections=most)
         asked = prefix if prefix is not None else os.environ.get("RMQ_PREFIX") or DEFAULT_PREFIX
         self._prefix = check_name(asked, "prefix" if prefix is not None else "RMQ_PREFIX")
-        self._retry_s = milliseconds(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
-        self._timeout_s = milliseconds(timeout, "timeout", high_ms=60_000) / 1000
+        self._retry_s = duration_ms(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
+        self._timeout_s = duration_ms(timeout, "timeout", high_ms=60_000) / 1000
         self._sessions = ReplaySessions()
         self._declared: dict[str, dict[str, Any]] = {}  # settings by topic, for an outbox's relay
         self._hooks = Hooks(interceptors)

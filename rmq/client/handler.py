@@ -23,7 +23,7 @@ from rmq.core.record import HEADERS
 from rmq.core.retry import Policy
 from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, milliseconds, whole
+from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol.flows.send import RETRY_MARK, RUNTIME_MARK
 
@@ -62,29 +62,29 @@ class Handler:
             raise InvalidType(f"handler: {function!r} is not a function")
         self.is_async = _is_async(function)
         usual = TASKS if self.is_async else THREADS
-        self.concurrency = whole(
+        self.concurrency = check_int(
             usual if concurrency is None else concurrency, "concurrency", 1, MOST_AT_A_TIME
         )
-        self.batch = 0 if batch is None else whole(batch, "batch", 1, BATCH_MAX)
+        self.batch = 0 if batch is None else check_int(batch, "batch", 1, BATCH_MAX)
         held = 2 * self.concurrency * max(1, self.batch)
-        self.prefetch = whole(
+        self.prefetch = check_int(
             min(held, MOST_HELD) if prefetch is None else prefetch, "prefetch", 1, MOST_HELD
         )
         self.is_prefetch_chosen = prefetch is not None
         self.concurrency = min(self.concurrency, self.prefetch)
         if self.batch > self.prefetch:
             raise InvalidValue(f"batch: {batch} is more than prefetch, {prefetch}; raise prefetch")
-        self.linger_s = milliseconds(linger, "linger", high_ms=60_000, zero=True) / 1000
+        self.linger_s = duration_ms(linger, "linger", high_ms=60_000, zero=True) / 1000
         if self.linger_s and not self.batch:
             raise InvalidValue("linger: it fills batches; give batch too")
         self.ordered = _flag(ordered, "ordered")
         if self.ordered and self.batch:
             raise InvalidValue("ordered: not with batch; an ordered handler gets one at a time")
         self.lease_ms = (
-            None if lease is None else milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
+            None if lease is None else duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
         )
         self.max_runtime_s = (
-            None if max_runtime is None else milliseconds(max_runtime, "max_runtime") / 1000
+            None if max_runtime is None else duration_ms(max_runtime, "max_runtime") / 1000
         )
         self.retry = _retry(retry)
         self.rules = _rules(on_error)
@@ -252,7 +252,7 @@ class Handler:
                 return self.rules[kind]
         own = delivery.marks.get(RETRY_MARK) if delivery._entry[0] & HEADERS else None
         if own is not None:
-            return policies.read(own)
+            return policies.from_redis(own)
         if self.retry is None or isinstance(self.retry, Policy):
             return self.retry
         assert callable(self.retry)
@@ -286,7 +286,7 @@ def _is_async(function: Any) -> bool:
 
 def _retry(asked: RetryOption | None) -> Policy | Choice | None:
     if asked is None or not callable(asked):
-        return None if asked is None else policies.policy(asked)
+        return None if asked is None else policies.parse_policy(asked)
     if isinstance(asked, type):
         raise InvalidType(f"retry: the class {asked.__name__}; give an object: {asked.__name__}()")
     if _is_async(asked):
@@ -303,7 +303,7 @@ def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
     for kind, rule in (on_error or {}).items():
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             raise InvalidType(f"on_error: {kind!r}; its keys are exception classes")
-        made: Any = policies.policy(rule) if isinstance(rule, str) else rule
+        made: Any = policies.parse_policy(rule) if isinstance(rule, str) else rule
         if isinstance(made, type) and issubclass(made, Retry | Reject):
             made = made()
         if not isinstance(made, Retry | Reject | Snooze | Policy):
@@ -313,7 +313,7 @@ def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
             )
         delay = getattr(made, "delay", None)
         if delay is not None:
-            milliseconds(delay, f"on_error: {kind.__name__}: delay", zero=True)
+            duration_ms(delay, f"on_error: {kind.__name__}: delay", zero=True)
         found[kind] = made
     return found
 

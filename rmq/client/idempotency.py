@@ -28,7 +28,7 @@ from rmq.core.middleware import (
     check_consumer,
     key_reader,
 )
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol.flows.claim import owner_of
 from rmq.protocol.steps import Flow
@@ -155,7 +155,7 @@ def _state(one: DeliveryData) -> str:
 
 
 def _ttl(ttl: Duration) -> int:
-    return milliseconds(ttl, "ttl", low_ms=1000)
+    return duration_ms(ttl, "ttl", low_ms=1000)
 
 
 class Claiming:

@@ -18,7 +18,7 @@ from rmq.core.codec import JSON, MSGPACK, Compressed
 from rmq.core.record import COLLECTS, Record
 from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol.commands import QueryLease, QueryPage as LogPage, check_run
 from rmq.protocol.flows import query
@@ -81,7 +81,7 @@ class Block(NamedTuple):
 
 
 def _wait_s(seconds: Duration) -> float:
-    return milliseconds(seconds, "seconds", zero=True) / 1000
+    return duration_ms(seconds, "seconds", zero=True) / 1000
 
 
 class _QueryBase:
@@ -106,8 +106,8 @@ class _QueryBase:
         self._holder = QueryLease(
             run,
             owner,
-            milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),
-            milliseconds(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
+            duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),
+            duration_ms(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
             exact,
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rmq.core.message import Outgoing
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue, StageLost
 from rmq.protocol.flows import stage
 from rmq.protocol.flows.stage import Published, Staged
@@ -45,7 +45,7 @@ class _StageBase:
 
     def __init__(self, context: TopicContext, name: str | None, keep: Duration, late: bool) -> None:
         self._context = context
-        self._keep_ms = milliseconds(keep, "keep", 1000, KEEP_MAX_MS)
+        self._keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
         self._late = late
         chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
         self._staged = Staged(chosen, {}, 0)

@@ -11,10 +11,10 @@ from rmq.client.query import AsyncQuery, Query
 from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
 from rmq.core.ids import MessageId
 from rmq.core.message import Merge, Message, Outgoing, SendResult
-from rmq.core.retry import Retry
-from rmq.core.settings import Durability, Settings, durability
+from rmq.core.retry import RetryPolicy
+from rmq.core.settings import Durability, Settings, parse_durability
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, Moment, milliseconds, whole
+from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.protocol.flows import (
     admin,
     intercepted_send,
@@ -33,12 +33,12 @@ BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "
 
 
 def _wait(timeout: Duration | None) -> float:
-    return BLOCK_S if timeout is None else milliseconds(timeout, "timeout", zero=True) / 1000
+    return BLOCK_S if timeout is None else duration_ms(timeout, "timeout", zero=True) / 1000
 
 
 def _asked(value: object) -> Asked | None:
     """What this send asks for; None: what the topic says."""
-    return None if value is None else Asked(durability(value))
+    return None if value is None else Asked(parse_durability(value))
 
 
 def _query_name(query: str | None) -> str | None:
@@ -55,7 +55,7 @@ def _publish(
     """The flow of `Topic.publish`, its arguments checked."""
     if query is None and batch is None:
         return stage_flow.publish(context, list(staged), _wait(timeout))
-    name, number = check_text(query, "query"), whole(batch, "batch", 0, 2**53)
+    name, number = check_text(query, "query"), check_int(batch, "batch", 0, 2**53)
     return stage_flow.publish_once(context, list(staged), name, number, _wait(timeout))
 
 
@@ -193,7 +193,7 @@ class Topic(_TopicBase):
         expires: Duration | None = None,
         id: Id | None = None,
         dedup_key: str | bytes | None = None,
-        retry: Retry | None = None,
+        retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
@@ -400,7 +400,7 @@ class AsyncTopic(_TopicBase):
         expires: Duration | None = None,
         id: Id | None = None,
         dedup_key: str | bytes | None = None,
-        retry: Retry | None = None,
+        retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,

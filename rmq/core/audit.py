@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rmq.core.interceptor import Interceptor, contained
 from rmq.core.sequence import Numbering
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 
 log = logging.getLogger("rmq")
 
@@ -91,8 +91,8 @@ class Audit(Interceptor):
         older_than: Duration = 60.0,
         on_missing: Callable[[Audited], object] | None = None,
     ) -> None:
-        self.every_ms = None if every is None else milliseconds(every, "every", low_ms=1000)
-        self.older_ms = milliseconds(older_than, "older_than", zero=True)
+        self.every_ms = None if every is None else duration_ms(every, "every", low_ms=1000)
+        self.older_ms = duration_ms(older_than, "older_than", zero=True)
         self.on_missing = on_missing
         self.missing: dict[str, int] = {}
 

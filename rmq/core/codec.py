@@ -16,7 +16,7 @@ import msgpack
 
 from rmq.core import compression
 from rmq.core.compression import CEILING, PLAIN, How
-from rmq.core.validation import whole
+from rmq.core.validation import check_int
 from rmq.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 
 
@@ -173,7 +173,7 @@ class Compressed:
     def __init__(self, codec: str = "json", how: How = "zlib", above: int = 1024) -> None:
         self._inner = by_name(codec)
         self._how = compression.number_of(how)
-        self._above = whole(above, "above", 0, CEILING)
+        self._above = check_int(above, "above", 0, CEILING)
         self._shown = f"rmq.Compressed({codec!r}, {how!r}, above={above})"
 
     def __repr__(self) -> str:

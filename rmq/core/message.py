@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from rmq.core.ids import TEXT_SIZE, MessageId
-from rmq.core.retry import Retry
+from rmq.core.retry import RetryPolicy
 from rmq.core.score import TIMED_MIN, receipt_deadline_ms, receipt_retries_left
 from rmq.core.validation import Duration, Moment
 from rmq.errors import InvalidReceipt
@@ -66,7 +66,7 @@ class Outgoing:
     expires: Duration | None = None
     id: MessageId | str | bytes | None = None
     dedup_key: str | bytes | None = None
-    retry: Retry | None = None
+    retry: RetryPolicy | None = None
     max_runtime: Duration | None = None
     marks: dict[str, str] | None = None
 

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from rmq.core.validation import Duration, milliseconds, seconds, spell_seconds
+from rmq.core.validation import Duration, duration_ms, format_duration, parse_duration
 from rmq.errors import InvalidType, InvalidValue
 
 ROCKETMQ_LEVELS_S = (
@@ -43,18 +43,18 @@ class Exponential:
 
     def __post_init__(self) -> None:
         """Check the fields once."""
-        milliseconds(self.base, "retry.base")
-        milliseconds(self.cap, "retry.cap")
+        duration_ms(self.base, "retry.base")
+        duration_ms(self.cap, "retry.cap")
         _share(self.jitter)
 
     def ladder(self, retries: int) -> tuple[int, ...]:
         """The longest wait before each retry, ms."""
-        base, cap = milliseconds(self.base, "retry.base"), milliseconds(self.cap, "retry.cap")
+        base, cap = duration_ms(self.base, "retry.base"), duration_ms(self.cap, "retry.cap")
         return tuple(min(cap, base << n) for n in range(retries))
 
     def spell(self) -> str:
         """The text that stands in Redis."""
-        base, cap = milliseconds(self.base, "base"), milliseconds(self.cap, "cap")
+        base, cap = duration_ms(self.base, "base"), duration_ms(self.cap, "cap")
         return f"exponential:{base}:{cap}:{round(self.jitter * 100)}"
 
 
@@ -75,17 +75,17 @@ class Levels:
             raise InvalidValue(f"retry.waits: {self.waits!r}; give 1 to 16 durations")
         object.__setattr__(self, "waits", tuple(self.waits))
         for wait in self.waits:
-            milliseconds(wait, "retry.waits")
+            duration_ms(wait, "retry.waits")
         _share(self.jitter)
 
     def ladder(self, retries: int) -> tuple[int, ...]:
         """The longest wait before each retry, ms."""
-        waits = [milliseconds(wait, "retry.waits") for wait in self.waits]
+        waits = [duration_ms(wait, "retry.waits") for wait in self.waits]
         return tuple(waits[min(n, len(waits) - 1)] for n in range(retries))
 
     def spell(self) -> str:
         """The text that stands in Redis."""
-        waits = ",".join(str(milliseconds(wait, "waits")) for wait in self.waits)
+        waits = ",".join(str(duration_ms(wait, "waits")) for wait in self.waits)
         return f"levels:{waits}:{round(self.jitter * 100)}"
 
 
@@ -104,14 +104,14 @@ class Immediate:
         return "immediate"
 
 
-def wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
+def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
     """How long to wait after this attempt (1 is the first delivery), as the scripts would."""
     longest = policy.ladder(max(attempt, 1))[-1]
     return round(longest * (1 - policy.jitter * random.random()))
 
 
 Policy = Exponential | Levels | Immediate
-Retry = Policy | Literal["immediate", "exponential", "levels"]
+RetryPolicy = Policy | Literal["immediate", "exponential", "levels"]
 
 _WORDS: dict[str, Policy] = {
     "immediate": Immediate(),
@@ -120,7 +120,7 @@ _WORDS: dict[str, Policy] = {
 }
 
 
-def policy(value: object) -> Policy:
+def parse_policy(value: object) -> Policy:
     """A policy from itself, from its word, or from text such as "exponential:1s:10m:1".
 
     Durations in text are seconds, or have a unit: 500ms, 30s, 5m, 2h, 1d.
@@ -137,10 +137,10 @@ def policy(value: object) -> Policy:
     try:
         if kind == "exponential" and len(rest) in (2, 3):
             jitter = float(rest[2]) if len(rest) == 3 else 1.0
-            return Exponential(seconds(rest[0]), seconds(rest[1]), jitter)
+            return Exponential(parse_duration(rest[0]), parse_duration(rest[1]), jitter)
         if kind == "levels" and len(rest) in (1, 2):
             jitter = float(rest[1]) if len(rest) == 2 else 0.0
-            return Levels(tuple(seconds(part) for part in rest[0].split(",")), jitter)
+            return Levels(tuple(parse_duration(part) for part in rest[0].split(",")), jitter)
         why = ""
     except InvalidValue:
         raise
@@ -153,18 +153,18 @@ def policy(value: object) -> Policy:
     )
 
 
-def shown(policy: Policy) -> str:
+def describe(policy: Policy) -> str:
     """A policy as a person writes it: the inverse of `policy`."""
     if isinstance(policy, Exponential):
-        base, cap = spell_seconds(policy.base), spell_seconds(policy.cap)
+        base, cap = format_duration(policy.base), format_duration(policy.cap)
         return f"exponential:{base}:{cap}:{policy.jitter:g}"
     if isinstance(policy, Levels):
-        waits = ",".join(spell_seconds(wait) for wait in policy.waits)
+        waits = ",".join(format_duration(wait) for wait in policy.waits)
         return f"levels:{waits}" + (f":{policy.jitter:g}" if policy.jitter else "")
     return "immediate"
 
 
-def read(text: str) -> Policy:
+def from_redis(text: str) -> Policy:
     """A policy from the text that stands in Redis: durations in ms, jitter in percent."""
     kind, *rest = text.split(":")
     if kind in _WORDS and not rest:

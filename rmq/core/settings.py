@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from rmq.core import retry as policies
-from rmq.core.retry import Exponential, Policy, Retry, policy
+from rmq.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN
-from rmq.core.validation import Duration, milliseconds, seconds, spell_seconds, whole
+from rmq.core.validation import Duration, check_int, duration_ms, format_duration, parse_duration
 from rmq.errors import InvalidType, InvalidValue, SettingsMismatch
 
 FORMAT = 1  # of records, scores and keys; a client refuses a topic of another format
@@ -39,12 +39,12 @@ class Replicated:
 
     def __post_init__(self) -> None:
         """Check the fields once."""
-        whole(self.n, "durability.n", 1, 100)
-        milliseconds(self.timeout, "durability.timeout", high_ms=60_000)
+        check_int(self.n, "durability.n", 1, 100)
+        duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
     def spell(self) -> str:
         """The text that stands in Redis."""
-        return f"replicated:{self.n}:{milliseconds(self.timeout, 'timeout')}"
+        return f"replicated:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +61,19 @@ class Fsync:
 
     def __post_init__(self) -> None:
         """Check the fields once."""
-        whole(self.n, "durability.n", 0, 100)
-        milliseconds(self.timeout, "durability.timeout", high_ms=60_000)
+        check_int(self.n, "durability.n", 0, 100)
+        duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
     def spell(self) -> str:
         """The text that stands in Redis."""
-        return f"fsync:{self.n}:{milliseconds(self.timeout, 'timeout')}"
+        return f"fsync:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
 Durability = Replicated | Fsync | None
 _LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync": Fsync}
 
 
-def durability(value: object) -> Durability:
+def parse_durability(value: object) -> Durability:
     """A durability from itself, from "memory", or from text such as "replicated:1:500ms".
 
     The duration in text is seconds, or has a unit.
@@ -86,7 +86,7 @@ def durability(value: object) -> Durability:
         kind, *rest = value.strip().split(":")
         if kind in _LEVELS and len(rest) <= 2 and (not rest or rest[0].isdecimal()):
             try:
-                timeouts = [seconds(text) for text in rest[1:]]
+                timeouts = [parse_duration(text) for text in rest[1:]]
             except ValueError as error:
                 raise InvalidValue(f"durability: {error}") from None
             return _LEVELS[kind](*[int(text) for text in rest[:1]], *timeouts)
@@ -97,12 +97,12 @@ def durability(value: object) -> Durability:
     )
 
 
-def shown_durability(value: Durability) -> str:
+def describe_durability(value: Durability) -> str:
     """A durability as a person writes it: the inverse of `durability`."""
     if value is None:
         return "memory"
     kind = "replicated" if isinstance(value, Replicated) else "fsync"
-    return f"{kind}:{value.n}:{spell_seconds(value.timeout)}"
+    return f"{kind}:{value.n}:{format_duration(value.timeout)}"
 
 
 def _read_durability(text: str) -> Durability:
@@ -119,7 +119,7 @@ def _read_durability(text: str) -> Durability:
 
 
 def _off_or(value: object, field_name: str, low_ms: int = 1) -> int:
-    return 0 if value is None else milliseconds(value, field_name, low_ms=low_ms, zero=True)
+    return 0 if value is None else duration_ms(value, field_name, low_ms=low_ms, zero=True)
 
 
 def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
@@ -138,7 +138,7 @@ class TopicSettings(TypedDict, total=False):
     default_priority: int
     lease: Duration
     max_retries: int
-    retry: Retry | str
+    retry: RetryPolicy | str
     dedup_window: Duration | None
     max_length: int | None
     overflow: Literal["reject", "block", "drop_lowest"]
@@ -220,24 +220,24 @@ NAMES = tuple(Settings.__dataclass_fields__)
 
 # Public name -> (field, check). One table says what a setting is called and what it may be.
 _CHECKS: dict[str, tuple[str, Any]] = {
-    "slots": ("slots", lambda v: whole(v, "slots", 1, 1024)),
+    "slots": ("slots", lambda v: check_int(v, "slots", 1, 1024)),
     "default_priority": (
         "default_priority",
-        lambda v: whole(v, "default_priority", PRIORITY_MIN, PRIORITY_MAX),
+        lambda v: check_int(v, "default_priority", PRIORITY_MIN, PRIORITY_MAX),
     ),
-    "lease": ("lease_ms", lambda v: milliseconds(v, "lease", LEASE_MIN_MS, LEASE_MAX_MS)),
-    "max_retries": ("max_retries", lambda v: whole(v, "max_retries", 0, 16)),
-    "retry": ("retry", policy),
+    "lease": ("lease_ms", lambda v: duration_ms(v, "lease", LEASE_MIN_MS, LEASE_MAX_MS)),
+    "max_retries": ("max_retries", lambda v: check_int(v, "max_retries", 0, 16)),
+    "retry": ("retry", parse_policy),
     "dedup_window": ("dedup_window_ms", lambda v: _off_or(v, "dedup_window", 1000)),
     "max_length": (
         "max_length",
-        lambda v: 0 if v is None else whole(v, "max_length", 0, 1_000_000_000),
+        lambda v: 0 if v is None else check_int(v, "max_length", 0, 1_000_000_000),
     ),
     "overflow": ("overflow", lambda v: _choice(v, "overflow", ("reject", "block", "drop_lowest"))),
-    "max_body": ("max_body", lambda v: whole(v, "max_body", 1, BODY_CEILING)),
+    "max_body": ("max_body", lambda v: check_int(v, "max_body", 1, BODY_CEILING)),
     "expires": ("expires_ms", lambda v: _off_or(v, "expires")),
     "on_expire": ("on_expire", lambda v: _choice(v, "on_expire", ("dead", "drop"))),
-    "durability": ("durability", durability),
+    "durability": ("durability", parse_durability),
     "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
 }
 PUBLIC = tuple(_CHECKS)
@@ -261,13 +261,13 @@ def _spell(value: Any) -> str:
 def _told(name: str, value: Any) -> str:
     """The value of a field as a person writes it."""
     if name.endswith("_ms"):
-        return spell_seconds(value / 1000) if value else "off"
+        return format_duration(value / 1000) if value else "off"
     if name == "retry":
-        return policies.shown(value)
-    return shown_durability(value) if name == "durability" else str(value)
+        return policies.describe(value)
+    return describe_durability(value) if name == "durability" else str(value)
 
 
-def checked(asked: Mapping[str, object]) -> dict[str, Any]:
+def check(asked: Mapping[str, object]) -> dict[str, Any]:
     """The settings a caller names, checked, by field.
 
     Raises:
@@ -298,7 +298,7 @@ def from_redis(topic: str, kept: Mapping[str, str]) -> Settings:
     for name in NAMES:
         text = kept[name]
         if name == "retry":
-            values[name] = policies.read(text)
+            values[name] = policies.from_redis(text)
         elif name == "durability":
             values[name] = _read_durability(text)
         else:
@@ -306,7 +306,7 @@ def from_redis(topic: str, kept: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
-def changeable(asked: Mapping[str, object]) -> dict[str, Any]:
+def check_changes(asked: Mapping[str, object]) -> dict[str, Any]:
     """The settings that a topic is to have from now on, checked, by field.
 
     Raises:
@@ -320,15 +320,15 @@ def changeable(asked: Mapping[str, object]) -> dict[str, Any]:
                 f"{name}: it is fixed for the life of a topic, because {FIXED[name]}. "
                 "Create another topic, and move producers and then consumers to it"
             )
-    return checked(asked)
+    return check(asked)
 
 
-def spelled(values: Mapping[str, Any]) -> dict[str, str]:
+def to_redis(values: Mapping[str, Any]) -> dict[str, str]:
     """Settings by field, as the topic's hash keeps them."""
     return {name: _spell(value) for name, value in values.items()}
 
 
-def compare(topic: str, asked: Mapping[str, Any], found: Settings) -> None:
+def check_matches(topic: str, asked: Mapping[str, Any], found: Settings) -> None:
     """Refuse to go on when a topic has other settings than the caller named.
 
     Raises:

@@ -35,7 +35,7 @@ class TopicContext:
         self.codec = codec
         self.sessions = sessions
         self.hooks = hooks or Hooks()
-        self.asked: dict[str, Any] = settings.checked(asked)
+        self.asked: dict[str, Any] = settings.check(asked)
         self.check = ids.topic_check(prefix, self.name)
         self.key = topic_key(prefix, self.name)
         self.topics_key = topics_key(prefix)

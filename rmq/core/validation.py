@@ -24,7 +24,7 @@ _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 _SPELLED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """A duration that a person wrote, in seconds. Raises ValueError that tells what is taken."""
     found = _SPELLED.fullmatch(text.strip())
     if found is None:
@@ -32,7 +32,7 @@ def seconds(text: str) -> float:
     return round(float(found[1]) * _UNITS_S[found[2]], 6)
 
 
-def spell_seconds(value: Duration) -> str:
+def format_duration(value: Duration) -> str:
     """A duration as a person writes it: the inverse of `seconds`."""
     value = value.total_seconds() if isinstance(value, timedelta) else value
     if value < 1:
@@ -43,7 +43,7 @@ def spell_seconds(value: Duration) -> str:
     return f"{value:.10g}s"
 
 
-def whole(value: object, field: str, low: int, high: int) -> int:
+def check_int(value: object, field: str, low: int, high: int) -> int:
     """A whole number in [low, high]; True is not a number here."""
     if isinstance(value, bool) or not isinstance(value, int):
         hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
@@ -53,12 +53,12 @@ def whole(value: object, field: str, low: int, high: int) -> int:
     return value
 
 
-def priority(value: object) -> int:
+def check_priority(value: object) -> int:
     """A priority: 17 to 1 048 575, larger first."""
-    return whole(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
+    return check_int(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
 
 
-def milliseconds(
+def duration_ms(
     value: object, field: str, low_ms: int = 1, high_ms: int = TEN_YEARS_MS, zero: bool = False
 ) -> int:
     """A duration given in seconds or as a timedelta, in whole ms, rounded up.
@@ -90,7 +90,7 @@ def milliseconds(
     return ms
 
 
-def epoch_ms(value: object, field: str) -> int:
+def check_epoch_ms(value: object, field: str) -> int:
     """A moment given as an aware datetime or as epoch ms, in epoch ms, rounded up."""
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
@@ -117,13 +117,13 @@ def epoch_ms(value: object, field: str) -> int:
     return ms
 
 
-def due_ms(value: object, field: str, now_ms: int) -> int:
+def check_due_ms(value: object, field: str, now_ms: int) -> int:
     """When a message is due: a moment, in epoch ms. One that has passed is due at once.
 
     Only what must be a mistake is refused: more than a year ago. The bound is so wide because
     `now_ms` is a client's clock, which may be wrong, and the call may reach Redis late.
     """
-    ms = epoch_ms(value, field)
+    ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:
         raise InvalidValue(
             f"{field}: {value} is more than a year ago; give a time to come (one that has just "

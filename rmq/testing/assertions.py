@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rmq.client.admin import Admin
 from rmq.core.message import Message, Place
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 
 MOST = 1_000_000  # messages that a look at a topic brings
 SHOWN = 10  # messages in the text of a failure
@@ -38,8 +38,8 @@ class Wanted(NamedTuple):
             return False
         if self.due_in is None:
             return True
-        within = timedelta(milliseconds=milliseconds(self.within, "within", zero=True))
-        aim = timedelta(milliseconds=milliseconds(self.due_in, "due_in", zero=True))
+        within = timedelta(milliseconds=duration_ms(self.within, "within", zero=True))
+        aim = timedelta(milliseconds=duration_ms(self.due_in, "due_in", zero=True))
         return abs(due_in(one, now) - aim) <= within
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from rmq.client.topic import AsyncTopic, Topic
 from rmq.core.interceptor import Interceptor
 from rmq.core.message import Message, Place
 from rmq.core.replay_session import ReplaySessions
-from rmq.core.validation import Duration, Moment, milliseconds, whole
+from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
 from rmq.testing import assertions, clock as clocks, drain as drain_module
 from rmq.testing.adoption import Adoption, Family
@@ -218,9 +218,9 @@ class Broker:
         self, topics: Sequence[AnyTopic], advance: bool | Duration, raises: bool, limit: int
     ) -> tuple[Drain, list[Line], Board]:
         self._open()
-        whole(limit, "limit", 1, RUNS_MOST)
+        check_int(limit, "limit", 1, RUNS_MOST)
         clock = None if advance is False else self.clock
-        most_us = None if isinstance(advance, bool) else 1000 * milliseconds(advance, "advance")
+        most_us = None if isinstance(advance, bool) else 1000 * duration_ms(advance, "advance")
         found = [
             (client, handler)
             for client in self._family

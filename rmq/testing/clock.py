@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 
-from rmq.core.validation import Duration, Moment, epoch_ms, milliseconds
+from rmq.core.validation import Duration, Moment, check_epoch_ms, duration_ms
 from rmq.errors import InvalidValue
 from rmq.protocol import commands
 from rmq.transport import Transport
@@ -38,7 +38,7 @@ class Clock:
         Raises:
             InvalidValue, InvalidType: it is no duration, or less than a millisecond.
         """
-        return self._go(self.now_us + 1000 * milliseconds(by, "advance"))
+        return self._go(self.now_us + 1000 * duration_ms(by, "advance"))
 
     def move_to(self, moment: Moment) -> datetime:
         """Move on to an aware datetime or epoch ms; the new time.
@@ -46,7 +46,7 @@ class Clock:
         Raises:
             InvalidValue, InvalidType: it is no moment, or has passed.
         """
-        aim = 1000 * epoch_ms(moment, "move_to")
+        aim = 1000 * check_epoch_ms(moment, "move_to")
         if aim < self.now_us:
             raise InvalidValue(f"move_to: {moment} has passed, it is {self.now.isoformat()}")
         return self._go(aim)
@@ -66,7 +66,9 @@ def start(now: Moment | None) -> Clock:
     """Stop time at `now` (None: the real time), or join the clock that has stopped it."""
     global _running
     if _running is None:
-        now_us = time.time_ns() // 1_000_000 * 1000 if now is None else 1000 * epoch_ms(now, "now")
+        now_us = (
+            time.time_ns() // 1_000_000 * 1000 if now is None else 1000 * check_epoch_ms(now, "now")
+        )
         _running = Clock(now_us)
         commands.set_clock(now_us)
     elif now is not None:

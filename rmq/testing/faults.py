@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from rmq.core.settings import Fsync, Replicated
-from rmq.core.validation import Duration, milliseconds, whole
+from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import scripts
 from rmq.protocol.steps import Command
@@ -43,8 +43,8 @@ class Fault:
         self.kind = kind
         self.verb = verb
         self.scripts = _scripts(verb)
-        self.times = whole(times, "times", 1, MOST)
-        self.skip = whole(skip, "skip", 0, MOST)
+        self.times = check_int(times, "times", 1, MOST)
+        self.skip = check_int(skip, "skip", 0, MOST)
         self.wait_s = wait_s
         self.fired = self.passed = 0
 
@@ -110,7 +110,7 @@ class Faults:
 
     def delay(self, verb: str, by: Duration, *, times: int = 1, skip: int = 0) -> Fault:
         """The call goes out late, by seconds or a timedelta of real time."""
-        return Fault(self, "delay", verb, times, skip, milliseconds(by, "by") / 1000)
+        return Fault(self, "delay", verb, times, skip, duration_ms(by, "by") / 1000)
 
     def next(self, names: Sequence[str]) -> Fault | None:
         """The fault that strikes a call of these scripts, if any."""

@@ -15,7 +15,7 @@ import redis
 
 from rmq.core import fork, keys as our_keys
 from rmq.core.settings import Fsync, Replicated
-from rmq.core.validation import milliseconds
+from rmq.core.validation import duration_ms
 from rmq.errors import ConfigurationError, OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol.steps import POLL_S, Command
 from rmq.transport.embedded import Embedded
@@ -97,7 +97,7 @@ class Attempts:
 
 def wait_words(durability: Replicated | Fsync) -> tuple[Any, ...]:
     """The command that waits for copies."""
-    timeout = milliseconds(durability.timeout, "timeout")
+    timeout = duration_ms(durability.timeout, "timeout")
     if isinstance(durability, Fsync):
         return ("WAITAOF", 1, durability.n, timeout)
     return ("WAIT", durability.n, timeout)
@@ -177,7 +177,7 @@ class Base:
         """Refuse to wait for copies longer than for a reply: the send would be repeated."""
         if durability is None:
             return
-        wait_s = milliseconds(durability.timeout, "timeout") / 1000
+        wait_s = duration_ms(durability.timeout, "timeout") / 1000
         if wait_s >= self.timeout_s:
             raise ConfigurationError(
                 f"durability: its timeout of {wait_s:g} s is not below the client's timeout of "

@@ -18,7 +18,7 @@ from rmq.client.handler import Handler
 from rmq.core import failure
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import RMQError
 from rmq.protocol import commands
 from rmq.protocol.flows import claim, settle
@@ -185,7 +185,7 @@ class Desk(Consumer):
         mine, verb, held = list(deliveries), super()._extend, time.monotonic()
         lease_ms = self._reception.lease_ms or LEASE_MIN_MS
         if lease is not None:
-            lease_ms = max(lease_ms, milliseconds(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS))
+            lease_ms = max(lease_ms, duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS))
         lost = yield from self._renewed(lambda some: verb(some, lease_ms / 1000), mine)
         kept = [one for one in mine if one._state == OPEN]
         self.board.leave(kept)

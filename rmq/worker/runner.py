@@ -20,8 +20,8 @@ from rmq.core.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
 from rmq.core.interceptor import Hooks, Outcome, awaited, contained
 from rmq.core.middleware import around, around_async, standing
-from rmq.core.retry import Policy, wait_ms
-from rmq.core.validation import TEN_YEARS_MS, milliseconds
+from rmq.core.retry import Policy, draw_wait_ms
+from rmq.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.errors import DecodeError, InvalidType, RMQError
 from rmq.worker.detached_claims import KeptClaims
 
@@ -86,7 +86,7 @@ def rule(handler: Handler, one: DeliveryData, error: BaseException) -> Ruling:
             told = error if found is not error else (error.__cause__ or "asked for a retry")
             return Ruling("nack", None if found.delay is None else _seconds(found.delay), told)
         if isinstance(found, Policy):
-            return Ruling("nack", wait_ms(found, one.attempt) / 1000, error)
+            return Ruling("nack", draw_wait_ms(found, one.attempt) / 1000, error)
     except Exception:
         log.exception("%s: its retry rule failed for %s; the topic's policy rules", handler, one.id)
     return Ruling("nack", None, error)
@@ -110,7 +110,7 @@ def _reason(found: Reject, error: BaseException) -> BaseException | str:
 
 
 def _seconds(delay: Any) -> float:
-    return milliseconds(delay, "delay", high_ms=TEN_YEARS_MS, zero=True) / 1000
+    return duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True) / 1000
 
 
 class Runner:

@@ -19,7 +19,7 @@ from rmq.client.handler import Handler
 from rmq.core.audit import Audit
 from rmq.core.interceptor import Hooks, Interceptor, contained
 from rmq.core.settings import LEASE_MIN_MS
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import (
     ConfigurationError,
     InvalidType,
@@ -83,9 +83,9 @@ class Worker:
         self._hooks = Hooks((*client._hooks.chain, *interceptors))
         if not all(one.is_async for one in self.handlers):
             self._hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
-        self._grace_s = milliseconds(grace, "grace", zero=True) / 1000
+        self._grace_s = duration_ms(grace, "grace", zero=True) / 1000
         self._watchdog_s = (
-            None if watchdog is None else milliseconds(watchdog, "watchdog", low_ms=1000) / 1000
+            None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000
         )
         self._where = keeper
         self._crews: list[Crew] = []
@@ -234,7 +234,7 @@ class Worker:
             return True
         seconds = self._grace_s
         if grace is not None:
-            seconds = milliseconds(grace, "grace", zero=True) / 1000
+            seconds = duration_ms(grace, "grace", zero=True) / 1000
         self._stopping.set()
         for crew in self._crews:
             crew.stop_taking()

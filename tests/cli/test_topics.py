@@ -154,23 +154,23 @@ class TestValues:
 
     @pytest.mark.parametrize("text", DURATIONS)
     def test_durations(self, text):
-        assert validation.seconds(text) == self.DURATIONS[text]
+        assert validation.parse_duration(text) == self.DURATIONS[text]
 
     @pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1 m s", "nan", "inf", "1e3", "1,5"])
     def test_what_is_no_duration(self, text):
         with pytest.raises(ValueError, match="is not a duration"):
-            validation.seconds(text)
+            validation.parse_duration(text)
 
     @pytest.mark.parametrize("text", ["500ms", "1s", "90s", "2m", "3h", "1d", "1.5s", "36h"])
     def test_a_spelled_duration_reads_back(self, text):
-        assert validation.seconds(
-            validation.spell_seconds(validation.seconds(text))
-        ) == validation.seconds(text)
+        assert validation.parse_duration(
+            validation.format_duration(validation.parse_duration(text))
+        ) == validation.parse_duration(text)
 
     @pytest.mark.parametrize("policy", [rmq.Immediate(), rmq.Exponential(), rmq.Levels((1, 90))])
     def test_a_spelled_policy_reads_back(self, policy):
-        assert retry.policy(retry.shown(policy)) == policy
+        assert retry.parse_policy(retry.describe(policy)) == policy
 
     @pytest.mark.parametrize("level", [None, rmq.Replicated(2, 0.25), rmq.Fsync(1, 2.0)])
     def test_a_spelled_durability_reads_back(self, level):
-        assert settings.durability(settings.shown_durability(level)) == level
+        assert settings.parse_durability(settings.describe_durability(level)) == level

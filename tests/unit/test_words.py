@@ -51,16 +51,16 @@ def test_levels_repeat_the_last_and_default_to_those_of_rocketmq() -> None:
     ],
 )
 def test_a_policy_survives_its_text(policy: retry.Policy) -> None:
-    for again in (retry.read(policy.spell()), retry.policy(retry.shown(policy))):
+    for again in (retry.from_redis(policy.spell()), retry.parse_policy(retry.describe(policy))):
         assert again.ladder(16) == policy.ladder(16)
         assert again.jitter == policy.jitter
 
 
 def test_a_policy_in_text_is_in_seconds_as_everywhere() -> None:
-    assert retry.policy("exponential:1:60:1") == rmq.Exponential(1, 60, 1)
-    assert retry.policy("levels:500ms,2m") == rmq.Levels((0.5, 120))
+    assert retry.parse_policy("exponential:1:60:1") == rmq.Exponential(1, 60, 1)
+    assert retry.parse_policy("levels:500ms,2m") == rmq.Levels((0.5, 120))
     with pytest.raises(rmq.InvalidValue, match=r"retry: 'exponential:1:x:1' .*'x' is not a dura"):
-        retry.policy("exponential:1:x:1")
+        retry.parse_policy("exponential:1:x:1")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_policy_that_cannot_work_is_refused(make: object) -> None:
 
 
 def test_settings_survive_redis() -> None:
-    asked = settings.checked(
+    asked = settings.check(
         {
             "slots": 8, "lease": timedelta(minutes=2), "retry": rmq.Levels((1, 2)),
             "max_length": 100, "overflow": "block", "durability": rmq.Replicated(2, 0.5),
@@ -92,9 +92,9 @@ def test_settings_survive_redis() -> None:
     )  # fmt: skip
     made = settings.Settings(**asked)
     assert settings.from_redis("t", made.to_redis()) == made
-    settings.compare("t", asked, made)
+    settings.check_matches("t", asked, made)
     with pytest.raises(rmq.SettingsMismatch, match="8 for slots in Redis and 9"):
-        settings.compare("t", {"slots": 9}, made)
+        settings.check_matches("t", {"slots": 9}, made)
 
 
 def test_a_topic_of_another_format_is_refused() -> None:
@@ -114,17 +114,17 @@ def test_a_topic_of_another_format_is_refused() -> None:
     ],
 )
 def test_a_durability_is_read_from_its_text(text: str, level: settings.Durability) -> None:
-    found = settings.durability(text)
+    found = settings.parse_durability(text)
     assert found == level
-    assert settings.durability(settings.shown_durability(found)) == found
+    assert settings.parse_durability(settings.describe_durability(found)) == found
     made = settings.Settings(durability=found)
     assert settings.from_redis("t", made.to_redis()) == made
 
 
 def test_a_mismatch_is_told_as_a_person_writes_settings() -> None:
-    asked = settings.checked({"lease": 60, "retry": "immediate", "dead_retention": 5})
+    asked = settings.check({"lease": 60, "retry": "immediate", "dead_retention": 5})
     with pytest.raises(rmq.SettingsMismatch) as caught:
-        settings.compare("t", asked, settings.Settings())
+        settings.check_matches("t", asked, settings.Settings())
     assert "30s for lease in Redis and 1m in settings" in str(caught.value)
     assert "exponential:1s:10m:1 for retry in Redis and immediate in" in str(caught.value)
     assert "off for dead_retention in Redis and 5s in settings" in str(caught.value)
@@ -134,7 +134,7 @@ def test_a_mismatch_is_told_as_a_person_writes_settings() -> None:
 @pytest.mark.parametrize("name", settings.FIXED)
 def test_what_cannot_be_changed_says_why(name: str) -> None:
     with pytest.raises(rmq.InvalidValue, match=f"^{name}: it is fixed .* because "):
-        settings.changeable({"lease": 5, name: 4})
+        settings.check_changes({"lease": 5, name: 4})
 
 
 # --- codecs ------------------------------------------------------------------------------------
@@ -223,14 +223,14 @@ def test_the_families_begin_where_the_contract_says() -> None:
 
 @given(st.integers(1, 10**9))
 def test_a_duration_in_whole_milliseconds_is_kept_exactly(ms: int) -> None:
-    assert validation.milliseconds(ms / 1000, "x") == ms
-    assert validation.milliseconds(timedelta(milliseconds=ms), "x") == ms
+    assert validation.duration_ms(ms / 1000, "x") == ms
+    assert validation.duration_ms(timedelta(milliseconds=ms), "x") == ms
 
 
 def test_a_moment_is_rounded_up_so_that_nothing_is_early() -> None:
     at = datetime(2029, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
     assert (
-        validation.epoch_ms(at, "at")
+        validation.check_epoch_ms(at, "at")
         == int(datetime(2029, 1, 1, tzinfo=UTC).timestamp() * 1000) + 1
     )
 

@@ -21,7 +21,13 @@ from rmq.core.record import Record
 from rmq.core.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Moment, due_ms, milliseconds, priority as check_priority, whole
+from rmq.core.validation import (
+    Moment,
+    check_due_ms,
+    check_int,
+    check_priority as check_priority,
+    duration_ms,
+)
 from rmq.errors import DecodeError, InvalidType, InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.commands import STATS, QueueMember
@@ -149,9 +155,9 @@ def reschedule(
     if (at is None) == (delay is None):
         raise InvalidValue("at, delay: give one of the two")
     if at is None:
-        due = milliseconds(delay, "delay", zero=True)
+        due = duration_ms(delay, "delay", zero=True)
     else:
-        due = due_ms(at, "at", commands.now_ms())
+        due = check_due_ms(at, "at", commands.now_ms())
     yield from open_topic.ensure(context, create=False)
     message_id = context.own_id(id)
     keys = context.slots[message_id.slot]
@@ -215,14 +221,14 @@ def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flo
 
     Several slots give equal shares, or more where others have less: order holds inside a slot only.
     """
-    limit = whole(limit, "limit", 1, 1_000_000)
+    limit = check_int(limit, "limit", 1, 1_000_000)
     where = check_place(place)
     yield from open_topic.ensure(context, create=False)
     if where == "dead":
         yield from tidy.tidy(context)
     slots = context.slots
     if slot is not None:
-        slots = [slots[whole(slot, "slot", 0, len(slots) - 1)]]
+        slots = [slots[check_int(slot, "slot", 0, len(slots) - 1)]]
     found: list[list[QueueMember]] = [[] for _ in slots]
     share, more = -(-limit // len(slots)), list(range(len(slots)))
     while more and sum(map(len, found)) < limit:
@@ -351,7 +357,7 @@ class Filter:
         self.ids = None if ids is None else [MessageId.parse(one) for one in ids]
         self.reason = reason
         self.older_ms = (
-            0 if older_than is None else milliseconds(older_than, "older_than", zero=True)
+            0 if older_than is None else duration_ms(older_than, "older_than", zero=True)
         )
         if reason is not None and not any(r.startswith(reason) for r in failure.REASONS.values()):
             raise InvalidValue(

@@ -58,7 +58,7 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
         TopicNotFound: there is no such topic.
         TopicVanished: it is being deleted.
     """
-    values = settings.spelled(asked)
+    values = settings.to_redis(asked)
     yield from open_topic.open(context, create=False)
     changed = yield commands.topic_set(context, context.created, values)
     if changed.state < 0:

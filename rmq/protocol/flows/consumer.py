@@ -22,7 +22,7 @@ from rmq.core.message import Receipt
 from rmq.core.score import moved_deadline
 from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import TEN_YEARS_MS, Duration, milliseconds, whole
+from rmq.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.errors import (
     AlreadySettled,
     DecodeError,
@@ -53,7 +53,7 @@ _PLAIN = {number << 5: one.decode for number, one in codec.BY_NUMBER.items()}
 
 
 def _lease(value: Duration | None) -> int | None:
-    return None if value is None else milliseconds(value, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
+    return None if value is None else duration_ms(value, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
 
 
 class _ReceiptsUnanswered(NamedTuple):
@@ -99,7 +99,7 @@ class ConsumerFlows(Generic[D]):
                 "give each its own topic.consumer()"
             )
         try:
-            most = whole(max_messages, "max_messages", 1, BATCH_MAX)
+            most = check_int(max_messages, "max_messages", 1, BATCH_MAX)
             yield from self._unanswered.repeat()
             with suppress(StorageError):  # Redis will say it again
                 yield from self._bury()
@@ -343,7 +343,7 @@ class ConsumerFlows(Generic[D]):
     def _nack(
         self, deliveries: Iterable[D], delay: Duration | None, error: BaseException | str | None
     ) -> Flow[list[D]]:
-        wait_ms = None if delay is None else milliseconds(delay, "delay", zero=True)
+        wait_ms = None if delay is None else duration_ms(delay, "delay", zero=True)
         self._needs_leases()
 
         def build(mine: list[D], leases: Leases) -> Settling[str]:
@@ -366,7 +366,7 @@ class ConsumerFlows(Generic[D]):
         return (yield from self._settle("reject", deliveries, build))
 
     def _release(self, deliveries: Iterable[D], delay: Duration) -> Flow[list[D]]:
-        wait_ms = milliseconds(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
+        wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
         self._needs_leases()
 
         def build(mine: list[D], leases: Leases) -> Settling[str]:

@@ -44,7 +44,7 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
         )
     found = settings.from_redis(context.name, opened.kept)
     _refuse_closed(context, opened)
-    settings.compare(context.name, context.asked, found)
+    settings.check_matches(context.name, context.asked, found)
     # Others may use this handle meanwhile: for them it is ready once its slots are.
     was_ready = context.is_ready and context.created == opened.kept["created"].encode()
     _adopt(context, opened, found, was_ready)

@@ -20,7 +20,7 @@ from rmq.core.replay_session import ReplaySession
 from rmq.core.score import receipt_score
 from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import milliseconds, whole
+from rmq.core.validation import check_int, duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import QUERIES_EXPIRED, Batch
@@ -86,8 +86,8 @@ def receive(reception: Reception, max_messages: object, wait: object) -> Flow[li
     Returns:
         The batches taken, by slot; empty when nothing came in time. In order: of one slot.
     """
-    limit = whole(max_messages, "max_messages", 1, BATCH_MAX)
-    wait_s = milliseconds(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
+    limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
+    wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     context = reception.context
     yield from open_topic.ensure(context)
     yield from hand_back(reception)

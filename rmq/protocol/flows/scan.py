@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Message
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import whole
+from rmq.core.validation import check_int
 from rmq.protocol import commands
 from rmq.protocol.flows import admin, open_topic
 from rmq.protocol.steps import Flow
@@ -60,13 +60,13 @@ class Page(NamedTuple):
 
 
 def _slot(context: TopicContext, slot: int) -> SlotKeys:
-    return context.slots[whole(slot, "slot", 0, len(context.slots) - 1)]
+    return context.slots[check_int(slot, "slot", 0, len(context.slots) - 1)]
 
 
 def spans(context: TopicContext, place: str, slot: int, pieces: int) -> Flow[list[Span]]:
     """A queue of a slot in so many parts of about the same size, or fewer where it is small."""
     place = admin.check_place(place)
-    pieces = whole(pieces, "pieces", 1, PIECES_MAX)
+    pieces = check_int(pieces, "pieces", 1, PIECES_MAX)
     yield from open_topic.ensure(context, create=False)
     keys = _slot(context, slot)
     stats = yield commands.stats(keys)

@@ -13,7 +13,7 @@ from rmq.core import ids, record, sequence as numbers
 from rmq.core.codec import Codec
 from rmq.core.ids import MessageId
 from rmq.core.message import Outgoing, SendResult, SendStatus
-from rmq.core.retry import policy
+from rmq.core.retry import parse_policy
 from rmq.core.sequence import Line
 from rmq.core.settings import (
     BATCH_MAX,
@@ -22,11 +22,16 @@ from rmq.core.settings import (
     Durability,
     Fsync,
     Settings,
-    shown_durability,
+    describe_durability,
 )
 from rmq.core.slots import RUN, slot_of
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import due_ms, epoch_ms, milliseconds, priority as check_priority
+from rmq.core.validation import (
+    check_due_ms,
+    check_epoch_ms,
+    check_priority as check_priority,
+    duration_ms,
+)
 from rmq.errors import (
     InvalidType,
     InvalidValue,
@@ -89,9 +94,9 @@ def _headers(out: Outgoing) -> bytes:
 def _marks(out: Outgoing) -> dict[str, str]:
     found = dict(out.marks or {})
     if out.retry is not None:
-        found[RETRY_MARK] = policy(out.retry).spell()
+        found[RETRY_MARK] = parse_policy(out.retry).spell()
     if out.max_runtime is not None:
-        found[RUNTIME_MARK] = str(milliseconds(out.max_runtime, "max_runtime"))
+        found[RUNTIME_MARK] = str(duration_ms(out.max_runtime, "max_runtime"))
     return found
 
 
@@ -110,9 +115,11 @@ def _due(out: Outgoing, late: bool) -> int:
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")
     if out.delay is not None:
-        return milliseconds(out.delay, "delay", zero=True)
+        return duration_ms(out.delay, "delay", zero=True)
     if out.at is not None:
-        return epoch_ms(out.at, "at") if late else due_ms(out.at, "at", commands.now_ms())
+        return (
+            check_epoch_ms(out.at, "at") if late else check_due_ms(out.at, "at", commands.now_ms())
+        )
     return 0
 
 
@@ -135,11 +142,11 @@ def _merging(out: Outgoing, draft: Draft) -> int:
         raise InvalidValue(f"merge_key: give 1 to {MERGE_KEY_BYTES} bytes of UTF-8")
     if out.merge not in ("first", "last", "collect"):
         raise InvalidValue(f"merge: {out.merge!r}; give 'first', 'last' or 'collect'")
-    time_range = milliseconds(out.time_range, "time_range")
+    time_range = duration_ms(out.time_range, "time_range")
     if out.extend:
         if out.max_wait is None:
             raise InvalidValue("extend: give max_wait too, or a busy key would never be delivered")
-        draft.max_wait_ms = milliseconds(out.max_wait, "max_wait", low_ms=time_range)
+        draft.max_wait_ms = duration_ms(out.max_wait, "max_wait", low_ms=time_range)
     elif out.max_wait is not None:
         raise InvalidValue("max_wait: it bounds extend; give extend=True too")
     draft.merge_key, draft.mode = out.merge_key, out.merge
@@ -166,7 +173,7 @@ def checked(context: TopicContext, settings: Settings, out: Outgoing, late: bool
         flags, envelope = record.TIMED, due.to_bytes(6, "big")
     expires = settings.expires_ms
     if out.expires is not None:
-        expires = milliseconds(out.expires, "expires")
+        expires = duration_ms(out.expires, "expires")
     if expires:
         flags |= record.EXPIRES
         envelope += expires.to_bytes(6, "big")
@@ -442,7 +449,7 @@ def _deliver(
             raise failed
         if wanted is not None and short:
             raise NotDurable(
-                f"durability: {shown_durability(wanted)} asked, {copies} replicas"
+                f"durability: {describe_durability(wanted)} asked, {copies} replicas"
                 + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
                 + f" confirmed in time. {_stored(results)}",
                 list(results),

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 from rmq.core import ids, record
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Outgoing
-from rmq.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Fsync, Settings, shown_durability
+from rmq.core.settings import (
+    BATCH_MAX,
+    CALL_BYTES,
+    COLLECT_MAX,
+    Fsync,
+    Settings,
+    describe_durability,
+)
 from rmq.core.slots import RUN
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
@@ -282,7 +289,7 @@ def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Fl
             context.sessions.give(session)
         if wanted is not None and (copies < wanted.n or (isinstance(wanted, Fsync) and not disks)):
             raise NotDurable(
-                f"durability: {shown_durability(wanted)} asked, {copies} replicas"
+                f"durability: {describe_durability(wanted)} asked, {copies} replicas"
                 + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
                 + " confirmed in time; publish again to go on"
             )

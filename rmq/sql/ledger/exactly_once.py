@@ -23,7 +23,7 @@ from rmq.core.middleware import (
     check_consumer,
     key_reader,
 )
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
 from rmq.sql.database import code_of, needing, refuse_autocommit
 from rmq.sql.ledger import rows
@@ -107,7 +107,7 @@ class _Settings:
         self.source = source
         self.key = key
         self.consumer = consumer
-        self.ttl_ms = None if ttl is None else milliseconds(ttl, "ttl", low_ms=1000)
+        self.ttl_ms = None if ttl is None else duration_ms(ttl, "ttl", low_ms=1000)
         self.is_async = isinstance(source, AsyncEngine | async_sessionmaker)
         self.of_sessions = isinstance(source, sessionmaker | async_sessionmaker)
 

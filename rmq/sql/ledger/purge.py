@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType
 from rmq.sql.database import needing, now_ms, write_first
 from rmq.sql.ledger.tables import COMMAND, CONSUMED, ledger
@@ -30,7 +30,7 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
     """
     if not isinstance(engine, sa.Engine):
         raise InvalidType(f"engine: {type(engine).__name__}; give an Engine, or use purge_async")
-    older_ms, total, more = milliseconds(older_than, "older_than"), 0, True
+    older_ms, total, more = duration_ms(older_than, "older_than"), 0, True
     while more:
         with needing(ledger, COMMAND), engine.begin() as connection:
             count, more = _remove(connection, older_ms)
@@ -42,7 +42,7 @@ async def purge_async(engine: AsyncEngine, older_than: Duration) -> int:
     """As `purge`."""
     if not isinstance(engine, AsyncEngine):
         raise InvalidType(f"engine: {type(engine).__name__}; give an AsyncEngine, or use purge")
-    older_ms, total, more = milliseconds(older_than, "older_than"), 0, True
+    older_ms, total, more = duration_ms(older_than, "older_than"), 0, True
     while more:
         with needing(ledger, COMMAND):
             async with engine.begin() as connection:

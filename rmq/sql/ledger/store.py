@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rmq.client.idempotency import Check, KeyOf
 from rmq.core.delivery import DeliveryData
 from rmq.core.middleware import Guard, Guarded, Inner, InnerAsync, check_consumer
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.sql.database import is_conflict, needing, own_connections
 from rmq.sql.ledger import rows
@@ -77,7 +77,7 @@ class Ledger:
             )
         self._engine = engine
         self.consumer = check_consumer(consumer)
-        self.hold_ms = None if hold is None else milliseconds(hold, "hold", low_ms=1000)
+        self.hold_ms = None if hold is None else duration_ms(hold, "hold", low_ms=1000)
         self._own = own_connections(engine)
         self._outage = Outage("the database of the ledger")
         self._thread = ThreadRenewing(self._renew, self._let_go)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from rmq.core import codec as codecs
 from rmq.core.message import moment
-from rmq.core.validation import whole
+from rmq.core.validation import check_int
 from rmq.errors import DecodeError, InvalidValue
 from rmq.sql.database import needing, now_ms
 from rmq.sql.outbox.tables import STATUSES, UNCONFIRMED, stubs, unsent
@@ -117,7 +117,7 @@ def entries(
     Raises:
         InvalidValue: there is no such status. ConfigurationError: the table is missing.
     """
-    query = sa.select(stubs).order_by(stubs.c.seq).limit(whole(limit, "limit", 1, LIMIT_MOST))
+    query = sa.select(stubs).order_by(stubs.c.seq).limit(check_int(limit, "limit", 1, LIMIT_MOST))
     if statuses:
         query = query.where(sa.or_(*map(_is, statuses)))
     if topic is not None:

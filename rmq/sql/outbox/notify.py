@@ -17,7 +17,7 @@ from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 
 log = logging.getLogger("rmq")
@@ -99,7 +99,7 @@ class Webhook:
     ) -> None:
         self._url, self._host = url, _host(url)
         self._headers = _checked(headers)
-        self._timeout_s = milliseconds(timeout, "timeout", high_ms=TIMEOUT_MAX_MS) / 1000
+        self._timeout_s = duration_ms(timeout, "timeout", high_ms=TIMEOUT_MAX_MS) / 1000
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def __repr__(self) -> str:

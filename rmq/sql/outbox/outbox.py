@@ -17,11 +17,11 @@ from rmq.core.codec import Codec
 from rmq.core.ids import MessageId
 from rmq.core.message import Outgoing
 from rmq.core.replay_session import ReplaySessions
-from rmq.core.retry import Exponential, Retry, policy
+from rmq.core.retry import Exponential, RetryPolicy, parse_policy
 from rmq.core.settings import BODY_CEILING, Settings
 from rmq.core.slots import slot_of
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, Moment, epoch_ms, milliseconds, whole
+from rmq.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.protocol.flows import send as send_flow
 from rmq.sql.database import needing, now_ms
@@ -82,19 +82,19 @@ class Outbox(Confirming, Repair):
         self,
         *,
         max_sends: int = MAX_SENDS,
-        resend: Retry = RESEND,
+        resend: RetryPolicy = RESEND,
         max_body: int = MAX_BODY,
         log_for: Duration = LOG_FOR_S,
     ) -> None:
-        self.max_sends = whole(max_sends, "max_sends", 1, 1000)
-        ladder = policy(resend).ladder(self.max_sends)
+        self.max_sends = check_int(max_sends, "max_sends", 1, 1000)
+        ladder = parse_policy(resend).ladder(self.max_sends)
         if not all(ladder):
             raise InvalidValue(
                 f"resend: {resend!r} leaves no time to confirm; give rmq.Exponential or rmq.Levels"
             )
         self._ladder = ladder
-        self.max_body = whole(max_body, "max_body", 1, BODY_CEILING)
-        self.log_for_ms = milliseconds(log_for, "log_for")
+        self.max_body = check_int(max_body, "max_body", 1, BODY_CEILING)
+        self.log_for_ms = duration_ms(log_for, "log_for")
 
     def resend_after_ms(self, sends: int) -> int:
         """How long after so many sends a message that nobody confirmed counts as lost, ms."""
@@ -112,7 +112,7 @@ class Outbox(Confirming, Repair):
         slot_basis: str | bytes | None = None,
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
-        retry: Retry | None = None,
+        retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
@@ -170,7 +170,7 @@ class Outbox(Confirming, Repair):
         slot_basis: str | bytes | None = None,
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
-        retry: Retry | None = None,
+        retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
@@ -198,8 +198,8 @@ class Outbox(Confirming, Repair):
             )
         if not isinstance(confirm, bool):
             raise InvalidType(f"confirm: {confirm!r}; give True or False")
-        delay_ms = 0 if out.delay is None else milliseconds(out.delay, "delay", zero=True)
-        at_ms = 0 if out.at is None else epoch_ms(out.at, "at")
+        delay_ms = 0 if out.delay is None else duration_ms(out.delay, "delay", zero=True)
+        at_ms = 0 if out.at is None else check_epoch_ms(out.at, "at")
         made = ids.new_id()
         return _Line(
             made,
@@ -236,11 +236,11 @@ def _options(out: Outgoing) -> str:
     if out.headers:
         found["headers"] = dict(out.headers)
     if out.expires is not None:
-        found["expires_ms"] = milliseconds(out.expires, "expires")
+        found["expires_ms"] = duration_ms(out.expires, "expires")
     if out.retry is not None:
-        found["retry"] = policy(out.retry).spell()
+        found["retry"] = parse_policy(out.retry).spell()
     if out.max_runtime is not None:
-        found["max_runtime_ms"] = milliseconds(out.max_runtime, "max_runtime")
+        found["max_runtime_ms"] = duration_ms(out.max_runtime, "max_runtime")
     return json.dumps(found, separators=(",", ":"))
 
 

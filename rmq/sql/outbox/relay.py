@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from rmq.client.client import Client
 from rmq.core.message import SendResult
 from rmq.core.settings import BATCH_MAX
-from rmq.core.validation import whole
+from rmq.core.validation import check_int
 from rmq.errors import ConfigurationError, InvalidType, StorageError
 from rmq.sql.database import line, needing, without_snapshots
 from rmq.sql.outbox import relay_queries
@@ -71,7 +71,7 @@ class Relay:
             _must_be(value, kind)
         self._outbox = outbox
         self._client = client
-        self._batch = whole(batch, "batch", 1, BATCH_MAX)
+        self._batch = check_int(batch, "batch", 1, BATCH_MAX)
         self._dispatcher = Dispatcher(client)
         self._held: dict[str, _Hold] = {}
         self._engine = without_snapshots(engine)

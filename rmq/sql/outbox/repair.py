@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.core.validation import Duration, milliseconds
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, StubNotFound, StubSettled
 from rmq.protocol.flows.admin import Id
 from rmq.sql.database import needing, now_ms, write_first
@@ -102,7 +102,7 @@ class Repair:
         """
         if not isinstance(engine, sa.Engine):
             raise InvalidType(f"engine: {type(engine).__name__}; give an Engine of SQLAlchemy")
-        older_ms = milliseconds(older_than, "older_than", zero=True)
+        older_ms = duration_ms(older_than, "older_than", zero=True)
         with needing(stubs, CREATE), needing(logs, CREATE):
             with engine.begin() as connection:
                 now: int = connection.execute(sa.select(now_ms())).scalar_one()

@@ -19,7 +19,7 @@ from rmq.client.client import Client
 from rmq.core.ids import MessageId
 from rmq.core.message import SendResult
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import whole
+from rmq.core.validation import check_int
 from rmq.errors import (
     ConfigurationError,
     InvalidType,
@@ -119,7 +119,7 @@ class Resender:
         self._engine = without_snapshots(engine)
         self._client = client
         self._notify = notify or log_error
-        self._batch = whole(batch, "batch", 1, 1000)
+        self._batch = check_int(batch, "batch", 1, 1000)
         self._dispatcher = Dispatcher(client)
         self._knows_topics = False
 

@@ -66,7 +66,7 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
             headers=options.get("headers"),
             expires=None if expires_ms is None else expires_ms / 1000,
             id=message_id(stub.id, context, stub.slot_basis),
-            retry=None if retry is None else policies.read(retry),
+            retry=None if retry is None else policies.from_redis(retry),
             max_runtime=None if runtime_ms is None else runtime_ms / 1000,
         )
     except (ValueError, TypeError, AttributeError) as error:
