@@ -1,15 +1,15 @@
 """The command line: parse, call the public API, print. One file for each group of commands.
 
-app      the root, options that hold everywhere, errors and exit codes
-values   what options are made of: durations, moments, sizes, policies
-show     tables, JSON, and text that cannot harm a terminal
-confirm  the question before a verb that cannot be undone, and progress
-ping, topics, send, look, tail, change, dlq, stats, audit, claim, query, sink, ledger,
-         outbox, worker: the commands
-database which database, for those that need one
-target   of a worker: the client or worker that MODULE:ATTR names
-account  of a worker: what it serves, what it did, how it ended
-logs     of a worker: lines or JSON on stderr
+app             the root command, common options, errors and exit codes
+param_types     types of options: durations, times, sizes, retry policies, queues
+output          tables, JSON, and text that is safe to print on a terminal
+confirm         the question before a command that cannot be undone, and progress bars
+ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink,
+ledger, outbox, outbox_repair, worker: the commands
+database        the database of `rmq ledger` and `rmq outbox`
+loader          finds the client or worker that MODULE:ATTR names
+worker_summary  a worker's report: its handlers, its counts, how it ended
+logs            the log of a worker: lines or JSON on stderr
 """
 
 from rmq.cli import (

@@ -1,7 +1,7 @@
-"""The root of the command line: options that hold everywhere, errors, exit codes.
+"""The root command: common options, errors and exit codes.
 
-A command returns its exit code (None is 0) or raises; what it raises becomes one line on stderr
-here, and nowhere else.
+A command returns its exit code (None is 0) or raises. This module alone turns an exception into
+one line on stderr and an exit code.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED = range(7)
 INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which not every platform names
 
-RETRY_FOR_S = 2.0  # a person waits for the answer
-REPLY_S = 5.0  # as long as a connection may take; what RMQ asks of a server takes ms
+RETRY_FOR_S = 2.0  # short: a person waits for the answer
+REPLY_S = 5.0  # the time to connect included; RMQ's commands themselves take milliseconds
 
 EPILOG = """\b
 Exit codes:
@@ -38,10 +38,10 @@ Exit codes:
   3  nothing matched: no such topic, no such message, nothing to do
   4  partly done; the message says how far
   5  Redis, or the database, cannot be reached, or did not answer
-  6  refused for safety: nobody confirmed, or a driver runs the query
-  70 a worker that was stuck; see rmq worker --help
+  6  refused for safety: not confirmed, or a driver runs the query
+  70 a worker was stuck; see rmq worker --help
   130 stopped with Ctrl-C
-  141 the reader of a pipe went away
+  141 the reader of a pipe closed it
 
 \b
 Data goes to stdout, everything else to stderr. With --json a command prints one
@@ -50,13 +50,13 @@ tail, dlq ls, outbox ls, send --results. Errors are then {"error": {...}} on std
 Durations: 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d.
 
 \b
-RMQ_URL is a better place for a password than --url, which `ps` shows to others.
+Put a password in RMQ_URL, not in --url: `ps` shows arguments to other users.
 RMQ_DEBUG=1 adds the traceback to an error.
 """
 
 
 class Failed(Exception):
-    """A command ends with this message and exit code.
+    """Ends the command with a message and an exit code.
 
     Args:
         message: what happened and what to do next; one line.
@@ -71,97 +71,97 @@ class Failed(Exception):
 
 
 class NotFound(Failed):
-    """What was named, or looked for, is not there."""
+    """The topic, message or record that was named does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, NOTHING, "NotFound")
 
 
 class Refused(Failed):
-    """Nobody confirmed."""
+    """The command was refused for safety."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, REFUSED, "Refused")
 
 
 class _ReaderGone(Exception):
-    """Nobody reads our stdout any more."""
+    """The reader of our stdout closed the pipe."""
 
 
 @dataclass
-class Session:
-    """The options that hold everywhere."""
+class CommonOptions:
+    """The options that every command takes: --url, --prefix and --json."""
 
     url: str | None = None
     prefix: str | None = None
     json: bool = False
 
     @property
-    def address(self) -> str | None:
-        """The URL asked for; None: RMQ's default."""
+    def url_asked(self) -> str | None:
+        """The URL given by --url or RMQ_URL; None for RMQ's default."""
         return self.url or os.environ.get("RMQ_URL") or None
 
     @property
-    def shown_prefix(self) -> str:
+    def key_prefix(self) -> str:
         """The prefix of all keys and channels."""
         return self.prefix or os.environ.get("RMQ_PREFIX") or "rmq"
 
     @contextmanager
     def client(self) -> Iterator[rmq.Client]:
-        """A client for the time of a command."""
+        """Open a client for the time of a command."""
         with rmq.Client(
-            self.address, prefix=self.shown_prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
+            self.url_asked, prefix=self.key_prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
         ) as client:
             yield client
 
-    def talk(self, text: str) -> None:
-        """Say something beside the data; not where a program is reading."""
+    def note(self, text: str) -> None:
+        """Print a note on stderr, unless --json was given."""
         if not self.json:
             click.echo(neutral(text), err=True)
 
 
-def session() -> Session:
-    """The session of the running command."""
-    found = click.get_current_context().find_root().obj
-    assert isinstance(found, Session)
-    return found
+def common_options() -> CommonOptions:
+    """Return the common options of the running command."""
+    options = click.get_current_context().find_root().obj
+    assert isinstance(options, CommonOptions)
+    return options
 
 
-# --- options that hold everywhere ----------------------------------------------------------------
+# --- common options ------------------------------------------------------------------------------
 
 
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     root = ctx.find_root()
     if root.obj is None:
-        root.obj = Session()
+        root.obj = CommonOptions()
     if value is not None and value is not False:
         setattr(root.obj, str(param.name), value)
 
 
-def _everywhere() -> list[click.Parameter]:
-    told: dict[str, Any] = {"expose_value": False, "callback": _keep, "is_eager": True}
+def _common_params() -> list[click.Parameter]:
+    shared: dict[str, Any] = {"expose_value": False, "callback": _store_option, "is_eager": True}
     return [
         click.Option(
             ["--url"],
             metavar="URL",
             help="Where Redis is. Env RMQ_URL; default redis://localhost:6379/0.",
-            **told,
+            **shared,
         ),
         click.Option(
             ["--prefix"],
             metavar="WORD",
             help="First part of every key. Env RMQ_PREFIX; default rmq.",
-            **told,
+            **shared,
         ),
-        click.Option(["--json"], is_flag=True, help="Print JSON for programs.", **told),
+        click.Option(["--json"], is_flag=True, help="Print JSON for programs.", **shared),
     ]
 
 
-_EVERYWHERE = frozenset(("--url", "--prefix", "--json", "--help", "--version"))
+_COMMON_OPTIONS = frozenset(("--url", "--prefix", "--json", "--help", "--version"))
 
 
-class _Sections:
-    """Help with a command's own options first, those of all commands after them."""
+class _HelpSections:
+    """Help that lists a command's own options first and the common ones after them."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -169,7 +169,7 @@ class _Sections:
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
-                (others if _EVERYWHERE.intersection(param.opts) else own).append(record)
+                (others if _COMMON_OPTIONS.intersection(param.opts) else own).append(record)
         for title, records in (("Options", own), ("Options of every command", others)):
             if records:
                 with formatter.section(title):
@@ -178,69 +178,69 @@ class _Sections:
             self.format_commands(ctx, formatter)
 
 
-class Leaf(_Sections, click.Command):
-    """A command; knows the options that hold everywhere, and shows examples of its use."""
+class Command(_HelpSections, click.Command):
+    """A command with the common options, and with examples in its help."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *_everywhere()]
+        kwargs["params"] = [*(kwargs.get("params") or []), *_common_params()]
         super().__init__(*args, **kwargs)
         self.examples = examples
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
+        """Write the examples."""
         if self.examples:
             with formatter.section("Examples"):
-                for one in self.examples:
-                    formatter.write(f"  {one}\n")
+                for example in self.examples:
+                    formatter.write(f"  {example}\n")
 
 
-class Branch(_Sections, click.Group):
-    """A group of commands; knows the options that hold everywhere."""
+class CommandGroup(_HelpSections, click.Group):
+    """A group of commands, with the common options."""
 
-    command_class = Leaf
+    command_class = Command
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *_everywhere()]
+        kwargs["params"] = [*(kwargs.get("params") or []), *_common_params()]
         super().__init__(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they were added, which is the order of a working day."""
+        """Return the names in the order in which the commands were added."""
         return list(self.commands)
 
 
-# --- from what a command raises to an exit code --------------------------------------------------
+# --- from an exception to an exit code -----------------------------------------------------------
 
 
 def secrets(url: str | None) -> list[str]:
-    """The passwords in a URL, as written and as meant, however badly the URL is written."""
+    """Return the passwords in a URL, quoted and unquoted, also where the URL is malformed."""
     if not url:
         return []
-    rest = url.partition("://")[2] or url
-    found = []
-    user_info, at, _ = rest.rpartition("@")
+    after_scheme = url.partition("://")[2] or url
+    passwords = []
+    user_info, at, _ = after_scheme.rpartition("@")
     if at:
-        found.append(user_info.partition(":")[2])
-    found += parse_qs(url.partition("?")[2]).get("password", [])
-    found += re.findall(r"password=([^&\s]*)", url)
-    both = {form for one in found for form in (one, unquote(one))}
-    return sorted((one for one in both if one), key=len, reverse=True)
+        passwords.append(user_info.partition(":")[2])
+    passwords += parse_qs(url.partition("?")[2]).get("password", [])
+    passwords += re.findall(r"password=([^&\s]*)", url)
+    forms = {form for password in passwords for form in (password, unquote(password))}
+    return sorted((password for password in forms if password), key=len, reverse=True)
 
 
-def scrub(text: str, url: str | None) -> str:
-    """A text without the passwords of the URL, nor that of any other URL in it."""
+def redact(text: str, url: str | None) -> str:
+    """Replace the passwords of the URL, and of any other URL in the text, by ***."""
     text = re.sub(r"(://[^\s/@:]*:)[^\s/]*@", r"\1***@", text)
     text = re.sub(r"([?&]password=)[^\s&]+", r"\1***", text)
     for secret in secrets(url):
         if len(secret) >= 4 and not secret.isalpha():
             text = text.replace(secret, "***")
         else:
-            # A word such as "redis" is hidden where it is the password: elsewhere it stands for
-            # itself, and to cut it out of sentences would make them unreadable and give it away.
+            # A password that is a common word, such as "redis", is hidden only where it stands as
+            # a password. Hiding it in every sentence would give it away.
             text = text.replace(f":{secret}@", ":***@").replace(repr(secret), "'***'")
     return text
 
 
-def _code(error: BaseException) -> int:
+def _exit_code(error: BaseException) -> int:
     if isinstance(error, Failed):
         return error.code
     if isinstance(error, click.UsageError):
@@ -258,7 +258,7 @@ def _code(error: BaseException) -> int:
     return ERROR
 
 
-def _message(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "rmq"
         return f"{error.format_message().rstrip('.')}; see {where} --help"
@@ -273,19 +273,19 @@ def _message(error: BaseException) -> str:
     )
 
 
-def _tell(error: BaseException, as_json: bool, url: str | None) -> int:
-    """Print an error; its exit code."""
-    code = _code(error)
-    message = scrub(" ".join(_message(error).split()), url)
+def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
+    """Print an error and return its exit code."""
+    code = _exit_code(error)
+    message = redact(" ".join(_error_text(error).split()), url)
     if as_json:
         kind = error.kind if isinstance(error, Failed) else type(error).__name__
-        told = {"error": {"type": kind, "message": message, "exit": code}}
-        click.echo(json.dumps(told), err=True)
+        fields = {"error": {"type": kind, "message": message, "exit": code}}
+        click.echo(json.dumps(fields), err=True)
     else:
         click.echo(f"rmq: {neutral(message)}", err=True)
     if os.environ.get("RMQ_DEBUG") == "1":
         lines = "".join(traceback.format_exception(error))
-        click.echo(neutral(scrub(lines, url), lines=True), err=True, nl=False)
+        click.echo(neutral(redact(lines, url), lines=True), err=True, nl=False)
     return code
 
 
@@ -293,7 +293,7 @@ def _tell(error: BaseException, as_json: bool, url: str | None) -> int:
 _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
-def _guarded(run: Callable[[], Any], as_json: bool, url: Callable[[], str | None]) -> int:
+def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], str | None]) -> int:
     try:
         result = run()
     except _NO_ARGS as error:
@@ -304,20 +304,20 @@ def _guarded(run: Callable[[], Any], as_json: bool, url: Callable[[], str | None
     except KeyboardInterrupt:
         return INTERRUPTED
     except _ReaderGone:
-        # What is still in the buffer has no reader: let the last flush of the interpreter pass.
+        # The buffer has no reader any more: let the interpreter flush it into /dev/null.
         with open(os.devnull, "w") as sink:
             os.dup2(sink.fileno(), sys.stdout.fileno())
         return READER_GONE
     except Exception as error:
-        return _tell(error, as_json, url())
+        return _print_error(error, as_json, url())
     return result if isinstance(result, int) else OK
 
 
-class Root(Branch):
-    """The root group; turns what a command raises into a line and an exit code."""
+class RootGroup(CommandGroup):
+    """The root group; turns an exception into a line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and flush, so that a reader who left is noticed here."""
+        """Run the command and flush, so that a closed pipe is noticed here."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -335,25 +335,25 @@ class Root(Branch):
     ) -> None:
         """Run with these arguments, and exit."""
         words = list(sys.argv[1:] if args is None else args)
-        state = Session()
+        state = CommonOptions()
         reconfigure = getattr(sys.stdout, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-        code = _guarded(
-            lambda: super(Root, self).main(
+        code = _run_for_exit_code(
+            lambda: super(RootGroup, self).main(
                 words, prog_name or "rmq", complete_var, standalone_mode=False, obj=state, **extra
             ),
             "--json" in words,
-            lambda: state.address,
+            lambda: state.url_asked,
         )
         sys.exit(code)
 
 
 @click.group(
-    cls=Root,
+    cls=RootGroup,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(rmq.__version__, prog_name="rmq", message="%(prog)s %(version)s")
 def cli() -> None:
-    """RMQ: send, look at and look after messages in Redis."""
+    """RMQ: send, inspect and manage messages in Redis."""

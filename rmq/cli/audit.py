@@ -1,4 +1,4 @@
-"""`rmq audit`: was anything lost of what producers with `rmq.Audit` have sent?"""
+"""`rmq audit`: find messages that were lost, where producers use `rmq.Audit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import Failed, Leaf, session
+from rmq.cli.app import Command, Failed, common_options
 from rmq.cli.confirm import progress
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION
@@ -20,7 +20,7 @@ SHOWN = 20  # ranges of missing numbers in a table; --json has all
 
 
 @click.command(
-    cls=Leaf,
+    cls=Command,
     examples=(
         "rmq audit",
         "rmq audit orders --older-than 5m",
@@ -33,28 +33,32 @@ SHOWN = 20  # ranges of missing numbers in a table; --json has all
     type=DURATION,
     default="60s",
     show_default=True,
-    help="Only what was accepted so long ago.",
+    help="Count only messages accepted at least so long ago.",
 )
-@click.option("--forget", is_flag=True, help="Report what is missing of TOPIC once more, then not.")
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Report the missing messages of TOPIC once more, then never again.",
+)
 def audit(topic: str | None, older_than: float, forget: bool) -> None:
     """Tell whether messages of TOPIC, or of any topic, were lost.
 
-    Producers whose clients have rmq.Audit number what they send. A number is missing when its
-    message was accepted, is in no queue, and was not settled or removed by RMQ. SEEN were acked;
-    ACCOUNTED were merged, cancelled, purged, expired or dropped. Exit code 1 where any is missing.
+    Producers whose clients use rmq.Audit number their messages. A number is missing when its
+    message was accepted, is in no queue, and was not settled or removed by RMQ. SEEN: acked.
+    ACCOUNTED: merged, cancelled, purged, expired or dropped. Exit code 1 if any is missing.
     """
     if forget and topic is None:
         raise click.UsageError("--forget: name the TOPIC")
-    here = session()
-    with here.client() as client:
-        names = client.admin.topics() if topic is None else [topic]
-        found, broken = [], {}
-        for name in names:
+    common = common_options()
+    with common.client() as client:
+        topic_names = client.admin.topics() if topic is None else [topic]
+        reports, errors_by_topic = [], {}
+        for topic_name in topic_names:
             try:
-                with progress(f"auditing {name}") as moved:
-                    found.append(
+                with progress(f"auditing {topic_name}") as on_progress:
+                    reports.append(
                         client.admin.audit(
-                            name, older_than=older_than, forget=forget, progress=moved
+                            topic_name, older_than=older_than, forget=forget, progress=on_progress
                         )
                     )
             except (rmq.Unavailable, rmq.OutcomeUnknown):
@@ -62,53 +66,66 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
             except rmq.RMQError as error:
                 if topic is not None:
                     raise
-                broken[name] = str(error)  # the others are looked at all the same
-    if here.json:
-        told = [_fields(one) for one in found]
-        told += [{"topic": name, "error": text} for name, text in broken.items()]
-        output.document(told if topic is None else told[0])
-    elif found:
-        _print(found, topic is None)
-    missing = sum(one.missing for one in found)
-    troubles = [f"{name}: {text}" for name, text in broken.items()]
+                errors_by_topic[topic_name] = str(error)  # the other topics are still audited
+    if common.json:
+        documents = [_fields(report) for report in reports]
+        documents += [
+            {"topic": topic_name, "error": text} for topic_name, text in errors_by_topic.items()
+        ]
+        output.document(documents if topic is None else documents[0])
+    elif reports:
+        _print(reports, topic is None)
+    missing = sum(report.missing for report in reports)
+    problems = [f"{topic_name}: {text}" for topic_name, text in errors_by_topic.items()]
     if missing:
-        where = ", ".join(one.topic for one in found if one.missing)
+        where = ", ".join(report.topic for report in reports if report.missing)
         done = "; they are forgotten now" if forget else ""
-        troubles.insert(0, f"{output.plural(missing, 'message')} of {where} missing{done}")
-    if troubles:
-        raise Failed("; ".join(troubles), kind="Missing" if missing else "Failed")
+        problems.insert(0, f"{output.plural(missing, 'message')} of {where} missing{done}")
+    if problems:
+        raise Failed("; ".join(problems), kind="Missing" if missing else "Failed")
 
 
-def _fields(one: rmq.Audited) -> dict[str, Any]:
-    return one._asdict() | {"lost": [lost._asdict() for lost in one.lost]}
+def _fields(report: rmq.Audited) -> dict[str, Any]:
+    return report._asdict() | {"lost": [missing_range._asdict() for missing_range in report.lost]}
 
 
-def _print(found: list[rmq.Audited], every: bool) -> None:
-    here = session()
-    shown = [one for one in found if one.producers or one.numbered or not every]
-    if not shown:
-        here.talk("no topic is audited; give producers rmq.Client(interceptors=[rmq.Audit()])")
+def _print(reports: list[rmq.Audited], all_topics: bool) -> None:
+    common = common_options()
+    shown_reports = [
+        report for report in reports if report.producers or report.numbered or not all_topics
+    ]
+    if not shown_reports:
+        common.note("no topic is audited; give producers rmq.Client(interceptors=[rmq.Audit()])")
         return
-    titles = [name.upper().replace("_", "-") for name in FIGURES]
+    titles = [figure.upper().replace("_", "-") for figure in FIGURES]
     output.table(
         [Column("TOPIC"), *(Column(title, right=True) for title in titles)],
-        [[one.topic, *(output.number(getattr(one, name)) for name in FIGURES)] for one in shown],
+        [
+            [report.topic, *(output.number(getattr(report, figure)) for figure in FIGURES)]
+            for report in shown_reports
+        ],
     )
-    lost = [(one.topic, part) for one in shown for part in one.lost]
+    lost = [
+        (report.topic, missing_range) for report in shown_reports for missing_range in report.lost
+    ]
     if lost:
         click.echo()
         output.table(
             [Column("TOPIC"), Column("SLOT", right=True), Column("PRODUCER"), Column("NUMBERS")],
             [
-                [topic, str(part.slot), part.producer, _numbers(part)]
-                for topic, part in lost[:SHOWN]
+                [topic, str(missing_range.slot), missing_range.producer, _numbers(missing_range)]
+                for topic, missing_range in lost[:SHOWN]
             ],
         )
     if len(lost) > SHOWN:
-        here.talk(f"{SHOWN} of {output.number(len(lost))} ranges; --json shows more")
-    if not every and not shown[0].producers and not shown[0].numbered:
-        here.talk(f"{shown[0].topic}: nobody has numbered messages; see rmq.Audit")
+        common.note(f"{SHOWN} of {output.number(len(lost))} ranges; --json shows more")
+    if not all_topics and not shown_reports[0].producers and not shown_reports[0].numbered:
+        common.note(f"{shown_reports[0].topic}: nobody has numbered messages; see rmq.Audit")
 
 
-def _numbers(part: rmq.Missing) -> str:
-    return str(part.first) if part.first == part.last else f"{part.first}-{part.last}"
+def _numbers(missing_range: rmq.Missing) -> str:
+    return (
+        str(missing_range.first)
+        if missing_range.first == missing_range.last
+        else f"{missing_range.first}-{missing_range.last}"
+    )

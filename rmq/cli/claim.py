@@ -1,16 +1,16 @@
-"""`rmq claim`: look at what stands in Redis for a business key, and forget it."""
+"""`rmq claim`: show or delete the claim on a business key."""
 
 from __future__ import annotations
 
 import click
 
 from rmq.cli import output
-from rmq.cli.app import Leaf, NotFound, session
+from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.confirm import confirm
 
 
 @click.command(
-    cls=Leaf,
+    cls=Command,
     examples=(
         "rmq claim payments payment-17",
         "rmq claim payments payment-17 --delete --yes",
@@ -19,43 +19,43 @@ from rmq.cli.confirm import confirm
 @click.argument("topic")
 @click.argument("key")
 @click.option(
-    "--consumer", default="default", show_default=True, help="As the handler's rmq.Claims names it."
+    "--consumer", default="default", show_default=True, help="The name in the handler's rmq.Claims."
 )
 @click.option(
-    "--delete", is_flag=True, help="Forget the key: the work of its next message is done."
+    "--delete", is_flag=True, help="Delete the claim: the next message with this key runs again."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
     """Show the claim on the business key KEY of TOPIC.
 
-    Consuming: a delivery is at its work, or died at it and the claim runs out with its lease.
-    Consumed: the work is done, and its copies are acked. Exit code 3: nothing stands there.
+    consuming: a delivery runs, or its process died and the claim ends with its lease.
+    consumed: the work is done, and copies are acked. Exit code 3: there is no claim.
     """
-    here = session()
-    with here.client() as client:
-        found = client.admin.claim(topic, key, consumer=consumer)
-        if found is None:
+    common = common_options()
+    with common.client() as client:
+        held = client.admin.claim(topic, key, consumer=consumer)
+        if held is None:
             raise NotFound(f"topic {topic!r} has no claim on key {key!r} of consumer {consumer!r}")
         if delete:
-            what = f"forget that key {key!r} of topic {topic} is {found.state}"
-            confirm(topic, what, yes, look="leave out --delete to look")
+            action = f"forget that key {key!r} of topic {topic} is {held.state}"
+            confirm(topic, action, yes, look="leave out --delete to look")
             client.admin.unclaim(topic, key, consumer=consumer)
-    if here.json:
+    if common.json:
         output.document(
             {
-                "key": key, "consumer": consumer, "state": found.state,
-                "message_id": str(found.message_id), "delivery": found.delivery,
-                "since": found.since.isoformat(), "left_s": found.left_s, "deleted": delete,
+                "key": key, "consumer": consumer, "state": held.state,
+                "message_id": str(held.message_id), "delivery": held.delivery,
+                "since": held.since.isoformat(), "left_s": held.left_s, "deleted": delete,
             }
         )  # fmt: skip
         return
-    left = "for ever" if found.left_s is None else output.span(found.left_s * 1000)
+    left = "for ever" if held.left_s is None else output.span(held.left_s * 1000)
     output.details(
         [
-            ("key", key), ("consumer", consumer), ("state", found.state),
-            ("message", str(found.message_id)), ("delivery", str(found.delivery)),
-            ("since", output.fine_clock(found.since)), ("kept for", left),
+            ("key", key), ("consumer", consumer), ("state", held.state),
+            ("message", str(held.message_id)), ("delivery", str(held.delivery)),
+            ("since", output.fine_clock(held.since)), ("kept for", left),
         ]
     )  # fmt: skip
     if delete:
-        here.talk("deleted: the work of the next message with this key is done again")
+        common.note("deleted: the work of the next message with this key is done again")

@@ -1,4 +1,4 @@
-"""The question before a verb that cannot be undone, and the progress of one that takes long."""
+"""The question before a command that cannot be undone, and progress bars."""
 
 from __future__ import annotations
 
@@ -10,75 +10,75 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rmq.cli.app import Refused, session
+from rmq.cli.app import Refused, common_options
 from rmq.cli.output import neutral, number
 
 
 def confirm(
     name: str,
-    what: str,
+    action: str,
     yes: bool,
-    named: str = "topic",
+    name_of: str = "topic",
     *,
     means: str = "",
     look: str = "--dry-run to look",
 ) -> None:
-    """Go on only if a person types the name of the topic (or of what `named` says), or said --yes.
+    """Ask the user to type a name, unless --yes was given.
 
     Args:
-        name: what is to be typed.
-        what: what will be done, after "This will".
-        yes: it was confirmed already.
-        named: what `name` is the name of.
-        means: a sentence on what follows from it.
-        look: how to see beforehand what it would do.
+        name: the text to type.
+        action: what will be done; it follows "This will".
+        yes: --yes was given.
+        name_of: the kind of thing that `name` names.
+        means: a sentence about the consequences.
+        look: how to see beforehand what would be done.
 
     Raises:
-        Refused: nobody can be asked, or another name was typed; nothing was done.
+        Refused: stdin is no terminal, or another name was typed; nothing was done.
     """
     if yes:
         return
     if not sys.stdin.isatty():
         raise Refused(
-            f"{what} needs a person to confirm it, and stdin is no terminal; nothing was done. "
+            f"{action} needs a person to confirm it, and stdin is no terminal; nothing was done. "
             f"Add --yes to do it, or {look} first"
         )
-    click.echo(f"This will {neutral(what)}.", err=True)
+    click.echo(f"This will {neutral(action)}.", err=True)
     if means:
         click.echo(neutral(means), err=True)
-    click.echo(f"Type the name of the {named} to go on: ", err=True, nl=False)
+    click.echo(f"Type the name of the {name_of} to go on: ", err=True, nl=False)
     if sys.stdin.readline().strip() != name:
-        raise Refused(f"that is not the name of the {named}; nothing was done")
+        raise Refused(f"that is not the name of the {name_of}; nothing was done")
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal; yields what is called with (done, all).
+    """Show a progress bar on stderr if that is a terminal; yields a callback (done, total).
 
-    Where Ctrl-C ends it, it says how far it was.
+    After Ctrl-C it prints how far the command came.
     """
     reached = (0, 0)
 
     try:
-        with _bar(label) as move:
+        with _bar(label) as update_bar:
 
-            def moved(done: int, whole: int) -> None:
+            def report_progress(done: int, total: int) -> None:
                 nonlocal reached
-                reached = done, whole
-                move(done, whole)
+                reached = done, total
+                update_bar(done, total)
 
-            yield moved
+            yield report_progress
     except KeyboardInterrupt:
-        done, whole = reached
-        far = f"after {number(done)} of {number(whole)}" if whole else "before the first one"
-        session().talk(f"stopped while {label}, {far}; run it again to go on")
+        done, total = reached
+        position = f"after {number(done)} of {number(total)}" if total else "before the first one"
+        common_options().note(f"stopped while {label}, {position}; run it again to go on")
         raise
 
 
 @contextmanager
 def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
-        yield lambda done, whole: None
+        yield lambda done, total: None
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -88,4 +88,4 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, whole: bar.update(task, completed=done, total=whole)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

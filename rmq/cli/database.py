@@ -1,4 +1,4 @@
-"""Which database: for the commands of the ledger and the outbox."""
+"""The database of `rmq ledger` and `rmq outbox`: its URL, its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmq.cli import output
-from rmq.cli.app import session
+from rmq.cli.app import common_options
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -19,20 +19,20 @@ VARIABLE = "RMQ_DATABASE_URL"
 DATABASE = click.option(
     "--database",
     metavar="URL",
-    help=f"As in SQLAlchemy. Env {VARIABLE}, where a password belongs: `ps` shows this to others.",
+    help=f"SQLAlchemy URL. Env {VARIABLE}; put a password there, `ps` shows arguments.",
 )
 
 SQL = click.option(
-    "--sql", is_flag=True, help="Print the SQL for that kind of database, and do nothing."
+    "--sql", is_flag=True, help="Print the SQL for that kind of database; connect to nothing."
 )
 
 
 def address(given: str | None) -> sa.URL:
-    """The URL of --database or the environment.
+    """Return the URL from --database or the environment.
 
     Raises:
-        UsageError: there is none, or one with a password is in the arguments.
-        ConfigurationError: it is no URL, or SQLAlchemy is not installed.
+        UsageError: no URL was given, or --database has a password.
+        ConfigurationError: it is not a URL, or SQLAlchemy is not installed.
     """
     from rmq.sql import database  # it needs SQLAlchemy, which other commands do without
 
@@ -53,7 +53,7 @@ def address(given: str | None) -> sa.URL:
 
 @contextmanager
 def opened(given: str | None) -> Iterator[sa.Engine]:
-    """An engine for the time of a command."""
+    """Open an engine for the time of a command."""
     url = address(given)
     from rmq.sql import database
 
@@ -62,59 +62,66 @@ def opened(given: str | None) -> Iterator[sa.Engine]:
 
 
 def create(given: str | None, metadata: sa.MetaData, sql: bool) -> None:
-    """Create the tables that are missing and tell of each, or print the SQL that would."""
-    here = session()
+    """Create the missing tables and list them, or print the SQL that would."""
+    common = common_options()
     if sql:
-        told = _statements(given, metadata)
-        if here.json:
-            output.document({"sql": told})
+        statements = _statements(given, metadata)
+        if common.json:
+            output.document({"sql": statements})
         else:
-            click.echo("".join(f"{one};\n\n" for one in told), nl=False)
+            click.echo("".join(f"{statement};\n\n" for statement in statements), nl=False)
         return
-    made = _create_tables(given, metadata)
-    if here.json:
-        output.document([{"table": name, "created": new} for name, new in made.items()])
+    created_by_table = _create_tables(given, metadata)
+    if common.json:
+        output.document(
+            [
+                {"table": name, "created": was_created}
+                for name, was_created in created_by_table.items()
+            ]
+        )
     else:
-        for name, new in made.items():
-            click.echo(f"{name}: {'created' if new else 'is there already'}")
+        for name, was_created in created_by_table.items():
+            click.echo(f"{name}: {'created' if was_created else 'is there already'}")
 
 
 def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
-    """Create the tables that are missing; for each, whether it was.
+    """Create the missing tables; return by table whether it was created.
 
     Raises:
-        SettingsMismatch: a table is there, and lacks columns.
+        SettingsMismatch: a table exists, but lacks columns.
     """
     import sqlalchemy as sa
 
     import rmq
 
     with opened(given) as engine, engine.begin() as connection:
-        inspector, found = sa.inspect(connection), {}
+        inspector, created = sa.inspect(connection), {}
         for table in metadata.sorted_tables:
-            found[table.name] = not inspector.has_table(table.name)
-            if found[table.name]:
+            created[table.name] = not inspector.has_table(table.name)
+            if created[table.name]:
                 continue
-            there = {str(one["name"]) for one in inspector.get_columns(table.name)}
-            missing = [one.name for one in table.columns if one.name not in there]
+            existing_columns = {str(column["name"]) for column in inspector.get_columns(table.name)}
+            missing = [
+                column.name for column in table.columns if column.name not in existing_columns
+            ]
             if missing:
                 raise rmq.SettingsMismatch(
                     f"table {table.name} is there and lacks {', '.join(missing)}; migrate it, or "
                     "drop it and create it again"
                 )
         metadata.create_all(connection)
-    return found
+    return created
 
 
 def _statements(given: str | None, metadata: sa.MetaData) -> list[str]:
-    """The SQL that creates the tables, for this kind of database; nothing is connected to."""
+    """Return the SQL that creates the tables for this kind of database; connect to nothing."""
     import sqlalchemy as sa
 
-    told: list[str] = []
+    statements: list[str] = []
 
     def note(element: sa.schema.ExecutableDDLElement, *_: object, **__: object) -> None:
-        told.append(str(element.compile(dialect=engine.dialect)).strip())
+        statements.append(str(element.compile(dialect=engine.dialect)).strip())
 
     engine = sa.create_mock_engine(address(given), note)
     metadata.create_all(engine, checkfirst=False)
-    return told
+    return statements

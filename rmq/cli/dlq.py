@@ -1,4 +1,4 @@
-"""`rmq dlq`: look at dead letters, send them back, delete them. `rmq purge`: delete what waits."""
+"""`rmq dlq`: list, redrive and purge dead letters. `rmq purge`: delete waiting messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import ERROR, PARTLY, Branch, Failed, Leaf, NotFound, session
+from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.inspect import detail, tabulate
 from rmq.cli.param_types import DURATION, MESSAGE_ID
 
 REASONS = ("failed", "lease ran out", "rejected", "undecodable", "expired")
-FIRST_LOOK, LAST_LOOK = 500, 1_000_000  # dead letters of a slot; the last is the most peek takes
+FIRST_PEEK, LARGEST_PEEK = 500, 1_000_000  # dead letters of a slot; the second is peek's limit
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -27,12 +27,12 @@ def _filters(command: F) -> F:
         (
             click.option("--id", "ids", type=MESSAGE_ID, multiple=True, help="Only these."),
             click.option(
-                "--reason", type=click.Choice(REASONS), help="Only those that died of this."
+                "--reason", type=click.Choice(REASONS), help="Only those with this reason."
             ),
+            click.option("--error", metavar="REGEX", help="Only those whose error matches."),
             click.option(
-                "--error", metavar="REGEX", help="Only those in whose error this is found."
+                "--older-than", type=DURATION, help="Only those dead for at least so long."
             ),
-            click.option("--older-than", type=DURATION, help="Only those dead for so long."),
         )
     ):
         command = option(command)
@@ -47,22 +47,22 @@ def _yes(command: F) -> F:
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
-def _wanted(filters: dict[str, Any]) -> dict[str, Any]:
-    """The filters that were given."""
+def _given_filters(filters: dict[str, Any]) -> dict[str, Any]:
+    """Return the filters that were given."""
     return {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
 
 
 def _described(count: int, filters: dict[str, Any]) -> str:
-    picked = [
+    conditions = [
         f"{name.replace('_', '-')} {value}" for name, value in filters.items() if name != "ids"
     ]
-    told = output.plural(count, "dead letter")
-    return f"{told} ({', '.join(picked)})" if picked else told
+    text = output.plural(count, "dead letter")
+    return f"{text} ({', '.join(conditions)})" if conditions else text
 
 
-@click.group(cls=Branch)
+@click.group(cls=CommandGroup)
 def dlq() -> None:
-    """Look at dead letters, send them back, delete them."""
+    """List, redrive (send back) and purge dead letters."""
 
 
 @dlq.command(
@@ -74,78 +74,84 @@ def dlq() -> None:
 )
 @click.argument("topic")
 @_filters
-@click.option("--limit", type=int, default=20, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=int, default=20, show_default=True, help="The largest number to list."
+)
 def list_dead(topic: str, limit: int, **filters: Any) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
 
-    With --json: NDJSON, bodies and tracebacks in full. Exit code 3 where a filter matches nothing.
+    With --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched nothing.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
-    here = session()
-    wanted = _wanted(filters)
-    with here.client() as client:
-        whole = client.admin.stats(topic)["dead"]
-        found = list(_matching(client, topic, wanted, limit, whole))
-    if wanted and not found:
-        raise NotFound(f"topic {topic!r} has no such dead letter (of {output.number(whole)})")
-    if here.json:
-        for one in found:
-            output.line(output.message_fields(one))
+    common = common_options()
+    given_filters = _given_filters(filters)
+    with common.client() as client:
+        total = client.admin.stats(topic)["dead"]
+        messages = list(_matching_dead_letters(client, topic, given_filters, limit, total))
+    if given_filters and not messages:
+        raise NotFound(f"topic {topic!r} has no such dead letter (of {output.number(total)})")
+    if common.json:
+        for message in messages:
+            output.line(output.message_fields(message))
         return
-    if not found:
-        here.talk(f"{topic}: no dead letters")
+    if not messages:
+        common.note(f"{topic}: no dead letters")
         return
-    tabulate(found, "dead")
-    if not wanted and whole > len(found):
-        here.talk(f"{output.number(len(found))} of {output.number(whole)}; --limit shows more")
-    elif len(found) == limit:
-        here.talk(f"the first {output.number(limit)} that match; --limit shows more")
+    tabulate(messages, "dead")
+    if not given_filters and total > len(messages):
+        common.note(f"{output.number(len(messages))} of {output.number(total)}; --limit shows more")
+    elif len(messages) == limit:
+        common.note(f"the first {output.number(limit)} that match; --limit shows more")
 
 
-def _matching(
-    client: rmq.Client, topic: str, wanted: dict[str, Any], limit: int, whole: int
+def _matching_dead_letters(
+    client: rmq.Client, topic: str, given_filters: dict[str, Any], limit: int, total: int
 ) -> Iterator[rmq.Message]:
-    """Dead letters that fit. The public peek takes no filter, so they are filtered here."""
-    fits = _fitting(wanted)
-    if "ids" in wanted:
-        each = (client.admin.get(topic, one) for one in wanted["ids"][:limit])
-        yield from (one for one in each if one is not None and one.place == "dead" and fits(one))
-    elif not wanted:
+    """Yield dead letters that match. Admin.peek takes no filter, so they are filtered here."""
+    fits = _predicate(given_filters)
+    if "ids" in given_filters:
+        for message_id in given_filters["ids"][:limit]:
+            message = client.admin.get(topic, message_id)
+            if message is not None and message.place == "dead" and fits(message):
+                yield message
+    elif not given_filters:
         yield from client.admin.peek(topic, limit, "dead")
-    elif whole:
-        each_dead = _each_dead(client, topic)
-        yield from itertools.islice((one for one in each_dead if fits(one)), limit)
+    elif total:
+        matching = filter(fits, _all_dead_letters(client, topic))
+        yield from itertools.islice(matching, limit)
 
 
-def _each_dead(client: rmq.Client, topic: str) -> Iterator[rmq.Message]:
-    """All dead letters, slot by slot, in looks that double: few are read where few are needed."""
+def _all_dead_letters(client: rmq.Client, topic: str) -> Iterator[rmq.Message]:
+    """Yield all dead letters, slot by slot; each peek doubles, so that few are read for a few."""
     for slot in range(client.admin.settings(topic).slots):
-        seen, size = 0, FIRST_LOOK
+        yielded, size = 0, FIRST_PEEK
         while True:
-            found = client.admin.peek(topic, size, "dead", slot)
-            yield from found[seen:]
-            if len(found) < size or size == LAST_LOOK:
+            messages = client.admin.peek(topic, size, "dead", slot)
+            yield from messages[yielded:]
+            if len(messages) < size or size == LARGEST_PEEK:
                 break
-            seen, size = len(found), min(size * 2, LAST_LOOK)
+            yielded, size = len(messages), min(size * 2, LARGEST_PEEK)
 
 
-def _fitting(wanted: dict[str, Any]) -> Callable[[rmq.Message], bool]:
+def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
     try:
-        error = re.compile(wanted["error"]) if "error" in wanted else None
-    except re.error as bad:
+        error_pattern = re.compile(given_filters["error"]) if "error" in given_filters else None
+    except re.error as problem:
         raise click.UsageError(
-            f"--error: {wanted['error']!r} is no regular expression: {bad}"
+            f"--error: {given_filters['error']!r} is no regular expression: {problem}"
         ) from None
-    latest = time.time() - wanted.get("older_than", 0)
+    latest = time.time() - given_filters.get("older_than", 0)
 
     def fits(message: rmq.Message) -> bool:
         failure = message.failure
-        if "older_than" in wanted and message.died and message.died.timestamp() > latest:
+        if "older_than" in given_filters and message.died and message.died.timestamp() > latest:
             return False
-        if "reason" in wanted and (failure is None or failure.reason != wanted["reason"]):
+        if "reason" in given_filters and (
+            failure is None or failure.reason != given_filters["reason"]
+        ):
             return False
-        return error is None or bool(failure and error.search(failure.error))
+        return error_pattern is None or bool(failure and error_pattern.search(failure.error))
 
     return fits
 
@@ -155,14 +161,14 @@ def _fitting(wanted: dict[str, Any]) -> Callable[[rmq.Message], bool]:
 @click.argument("id", type=MESSAGE_ID)
 def show_dead(topic: str, id: rmq.MessageId) -> None:
     """Show the dead letter ID of TOPIC in full, with its error and traceback."""
-    here = session()
-    with here.client() as client:
-        found = client.admin.get(topic, id)
-    if found is None:
-        raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never was there")
-    if found.place != "dead":
-        raise NotFound(f"{id} is not dead, it is in {found.place}; see rmq get {topic} {id}")
-    detail(found, here.json)
+    common = common_options()
+    with common.client() as client:
+        message = client.admin.get(topic, id)
+    if message is None:
+        raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never existed")
+    if message.place != "dead":
+        raise NotFound(f"{id} is not dead, it is in {message.place}; see rmq get {topic} {id}")
+    detail(message, common.json)
 
 
 @dlq.command(
@@ -174,61 +180,63 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
 @click.argument("topic")
 @_filters
 @_dry_run
-@click.option("--rate", type=float, metavar="N", help="At most so many a second.")
+@click.option("--rate", type=float, metavar="N", help="At most N a second.")
 @_yes
 def redrive(topic: str, dry_run: bool, rate: float | None, yes: bool, **filters: Any) -> int | None:
     """Send dead letters of TOPIC back to be consumed again, with all their retries.
 
-    All of them, or those that every filter fits. It asks for the name of the topic first, unless
-    only ids were given. Stopped half-way, run it again: it goes on with what is still dead.
+    All of them, or those that match every filter. It asks for the name of the topic first, unless
+    only ids were given. If it is interrupted, run it again: it continues with what is still dead.
     """
-    here = session()
-    wanted = _wanted(filters)
-    with here.client() as client:
-        matched = client.admin.redrive(topic, dry_run=True, **wanted).matched
-        _need(topic, matched, wanted)
+    common = common_options()
+    given_filters = _given_filters(filters)
+    with common.client() as client:
+        matched = client.admin.redrive(topic, dry_run=True, **given_filters).matched
+        _require_matches(topic, matched, given_filters)
         if dry_run:
-            _tell_dry(topic, matched, f"would send back {_described(matched, wanted)}")
+            _print_dry_run(topic, matched, f"would send back {_described(matched, given_filters)}")
             return None
-        what = f"send back {_described(matched, wanted)} of topic {topic!r}"
-        confirm(topic, what, yes or set(wanted) == {"ids"})
-        with progress("redriving") as moved:
-            done = client.admin.redrive(topic, rate=rate, progress=moved, **wanted)
-    if here.json:
-        output.document({"topic": topic, "dry_run": False} | done._asdict())
+        action = f"send back {_described(matched, given_filters)} of topic {topic!r}"
+        confirm(topic, action, yes or set(given_filters) == {"ids"})
+        with progress("redriving") as on_progress:
+            outcome = client.admin.redrive(topic, rate=rate, progress=on_progress, **given_filters)
+    if common.json:
+        output.document({"topic": topic, "dry_run": False} | outcome._asdict())
     else:
-        click.echo(f"{topic}: {output.plural(done.sent, 'dead letter')} sent back")
-    return _left_over(wanted, done.matched, done.sent, done.unreadable)
+        click.echo(f"{topic}: {output.plural(outcome.sent, 'dead letter')} sent back")
+    return _report_skipped(given_filters, outcome.matched, outcome.sent, outcome.unreadable)
 
 
-def _need(topic: str, matched: int, wanted: dict[str, Any]) -> None:
+def _require_matches(topic: str, matched: int, given_filters: dict[str, Any]) -> None:
     if not matched:
-        such = "such " if wanted else ""
+        such = "such " if given_filters else ""
         raise NotFound(f"topic {topic!r} has no {such}dead letters; nothing was done")
 
 
-def _tell_dry(topic: str, matched: int, told: str) -> None:
-    if session().json:
+def _print_dry_run(topic: str, matched: int, text: str) -> None:
+    if common_options().json:
         output.document({"topic": topic, "dry_run": True, "matched": matched})
     else:
-        click.echo(f"{topic}: {told}; nothing was changed")
+        click.echo(f"{topic}: {text}; nothing was changed")
 
 
-def _left_over(wanted: dict[str, Any], matched: int, done: int, unreadable: int = 0) -> int | None:
-    """Say what was not done, if anything."""
-    here = session()
+def _report_skipped(
+    given_filters: dict[str, Any], matched: int, done: int, unreadable: int = 0
+) -> int | None:
+    """Report what was not done, if anything."""
+    common = common_options()
     if unreadable:
         message = (
             f"{output.plural(unreadable, 'dead letter')} cannot be read and stayed; "
             "find them with rmq dlq ls, delete them with rmq dlq purge --id"
         )
         raise Failed(message, PARTLY if done else ERROR)
-    asked = len(set(wanted.get("ids", [])))
+    asked = len(set(given_filters.get("ids", [])))
     if asked > done:
-        here.talk(f"{output.number(asked - done)} of {output.plural(asked, 'id')} did not match")
+        common.note(f"{output.number(asked - done)} of {output.plural(asked, 'id')} did not match")
         return PARTLY
     if done < matched:
-        here.talk(f"{output.number(matched - done)} were gone before their turn")
+        common.note(f"{output.number(matched - done)} were gone before they were reached")
         return PARTLY
     return None
 
@@ -247,29 +255,29 @@ def _left_over(wanted: dict[str, Any], matched: int, done: int, unreadable: int 
 def purge_dead(topic: str, dry_run: bool, yes: bool, **filters: Any) -> int | None:
     """Delete dead letters of TOPIC for good.
 
-    All of them, or those that every filter fits. It asks for the name of the topic first.
+    All of them, or those that match every filter. It asks for the name of the topic first.
     """
-    here = session()
-    wanted = _wanted(filters)
-    with here.client() as client:
-        matched = client.admin.purge(topic, "dead", dry_run=True, **wanted)
-        _need(topic, matched, wanted)
+    common = common_options()
+    given_filters = _given_filters(filters)
+    with common.client() as client:
+        matched = client.admin.purge(topic, "dead", dry_run=True, **given_filters)
+        _require_matches(topic, matched, given_filters)
         if dry_run:
-            _tell_dry(topic, matched, f"would delete {_described(matched, wanted)}")
+            _print_dry_run(topic, matched, f"would delete {_described(matched, given_filters)}")
             return None
-        what = f"delete {_described(matched, wanted)} of topic {topic!r} for good"
-        confirm(topic, what, yes)
-        with progress("purging") as moved:
-            done = client.admin.purge(topic, "dead", progress=moved, **wanted)
-    if here.json:
-        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": done})
+        action = f"delete {_described(matched, given_filters)} of topic {topic!r} for good"
+        confirm(topic, action, yes)
+        with progress("purging") as on_progress:
+            purged = client.admin.purge(topic, "dead", progress=on_progress, **given_filters)
+    if common.json:
+        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": purged})
     else:
-        click.echo(f"{topic}: {output.plural(done, 'dead letter')} deleted")
-    return _left_over(wanted, matched, done)
+        click.echo(f"{topic}: {output.plural(purged, 'dead letter')} deleted")
+    return _report_skipped(given_filters, matched, purged)
 
 
 @click.command(
-    cls=Leaf,
+    cls=Command,
     examples=(
         "rmq purge orders --dry-run",
         "rmq purge orders",
@@ -279,24 +287,24 @@ def purge_dead(topic: str, dry_run: bool, yes: bool, **filters: Any) -> int | No
 @_dry_run
 @_yes
 def purge(topic: str, dry_run: bool, yes: bool) -> None:
-    """Delete all waiting messages of TOPIC for good, those due later too.
+    """Delete all waiting messages of TOPIC for good, also those due later.
 
     Messages in flight and dead letters stay (for those: rmq dlq purge). It asks for the name of the
     topic first.
     """
-    here = session()
-    with here.client() as client:
+    common = common_options()
+    with common.client() as client:
         matched = client.admin.purge(topic, "store", dry_run=True)
         if not matched:
             raise NotFound(f"nothing waits in topic {topic!r}; nothing was done")
-        told = output.plural(matched, "waiting message")
+        counted = output.plural(matched, "waiting message")
         if dry_run:
-            _tell_dry(topic, matched, f"would delete {told}")
+            _print_dry_run(topic, matched, f"would delete {counted}")
             return
-        confirm(topic, f"delete {told} of topic {topic!r} for good", yes)
-        with progress("purging") as moved:
-            done = client.admin.purge(topic, "store", progress=moved)
-    if here.json:
-        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": done})
+        confirm(topic, f"delete {counted} of topic {topic!r} for good", yes)
+        with progress("purging") as on_progress:
+            purged = client.admin.purge(topic, "store", progress=on_progress)
+    if common.json:
+        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": purged})
     else:
-        click.echo(f"{topic}: {output.plural(done, 'waiting message')} deleted")
+        click.echo(f"{topic}: {output.plural(purged, 'waiting message')} deleted")

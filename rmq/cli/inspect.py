@@ -1,4 +1,4 @@
-"""`rmq peek`, `rmq get`: look at messages without taking them."""
+"""`rmq peek`, `rmq get`: show messages without receiving them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import Leaf, NotFound, session
+from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import MESSAGE_ID
 
@@ -21,7 +21,7 @@ ERROR = Column("ERROR", cut=True, style="red")
 
 
 def _age(since: datetime | None, now: datetime) -> str:
-    """How long ago, by this machine's clock; the exact time is in `dlq show`."""
+    """Return how long ago, by this machine's clock; `dlq show` has the exact time."""
     return "-" if since is None else output.span(max(0, (now - since) / timedelta(milliseconds=1)))
 
 
@@ -35,7 +35,7 @@ def _error(message: rmq.Message) -> str:
 
 
 def tabulate(messages: list[rmq.Message], place: str) -> None:
-    """Print messages of one place as a table."""
+    """Print messages of one queue as a table."""
     if place == "dead":
         columns = [ID, Column("DEAD-FOR", right=True), Column("REASON"), TRIES, ERROR, BODY]
         now = datetime.now(UTC)
@@ -68,7 +68,7 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
 
 
 @click.command(
-    cls=Leaf,
+    cls=Command,
     examples=(
         "rmq peek orders --limit 5",
         "rmq peek orders --place prepare --json | jq .id",
@@ -82,39 +82,41 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
     show_default=True,
     help="store: waiting; prepare: in flight; dead: dead letters.",
 )
-@click.option("--limit", type=int, default=10, show_default=True, help="At most so many.")
-@click.option("--slot", type=int, help="Of this slot only.")
+@click.option(
+    "--limit", type=int, default=10, show_default=True, help="The largest number to show."
+)
+@click.option("--slot", type=int, help="Only this slot.")
 def peek(
     topic: str, place: Literal["store", "prepare", "dead"], limit: int, slot: int | None
 ) -> None:
-    """Look at messages of TOPIC without taking them.
+    """Show messages of TOPIC without receiving them.
 
-    Waiting ones come in the order in which their slot would give them; order is a promise inside
-    a slot, not across slots. With --json: NDJSON, bodies in full.
+    Waiting messages are listed in the order in which their slot would deliver them; order is
+    promised inside a slot, not across slots. With --json: NDJSON, with whole bodies.
     """
-    here = session()
-    with here.client() as client:
-        found = client.admin.peek(topic, limit, place, slot)
-    if here.json:
-        for one in found:
-            output.line(output.message_fields(one))
-    elif found:
-        tabulate(found, place)
+    common = common_options()
+    with common.client() as client:
+        messages = client.admin.peek(topic, limit, place, slot)
+    if common.json:
+        for message in messages:
+            output.line(output.message_fields(message))
+    elif messages:
+        tabulate(messages, place)
     else:
-        here.talk(f"{topic}: nothing is {PLACES[place]}")
+        common.note(f"{topic}: nothing is {PLACES[place]}")
 
 
-@click.command(cls=Leaf, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))
+@click.command(cls=Command, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))
 @click.argument("topic")
 @click.argument("id", type=MESSAGE_ID)
 def get(topic: str, id: rmq.MessageId) -> None:
-    """Show the message ID of TOPIC in full, wherever it is."""
-    here = session()
-    with here.client() as client:
-        found = client.admin.get(topic, id)
-    if found is None:
-        raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never was there")
-    detail(found, here.json)
+    """Show the message ID of TOPIC in full, in whichever queue it is."""
+    common = common_options()
+    with common.client() as client:
+        message = client.admin.get(topic, id)
+    if message is None:
+        raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never existed")
+    detail(message, common.json)
 
 
 def detail(message: rmq.Message, as_json: bool) -> None:

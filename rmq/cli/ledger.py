@@ -1,18 +1,18 @@
-"""`rmq ledger`: the table of what was done, for `rmq.ledger`."""
+"""`rmq ledger`: create, read and purge the table of `rmq.ledger`."""
 
 from __future__ import annotations
 
 import click
 
-from rmq.cli import database as tables, output
-from rmq.cli.app import NOTHING, OK, Branch, NotFound, session
+from rmq.cli import database as database_tables, output
+from rmq.cli.app import NOTHING, OK, CommandGroup, NotFound, common_options
 from rmq.cli.database import DATABASE, SQL, opened
 from rmq.cli.param_types import DURATION
 
 
-@click.group(cls=Branch)
+@click.group(cls=CommandGroup)
 def ledger() -> None:
-    """What was done, in a database: create the table, look, purge."""
+    """Create, read and purge the ledger's table in a database."""
 
 
 @ledger.command(
@@ -25,27 +25,26 @@ def ledger() -> None:
 @DATABASE
 @SQL
 def create(database: str | None, sql: bool) -> None:
-    """Create the table rmq_ledger, unless it is there."""
+    """Create the table rmq_ledger if it is missing."""
     from rmq.ledger import metadata  # it needs SQLAlchemy, which other commands do without
 
-    tables.create(database, metadata, sql)
+    database_tables.create(database, metadata, sql)
 
 
 @ledger.command(examples=("rmq ledger purge --older-than 30d",))
 @DATABASE
-@click.option("--older-than", type=DURATION, required=True, help="Since the row was claimed.")
+@click.option("--older-than", type=DURATION, required=True, help="Time since the row was claimed.")
 def purge(database: str | None, older_than: float) -> int:
-    """Remove rows that are older and say nothing for the future.
+    """Remove old rows: those that have expired, and those of exactly_once without ttl.
 
-    These are rows that have expired, and rows of exactly_once without ttl. A copy of a message
-    whose row is gone is worked on again: take longer than any message may wait, or lie dead.
-    Exit code 3: there was nothing to remove.
+    A copy of a message whose row is gone is handled again: give a time longer than any message
+    may wait or stay in the DeadQueue. Exit code 3: there was nothing to remove.
     """
     from rmq import ledger as library
 
     with opened(database) as engine:
         count = library.purge(engine, older_than)
-    if session().json:
+    if common_options().json:
         output.document({"removed": count})
     else:
         click.echo(f"removed {output.plural(count, 'row')}")
@@ -56,35 +55,37 @@ def purge(database: str | None, older_than: float) -> int:
 @click.argument("topic")
 @click.argument("key")
 @DATABASE
-@click.option("--consumer", default="default", show_default=True, help="As the handler names it.")
-def show_(topic: str, key: str, database: str | None, consumer: str) -> None:
-    """Show what stands for the business key KEY of TOPIC.
+@click.option(
+    "--consumer", default="default", show_default=True, help="The name in the handler's guard."
+)
+def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
+    """Show the row of the business key KEY of TOPIC.
 
-    Consuming: a delivery is at its work, or died at it, and the row expires. Consumed: the work is
-    done, and its copies are acked. Exit code 3: nothing stands there.
+    consuming: a delivery runs, or its process died and the row expires. consumed: the work is
+    done, and copies are acked. Exit code 3: there is no row.
     """
     from rmq import ledger as library
 
     with opened(database) as engine:
-        found = library.look(engine, topic, key, consumer)
-    if found is None:
+        row = library.look(engine, topic, key, consumer)
+    if row is None:
         raise NotFound(
             f"the ledger has no key {key!r} of topic {topic!r} and consumer {consumer!r}"
         )
-    if session().json:
+    if common_options().json:
         output.document(
             {
-                "topic": topic, "key": key, "consumer": consumer, "state": found.state,
-                "message_id": found.message_id, "delivery": found.delivery,
-                "since": found.since.isoformat(), "left_s": found.left_s,
+                "topic": topic, "key": key, "consumer": consumer, "state": row.state,
+                "message_id": row.message_id, "delivery": row.delivery,
+                "since": row.since.isoformat(), "left_s": row.left_s,
             }
         )  # fmt: skip
         return
-    left = "until it is purged" if found.left_s is None else output.span(found.left_s * 1000)
+    left = "until it is purged" if row.left_s is None else output.span(row.left_s * 1000)
     output.details(
         [
-            ("key", key), ("consumer", consumer), ("state", found.state),
-            ("message", found.message_id), ("delivery", str(found.delivery)),
-            ("since", output.fine_clock(found.since)), ("kept for", left),
+            ("key", key), ("consumer", consumer), ("state", row.state),
+            ("message", row.message_id), ("delivery", str(row.delivery)),
+            ("since", output.fine_clock(row.since)), ("kept for", left),
         ]
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The log of a worker: the `rmq` loggers on stderr, in lines or in JSON. Root is not touched."""
+"""The log of a worker: the `rmq` logger on stderr, as lines or JSON. The root logger stays."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class Lines(logging.Formatter):
-    """A moment, a level, a process and a message; no character of which steers a terminal."""
+    """Time, level, process and message, without characters that control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record as a line, and its traceback below."""
+        """Format a record as a line, with its traceback below."""
         text = output.neutral(record.getMessage(), lines=True)
         head = f"{_moment(record)} {record.levelname:<7} [{record.process}] {text}"
         if record.exc_info:
@@ -29,7 +29,7 @@ class JSONLines(JsonFormatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record as an object, and which process made it."""
+        """Format a record as an object, with its process id."""
         record.pid = record.process
         return super().format(record)
 
@@ -42,8 +42,8 @@ def start(level: str | None, as_json: bool) -> None:
     """Log to stderr, unless the user's module has set up its own logging.
 
     Args:
-        level: what is asked for; None: info.
-        as_json: JSON was asked for; then our handler is used in any case, and it alone.
+        level: the level asked for; None: info.
+        as_json: log JSON; then only our handler is used, even if the user's module set up others.
     """
     log = logging.getLogger("rmq")
     if level is not None or log.level == logging.NOTSET:
@@ -51,7 +51,7 @@ def start(level: str | None, as_json: bool) -> None:
     if log.hasHandlers() and not as_json:
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(MessageFilter())  # which message, where the client has rmq's Logging
+    handler.addFilter(MessageFilter())  # adds the message id, if the client uses rmq's Logging
     handler.setFormatter(JSONLines() if as_json else Lines())
     log.addHandler(handler)
     log.propagate = False

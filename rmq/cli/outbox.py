@@ -1,4 +1,4 @@
-"""`rmq outbox`: the tables, the relay, and a look. What a person mends is in `outbox_repair`."""
+"""`rmq outbox`: create the tables, run the relay, list stubs. See `outbox_repair` for the rest."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli import database as tables, logs, output
-from rmq.cli.app import Branch, NotFound, session
+from rmq.cli import database as database_tables, logs, output
+from rmq.cli.app import CommandGroup, NotFound, common_options
 from rmq.cli.database import DATABASE, SQL, opened
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION, RETRY
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 STATUSES = ("unsent", "unconfirmed", "confirmed", "void", "exhausted")
 
 
-@click.group(cls=Branch)
+@click.group(cls=CommandGroup)
 def outbox() -> None:
-    """Messages written in a database: create the tables, send them, look."""
+    """Messages written in a database: create the tables, send, list and repair."""
 
 
 @outbox.command(
@@ -37,10 +37,10 @@ def outbox() -> None:
 @DATABASE
 @SQL
 def create(database: str | None, sql: bool) -> None:
-    """Create the tables rmq_stub and rmq_log, unless they are there."""
+    """Create the tables rmq_stub and rmq_log if they are missing."""
     from rmq.outbox import metadata  # it needs SQLAlchemy, which other commands do without
 
-    tables.create(database, metadata, sql)
+    database_tables.create(database, metadata, sql)
 
 
 # --- run -----------------------------------------------------------------------------------------
@@ -57,23 +57,25 @@ def create(database: str | None, sql: bool) -> None:
 @click.option(
     "--app",
     metavar="MODULE[:ATTR]",
-    help="Where the program declares its topics on a client, as for rmq worker.",
+    help="The module that declares the topics on its client, as for rmq worker.",
 )
 @click.option(
-    "--batch", type=int, default=500, show_default=True, help="Messages of one turn, 1 to 1000."
+    "--batch", type=int, default=500, show_default=True, help="Messages per batch, 1 to 1000."
 )
-@click.option("--max-sends", type=int, help="Then a stub is exhausted.  [16]")
+@click.option("--max-sends", type=int, help="Sends after which a stub is exhausted.  [16]")
 @click.option(
     "--resend",
     type=RETRY,
     help="How long after each send a message counts as lost.  [exponential:1m:1h]",
 )
-@click.option("--log-for", type=DURATION, help="How long a consumer's note holds.  [1h]")
+@click.option(
+    "--log-for", type=DURATION, help="How long a consumer's note in rmq_log counts.  [1h]"
+)
 @click.option(
     "--webhook",
     metavar="URL",
     envvar="RMQ_OUTBOX_WEBHOOK",
-    help="Posted to for each exhausted stub. Env RMQ_OUTBOX_WEBHOOK, if it holds a secret.",
+    help="POST each exhausted stub there. Env RMQ_OUTBOX_WEBHOOK, if it holds a secret.",
 )
 @click.option("--log-level", type=click.Choice(logs.LEVELS), help="[info]")
 @click.option("--log-json", is_flag=True, help="Log JSON, one object a line.")
@@ -86,95 +88,97 @@ def run(
     log_json: bool,
     **policy: Any,
 ) -> None:
-    """Send what committed transactions have written, until SIGTERM or Ctrl-C.
+    """Send the messages of committed transactions, until SIGTERM or Ctrl-C.
 
-    It also sends again what was lost, and tells of stubs that are exhausted: by an error in its
-    log, or by a POST to --webhook with JSON (id, topic, sends, created, error).
+    It also sends lost messages again, and reports exhausted stubs: as an error in its log, or
+    by a POST to --webhook with JSON (id, topic, sends, created, error).
 
-    Any number may run. While Redis or the database is away it waits and tries again; a database
-    that is away from the start is an error (5). What has begun is finished before it ends (0).
+    Any number may run. While Redis or the database is unavailable it waits and tries again; a
+    database that is unavailable at the start is an error (5). It finishes its batch before it ends.
 
-    A topic that is not in Redis, as after a flush, is created with the settings that the program
-    declares: name its module with --app. Else it has those that this process has seen before it was
-    gone, or the defaults.
+    A topic that is missing in Redis, as after a flush, is created with the settings that the
+    program declares: name its module with --app. Otherwise it gets the settings that this process
+    saw before the topic vanished, or the defaults.
     """
     from rmq.cli.loader import declared
     from rmq.outbox import Outbox, Relay, Resender, Webhook
 
-    here = session()
+    common = common_options()
     given = {name: value for name, value in policy.items() if value is not None}
-    made = Outbox(**given)
-    hook = None if webhook is None else Webhook(webhook)
+    outbox_policy = Outbox(**given)
+    webhook_target = None if webhook is None else Webhook(webhook)
     logs.start(log_level, log_json)
-    topics = {} if app is None else declared(app)
-    with opened(database) as engine, here.client() as client, _until_told() as stop:
-        client._declared.update(topics)
-        parts = [
-            Relay(made, engine, client, batch).run,
-            Resender(made, engine, client, hook).run,
+    declared_topics = {} if app is None else declared(app)
+    with opened(database) as engine, common.client() as client, _stop_on_signal() as stop:
+        client._declared.update(declared_topics)
+        loops = [
+            Relay(outbox_policy, engine, client, batch).run,
+            Resender(outbox_policy, engine, client, webhook_target).run,
         ]
-        here.talk(f"sending to {client.url}; stop with Ctrl-C")
-        _together(parts, stop)
+        common.note(f"sending to {client.url}; stop with Ctrl-C")
+        _run_together(loops, stop)
 
 
 @contextmanager
-def _until_told() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set; a second signal does what it always does."""
+def _stop_on_signal() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and Ctrl-C set; a second signal has its default effect."""
     stop = threading.Event()
-    before: dict[signal.Signals, Any] = {}
+    previous_handlers: dict[signal.Signals, Any] = {}
 
-    def told(number: int, _: object) -> None:
+    def on_signal(signal_number: int, _: object) -> None:
         stop.set()
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, told)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        previous_handlers[signal_number] = signal.signal(signal_number, on_signal)
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)
 
 
-def _together(parts: Sequence[Callable[[threading.Event], None]], stop: threading.Event) -> None:
-    """Run all until `stop` is set, or one of them fails, whose error is raised."""
-    failed: list[BaseException] = []
+def _run_together(
+    loops: Sequence[Callable[[threading.Event], None]], stop: threading.Event
+) -> None:
+    """Run all loops until `stop` is set or one of them fails; raise its error."""
+    errors: list[BaseException] = []
 
-    def guarded(part: Callable[[threading.Event], None]) -> None:
+    def run_loop(loop: Callable[[threading.Event], None]) -> None:
         try:
-            part(stop)
+            loop(stop)
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=guarded, args=(part,), daemon=True) for part in parts]
+    threads = [threading.Thread(target=run_loop, args=(loop,), daemon=True) for loop in loops]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
 
 
-# --- look ----------------------------------------------------------------------------------------
+# --- status and ls -------------------------------------------------------------------------------
 
 
 @outbox.command(examples=("rmq outbox status", "rmq outbox status --json"))
 @DATABASE
 def status(database: str | None) -> None:
-    """Count stubs by state; how long the oldest waits to be sent, and when the next is resent."""
+    """Count stubs by status; show the age of the oldest unsent one and the next resend time."""
     from rmq.sql.outbox import inspect
 
     with opened(database) as engine:
-        found = inspect.standing(engine)
-    if session().json:
-        output.document(found._asdict() | {"next_resend": output.iso(found.next_resend)})
+        summary = inspect.standing(engine)
+    if common_options().json:
+        output.document(summary._asdict() | {"next_resend": output.iso(summary.next_resend)})
         return
-    oldest = "" if found.oldest_unsent_ms is None else output.span(found.oldest_unsent_ms)
+    oldest = "" if summary.oldest_unsent_ms is None else output.span(summary.oldest_unsent_ms)
     output.details(
-        [(name, output.number(getattr(found, name))) for name in STATUSES]
-        + [("oldest unsent", oldest or "-"), ("next resend", output.clock(found.next_resend))]
+        [(name, output.number(getattr(summary, name))) for name in STATUSES]
+        + [("oldest unsent", oldest or "-"), ("next resend", output.clock(summary.next_resend))]
     )
 
 
@@ -186,55 +190,60 @@ def status(database: str | None) -> None:
     "--status", "statuses", type=click.Choice(STATUSES), multiple=True, help="Only these."
 )
 @click.option("--topic", metavar="NAME", help="Only stubs of this topic.")
-@click.option("--limit", type=int, default=100, show_default=True, help="How many at most.")
-def list_(database: str | None, statuses: tuple[str, ...], topic: str | None, limit: int) -> None:
+@click.option(
+    "--limit", type=int, default=100, show_default=True, help="The largest number to list."
+)
+def list_stubs(
+    database: str | None, statuses: tuple[str, ...], topic: str | None, limit: int
+) -> None:
     """List stubs, oldest first."""
     from rmq.sql.outbox import inspect
 
     with opened(database) as engine:
-        found = inspect.entries(engine, statuses, topic, limit)
-    here = session()
-    if not found and (statuses or topic):
+        entries = inspect.entries(engine, statuses, topic, limit)
+    common = common_options()
+    if not entries and (statuses or topic):
         raise NotFound("no stub matches")
-    if here.json:
-        for one in found:
-            output.line(_fields(one))
+    if common.json:
+        for entry in entries:
+            output.line(_fields(entry))
         return
-    if not found:
-        here.talk("the outbox is empty")
+    if not entries:
+        common.note("the outbox is empty")
         return
     columns = [
         Column("ID"), Column("TOPIC"), Column("STATUS"), Column("SENDS", right=True),
         Column("CREATED"), Column("RESEND-AT"), Column("BODY", cut=True),
     ]  # fmt: skip
-    is_wrong = any(one.error for one in found)
+    has_errors = any(entry.error for entry in entries)
     output.table(
-        columns + [Column("ERROR", cut=True)] * is_wrong,
+        columns + [Column("ERROR", cut=True)] * has_errors,
         [
             [
-                one.id, one.topic, one.status, output.number(one.sends), output.clock(one.created),
-                output.clock(one.resend_at), output.body_text(one.body),
-                *[one.error or "-"] * is_wrong,
+                entry.id, entry.topic, entry.status, output.number(entry.sends),
+                output.clock(entry.created),
+                output.clock(entry.resend_at), output.body_text(entry.body),
+                *[entry.error or "-"] * has_errors,
             ]
-            for one in found
+            for entry in entries
         ],
     )  # fmt: skip
 
 
-def _fields(one: Entry) -> dict[str, Any]:
-    basis = None if one.slot_basis is None else one.slot_basis.decode(errors="backslashreplace")
+def _fields(entry: Entry) -> dict[str, Any]:
+    basis = None if entry.slot_basis is None else entry.slot_basis.decode(errors="backslashreplace")
     return {
-        "id": one.id,
-        "topic": one.topic,
+        "id": entry.id,
+        "topic": entry.topic,
         "slot_basis": basis,
-        "status": one.status,
-        "sends": one.sends,
-        "slot": one.slot,
-        "offset": one.offset,
-        **output.body_fields(one.body),
-        "due": output.iso(one.due),
-        "created": output.iso(one.created),
-        "sent": output.iso(one.sent_at),
-        "resend_at": output.iso(one.resend_at),
-        "error": one.error or None,
+        "status": entry.status,
+        "sends": entry.sends,
+        "slot": entry.slot,
+        "offset": entry.offset,
+        **output.body_fields(entry.body),
+        "due": output.iso(entry.due),
+        "created": output.iso(entry.created),
+        "sent": output.iso(entry.sent_at),
+        "resend_at": output.iso(entry.resend_at),
+        "error": entry.error or None,
     }

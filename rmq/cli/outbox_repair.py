@@ -1,4 +1,4 @@
-"""`rmq outbox resend`, `void` and `purge`: what a person does about stubs."""
+"""`rmq outbox resend`, `void` and `purge`: repair the outbox by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import NOTHING, PARTLY, NotFound, Session, session
+from rmq.cli.app import NOTHING, PARTLY, CommonOptions, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.database import DATABASE, address, opened
 from rmq.cli.outbox import outbox
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
-NONE = "there is no such stub"
+NO_STUB = "there is no such stub"
 
 
 # --- resend --------------------------------------------------------------------------------------
@@ -37,8 +37,8 @@ NONE = "there is no such stub"
 )
 @click.argument("ids", metavar="[ID...]", nargs=-1)
 @DATABASE
-@click.option("--exhausted", is_flag=True, help="All that are exhausted.")
-@click.option("--topic", metavar="NAME", help="Only those of this topic.")
+@click.option("--exhausted", is_flag=True, help="All exhausted stubs.")
+@click.option("--topic", metavar="NAME", help="Only stubs of this topic.")
 @DRY_RUN
 @YES
 def resend(
@@ -49,119 +49,124 @@ def resend(
     dry_run: bool,
     yes: bool,
 ) -> int | None:
-    """Send stubs again at once, whatever their resend time; their count begins anew.
+    """Have the relay send stubs again at once; their count of sends starts again.
 
-    ID is of the stub or of its message; - reads ids from stdin. The relay sends them. One that is
-    confirmed or void is not touched. With --exhausted it asks first. Exit code 4: some; 3: none.
+    ID is the id of the stub or of its message; - reads ids from stdin. A stub that is confirmed or
+    void is not touched. With --exhausted it asks first. Exit code 4: some were resent; 3: none.
     """
     if exhausted == bool(ids):
         raise click.UsageError("give ids, or --exhausted")
     if topic is not None and not exhausted:
-        raise click.UsageError("--topic: it picks among those of --exhausted; ids need none")
+        raise click.UsageError("--topic: it goes with --exhausted; ids need none")
     from rmq.outbox import Outbox
     from rmq.sql.outbox import repair
 
     with opened(database) as engine:
         if ids:
-            return _each(engine, [str(one) for one in read_ids(ids)], "resend", dry_run)
-        found = repair.exhausted(engine, topic)
-        of = "" if topic is None else f" of topic {topic!r}"
-        if not found:
-            raise NotFound(f"no stub{of} is exhausted; nothing was done")
-        told = f"{output.plural(len(found), 'exhausted stub')}{of}"
+            return _resend_each(
+                engine, [str(stub_id) for stub_id in read_ids(ids)], "resend", dry_run
+            )
+        exhausted_ids = repair.exhausted(engine, topic)
+        of_topic = "" if topic is None else f" of topic {topic!r}"
+        if not exhausted_ids:
+            raise NotFound(f"no stub{of_topic} is exhausted; nothing was done")
+        counted = f"{output.plural(len(exhausted_ids), 'exhausted stub')}{of_topic}"
         if dry_run:
-            _dry({"matched": len(found)}, f"would send {told} again")
+            _print_dry_run({"matched": len(exhausted_ids)}, f"would send {counted} again")
             return None
-        name, named = _name(database, topic)
-        confirm(name, f"send {told} again", yes, named)
-        made, done = Outbox(), 0
-        with progress("resending") as moved:
-            for at, one in enumerate(found, 1):
-                done += _changed(made, engine, one, "resend") is None
-                moved(at, len(found))
-    if session().json:
-        output.document({"dry_run": False, "matched": len(found), "resent": done})
+        name, name_of = _name_to_confirm(database, topic)
+        confirm(name, f"send {counted} again", yes, name_of)
+        outbox_policy, resent = Outbox(), 0
+        with progress("resending") as report_progress:
+            for position, stub_id in enumerate(exhausted_ids, 1):
+                resent += _apply(outbox_policy, engine, stub_id, "resend") is None
+                report_progress(position, len(exhausted_ids))
+    if common_options().json:
+        output.document({"dry_run": False, "matched": len(exhausted_ids), "resent": resent})
     else:
-        click.echo(f"{output.plural(done, 'stub')} will be sent again")
-    return None if done == len(found) else PARTLY
+        click.echo(f"{output.plural(resent, 'stub')} will be sent again")
+    return None if resent == len(exhausted_ids) else PARTLY
 
 
-def _name(database: str | None, topic: str | None) -> tuple[str, str]:
-    """What a person has to type, and what it is."""
+def _name_to_confirm(database: str | None, topic: str | None) -> tuple[str, str]:
+    """Return the name to type, and the kind of thing it names."""
     if topic is not None:
         return topic, "topic"
     return address(database).database or "", "database"
 
 
-def _changed(made: Outbox, engine: sa.Engine, id: str, verb: str) -> str | None:
-    """Resend or void one stub; why not, where it cannot be."""
+def _apply(outbox_policy: Outbox, engine: sa.Engine, id: str, verb: str) -> str | None:
+    """Resend or void one stub; return the reason if it is refused, or None."""
     from rmq.outbox import StubNotFound, StubSettled
 
     try:
         with engine.begin() as connection:
-            (made.resend if verb == "resend" else made.void)(connection, id)
+            (outbox_policy.resend if verb == "resend" else outbox_policy.void)(connection, id)
     except StubNotFound:
-        return NONE
+        return NO_STUB
     except StubSettled as error:
         return f"it is {error.status}"
     return None
 
 
-def _would(engine: sa.Engine, id: str, verb: str) -> str | None:
-    """As `_changed`, and changes nothing."""
+def _check_only(engine: sa.Engine, id: str, verb: str) -> str | None:
+    """Return what `_apply` would, without a change."""
     from rmq.sql.outbox import repair
 
     with engine.connect() as connection:
-        found = repair.whose(connection, id)
-    if found is None:
-        return NONE
-    refused = ("confirmed", "void") if verb == "resend" else ("confirmed",)
-    return f"it is {found.status}" if found.status in refused else None
+        stub = repair.whose(connection, id)
+    if stub is None:
+        return NO_STUB
+    refused_statuses = ("confirmed", "void") if verb == "resend" else ("confirmed",)
+    return f"it is {stub.status}" if stub.status in refused_statuses else None
 
 
-def _each(engine: sa.Engine, ids: list[str], verb: str, dry_run: bool) -> int:
-    """Resend one stub after the other, and tell what became of each."""
+def _resend_each(engine: sa.Engine, ids: list[str], verb: str, dry_run: bool) -> int:
+    """Resend stubs one by one, and print the result of each."""
     from rmq.outbox import Outbox
 
-    made = Outbox()
-    why = [
-        _would(engine, one, verb) if dry_run else _changed(made, engine, one, verb) for one in ids
+    outbox_policy = Outbox()
+    reasons = [
+        _check_only(engine, stub_id, verb)
+        if dry_run
+        else _apply(outbox_policy, engine, stub_id, verb)
+        for stub_id in ids
     ]
-    good = why.count(None)
+    accepted = reasons.count(None)
     if dry_run:
-        _dry({"matched": good}, f"would send {output.plural(good, 'stub')} again")
-    elif session().json:
+        _print_dry_run({"matched": accepted}, f"would send {output.plural(accepted, 'stub')} again")
+    elif common_options().json:
         output.document(
             [
-                {"id": one, "status": "refused" if no else "resent", "why": no}
-                for one, no in zip(ids, why, strict=True)
+                {"id": stub_id, "status": "refused" if reason else "resent", "why": reason}
+                for stub_id, reason in zip(ids, reasons, strict=True)
             ]
         )
     else:
         output.table(
             [Column("ID", style="cyan"), Column("STATUS"), Column("WHY")],
             [
-                [one, "refused" if no else "resent", no or ""]
-                for one, no in zip(ids, why, strict=True)
+                [stub_id, "refused" if reason else "resent", reason or ""]
+                for stub_id, reason in zip(ids, reasons, strict=True)
             ],
         )
-    return _code(good, len(ids))
+    return _exit_code(accepted, len(ids))
 
 
-def _dry(fields: dict[str, object], told: str) -> None:
-    if session().json:
+def _print_dry_run(fields: dict[str, object], text: str) -> None:
+    if common_options().json:
         output.document({"dry_run": True} | fields)
     else:
-        click.echo(f"{told}; nothing was changed")
+        click.echo(f"{text}; nothing was changed")
 
 
-def _code(good: int, of: int) -> int:
-    return 0 if good == of else PARTLY if good else NOTHING
+def _exit_code(done: int, total: int) -> int:
+    return 0 if done == total else PARTLY if done else NOTHING
 
 
 # --- void ----------------------------------------------------------------------------------------
 
-_MESSAGE = {
+_MESSAGE_STATES = {
     "cancelled": "withdrawn from Redis",
     **WHY_NOT,
     "gone": "it is not in Redis",
@@ -175,54 +180,61 @@ _MESSAGE = {
 def void(ids: tuple[str, ...], database: str | None) -> int:
     """Withdraw stubs: they are never sent again; - reads ids from stdin.
 
-    ID is of the stub or of its message. A message that waits in Redis is cancelled there, too; one
-    that a consumer has, or that is dead, is told and left alone. One that is confirmed is not
-    touched. Exit code 4: some were withdrawn, or Redis could not be asked; 3: none.
+    ID is the id of the stub or of its message. A message that waits in Redis is cancelled; one that
+    is in flight or dead is reported and left alone. A confirmed stub is not touched.
+    Exit code 4: some were withdrawn, or Redis could not be asked; 3: none.
     """
     from rmq.outbox import Outbox
 
-    here, made = session(), Outbox()
+    common, outbox_policy = common_options(), Outbox()
     rows: list[tuple[str, str, str]] = []
-    with opened(database) as engine, here.client() as client:
-        for one in read_ids(ids):
-            id = str(one)
-            no = _changed(made, engine, id, "void")
-            rows.append((id, no or "", "" if no else _cancelled(client, engine, id)))
-    if here.json:
+    with opened(database) as engine, common.client() as client:
+        for given_id in read_ids(ids):
+            stub_id = str(given_id)
+            reason = _apply(outbox_policy, engine, stub_id, "void")
+            rows.append(
+                (stub_id, reason or "", "" if reason else _cancelled(client, engine, stub_id))
+            )
+    if common.json:
         output.document(
             [
                 {
-                    "id": id, "status": "refused" if no else "void", "why": no or None,
-                    "message": message or None,
+                    "id": stub_id, "status": "refused" if reason else "void", "why": reason or None,
+                    "message": message_state or None,
                 }
-                for id, no, message in rows
+                for stub_id, reason, message_state in rows
             ]
         )  # fmt: skip
     else:
         output.table(
             [Column("ID", style="cyan"), Column("STATUS"), Column("MESSAGE"), Column("WHY")],
             [
-                [id, "refused" if no else "void", message, no or _MESSAGE[message]]
-                for id, no, message in rows
+                [
+                    stub_id,
+                    "refused" if reason else "void",
+                    message_state,
+                    reason or _MESSAGE_STATES[message_state],
+                ]
+                for stub_id, reason, message_state in rows
             ],
         )
-    good = sum(not no for _, no, _ in rows)
-    unasked = any(message == "unknown" for _, _, message in rows)
-    return PARTLY if unasked else _code(good, len(rows))
+    voided = sum(not reason for _, reason, _ in rows)
+    unasked = any(message_state == "unknown" for _, _, message_state in rows)
+    return PARTLY if unasked else _exit_code(voided, len(rows))
 
 
 def _cancelled(client: rmq.Client, engine: sa.Engine, id: str) -> str:
-    """Cancel the message of a void stub where it still waits; what became of it."""
+    """Cancel the message of a void stub if it still waits; return its state."""
     from rmq.sql.outbox import ids as outbox_ids, repair
 
     with engine.connect() as connection:
-        found = repair.whose(connection, id)
-    if found is None:
+        stub = repair.whose(connection, id)
+    if stub is None:
         return "gone"
-    topic = client.topic(found.topic)
+    topic = client.topic(stub.topic)
     try:
         topic.open(create=False)
-        return topic.cancel(outbox_ids.message_id(id, topic._context, found.slot_basis))
+        return topic.cancel(outbox_ids.message_id(id, topic._context, stub.slot_basis))
     except (rmq.TopicNotFound, rmq.TopicVanished):
         return "gone"
     except rmq.StorageError:
@@ -240,37 +252,37 @@ def _cancelled(client: rmq.Client, engine: sa.Engine, id: str) -> str:
 )
 @DATABASE
 @click.option(
-    "--older-than", type=DURATION, required=True, help="Written, due and sent so long ago."
+    "--older-than", type=DURATION, required=True, help="Written, due and sent at least so long ago."
 )
 @DRY_RUN
 @YES
 def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> int | None:
     """Delete stubs that are confirmed or void, and old notes of consumers that died.
 
-    Keep stubs for as long as their messages may come again: a consumer takes a message whose stub
-    is gone for one that was sent without an outbox. It asks for the name of the database first.
+    Keep stubs for as long as their messages may be delivered again: without its stub, a consumer
+    treats a message as sent without an outbox. It asks for the name of the database first.
     """
     from rmq.outbox import Outbox
 
-    here, made = session(), Outbox()
+    common, outbox_policy = common_options(), Outbox()
     with opened(database) as engine:
-        matched = made.purge(engine, older_than, dry_run=True)
-        told = output.plural(matched, "stub")
+        matched = outbox_policy.purge(engine, older_than, dry_run=True)
+        counted = output.plural(matched, "stub")
         if dry_run:
-            _dry({"matched": matched}, f"would delete {told}")
+            _print_dry_run({"matched": matched}, f"would delete {counted}")
             return None
         if not matched:
             raise NotFound("no stub is settled and that old; nothing was done")
-        name, named = _name(database, None)
-        confirm(name, f"delete {told} for good", yes, named)
-        with progress("purging") as moved:
-            done = made.purge(engine, older_than, progress=moved)
-    _told_purged(here, matched, done)
+        name, name_of = _name_to_confirm(database, None)
+        confirm(name, f"delete {counted} for good", yes, name_of)
+        with progress("purging") as on_progress:
+            purged = outbox_policy.purge(engine, older_than, progress=on_progress)
+    _print_purged(common, matched, purged)
     return None
 
 
-def _told_purged(here: Session, matched: int, done: int) -> None:
-    if here.json:
-        output.document({"dry_run": False, "matched": matched, "purged": done})
+def _print_purged(common: CommonOptions, matched: int, purged: int) -> None:
+    if common.json:
+        output.document({"dry_run": False, "matched": matched, "purged": purged})
     else:
-        click.echo(f"{output.plural(done, 'stub')} deleted")
+        click.echo(f"{output.plural(purged, 'stub')} deleted")

@@ -1,8 +1,8 @@
-"""What the commands print: tables, details, JSON, and text that cannot harm a terminal.
+"""Output of the commands: tables, details, JSON, and text that is safe on a terminal.
 
-Bodies, errors, headers and names were written by others. Whatever could steer a terminal (escape
-sequences, control characters, marks that turn the direction of text) is shown by its code, and
-nothing is read as markup.
+Bodies, errors, headers and names come from others. Characters that control a terminal (escape
+sequences, control characters, marks that change the direction of text) are printed as their codes,
+and nothing is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from rich.text import Text
 
 import rmq
 
-PIPED_WIDTH = 160  # where there is no terminal to fit; COLUMNS overrides it
-NARROWEST = 12  # cells that a shortened column keeps, however narrow the terminal
+PIPED_WIDTH = 160  # cells, without a terminal; COLUMNS overrides it
+NARROWEST = 12  # cells of a shortened column, however narrow the terminal
 GAP = 2
 
-_HARMFUL = re.compile(
+_UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def _spell(found: re.Match[str]) -> str:
-    char = found[0]
-    if char in _NAMED:
-        return _NAMED[char]
+def _escape(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[char]
     number = ord(char)
     if number < 0x100:
         return f"\\x{number:02x}"
@@ -48,37 +48,37 @@ def _spell(found: re.Match[str]) -> str:
 
 
 def neutral(text: str, lines: bool = False) -> str:
-    """A text with every character that could steer a terminal spelled out.
+    """Escape every character that controls a terminal.
 
     Args:
-        text: written by anyone.
-        lines: keep line ends; tabs become spaces.
+        text: any text.
+        lines: keep line ends and expand tabs.
     """
     if lines:
-        return "\n".join(neutral(one.expandtabs(4)) for one in text.split("\n"))
-    return _HARMFUL.sub(_spell, text)
+        return "\n".join(neutral(line_text.expandtabs(4)) for line_text in text.split("\n"))
+    return _UNSAFE.sub(_escape, text)
 
 
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _spell_json(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escape_json(match: re.Match[str]) -> str:
+    number = ord(match[0])
     if number < 0x10000:
         return f"\\u{number:04x}"
     number -= 0x10000
     return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
-_HARMFUL_IN_JSON = re.compile(_HARMFUL.pattern.replace("\x00-\x1f", ""))  # those JSON spells itself
+_UNSAFE_IN_JSON = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", ""))  # JSON escapes those itself
 
 
-def _plain(value: Any) -> Any:
-    """A decoded body as JSON can carry it; msgpack knows values that JSON does not."""
+def _json_value(value: Any) -> Any:
+    """Convert a decoded body to values that JSON has; msgpack has more."""
     if isinstance(value, Mapping):
-        return {_key(name): _plain(one) for name, one in value.items()}
+        return {_json_key(name): _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -88,14 +88,14 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _key(name: Any) -> Any:
+def _json_key(name: Any) -> Any:
     if isinstance(name, bytes):
         return name.hex()
     return name if name is None or isinstance(name, str | int | float) else str(name)
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """JSON that no terminal and no parser stumbles over."""
+    """Write JSON that is safe for terminals and parsers."""
     separators = (",", ":") if indent is None else (",", ": ")
     try:
         text = json.dumps(
@@ -103,9 +103,13 @@ def dumps(value: Any, indent: int | None = None) -> str:
         )
     except (TypeError, ValueError):
         text = json.dumps(
-            _plain(value), ensure_ascii=False, allow_nan=False, separators=separators, indent=indent
+            _json_value(value),
+            ensure_ascii=False,
+            allow_nan=False,
+            separators=separators,
+            indent=indent,
         )
-    return _HARMFUL_IN_JSON.sub(_spell_json, text)
+    return _UNSAFE_IN_JSON.sub(_escape_json, text)
 
 
 def _write(text: str) -> None:
@@ -113,12 +117,12 @@ def _write(text: str) -> None:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        text = re.sub("[^\x00-\x7f]", _spell_json, text)
+        text = re.sub("[^\x00-\x7f]", _escape_json, text)
     click.echo(text)
 
 
 def document(value: Any) -> None:
-    """Print one JSON document; indented for eyes, in one line for programs."""
+    """Print one JSON document: indented on a terminal, on one line otherwise."""
     _write(dumps(value, 2 if sys.stdout.isatty() else None))
 
 
@@ -128,17 +132,17 @@ def line(value: Any) -> None:
 
 
 def iso(value: datetime | None) -> str | None:
-    """A moment for JSON: ISO 8601, UTC, ms."""
+    """Format a time for JSON: ISO 8601, UTC, ms."""
     if value is None:
         return None
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def body_fields(body: Any) -> dict[str, Any]:
-    """A body for JSON: `body`, or for bytes `body_text` (where they are UTF-8) or `body_hex`."""
+    """Return a body for JSON: `body`; for bytes `body_text` if they are UTF-8, else `body_hex`."""
     if not isinstance(body, bytes):
         try:
-            json.dumps(body, default=str, skipkeys=True)  # only whether it nests too deeply
+            json.dumps(body, default=str, skipkeys=True)  # raises if it nests too deeply
         except RecursionError:
             return {"body": None, "body_unshown": "it nests too deeply"}
         return {"body": body}
@@ -149,7 +153,7 @@ def body_fields(body: Any) -> dict[str, Any]:
 
 
 def message_fields(message: rmq.Message) -> dict[str, Any]:
-    """A message for JSON."""
+    """Return a message for JSON."""
     failure = message.failure
     return {
         "id": str(message.id),
@@ -171,21 +175,21 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
     }
 
 
-# --- words ---------------------------------------------------------------------------------------
+# --- text ----------------------------------------------------------------------------------------
 
 
 def clock(value: datetime | None) -> str:
-    """A moment for a table: UTC, to the second."""
+    """Format a time for a table: UTC, to the second."""
     return "-" if value is None else value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def fine_clock(value: datetime | None) -> str:
-    """A moment where there is room: UTC, to the ms."""
+    """Format a time in full: UTC, to the ms."""
     return iso(value) or "-"
 
 
 def span(ms: float) -> str:
-    """A length of time, in two units at most."""
+    """Format a length of time in at most two units."""
     if ms < 1000:
         return f"{ms:.0f}ms"
     seconds = int(ms / 1000)
@@ -199,17 +203,17 @@ def span(ms: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count; its thousands apart for eyes, whole for a program."""
+    """Format a count, with groups of thousands on a terminal."""
     return f"{value:,}".replace(",", " ") if sys.stdout.isatty() else str(value)
 
 
 def plural(count: int, word: str) -> str:
-    """A count and its word."""
+    """Format a count with its noun."""
     return f"{number(count)} {word}{'' if count == 1 else 's'}"
 
 
 def body_text(body: Any) -> str:
-    """A body in one harmless line."""
+    """Format a body as one safe line."""
     if isinstance(body, bytes):
         try:
             return neutral(body[:4096].decode())
@@ -236,8 +240,8 @@ class Column:
     Attributes:
         title: its head.
         right: align to the right, for numbers.
-        cut: shorten its cells where the terminal is narrow; others are always whole.
-        style: of its cells, where there is colour.
+        cut: shorten its cells on a narrow terminal; other columns are never shortened.
+        style: the rich style of its cells.
     """
 
     title: str
@@ -252,7 +256,7 @@ def _colour_system() -> Any:
 
 
 def console(width: int | None = None) -> Console:
-    """A console on stdout that reads no markup and invents no colours."""
+    """Return a console on stdout that interprets no markup."""
     return Console(
         file=sys.stdout,
         color_system=_colour_system(),
@@ -265,60 +269,60 @@ def console(width: int | None = None) -> Console:
 
 
 def terminal_width() -> int:
-    """How many cells a line has."""
+    """Return the width of a line in cells."""
     return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
 
 
-def _cut(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def build(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[Table, int]:
-    """A table and its width. Cells must be harmless already or plain; they are made so again."""
+    """Build a table from untrusted cells; return it with its width."""
     cells = [[neutral(cell) for cell in row] for row in rows]
     widths = [
-        max([cell_len(column.title), *(cell_len(row[at]) for row in cells)])
-        for at, column in enumerate(columns)
+        max([cell_len(column.title), *(cell_len(row[index]) for row in cells)])
+        for index, column in enumerate(columns)
     ]
-    cuttable = [at for at, column in enumerate(columns) if column.cut]
+    cuttable = [index for index, column in enumerate(columns) if column.cut]
     room = terminal_width() - GAP * (len(columns) - 1)
-    room -= sum(width for at, width in enumerate(widths) if at not in cuttable)
-    for left, at in enumerate(sorted(cuttable, key=lambda at: widths[at])):
-        share = max(NARROWEST, room // (len(cuttable) - left))
-        widths[at] = min(widths[at], share)
-        room -= widths[at]
+    room -= sum(width for index, width in enumerate(widths) if index not in cuttable)
+    for position, index in enumerate(sorted(cuttable, key=lambda index: widths[index])):
+        share = max(NARROWEST, room // (len(cuttable) - position))
+        widths[index] = min(widths[index], share)
+        room -= widths[index]
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for at, column in enumerate(columns):
+    for index, column in enumerate(columns):
         table.add_column(
             Text(column.title),
             justify="right" if column.right else "left",
             style=column.style,
             no_wrap=True,
-            min_width=widths[at],
-            max_width=widths[at],
+            min_width=widths[index],
+            max_width=widths[index],
         )
     for row in cells:
-        table.add_row(*(Text(_cut(cell, widths[at])) for at, cell in enumerate(row)))
+        table.add_row(*(Text(_shorten(cell, widths[index])) for index, cell in enumerate(row)))
     return table, sum(widths) + GAP * len(columns)
 
 
-def _print(thing: RenderableType, width: int) -> None:
-    out = console(width)
-    with out.capture() as captured:
-        out.print(thing, no_wrap=True, crop=False)
-    for one in captured.get().splitlines():
-        click.echo(one.rstrip(), color=True)
+def _print(renderable: RenderableType, width: int) -> None:
+    target = console(width)
+    with target.capture() as captured:
+        target.print(renderable, no_wrap=True, crop=False)
+    for printed_line in captured.get().splitlines():
+        click.echo(printed_line.rstrip(), color=True)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; columns align in a pipe as on a terminal, and ids are never cut."""
+    """Print a table; columns are aligned in a pipe too, and ids are never shortened."""
     _print(*build(columns, rows))
 
 
 def details(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, a line each; values are never cut."""
+    """Print names and values, one pair per line; values are never shortened."""
     width = max(cell_len(name) for name, _ in pairs)
     for name, value in pairs:
         text = Text(set_cell_size(name, width + GAP), style="bold")
@@ -327,19 +331,19 @@ def details(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def block(title: str, text: str) -> None:
-    """Print a title and a text of several lines below it, indented."""
+    """Print a title and, below it, an indented text."""
     _print(Text(title, style="bold"), cell_len(title))
-    for one in neutral(text, lines=True).rstrip("\n").split("\n"):
-        click.echo(f"  {one}")
+    for text_line in neutral(text, lines=True).rstrip("\n").split("\n"):
+        click.echo(f"  {text_line}")
 
 
-def group(*things: RenderableType) -> Group:
-    """Renderables one below the other."""
-    return Group(*things)
+def group(*renderables: RenderableType) -> Group:
+    """Stack renderables."""
+    return Group(*renderables)
 
 
 def entry(head: str, body: str) -> None:
-    """Print a line of a log: its head whole, its body cut to the width of the terminal."""
+    """Print a log line: its head in full, its body shortened to the width of the terminal."""
     room = max(NARROWEST, terminal_width() - cell_len(head) - GAP)
-    click.echo(f"{neutral(head)}  {_cut(neutral(body), room)}")
+    click.echo(f"{neutral(head)}  {_shorten(neutral(body), room)}")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What options are made of: durations, moments, sizes, headers, ids, policies. No Redis here."""
+"""Types of options: durations, times, sizes, headers, ids, retry policies."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|)b?", re.IGNORECASE)
 
 
 def moment(text: str) -> datetime:
-    """A moment from ISO 8601 with a zone. Raises ValueError that tells what is taken."""
+    """Parse ISO 8601 with a time zone; the ValueError says what is accepted."""
     try:
-        found = datetime.fromisoformat(text.strip())
+        parsed = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a moment; give ISO 8601 with a zone, as 2030-01-31T09:00:00Z"
+            f"{text!r} is not a time; give ISO 8601 with a zone, as 2030-01-31T09:00:00Z"
         ) from None
-    if found.utcoffset() is None:
+    if parsed.utcoffset() is None:
         raise ValueError(f"{text!r} has no time zone; add Z or an offset, as +02:00")
-    return found
+    return parsed
 
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ else:  # generic from click 8.2 on, and for type checkers only
 
 
 class _Parsed(ParamType):
-    """A parameter read by a function that raises ValueError."""
+    """A parameter that a function parses, which raises ValueError."""
 
     def __init__(self, name: str, read: Any, words: str = "") -> None:
         self.name = name
         self._read = read
-        self._words = words  # a word that is taken too, meaning 0
+        self._words = words  # another accepted word, for 0
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it, or tell what is taken."""
+        """Parse the text, or say what is accepted."""
         if not isinstance(value, str):
             return value
         if self._words and value == self._words:
@@ -57,10 +57,10 @@ class _Parsed(ParamType):
 
 
 def _size(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a size; give bytes, or 256k, 2M")
-    return int(found[1]) * _SIZES[found[2].lower()]
+    return int(match[1]) * _SIZES[match[2].lower()]
 
 
 def _header(text: str) -> tuple[str, str]:

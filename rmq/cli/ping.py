@@ -1,4 +1,4 @@
-"""`rmq ping`: is Redis there, and which one?"""
+"""`rmq ping`: check the connection to Redis."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import Leaf, scrub, session
+from rmq.cli.app import Command, common_options, redact
 
 
-@click.command(cls=Leaf, examples=("rmq ping --url redis://localhost:6379/0",))
+@click.command(cls=Command, examples=("rmq ping --url redis://localhost:6379/0",))
 def ping() -> None:
-    """Ask Redis for an answer, and tell how long it took."""
-    here = session()
-    with here.client() as client:
-        client.ping()  # the first one also connects; the second is the round trip
+    """Ping Redis; print its version and how long it took."""
+    common = common_options()
+    with common.client() as client:
+        client.ping()  # connects; the second ping measures the round trip
         ms = client.ping() * 1000
         server, version = "redis", None
         try:
             info = client.server_info()
             server = "valkey" if "valkey_version" in info else "redis"
             version = str(info.get(f"{server}_version") or "") or None
-        except rmq.RMQError:  # a user who may not ask INFO may still send
+        except rmq.RMQError:  # a user without the right to INFO may still send
             pass
         wakes = client.can_wake()
-        url = scrub(client.url, here.address)
-    if here.json:
+        url = redact(client.url, common.url_asked)
+    if common.json:
         output.document(
             {"url": url, "ms": round(ms, 3), "server": server, "version": version, "wakes": wakes}
         )
@@ -36,5 +36,5 @@ def ping() -> None:
             click.echo(
                 "This user may not PUBLISH to the channels of RMQ: sleeping consumers notice new "
                 "messages up to 1 s late. Give it the channels: ACL SETUSER <user> "
-                f"'&{here.shown_prefix}:*'"
+                f"'&{common.key_prefix}:*'"
             )

@@ -1,4 +1,4 @@
-"""`rmq query`: which queries hold messages of a topic, and giving back what one holds."""
+"""`rmq query`: list the queries that hold messages of a topic; release what a query holds."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import Branch, NotFound, session
+from rmq.cli.app import CommandGroup, NotFound, common_options
 from rmq.cli.confirm import confirm
 from rmq.cli.output import Column
 
-_BEGINNING = re.compile("[0-9a-f]{4,32}")
-MEANS = "Started again on its checkpoint, it finds that the batch it had begun is gone."
-CANDIDATES = 5  # of an ambiguous beginning, named in the error
+_RUN_PREFIX = re.compile("[0-9a-f]{4,32}")
+MEANS = "If it is started again on its checkpoint, the batch that it had begun is gone."
+CANDIDATES = 5  # runs that the error about an ambiguous prefix names
 
 
-@click.group(cls=Branch)
+@click.group(cls=CommandGroup)
 def query() -> None:
-    """Look at queries that hold messages, as Spark's do; give back what one holds."""
+    """List queries that hold messages, as Spark's do; release what a query holds."""
 
 
 @query.command("ls", examples=("rmq query ls orders", "rmq query ls orders --json"))
 @click.argument("topic")
 def list_queries(topic: str) -> None:
-    """List the queries that have a lease on messages of TOPIC, the lease that ends first first.
+    """List the queries that have a lease on messages of TOPIC, by the end of the lease.
 
-    LEASE: until what it holds goes back, unless its driver renews it. Of one that has ended, the
-    next one who takes messages gives them back. OWNED: nobody else may run it for so long.
+    LEASE: time until its messages are given back, unless its driver renews the lease. Once it has
+    ended, the next consumer gives them back. OWNED: no other driver may run it for so long.
     """
-    here = session()
-    with here.client() as client:
-        found = client.admin.queries(topic)
-    if here.json:
+    common = common_options()
+    with common.client() as client:
+        queries = client.admin.queries(topic)
+    if common.json:
         output.document(
             [
                 {
-                    "run": one.run, "owner": one.owner, "owner_left_s": one.owner_left_s,
-                    "messages": one.messages, "lease_left_s": one.lease_left_s,
-                    "slots": {str(slot): count for slot, count in one.slots.items()},
+                    "run": held.run, "owner": held.owner, "owner_left_s": held.owner_left_s,
+                    "messages": held.messages, "lease_left_s": held.lease_left_s,
+                    "slots": {str(slot): count for slot, count in held.slots.items()},
                 }
-                for one in found
+                for held in queries
             ]
         )  # fmt: skip
         return
-    if not found:
-        here.talk(f"{topic}: no query holds messages")
+    if not queries:
+        common.note(f"{topic}: no query holds messages")
         return
     columns = [
         Column("RUN", style="cyan"), Column("MESSAGES", right=True), Column("SLOTS", right=True),
@@ -57,18 +57,18 @@ def list_queries(topic: str) -> None:
         columns,
         [
             [
-                one.run, output.number(one.messages), output.number(len(one.slots)),
-                _left(one.lease_left_s), _left(one.owner_left_s) if one.owner else "-",
-                one.owner or "-",
+                held.run, output.number(held.messages), output.number(len(held.slots)),
+                _left(held.lease_left_s), _left(held.owner_left_s) if held.owner else "-",
+                held.owner or "-",
             ]
-            for one in found
+            for held in queries
         ],
     )  # fmt: skip
 
 
 def _left(seconds: float) -> str:
-    told = output.span(abs(seconds) * 1000)
-    return f"{told} left" if seconds > 0 else f"ended {told} ago"
+    length = output.span(abs(seconds) * 1000)
+    return f"{length} left" if seconds > 0 else f"ended {length} ago"
 
 
 @query.command(
@@ -85,45 +85,45 @@ def _left(seconds: float) -> str:
 def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Give back to TOPIC, at once, all messages that the query RUN holds.
 
-    For a query that never comes back: else they go back when its lease has ended. It costs each a
-    retry, and they wait as after any failure. RUN is as `rmq query ls` shows it, or at least its
-    first 4 digits.
+    For a query that will not be started again; without this command they are given back when its
+    lease ends. It costs each message a retry, with the usual wait. RUN is as `rmq query ls` shows
+    it, or at least its first 4 digits.
 
-    Exit code 6 while a driver runs it: that one would replay a batch that is gone. Stop it, or give
-    --force. It asks for the name of the topic first.
+    Exit code 6 while a driver runs it, because the driver would replay a batch that is gone. Stop
+    it, or give --force. It asks for the name of the topic first.
     """
-    here = session()
-    if not _BEGINNING.fullmatch(run):
+    common = common_options()
+    if not _RUN_PREFIX.fullmatch(run):
         raise click.UsageError("RUN: give 4 to 32 of the digits that rmq query ls shows")
-    with here.client() as client:
-        run = _named(topic, run, client.admin.queries(topic))
+    with common.client() as client:
+        run = _resolve_run(topic, run, client.admin.queries(topic))
         matched = client.admin.release_query(topic, run, force=force, dry_run=True)
-        told = f"{output.plural(matched, 'message')} that query {run} holds"
+        counted = f"{output.plural(matched, 'message')} that query {run} holds"
         if dry_run:
-            if here.json:
+            if common.json:
                 output.document({"topic": topic, "run": run, "dry_run": True, "matched": matched})
             else:
-                click.echo(f"{topic}: would give back {told}; nothing was changed")
+                click.echo(f"{topic}: would give back {counted}; nothing was changed")
             return
-        confirm(topic, f"give back {told} of topic {topic!r}", yes, means=MEANS)
-        done = client.admin.release_query(topic, run, force=force)
-    if here.json:
-        output.document({"topic": topic, "run": run, "dry_run": False, "released": done})
+        confirm(topic, f"give back {counted} of topic {topic!r}", yes, means=MEANS)
+        released = client.admin.release_query(topic, run, force=force)
+    if common.json:
+        output.document({"topic": topic, "run": run, "dry_run": False, "released": released})
     else:
-        click.echo(f"{topic}: {output.plural(done, 'message')} of query {run} given back")
+        click.echo(f"{topic}: {output.plural(released, 'message')} of query {run} given back")
 
 
-def _named(topic: str, beginning: str, found: Sequence[rmq.HeldQuery]) -> str:
-    """The run that begins so."""
-    runs = [one.run for one in found if one.run.startswith(beginning)]
+def _resolve_run(topic: str, prefix: str, queries: Sequence[rmq.HeldQuery]) -> str:
+    """Return the only run that begins with the prefix."""
+    runs = [held.run for held in queries if held.run.startswith(prefix)]
     if not runs:
         raise NotFound(
-            f"topic {topic!r} has no query {beginning}; see rmq query ls {topic}. Nothing was done"
+            f"topic {topic!r} has no query {prefix}; see rmq query ls {topic}. Nothing was done"
         )
     if len(runs) > 1:
         more = f" and {len(runs) - CANDIDATES} more" if len(runs) > CANDIDATES else ""
         raise click.UsageError(
-            f"RUN: {beginning} begins {len(runs)} queries, {', '.join(sorted(runs)[:CANDIDATES])}"
+            f"RUN: {prefix} begins {len(runs)} queries, {', '.join(sorted(runs)[:CANDIDATES])}"
             f"{more}; give more of its digits"
         )
     return runs[0]

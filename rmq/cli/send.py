@@ -1,7 +1,7 @@
-"""`rmq send`: one message from an argument or a file, or a stream of them from stdin.
+"""`rmq send`: send one message from an argument or a file, or a stream of messages from stdin.
 
-A stream goes in batches. A batch is read and checked as a whole before any of it is sent, so a bad
-line stops the stream between two batches and the message can say from which line to go on.
+A stream is sent in batches. A whole batch is read and checked before any of it is sent, so a bad
+line stops the stream between two batches, and the error can say from which line to continue.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import ERROR, PARTLY, UNREACHABLE, USAGE, Failed, Leaf, session
+from rmq.cli.app import ERROR, PARTLY, UNREACHABLE, USAGE, Command, Failed, common_options
 from rmq.cli.param_types import DURABILITY, DURATION, HEADER, MESSAGE_ID, MOMENT, moment
 from rmq.core.validation import parse_duration
 
 BATCH = 1000
-PATIENCE_S = 0.2  # how long a batch waits for the next line of a slow pipe before it goes as it is
+PIPE_WAIT_S = 0.2  # how long a batch waits for the next line of a slow pipe
 DURATIONS = ("delay", "time_range", "max_wait", "expires")
 FIELDS = tuple(one.name for one in fields(rmq.Outgoing))
 
 
 class BadMessage(ValueError):
-    """What was given is no message."""
+    """The input is not a message."""
 
 
 # --- from text to a message ----------------------------------------------------------------------
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _json(data: bytes) -> Any:
+def _parse_json(data: bytes) -> Any:
     try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
+        return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise BadMessage(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
@@ -55,86 +55,90 @@ def _json(data: bytes) -> Any:
         raise BadMessage(f"not JSON: {error}") from None
 
 
-def _enveloped(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgoing:
-    """A message from an object of the fields of rmq.Outgoing; they win over the options."""
-    found = _json(data)
-    if not isinstance(found, dict):
+def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgoing:
+    """Read a message from an object with the fields of rmq.Outgoing, which override the options."""
+    envelope = _parse_json(data)
+    if not isinstance(envelope, dict):
         raise BadMessage('an envelope is an object, as {"body": ..., "priority": 20}')
-    if raw and "body_text" in found:
-        found["body"] = found.pop("body_text")
-    if raw and "body_hex" in found:
+    if raw and "body_text" in envelope:
+        envelope["body"] = envelope.pop("body_text")
+    if raw and "body_hex" in envelope:
         try:
-            found["body"] = bytes.fromhex(found.pop("body_hex"))
+            envelope["body"] = bytes.fromhex(envelope.pop("body_hex"))
         except (ValueError, TypeError):
             raise BadMessage("body_hex: not hexadecimal digits") from None
-    unknown = sorted(set(found) - set(FIELDS))
+    unknown = sorted(set(envelope) - set(FIELDS))
     if unknown:
-        raise BadMessage(f"{unknown[0]!r} is no field of a message; they are {', '.join(FIELDS)}")
-    if "body" not in found:
+        raise BadMessage(
+            f"{unknown[0]!r} is not a field of a message; the fields are {', '.join(FIELDS)}"
+        )
+    if "body" not in envelope:
         raise BadMessage("the envelope has no body")
-    body = found.pop("body")
+    body = envelope.pop("body")
     if raw and isinstance(body, str):
         body = body.encode(errors="surrogatepass")
     if raw and not isinstance(body, bytes):
         raise BadMessage(f"body: with --raw a string is needed, not {type(body).__name__}")
     try:
         for name in DURATIONS:
-            if isinstance(found.get(name), str):
-                found[name] = parse_duration(found[name])
-        if isinstance(found.get("at"), str):
-            found["at"] = moment(found["at"])
+            if isinstance(envelope.get(name), str):
+                envelope[name] = parse_duration(envelope[name])
+        if isinstance(envelope.get("at"), str):
+            envelope["at"] = moment(envelope["at"])
     except ValueError as error:
         raise BadMessage(str(error)) from None
-    given = {name: value for name, value in found.items() if value is not None}
-    if "at" in given or "delay" in given:  # a line's own time replaces that of the options
-        options = {key: one for key, one in options.items() if key not in ("at", "delay")}
-    return rmq.Outgoing(body, **(options | given))
+    envelope_options = {name: value for name, value in envelope.items() if value is not None}
+    if "at" in envelope_options or "delay" in envelope_options:  # replaces the options' time
+        options = {key: value for key, value in options.items() if key not in ("at", "delay")}
+    return rmq.Outgoing(body, **(options | envelope_options))
 
 
-def _reader(options: dict[str, Any], raw: bool, envelope: bool) -> Callable[[bytes], rmq.Outgoing]:
+def _body_reader(
+    options: dict[str, Any], raw: bool, envelope: bool
+) -> Callable[[bytes], rmq.Outgoing]:
     if envelope:
-        return lambda data: _enveloped(data, options, raw)
+        return lambda data: _read_envelope(data, options, raw)
     if raw:
         return lambda data: rmq.Outgoing(data, **options)
-    return lambda data: rmq.Outgoing(_json(data), **options)
+    return lambda data: rmq.Outgoing(_parse_json(data), **options)
 
 
 # --- a stream of lines ---------------------------------------------------------------------------
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Lines without their ends; None where the stream has nothing to give for a while."""
+    """Yield lines without their ends, and None when the stream pauses."""
     try:
         number = stream.fileno()
         slow = not stat.S_ISREG(os.fstat(number).st_mode) and os.name == "posix"
     except (OSError, ValueError, AttributeError):
         number, slow = -1, False
     if not slow:
-        for one in stream:
-            yield one.rstrip(b"\r\n")
+        for line in stream:
+            yield line.rstrip(b"\r\n")
         return
-    parts: list[bytes] = []  # of a line whose end has not come yet
+    partial: list[bytes] = []  # of a line whose end has not come yet
     while True:
-        if not select.select([number], [], [], PATIENCE_S)[0]:
+        if not select.select([number], [], [], PIPE_WAIT_S)[0]:
             yield None
             select.select([number], [], [])
         data = os.read(number, 1 << 16)
         if not data:
             break
-        *whole, rest = data.split(b"\n")
-        if whole:
-            whole[0] = b"".join(parts) + whole[0]
-            parts = []
-        parts.append(rest)
-        for one in whole:
-            yield one.rstrip(b"\r")
-    if last := b"".join(parts):
+        *complete, rest = data.split(b"\n")
+        if complete:
+            complete[0] = b"".join(partial) + complete[0]
+            partial = []
+        partial.append(rest)
+        for line in complete:
+            yield line.rstrip(b"\r")
+    if last := b"".join(partial):
         yield last
 
 
 @dataclass
 class _Stream:
-    """A stream on its way: the batch being gathered, and what became of those before."""
+    """A stream being sent: the batch that is being filled, and the results of earlier ones."""
 
     client: rmq.Client
     topic: rmq.Topic
@@ -143,7 +147,7 @@ class _Stream:
     tell: Callable[[rmq.SendResult], None] | None
     sent: int = 0
     last_sent_line: int = 0
-    sending: bool = False  # the batch is on its way
+    sending: bool = False  # the batch is being sent
     counts: dict[str, int] = field(
         default_factory=lambda: {"stored": 0, "merged": 0, "duplicate": 0}
     )
@@ -151,19 +155,19 @@ class _Stream:
     batch: list[rmq.Outgoing] = field(default_factory=list)
 
     def run(self, stream: BinaryIO, progressed: Callable[[int, int], None]) -> None:
-        """Send everything."""
+        """Send all lines of the stream."""
         number = size = 0
-        for one in _lines(stream):
-            if one is None:
+        for line in _lines(stream):
+            if line is None:
                 self.flush()
                 progressed(self.sent, size)
                 continue
             number += 1
-            size += len(one) + 1
-            if not one.strip():
+            size += len(line) + 1
+            if not line.strip():
                 continue
             try:
-                self.batch.append(self.read(one))
+                self.batch.append(self.read(line))
             except BadMessage as error:
                 raise self._bad(number, str(error), USAGE) from None
             self.lines.append(number)
@@ -181,15 +185,15 @@ class _Stream:
 
         def each() -> Iterator[rmq.Outgoing]:
             nonlocal position, all_read
-            for position, one in enumerate(self.batch):  # noqa: B007 - read where it stopped
-                yield one
+            for position, outgoing in enumerate(self.batch):  # noqa: B007 - says where reading stopped
+                yield outgoing
             all_read = True
 
         self.sending = True
         try:
             results = self.topic.send_many(each(), **self.how)
         except (rmq.ConfigurationError, rmq.SendError) as error:
-            # Messages are checked as they are read; where reading stopped is the one at fault.
+            # Messages are checked as they are read: reading stopped at the faulty one.
             if not all_read and position >= 0:
                 code = ERROR if isinstance(error, rmq.SendError) else USAGE
                 raise self._bad(self.lines[position], str(error), code) from error
@@ -201,11 +205,11 @@ class _Stream:
         self.batch, self.lines, self.sending = [], [], False
 
     def _count(self, results: list[rmq.SendResult]) -> None:
-        for one in results:
-            self.counts[one.status] += 1
+        for result in results:
+            self.counts[result.status] += 1
             self.sent += 1
             if self.tell:
-                self.tell(one)
+                self.tell(result)
 
     def _so_far(self) -> str:
         if not self.sent:
@@ -216,48 +220,47 @@ class _Stream:
         )
 
     def interrupted(self) -> str:
-        """What a person who has stopped it needs to know."""
-        far = f"stopped: {output.plural(self.sent, 'message')} sent"
+        """Return the note for a user who pressed Ctrl-C."""
+        text = f"stopped: {output.plural(self.sent, 'message')} sent"
         if self.sending:
-            far += f" and, of lines {self.lines[0]} to {self.lines[-1]}, perhaps some more"
-        return (
-            f"{far}; go on from line {self.last_sent_line + 1}: tail -n +{self.last_sent_line + 1}"
-        )
+            text += f" and, of lines {self.lines[0]} to {self.lines[-1]}, perhaps some more"
+        next_line = self.last_sent_line + 1
+        return f"{text}; continue from line {next_line}: tail -n +{next_line}"
 
     def _bad(self, line: int, why: str, code: int) -> Failed:
-        nothing_more = (
-            f", none from line {self.last_sent_line + 1} on; mend it and go on from there: "
+        hint = (
+            f", none from line {self.last_sent_line + 1} on; fix it and continue from there: "
             f"tail -n +{self.last_sent_line + 1}"
             if self.sent
             else ""
         )
         return Failed(
-            f"line {line}: {why}; {self._so_far()}{nothing_more}",
+            f"line {line}: {why}; {self._so_far()}{hint}",
             PARTLY if self.sent else code,
             "BadLine",
         )
 
     def _stopped(self, error: rmq.RMQError) -> Failed:
-        """A batch failed on its way."""
-        kept = [one for one in getattr(error, "results", []) if one is not None]
+        """Return the error for a batch that failed while it was sent."""
+        results = [result for result in getattr(error, "results", []) if result is not None]
         where = f"lines {self.lines[0]} to {self.lines[-1]}"
-        before = self._so_far()
+        so_far = self._so_far()
         if isinstance(error, rmq.OutcomeUnknown):
-            fate = f"of {where} some or all may have been sent"
+            batch_outcome = f"of {where} some or all may have been sent"
             code = UNREACHABLE
         elif isinstance(error, rmq.Unavailable):
-            fate = f"{where} were not sent"
+            batch_outcome = f"{where} were not sent"
             code = UNREACHABLE
         else:
-            fate = f"of {where}, {output.plural(len(kept), 'message')} went through"
-            self._count(kept)
+            batch_outcome = f"of {where}, {output.plural(len(results), 'message')} went through"
+            self._count(results)
             code = PARTLY if self.sent else ERROR
-        return Failed(f"{where}: {error}; {before}; {fate}", code, type(error).__name__)
+        return Failed(f"{where}: {error}; {so_far}; {batch_outcome}", code, type(error).__name__)
 
 
 @contextmanager
-def _meter(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal; yields what is called with (messages, bytes)."""
+def _progress_bar(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr if that is a terminal; yields a callback (messages, bytes)."""
     if not wanted or not sys.stderr.isatty():
         yield lambda sent, size: None
         return
@@ -279,9 +282,9 @@ def _meter(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int], None
         task = bar.add_task("", total=total, sent="")
 
         def moved(sent: int, size: int) -> None:
-            pace = sent / max(0.001, time.monotonic() - started)
-            told = f"{output.plural(sent, 'message')}, {output.number(round(pace))}/s"
-            bar.update(task, completed=size, sent=told)
+            rate = sent / max(0.001, time.monotonic() - started)
+            text = f"{output.plural(sent, 'message')}, {output.number(round(rate))}/s"
+            bar.update(task, completed=size, sent=text)
 
         yield moved
 
@@ -289,20 +292,20 @@ def _meter(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int], None
 # --- the command ---------------------------------------------------------------------------------
 
 
-def result_fields(one: rmq.SendResult) -> dict[str, Any]:
-    """A result for JSON."""
+def result_fields(result: rmq.SendResult) -> dict[str, Any]:
+    """Return a result for JSON."""
     return {
-        "id": str(one.id),
-        "status": one.status,
-        "into": str(one.into) if one.into else None,
-        "slot": one.slot,
-        "offset": one.offset,
-        "durable": one.durable,
+        "id": str(result.id),
+        "status": result.status,
+        "into": str(result.into) if result.into else None,
+        "slot": result.slot,
+        "offset": result.offset,
+        "durable": result.durable,
     }
 
 
-def _gather(given: dict[str, Any]) -> dict[str, Any]:
-    """The options that are fields of rmq.Outgoing, as far as they were given."""
+def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the given options that are fields of rmq.Outgoing."""
     options = {
         name: value
         for name, value in given.items()
@@ -314,7 +317,7 @@ def _gather(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command(
-    cls=Leaf,
+    cls=Command,
     examples=(
         "rmq send orders '{\"id\": 7}' --priority 900",
         "rmq send reminders '\"call back\"' --at 2030-01-31T09:00:00+01:00",
@@ -328,29 +331,33 @@ def _gather(given: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--file", type=click.File("rb"), help="Read one body from this file; - is all of stdin."
 )
-@click.option("--raw", is_flag=True, help="The body is text or bytes, kept as it is, not JSON.")
+@click.option("--raw", is_flag=True, help="The body is text or bytes, sent as it is, not JSON.")
 @click.option(
-    "--envelope", is_flag=True, help="The input has the message's options beside its body."
+    "--envelope", is_flag=True, help="The input is an object with the body and its options."
 )
 @click.option("--priority", type=int, metavar="N", help="17 to 1048575, larger first.")
-@click.option("--delay", type=DURATION, help="May be taken after so long.")
-@click.option("--at", type=MOMENT, help="May be taken from then on: ISO 8601 with a zone.")
-@click.option("--merge-key", metavar="KEY", help="Waiting messages of one key become one.")
+@click.option("--delay", type=DURATION, help="Due after so long.")
+@click.option("--at", type=MOMENT, help="Due at this time: ISO 8601 with a zone.")
+@click.option("--merge-key", metavar="KEY", help="Waiting messages with the same key become one.")
 @click.option("--time-range", type=DURATION, help="How long a merging message waits for others.")
 @click.option(
     "--merge", type=click.Choice(["first", "last", "collect"]), help="Which body stays.  [first]"
 )
-@click.option("--extend", is_flag=True, help="Every merge restarts the clock; needs --max-wait.")
-@click.option("--max-wait", type=DURATION, help="The longest wait of an extended message.")
-@click.option("--slot-basis", metavar="TEXT", help="Messages of one basis keep their order.")
-@click.option("--header", "headers", type=HEADER, multiple=True, help="May be given several times.")
-@click.option("--expires", type=DURATION, help="How long after it is due it may still be taken.")
-@click.option("--id", type=MESSAGE_ID, help="Of an earlier attempt: nothing is added twice.")
-@click.option("--dedup-key", metavar="KEY", help="Nothing is added twice under one key.")
+@click.option("--extend", is_flag=True, help="Every merge restarts --time-range; needs --max-wait.")
+@click.option("--max-wait", type=DURATION, help="The longest wait with --extend.")
+@click.option(
+    "--slot-basis", metavar="TEXT", help="Messages with the same basis go to the same slot."
+)
+@click.option("--header", "headers", type=HEADER, multiple=True, help="Repeatable.")
+@click.option("--expires", type=DURATION, help="How long after its due time it may be delivered.")
+@click.option(
+    "--id", type=MESSAGE_ID, help="The id of an earlier attempt: a repeated send adds nothing."
+)
+@click.option("--dedup-key", metavar="KEY", help="A repeated send with the same key adds nothing.")
 @click.option("--durability", type=DURABILITY, help="memory, replicated[:N[:T]] or fsync[:N[:T]].")
-@click.option("--timeout", type=DURATION, help="How long to wait for room in a topic that blocks.")
+@click.option("--timeout", type=DURATION, help="How long to wait for room, with overflow block.")
 @click.option("--create", is_flag=True, help="Create the topic if it is missing.")
-@click.option("--results", is_flag=True, help="With -: print a result for each message.")
+@click.option("--results", is_flag=True, help="With -: print the result of each message.")
 def send(
     topic: str,
     body: str | None,
@@ -361,20 +368,20 @@ def send(
     timeout: float | None,
     create: bool,
     results: bool,
-    **given: Any,
+    **given_options: Any,
 ) -> None:
     """Send BODY to TOPIC. BODY is JSON; with - every line of stdin is one.
 
-    Prints the id of the message, or with - a count. Lines go in batches of 1000 (or what there is,
-    when a pipe pauses); blank ones are passed over. A line that cannot work stops it: its batch is
-    not sent, and the message tells what was. Write -- before a BODY that begins with -.
+    Prints the id of the message, or with - a count. Lines are sent in batches of 1000 (fewer when a
+    pipe pauses); blank lines are skipped. A bad line stops the stream: its batch is not sent, and
+    the error says what was. Write -- before a BODY that begins with -.
 
     An envelope is an object such as {"body": ..., "priority": 20, "delay": "5m"}, with the names of
-    the options and _ for -; "headers" is an object. It wins over the options.
+    the options and _ for -; "headers" is an object. It overrides the options.
     """
-    here = session()
-    options = _gather(given)
-    how = {"durability": durability, "timeout": timeout}
+    common = common_options()
+    options = _outgoing_options(given_options)
+    send_options = {"durability": durability, "timeout": timeout}
     if (body is None) == (file is None):
         raise click.UsageError("give one of BODY, --file FILE, or - to read lines from stdin")
     stream = body == "-"
@@ -383,33 +390,35 @@ def send(
             raise click.UsageError(f"{option} names one message; with - give each by --envelope")
     if results and not stream:
         raise click.UsageError("--results goes with -; a single message always prints its result")
-    read = _reader(options, raw, envelope)
+    read = _body_reader(options, raw, envelope)
     if stream:
-        with here.client() as client:
-            _send_stream(client, _opened(client, topic, raw, create), read, how, results)
+        with common.client() as client:
+            _send_stream(
+                client, _open_topic(client, topic, raw, create), read, send_options, results
+            )
         return
     data = file.read() if file is not None else os.fsencode(body or "")
     try:
-        out = read(data)
+        outgoing = read(data)
     except BadMessage as error:
         hint = "" if raw or envelope else "; quote it as JSON, or add --raw to send plain text"
         raise click.UsageError(f"body: {error}{hint}") from None
-    with here.client() as client:
-        result = _opened(client, topic, raw, create).send_many([out], **how)[0]
-    if here.json:
+    with common.client() as client:
+        result = _open_topic(client, topic, raw, create).send_many([outgoing], **send_options)[0]
+    if common.json:
         output.document(result_fields(result))
         return
     click.echo(str(result.message_id))
-    here.talk(_told(result))
+    common.note(_result_text(result))
 
 
-def _opened(client: rmq.Client, name: str, raw: bool, create: bool) -> rmq.Topic:
-    found = client.topic(name, codec="bytes" if raw else "json")
-    found.open(create=create)
-    return found
+def _open_topic(client: rmq.Client, name: str, raw: bool, create: bool) -> rmq.Topic:
+    topic = client.topic(name, codec="bytes" if raw else "json")
+    topic.open(create=create)
+    return topic
 
 
-def _told(result: rmq.SendResult) -> str:
+def _result_text(result: rmq.SendResult) -> str:
     where = f"slot {result.slot}, offset {result.offset}"
     if result.status == "merged":
         return f"merged into the waiting message of {where}"
@@ -422,34 +431,34 @@ def _send_stream(
     client: rmq.Client,
     topic: rmq.Topic,
     read: Callable[[bytes], rmq.Outgoing],
-    how: dict[str, Any],
+    send_options: dict[str, Any],
     results: bool,
 ) -> None:
-    here = session()
+    common = common_options()
 
-    def tell(one: rmq.SendResult) -> None:
-        if here.json:
-            output.line(result_fields(one))
+    def tell(result: rmq.SendResult) -> None:
+        if common.json:
+            output.line(result_fields(result))
         else:
-            click.echo(f"{one.message_id} {one.status}")
+            click.echo(f"{result.message_id} {result.status}")
 
     source = sys.stdin.buffer
-    stream = _Stream(client, topic, read, how, tell if results else None)
+    stream = _Stream(client, topic, read, send_options, tell if results else None)
     try:
-        with _meter(source, wanted=not (results and sys.stdout.isatty())) as moved:
-            stream.run(source, moved)
+        with _progress_bar(source, wanted=not (results and sys.stdout.isatty())) as on_progress:
+            stream.run(source, on_progress)
     except KeyboardInterrupt:
-        here.talk(stream.interrupted())
+        common.note(stream.interrupted())
         raise
     counts = {"sent": stream.sent, **stream.counts}
     if results:
-        here.talk(f"{output.plural(stream.sent, 'message')} sent")
-    elif here.json:
+        common.note(f"{output.plural(stream.sent, 'message')} sent")
+    elif common.json:
         output.document(counts)
     else:
-        told = ", ".join(
+        text = ", ".join(
             f"{output.number(count)} {name}"
             for name, count in stream.counts.items()
             if count or name == "stored"
         )
-        click.echo(f"{output.plural(stream.sent, 'message')} sent: {told}")
+        click.echo(f"{output.plural(stream.sent, 'message')} sent: {text}")

@@ -1,4 +1,4 @@
-"""`rmq sink`: which batches of which queries are published to a topic, and forgetting that."""
+"""`rmq sink`: list or forget which batches of a query are published to a topic."""
 
 from __future__ import annotations
 
@@ -6,38 +6,48 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import Branch, NotFound, session
+from rmq.cli.app import CommandGroup, NotFound, common_options
 from rmq.cli.confirm import confirm
 from rmq.cli.output import Column
 
 
-@click.group(cls=Branch)
+@click.group(cls=CommandGroup)
 def sink() -> None:
-    """Look at what is kept of queries that publish, as Spark's do; forget it."""
+    """List or forget the records of queries that publish, as Spark's do."""
 
 
 @sink.command("ls", examples=("rmq sink ls orders", "rmq sink ls orders --json"))
 @click.argument("topic")
 def list_sinks(topic: str) -> None:
-    """List the queries that have published to TOPIC, and how far each has come.
+    """List the queries that have published to TOPIC, with their last batches.
 
     PUBLISHED: the last batch that is published. BEGUN: a batch that has begun and not ended. These
-    records never expire. There is no index of them: this walks all keys of the database.
+    records never expire. They have no index: this command scans all keys of the database.
     """
-    here = session()
-    with here.client() as client:
-        found = client.admin.sinks(topic)
-    if here.json:
+    common = common_options()
+    with common.client() as client:
+        sinks = client.admin.sinks(topic)
+    if common.json:
         output.document(
-            [{"query": one.query, "published": one.published, "begun": one.begun} for one in found]
+            [
+                {
+                    "query": record.query,
+                    "published": record.published,
+                    "begun": record.begun,
+                }
+                for record in sinks
+            ]
         )
         return
-    if not found:
-        here.talk(f"{topic}: no query has published to it")
+    if not sinks:
+        common.note(f"{topic}: no query has published to it")
         return
     columns = [Column("QUERY", style="cyan")]
     columns += [Column("PUBLISHED", right=True), Column("BEGUN", right=True)]
-    output.table(columns, [[one.query, _batch(one.published), _batch(one.begun)] for one in found])
+    output.table(
+        columns,
+        [[record.query, _batch(record.published), _batch(record.begun)] for record in sinks],
+    )
 
 
 def _batch(number: int | None) -> str:
@@ -53,38 +63,40 @@ def _batch(number: int | None) -> str:
 def forget(topic: str, query: str, yes: bool) -> None:
     """Forget which batches of QUERY are published to TOPIC.
 
-    For a query whose checkpoint is deleted. On a checkpoint that lives, a replay of its last
+    For a query whose checkpoint is deleted. With the checkpoint still in use, a replay of its last
     batch would be published a second time. It asks for the name of the topic first.
     """
-    here = session()
-    with here.client() as client:
-        found = client.admin.sinks(topic, query)
-        if not found:
+    common = common_options()
+    with common.client() as client:
+        records = client.admin.sinks(topic, query)
+        if not records:
             raise NotFound(
                 f"topic {topic!r} has no record of query {query!r}; see rmq sink ls {topic}. "
                 "Nothing was done"
             )
-        what = f"forget what query {query} has published to topic {topic!r}"
-        confirm(topic, what, yes, means=_meaning(found[0]), look=f"see rmq sink ls {topic}")
+        action = f"forget what query {query} has published to topic {topic!r}"
+        confirm(topic, action, yes, means=_meaning(records[0]), look=f"see rmq sink ls {topic}")
         client.admin.forget_sink(topic, query)
-    if here.json:
+    if common.json:
         output.document(
             {
-                "topic": topic, "query": query, "published": found[0].published,
-                "begun": found[0].begun, "forgotten": True,
+                "topic": topic, "query": query, "published": records[0].published,
+                "begun": records[0].begun, "forgotten": True,
             }
         )  # fmt: skip
     else:
         click.echo(f"{topic}: query {query} forgotten")
 
 
-def _meaning(found: rmq.Sink) -> str:
-    told = []
-    if found.published is not None:
-        told.append(f"A replay of its batch {found.published} would be published a second time.")
-    if found.begun is not None:
-        told.append(
-            f"Batch {found.begun} has begun and may be published in part; if its query runs it "
+def _meaning(record: rmq.Sink) -> str:
+    sentences = []
+    if record.published is not None:
+        sentences.append(
+            f"A replay of its batch {record.published} would be published a second time."
+        )
+    if record.begun is not None:
+        sentences.append(
+            f"Batch {record.begun} has begun and may be published in part; if its query runs it "
             "again, all of it is published, and else what is missing never is."
         )
-    return " ".join(told)
+    return " ".join(sentences)

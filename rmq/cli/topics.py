@@ -1,4 +1,4 @@
-"""`rmq topic`: create, change, delete, list, show."""
+"""`rmq topic`: create, change, delete, list and show topics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import Branch, Failed, Refused, session
+from rmq.cli.app import CommandGroup, Failed, Refused, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, RETRY, SIZE
@@ -19,12 +19,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention")
 
 
-@click.group(cls=Branch)
+@click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, change, delete, list and show topics."""
 
 
-def _spelled(name: str, value: Any) -> str:
+def _setting_text(name: str, value: Any) -> str:
     if name in DURATIONS:
         return format_duration(value) if value else "off"
     if name == "max_length" and not value:
@@ -33,11 +33,13 @@ def _spelled(name: str, value: Any) -> str:
 
 
 _SETTINGS = (
+    click.option("--slots", type=int, help="Number of slots, 1 to 1024.  [1]"),
     click.option(
-        "--slots", type=int, help="Into how many slots messages are spread, 1 to 1024.  [1]"
+        "--default-priority", type=int, help="Priority of a send without one, 17 to 1048575.  [100]"
     ),
-    click.option("--default-priority", type=int, help="Of a plain send, 17 to 1048575.  [100]"),
-    click.option("--lease", type=DURATION, help="Time to work on a delivery, 1s to 12h.  [30s]"),
+    click.option(
+        "--lease", type=DURATION, help="How long a consumer keeps a delivery, 1s to 12h.  [30s]"
+    ),
     click.option("--max-retries", type=int, help="Deliveries after the first, 0 to 16.  [16]"),
     click.option(
         "--retry",
@@ -48,7 +50,7 @@ _SETTINGS = (
     click.option(
         "--dedup-window", type=DURATION_OR_OFF, help="How long a settled id is remembered.  [1m]"
     ),
-    click.option("--max-length", type=int, help="The most that may wait; 0 is no limit.  [0]"),
+    click.option("--max-length", type=int, help="How many messages may wait; 0: no limit.  [0]"),
     click.option(
         "--overflow",
         type=click.Choice(["reject", "block", "drop_lowest"]),
@@ -56,10 +58,14 @@ _SETTINGS = (
     ),
     click.option("--max-body", type=SIZE, help="The largest body, bytes or 256k, 2M.  [256k]"),
     click.option(
-        "--expires", type=DURATION_OR_OFF, help="How long after it is due it may be taken.  [off]"
+        "--expires",
+        type=DURATION_OR_OFF,
+        help="How long after its due time a message may be delivered.  [off]",
     ),
     click.option(
-        "--on-expire", type=click.Choice(["dead", "drop"]), help="What becomes of it then.  [dead]"
+        "--on-expire",
+        type=click.Choice(["dead", "drop"]),
+        help="What happens to an expired message.  [dead]",
     ),
     click.option(
         "--durability",
@@ -75,13 +81,13 @@ _SETTINGS = (
 
 
 def _settings(command: F) -> F:
-    """The settings of a topic as options."""
+    """Add the settings of a topic as options."""
     for option in reversed(_SETTINGS):
         command = option(command)
     return command
 
 
-def _given(given: dict[str, Any]) -> dict[str, Any]:
+def _without_none(given: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -93,15 +99,15 @@ def _given(given: dict[str, Any]) -> dict[str, Any]:
 def create(name: str, **given: Any) -> None:
     """Create topic NAME with these settings; [defaults] in brackets.
 
-    Settings are kept in Redis. If the topic is there already, they are compared: the same is fine,
-    a difference is an error (exit code 2). `rmq topic set` changes them.
+    Settings are kept in Redis. If the topic exists, they are compared; a difference is an error
+    (exit code 2). `rmq topic set` changes them.
     """
-    here = session()
-    with here.client() as client:
-        made = client.topic(name, **_given(given))
-        created = made.open()
-        settings = made.settings.shown()
-    if here.json:
+    common = common_options()
+    with common.client() as client:
+        new_topic = client.topic(name, **_without_none(given))
+        created = new_topic.open()
+        settings = new_topic.settings.shown()
+    if common.json:
         output.document({"topic": name, "created": created, "settings": settings})
     else:
         slots = output.plural(settings["slots"], "slot")
@@ -118,25 +124,32 @@ def create(name: str, **given: Any) -> None:
 @click.argument("name")
 @_settings
 def set_settings(name: str, **given: Any) -> None:
-    """Change settings of topic NAME while it is used; [defaults] in brackets.
+    """Change settings of topic NAME while it is in use; [defaults] in brackets.
 
-    Programs that run follow within 30 seconds; a consumer or worker keeps its lease until it starts
-    again. Programs whose code names another value are refused when they start: change them too.
-    Slots and max-retries cannot be changed. Stopped half-way, run it again.
+    Running programs follow within 30 seconds; a consumer or worker keeps its lease until it is
+    restarted. A program whose code names another value is refused when it starts: change it too.
+    Slots and max-retries cannot be changed. If it is interrupted, run it again.
     """
-    here = session()
-    asked = _given(given)
-    if not asked:
+    common = common_options()
+    changes = _without_none(given)
+    if not changes:
         raise click.UsageError("give at least one setting to change")
-    with here.client() as client:
+    with common.client() as client:
         before = client.admin.settings(name).shown()
-        after = client.admin.topic_set(name, **asked).shown()
-    if here.json:
+        after = client.admin.topic_set(name, **changes).shown()
+    if common.json:
         output.document({"topic": name, "before": before, "settings": after})
         return
-    for key in asked:
-        was, now = _spelled(key, before[key]), _spelled(key, after[key])
-        click.echo(f"{name}: {key} " + (f"is {now} already" if was == now else f"{was} -> {now}"))
+    for key in changes:
+        old_value, new_value = _setting_text(key, before[key]), _setting_text(key, after[key])
+        click.echo(
+            f"{name}: {key} "
+            + (
+                f"is {new_value} already"
+                if old_value == new_value
+                else f"{old_value} -> {new_value}"
+            )
+        )
 
 
 @topic.command(
@@ -144,63 +157,66 @@ def set_settings(name: str, **given: Any) -> None:
     examples=("rmq topic delete orders --dry-run", "rmq topic delete orders --force"),
 )
 @click.argument("name")
-@click.option("--dry-run", is_flag=True, help="Only count what it holds; change nothing.")
-@click.option("--force", is_flag=True, help="Also if it holds messages: they are lost.")
+@click.option("--dry-run", is_flag=True, help="Only count its messages; change nothing.")
+@click.option("--force", is_flag=True, help="Even if it holds messages, which are lost.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
     """Delete topic NAME for good, with everything that belongs to it.
 
-    It refuses while the topic holds messages (exit code 6), unless it is forced, and asks for the
-    name of the topic. Programs that use the topic get an error that says so. Stopped half-way,
+    While the topic holds messages it refuses (exit code 6) without --force. It asks for the name
+    of the topic. Programs that use the topic get an error that says so. If it is interrupted,
     nobody can open the topic any more; run it again.
     """
-    here = session()
-    with here.client() as client:
-        held = client.admin.topic_delete(name, dry_run=True)
+    common = common_options()
+    with common.client() as client:
+        deleted = client.admin.topic_delete(name, dry_run=True)
         if dry_run:
-            if here.json:
-                output.document({"topic": name, "dry_run": True} | _held(held))
+            if common.json:
+                output.document({"topic": name, "dry_run": True} | _deleted_fields(deleted))
             else:
-                click.echo(f"{name}: would delete it with {_told(held)}; nothing was changed")
+                click.echo(
+                    f"{name}: would delete it with {_contents_text(deleted)}; nothing was changed"
+                )
             return
-        if held.messages and not force:
+        if deleted.messages and not force:
             raise Refused(
-                f"topic {name!r} holds {_told(held)}; nothing was deleted. Consume or purge them, "
-                "or give --force to delete them with it"
+                f"topic {name!r} holds {_contents_text(deleted)}; nothing was deleted. "
+                "Consume or purge them, or give --force to delete them with it"
             )
-        confirm(name, f"delete topic {name!r} for good, with {_told(held)}", yes)
-        with progress("deleting") as moved:
-            held = client.admin.topic_delete(name, force=force, progress=moved)
-    if here.json:
-        output.document({"topic": name, "dry_run": False} | _held(held))
+        confirm(name, f"delete topic {name!r} for good, with {_contents_text(deleted)}", yes)
+        with progress("deleting") as on_progress:
+            deleted = client.admin.topic_delete(name, force=force, progress=on_progress)
+    if common.json:
+        output.document({"topic": name, "dry_run": False} | _deleted_fields(deleted))
     else:
-        click.echo(f"{name}: deleted, with {_told(held)}")
+        click.echo(f"{name}: deleted, with {_contents_text(deleted)}")
 
 
-def _held(held: rmq.Deleted) -> dict[str, int]:
-    return held._asdict() | {"messages": held.messages}
+def _deleted_fields(deleted: rmq.Deleted) -> dict[str, int]:
+    return deleted._asdict() | {"messages": deleted.messages}
 
 
-def _told(held: rmq.Deleted) -> str:
-    if not held.messages:
+def _contents_text(deleted: rmq.Deleted) -> str:
+    if not deleted.messages:
         return "no messages"
     return (
-        f"{output.plural(held.waiting, 'waiting message')}, "
-        f"{output.number(held.in_flight)} in flight and {output.plural(held.dead, 'dead letter')}"
+        f"{output.plural(deleted.waiting, 'waiting message')}, "
+        f"{output.number(deleted.in_flight)} in flight and "
+        f"{output.plural(deleted.dead, 'dead letter')}"
     )
 
 
 @topic.command("ls", examples=("rmq topic ls",))
 def list_topics() -> None:
-    """List all topics and what they hold."""
-    here = session()
-    with here.client() as client:
-        found = overview(client)
-    if here.json:
-        output.document(found)
+    """List all topics with the number of their messages."""
+    common = common_options()
+    with common.client() as client:
+        rows = overview(client)
+    if common.json:
+        output.document(rows)
         return
-    if not found:
-        here.talk("no topics yet; create one: rmq topic create NAME")
+    if not rows:
+        common.note("no topics yet; create one: rmq topic create NAME")
         return
     columns = [Column("TOPIC"), Column("SLOTS", right=True)] + [
         Column(title, right=True) for title in ("WAITING", "LATER", "IN-FLIGHT", "DEAD")
@@ -209,27 +225,27 @@ def list_topics() -> None:
         columns,
         [
             [
-                one["topic"],
+                row["topic"],
                 *(
-                    output.number(one[key]) if key in one else "?"
+                    output.number(row[key]) if key in row else "?"
                     for key in ("slots", "waiting", "later", "in_flight", "dead")
                 ),
             ]
-            for one in found
+            for row in rows
         ],
     )
-    broken = [one for one in found if "error" in one]
+    broken = [row for row in rows if "error" in row]
     if broken:
         raise Failed(f"{broken[0]['topic']}: {broken[0]['error']}")
 
 
 def overview(client: rmq.Client) -> list[dict[str, Any]]:
-    """Every topic with its figures; one that cannot be read has an `error` instead."""
-    found: list[dict[str, Any]] = []
+    """Return the counts of every topic; a topic that cannot be read has an `error` instead."""
+    rows: list[dict[str, Any]] = []
     for name in client.admin.topics():
         try:
             figures = client.admin.stats(name)
-            found.append(
+            rows.append(
                 {"topic": name, "slots": client.admin.settings(name).slots}
                 | {"waiting": waiting(figures)}
                 | figures
@@ -237,27 +253,29 @@ def overview(client: rmq.Client) -> list[dict[str, Any]]:
         except (rmq.Unavailable, rmq.OutcomeUnknown):
             raise
         except rmq.RMQError as error:
-            found.append({"topic": name, "error": str(error)})
-    return found
+            rows.append({"topic": name, "error": str(error)})
+    return rows
 
 
 def waiting(figures: dict[str, int]) -> int:
-    """Messages that may be taken now."""
+    """Return the number of messages that may be delivered now."""
     return figures["retries"] + figures["priority"] + figures["due"]
 
 
 @topic.command("show", examples=("rmq topic show orders",))
 @click.argument("name")
 def show_topic(name: str) -> None:
-    """Show the settings of topic NAME, and what it holds."""
-    here = session()
-    with here.client() as client:
+    """Show the settings of topic NAME, and the number of its messages."""
+    common = common_options()
+    with common.client() as client:
         settings = client.admin.settings(name).shown()
         figures = client.admin.stats(name)
-    if here.json:
+    if common.json:
         output.document({"topic": name, "settings": settings, "stats": figures})
         return
-    output.details([("topic", name)] + [(key, _spelled(key, settings[key])) for key in settings])
+    output.details(
+        [("topic", name)] + [(key, _setting_text(key, settings[key])) for key in settings]
+    )
     click.echo()
     output.details(
         [

@@ -1,4 +1,4 @@
-"""`rmq worker`: run the handlers of a module, in this process or in several that are watched."""
+"""`rmq worker`: run the handlers of a module, in this process or in several supervised ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import click
 
 import rmq
 from rmq.cli import loader, logs, output, worker_summary
-from rmq.cli.app import OK, USAGE, Failed, Leaf, Session, session
+from rmq.cli.app import OK, USAGE, Command, CommonOptions, Failed, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION, DURATION_OR_OFF
-from rmq.cli.worker_summary import Account
+from rmq.cli.worker_summary import WorkerReport
 from rmq.core import optional_imports
 from rmq.worker.control_channel import Line
 from rmq.worker.supervisor import Supervisor
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq")
 
-LAST_CALL_S = 5.0  # for what runs at the exit of a process whose handlers still run
-PROCESSES_MOST = 256
+EXIT_DEADLINE_S = 5.0  # for exit functions, while threads of handlers still run
+MAX_PROCESSES = 256
 
 
-def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-    """HOST:PORT; without a host, this machine alone."""
+def _host_port(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    """Parse HOST:PORT; the default host is 127.0.0.1."""
     if value is None:
         return None
     host, _, port = value.rpartition(":")
@@ -47,24 +47,24 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> A
 
 HELP = """Run the handlers of MODULE until SIGTERM or Ctrl-C.
 
-MODULE is imported, with the current directory on Python's path. ATTR is an rmq.Client, an
-rmq.AsyncClient or an rmq.Worker in it; without ATTR, the one there is. Redis and the prefix are
-those of that client.
+MODULE is imported, with the current directory on Python's path. ATTR names an rmq.Client, an
+rmq.AsyncClient or an rmq.Worker in it; it may be left out if there is only one. The client decides
+which Redis and which prefix are used.
 
 \b
 Exit codes; with --processes the largest of them:
   0   stopped; everything that had started was finished
   1   MODULE cannot be imported
   2   wrong usage, or settings that differ from those in Redis
-  4   the grace time ran out, and what was still running was handed back; or Redis was away, and
-      was not told what was done: it is delivered again
-  70  nothing moved any more (--watchdog)
+  4   the grace time ended and running messages were handed back, or Redis was away and some acks
+      could not be sent: these messages are delivered again
+  70  no progress (--watchdog)
   128 + n  a second signal n
 """
 
 
 @click.command(
-    cls=Leaf,
+    cls=Command,
     help=HELP,
     examples=(
         "rmq worker shop",
@@ -75,16 +75,20 @@ Exit codes; with --processes the largest of them:
     ),
 )
 @click.argument("module", metavar="MODULE[:ATTR]")
-@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this; repeatable.")
+@click.option(
+    "--topic", "topics", multiple=True, metavar="NAME", help="Only this topic; repeatable."
+)
 @click.option(
     "--processes",
-    type=click.IntRange(1, PROCESSES_MOST),
+    type=click.IntRange(1, MAX_PROCESSES),
     metavar="N",
-    help="Worker processes, started again when they die.",
+    help="Number of worker processes; one that dies is restarted.",
 )
-@click.option("--reload", is_flag=True, help="Start again when a .py file changes.")
-@click.option("--grace", type=DURATION, help="How long a stop waits for what runs.  [30s]")
-@click.option("--watchdog", type=DURATION_OR_OFF, help="End when nothing moves so long.  [60s]")
+@click.option("--reload", is_flag=True, help="Restart when a .py file changes.")
+@click.option("--grace", type=DURATION, help="How long a stop waits for running handlers.  [30s]")
+@click.option(
+    "--watchdog", type=DURATION_OR_OFF, help="Exit after so long without progress.  [60s]"
+)
 @click.option(
     "--keeper",
     type=click.Choice(["process", "thread"]),
@@ -92,7 +96,7 @@ Exit codes; with --processes the largest of them:
 )
 @click.option(
     "--health",
-    callback=_address,
+    callback=_host_port,
     metavar="[HOST]:PORT",
     help="Serve /livez, /readyz and /metrics over HTTP.  [host: 127.0.0.1]",
 )
@@ -103,8 +107,10 @@ Exit codes; with --processes the largest of them:
     help="debug, info, warning or error.  [info]",
 )
 @click.option("--log-json", is_flag=True, help="Log in JSON, one object a line.")
-@click.option("--check", is_flag=True, help="Import, compare settings with Redis, end.")
-@click.option("--line", type=int, hidden=True, help="Where a supervisor listens.")
+@click.option("--check", is_flag=True, help="Import, compare settings with Redis, exit.")
+@click.option(
+    "--line", type=int, hidden=True, help="File descriptor of the supervisor's control channel."
+)
 def worker(
     module: str,
     topics: tuple[str, ...],
@@ -119,31 +125,31 @@ def worker(
     check: bool,
     line: int | None,
 ) -> int:
-    """Run handlers: here, in several processes, or only check them."""
-    here = session()
-    _refuse_address(here, module)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what handlers print
+    """Run handlers in this process or in several, or only check them."""
+    common = common_options()
+    _refuse_redis_options(common, module)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for what handlers print
     options = {"grace": grace, "watchdog": watchdog, "keeper": keeper}
     given = {name: value for name, value in options.items() if value is not None}
     if (processes or reload) and not check and line is None:
         logs.start(log_level, log_json)
-        words = [f"--{name}={value}" for name, value in given.items()]
-        words += [f"--topic={name}" for name in topics]
-        words += [f"--log-level={log_level}"] * bool(log_level) + ["--log-json"] * log_json
-        words += ["--json"] * here.json
-        return _supervise(here, [module, *words], processes or 1, reload, health)
-    supervisor = None if line is None else Line(line)
-    made = _make(module, topics, given)
+        arguments = [f"--{name}={value}" for name, value in given.items()]
+        arguments += [f"--topic={name}" for name in topics]
+        arguments += [f"--log-level={log_level}"] * bool(log_level) + ["--log-json"] * log_json
+        arguments += ["--json"] * common.json
+        return _supervise(common, [module, *arguments], processes or 1, reload, health)
+    control = None if line is None else Line(line)
+    new_worker = _make(module, topics, given)
     if check:
-        return _check(here, made)
+        return _check(common, new_worker)
     logs.start(log_level, log_json)
-    if supervisor is not None:
-        return _serve_line(made, supervisor)
-    return _serve(here, module, made, health)
+    if control is not None:
+        return _serve_supervised(new_worker, control)
+    return _serve(common, module, new_worker, health)
 
 
-def _refuse_address(here: Session, module: str) -> None:
-    for option, given in (("--url", here.url), ("--prefix", here.prefix)):
+def _refuse_redis_options(common: CommonOptions, module: str) -> None:
+    for option, given in (("--url", common.url), ("--prefix", common.prefix)):
         if given:
             raise Failed(
                 f"{option}: a worker serves the client that {module} makes, with the client's own "
@@ -153,65 +159,70 @@ def _refuse_address(here: Session, module: str) -> None:
             )
 
 
-def _make(module: str, topics: Sequence[str], options: dict[str, Any]) -> rmq.Worker:
-    found = loader.find(module)
-    if isinstance(found, rmq.Worker):
-        given = [f"--{name}" for name in (["topic"] * bool(topics) + list(options))]
-        if given:
+def _make(module: str, topics: Sequence[str], worker_options: dict[str, Any]) -> rmq.Worker:
+    target = loader.find(module)
+    if isinstance(target, rmq.Worker):
+        given_options = [f"--{name}" for name in (["topic"] * bool(topics) + list(worker_options))]
+        if given_options:
             raise Failed(
-                f"{', '.join(given)}: {module} names an rmq.Worker, which has its settings "
+                f"{', '.join(given_options)}: {module} names an rmq.Worker, which has its settings "
                 "already; change them there, or name its client",
                 USAGE,
                 "UsageError",
             )
-        return found
-    if options.get("watchdog") == 0:
-        options["watchdog"] = None
-    return rmq.Worker(found, topics=topics or None, **options)
+        return target
+    if worker_options.get("watchdog") == 0:
+        worker_options["watchdog"] = None
+    return rmq.Worker(target, topics=topics or None, **worker_options)
 
 
 # --- one process ---------------------------------------------------------------------------------
 
 
-def _check(here: Session, made: rmq.Worker) -> int:
-    found = made.check()
-    listed = [one | {"exists": found[one["topic"]]} for one in worker_summary.handlers_of(made)]
-    if here.json:
-        output.document({"handlers": listed})
+def _check(common: CommonOptions, new_worker: rmq.Worker) -> int:
+    exists_by_topic = new_worker.check()
+    handlers = [
+        handler | {"exists": exists_by_topic[handler["topic"]]}
+        for handler in worker_summary.handlers_of(new_worker)
+    ]
+    if common.json:
+        output.document({"handlers": handlers})
     else:
         rows = [
-            [*worker_summary.row(one), "there" if one["exists"] else "to be created"]
-            for one in listed
+            [*worker_summary.row(handler), "there" if handler["exists"] else "to be created"]
+            for handler in handlers
         ]
         output.table([*worker_summary.COLUMNS, Column("IN-REDIS")], rows)
     return OK
 
 
-def _serve_line(made: rmq.Worker, line: Line) -> int:
-    """Work under a supervisor."""
-    line.serves(made)
-    code = made.run(lambda: line.at_work(handlers=worker_summary.handlers_of(made)))
-    line.say(counts=made.counts())
-    return _leave(code)
+def _serve_supervised(new_worker: rmq.Worker, control: Line) -> int:
+    """Run under a supervisor."""
+    control.serves(new_worker)
+    code = new_worker.run(lambda: control.at_work(handlers=worker_summary.handlers_of(new_worker)))
+    control.say(counts=new_worker.counts())
+    return _exit_process(code)
 
 
-def _serve(here: Session, module: str, made: rmq.Worker, health: tuple[str, int] | None) -> int:
-    probes = _probes(health, made.health)
-    told = Account(here, module)
-    code = made.run(
-        lambda: told.begin(worker_summary.handlers_of(made), probes.url if probes else None)
+def _serve(
+    common: CommonOptions, module: str, new_worker: rmq.Worker, health: tuple[str, int] | None
+) -> int:
+    probes = _probes(health, new_worker.health)
+    report = WorkerReport(common, module)
+    code = new_worker.run(
+        lambda: report.begin(worker_summary.handlers_of(new_worker), probes.url if probes else None)
     )
-    told.end(code, made.counts())
-    return _leave(code)
+    report.end(code, new_worker.counts())
+    return _exit_process(code)
 
 
-def _leave(code: int) -> int:
-    """End this process, whatever still runs in it.
+def _exit_process(code: int) -> int:
+    """Exit this process, even if threads still run in it.
 
-    After the exit code 0 nothing should, and Python ends as it does. Else threads may be running
-    handlers: Python would wait for some of them for ever, and crash on others.
+    After exit code 0 none should, and Python exits as usual. Otherwise threads may be running
+    handlers: Python would wait forever for some of them, and crash on others.
     """
-    threading.Thread(target=_last_call, args=(code,), name="rmq-leave", daemon=True).start()
+    threading.Thread(target=_exit_anyway, args=(code,), name="rmq-leave", daemon=True).start()
     if code == FINISHED:
         return code
     atexit._run_exitfuncs()
@@ -219,13 +230,15 @@ def _leave(code: int) -> int:
     os._exit(code)
 
 
-def _last_call(code: int) -> None:
-    time.sleep(LAST_CALL_S)
-    rest = [
-        one.name for one in threading.enumerate() if not one.daemon and one.name != "MainThread"
+def _exit_anyway(code: int) -> None:
+    time.sleep(EXIT_DEADLINE_S)
+    still_running = [
+        thread.name
+        for thread in threading.enumerate()
+        if not thread.daemon and thread.name != "MainThread"
     ]
-    if code == FINISHED and rest:
-        log.warning("ended although threads of yours still run: %s", ", ".join(rest))
+    if code == FINISHED and still_running:
+        log.warning("exited although your threads still run: %s", ", ".join(still_running))
     _flush()
     os._exit(code)
 
@@ -239,7 +252,7 @@ def _flush() -> None:
 def _probes(address: tuple[str, int] | None, health: Callable[[], rmq.Health]) -> Probes | None:
     if address is None:
         return None
-    from rmq.worker.probes import Probes  # and with it a web server, which only this needs
+    from rmq.worker.probes import Probes  # imports a web server, which only --health needs
 
     try:
         return Probes(*address, health)
@@ -251,42 +264,46 @@ def _probes(address: tuple[str, int] | None, health: Callable[[], rmq.Health]) -
 
 
 def _supervise(
-    here: Session, words: list[str], count: int, reload: bool, health: tuple[str, int] | None
+    common: CommonOptions,
+    arguments: list[str],
+    count: int,
+    reload: bool,
+    health: tuple[str, int] | None,
 ) -> int:
     if os.name != "posix":
         raise Failed("--processes and --reload need a POSIX system", USAGE, "UsageError")
     watchfiles = optional_imports.load("watchfiles", "reload", "--reload") if reload else None
-    told = Account(here, words[0], count)
+    report = WorkerReport(common, arguments[0], count)
     metrics = None
     if health is not None:
         from rmq.worker.probes import SharedMetrics
 
         metrics = SharedMetrics()
     probes: Probes | None = None
-    made = Supervisor(
-        [sys.executable, "-m", "rmq", "worker", *words],
+    supervisor = Supervisor(
+        [sys.executable, "-m", "rmq", "worker", *arguments],
         count,
-        env=_environment(),
+        env=_child_environment(),
         is_watched=reload,
-        on_ready=lambda facts: told.begin(facts["handlers"], probes.url if probes else None),
+        on_ready=lambda facts: report.begin(facts["handlers"], probes.url if probes else None),
         on_end=metrics.forget if metrics else lambda pid: None,
     )
     try:
-        probes = _probes(health, made.health)
+        probes = _probes(health, supervisor.health)
         if watchfiles:
             threading.Thread(
-                target=_watch, args=(made, watchfiles), name="rmq-reload", daemon=True
+                target=_watch, args=(supervisor, watchfiles), name="rmq-reload", daemon=True
             ).start()
-        code = made.run()
+        code = supervisor.run()
     finally:
         if metrics is not None:
             metrics.close()
-    told.end(code, made.counts(), made.restarts)
+    report.end(code, supervisor.counts(), supervisor.restarts)
     return code
 
 
-def _environment() -> dict[str, str]:
-    """Ours; in a checkout that is not installed, a process must find rmq as well."""
+def _child_environment() -> dict[str, str]:
+    """Return our environment; in a checkout, PYTHONPATH lets the process find rmq."""
     home = Path(rmq.__file__).parents[1]
     if not (home / "pyproject.toml").is_file():
         return dict(os.environ)
@@ -294,15 +311,15 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else str(home)}
 
 
-def _watch(made: Supervisor, watchfiles: Any) -> None:
-    """Tell the supervisor of every change of a .py file below the current directory."""
-    here = os.getcwd()
+def _watch(supervisor: Supervisor, watchfiles: Any) -> None:
+    """Report every change of a .py file below the current directory to the supervisor."""
+    cwd = os.getcwd()
     try:
         for changes in watchfiles.watch(
-            here, watch_filter=watchfiles.PythonFilter(), raise_interrupt=False
+            cwd, watch_filter=watchfiles.PythonFilter(), raise_interrupt=False
         ):
-            for kind, path in sorted(changes, key=lambda one: one[1]):
+            for kind, path in sorted(changes, key=lambda change: change[1]):
                 word = {watchfiles.Change.added: "is new", watchfiles.Change.deleted: "is gone"}
-                made.changed(f"{os.path.relpath(path, here)} {word.get(kind, 'has changed')}")
+                supervisor.changed(f"{os.path.relpath(path, cwd)} {word.get(kind, 'has changed')}")
     except Exception:
-        log.exception("changes of the code are not noticed any more")
+        log.exception("changes of the code are no longer watched")

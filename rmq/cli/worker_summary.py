@@ -1,6 +1,6 @@
-"""What a worker tells: at the start what it serves, at the end what it did, and how it ended.
+"""A worker's report on stderr: its handlers at the start, its counts and exit reason at the end.
 
-All of it on stderr: stdout is for what handlers print.
+stdout is left to the handlers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import Session
+from rmq.cli.app import CommonOptions
 from rmq.cli.output import Column
 from rmq.core.validation import format_duration
 from rmq.worker.worker import FINISHED, HANDED_BACK, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")
-GUARDED = ("duplicate", "claim_lost")  # shown where a handler has guards
+GUARD_OPS = ("duplicate", "claim_lost")  # shown if a handler has guards
 
 COLUMNS = (
     Column("TOPIC"),
@@ -34,66 +34,68 @@ COLUMNS = (
 )
 
 
-def handlers_of(made: rmq.Worker) -> list[dict[str, Any]]:
-    """What a worker serves, for JSON."""
+def handlers_of(worker: rmq.Worker) -> list[dict[str, Any]]:
+    """Return the handlers of a worker for JSON."""
     return [
         {
-            "topic": one.context.name,
-            "handler": one.name,
-            "kind": ("async" if one.is_async else "sync") + (f", {one.batch}" if one.batch else ""),
-            "concurrency": one.concurrency,
-            "prefetch": one.prefetch,
-            "ordered": one.ordered,
-            "lease": _lease_s(one),
+            "topic": handler.context.name,
+            "handler": handler.name,
+            "kind": ("async" if handler.is_async else "sync")
+            + (f", {handler.batch}" if handler.batch else ""),
+            "concurrency": handler.concurrency,
+            "prefetch": handler.prefetch,
+            "ordered": handler.ordered,
+            "lease": _lease_s(handler),
         }
-        for one in made.handlers
+        for handler in worker.handlers
     ]
 
 
-def _lease_s(one: Any) -> float | None:
-    """The lease of a handler, seconds; None: the topic's, which is not known yet."""
-    if one.lease_ms is None and not one.context.is_open:
+def _lease_s(handler: Any) -> float | None:
+    """Return the lease of a handler in seconds; None: the topic's, which is not known yet."""
+    if handler.lease_ms is None and not handler.context.is_open:
         return None
-    return float(one.lease_ms or one.context.settings.lease_ms) / 1000
+    return float(handler.lease_ms or handler.context.settings.lease_ms) / 1000
 
 
-def row(one: Mapping[str, Any]) -> list[str]:
-    """A handler for a table."""
-    lease = "topic's" if one["lease"] is None else format_duration(one["lease"])
+def row(handler: Mapping[str, Any]) -> list[str]:
+    """Return the table row of a handler."""
+    lease = "topic's" if handler["lease"] is None else format_duration(handler["lease"])
     return [
-        one["topic"], one["handler"], one["kind"], output.number(one["concurrency"]),
-        output.number(one["prefetch"]), "yes" if one["ordered"] else "no", lease,
+        handler["topic"], handler["handler"], handler["kind"],
+        output.number(handler["concurrency"]),
+        output.number(handler["prefetch"]), "yes" if handler["ordered"] else "no", lease,
     ]  # fmt: skip
 
 
-def how(code: int) -> str:
-    """How a worker ended, in words."""
+def exit_text(code: int) -> str:
+    """Describe how a worker ended."""
     if code == FINISHED:
         return "stopped; everything that had started was finished"
     if code == HANDED_BACK:
         return (
-            "stopped; the grace time ran out, or Redis was away: what was still running was handed "
-            "back, and what could not be acked is delivered again"
+            "stopped; the grace time ended, or Redis was away: running messages were handed back, "
+            "and messages that could not be acked are delivered again"
         )
     if code == STUCK:
-        return "stuck: nothing moved, although there was work; the stacks are above"
+        return "stuck: no progress, although there was work; the stacks are above"
     if code > 128:
         with contextlib.suppress(ValueError):
             return f"ended at once, by {signal.Signals(code - 128).name}"
     return "failed; the reason is above"
 
 
-class Account:
-    """What is told on stderr: at the start what is served, at the end what was done."""
+class WorkerReport:
+    """Prints the handlers of a worker at its start, and its counts at its end."""
 
-    def __init__(self, here: Session, module: str, processes: int | None = None) -> None:
-        self._here = here
+    def __init__(self, common: CommonOptions, module: str, processes: int | None = None) -> None:
+        self._here = common
         self._module = module
         self._processes = processes
         self._since = time.monotonic()
 
     def begin(self, handlers: list[dict[str, Any]], url: str | None) -> None:
-        """The handlers are at work. `url`: of the probes, where there are any."""
+        """Print the handlers; `url` is that of the health probes, if any."""
         if self._here.json:
             self._line(
                 event="started", module=self._module, pid=os.getpid(), handlers=handlers,
@@ -101,34 +103,40 @@ class Account:
             )  # fmt: skip
             return
         with contextlib.redirect_stdout(sys.stderr):
-            output.table(COLUMNS, [row(one) for one in handlers])
-        inside = ""
+            output.table(COLUMNS, [row(handler) for handler in handlers])
+        where = ""
         if self._processes:
-            inside = f" in {self._processes} process{'' if self._processes == 1 else 'es'}"
+            where = f" in {self._processes} process{'' if self._processes == 1 else 'es'}"
         probing = f"; {url}/readyz" if url else ""
-        self._here.talk(f"{self._module}: at work{inside}, pid {os.getpid()}{probing}")
+        self._here.note(f"{self._module}: at work{where}, pid {os.getpid()}{probing}")
 
     def end(self, code: int, counts: Mapping[str, Mapping[str, int]], restarts: int = 0) -> None:
-        """The worker has ended."""
+        """Print how the worker ended, and its counts."""
         seconds = time.monotonic() - self._since
         if self._here.json:
             self._line(
-                event="ended", module=self._module, exit=code, how=how(code),
+                event="ended", module=self._module, exit=code, how=exit_text(code),
                 seconds=round(seconds, 3), restarts=restarts, counts=counts,
             )  # fmt: skip
             return
         if counts:
-            more = [op for op in GUARDED if any(op in one for one in counts.values())]
-            ops = (*OPS, *more, "held")
+            guard_ops = [
+                op
+                for op in GUARD_OPS
+                if any(op in topic_counts for topic_counts in counts.values())
+            ]
+            ops = (*OPS, *guard_ops, "held")
             columns = [Column(op.upper().replace("_", "-"), right=True) for op in ops]
             rows = [
-                [topic, *(output.number(one.get(op, 0)) for op in ops)]
-                for topic, one in counts.items()
+                [topic, *(output.number(topic_counts.get(op, 0)) for op in ops)]
+                for topic, topic_counts in counts.items()
             ]
             with contextlib.redirect_stdout(sys.stderr):
                 output.table([Column("TOPIC"), *columns], rows)
-        again = f", {output.plural(restarts, 'restart')}" if restarts else ""
-        self._here.talk(f"{self._module}: {how(code)} ({output.span(seconds * 1000)}{again})")
+        restarts_text = f", {output.plural(restarts, 'restart')}" if restarts else ""
+        self._here.note(
+            f"{self._module}: {exit_text(code)} ({output.span(seconds * 1000)}{restarts_text})"
+        )
 
     @staticmethod
     def _line(**facts: Any) -> None:

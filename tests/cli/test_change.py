@@ -25,7 +25,7 @@ class TestWaiting:
         some = run("cancel", topic.name, first, second, "--json")
         assert (some.exit_code, statuses(some)) == (4, ["gone", "cancelled"])
         none = run("cancel", topic.name, gone)
-        assert (none.exit_code, "never was there" in none.stdout) == (3, True)
+        assert (none.exit_code, "never existed" in none.stdout) == (3, True)
 
     def test_ids_come_from_stdin(self, run, topic, client):
         for n in range(3):
@@ -138,7 +138,7 @@ class TestDeadLetters:
 
     def test_ls_looks_further_until_it_has_enough(self, run, topic, monkeypatch):
         ids = bury(topic, *(f"boom {n}" for n in range(10)))
-        monkeypatch.setattr("rmq.cli.dlq.FIRST_LOOK", 2)
+        monkeypatch.setattr("rmq.cli.dlq.FIRST_PEEK", 2)
 
         def found(*words):
             return [

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import rmq
-from rmq.cli.app import scrub, secrets
+from rmq.cli.app import redact, secrets
 from tests.cli.program import until
 from tests.servers import free_port
 
@@ -144,7 +144,7 @@ def test_ping_works_with_a_password_and_hides_it(run, server, client):
 def test_secrets_are_found_however_the_url_is_written():
     assert secrets("redis://u:a%40b@h") == ["a%40b", "a@b"]
     assert secrets("redis://h") == secrets(None) == []
-    assert scrub("x redis://:ab@h y", "redis://:ab@h") == "x redis://:***@h y"
+    assert redact("x redis://:ab@h y", "redis://:ab@h") == "x redis://:***@h y"
 
 
 def test_a_traceback_is_shown_only_on_request(run):
@@ -217,7 +217,7 @@ def test_ctrl_c_in_a_stream_tells_where_to_go_on(shell, topic, client):
     out, err = running.communicate(timeout=90)
 
     assert (running.returncode, out) == (130, b"")
-    assert err.decode().strip() == "stopped: 3 messages sent; go on from line 5: tail -n +5"
+    assert err.decode().strip() == "stopped: 3 messages sent; continue from line 5: tail -n +5"
 
 
 def test_tail_says_at_once_what_it_cannot_show(shell, topic):

@@ -163,7 +163,7 @@ def test_get_of_what_is_not_there_is_exit_code_3(run, topic, client):
     done = run("get", topic.name, topic.new_id())
     other = client.topic(f"{topic.name}-other")
 
-    assert (done.exit_code, "settled, or never was there" in done.stderr) == (3, True)
+    assert (done.exit_code, "settled, or never existed" in done.stderr) == (3, True)
     assert run("get", topic.name, other.send(1).id).exit_code == 2
 
 

@@ -83,7 +83,7 @@ def test_after_the_grace_time_the_message_is_handed_back_and_no_retry_is_burnt(s
 
     assert program.end() == 4
     assert time.monotonic() - asked < 5, "a thread that sleeps holds the process"
-    assert "the grace time ran out" in program.err
+    assert "the grace time ended" in program.err
     account = dict(zip(*(line.split() for line in program.err.splitlines()[-3:-1]), strict=True))
     assert (account["RELEASE"], account["HELD"]) == ("1", "0")
     with orders.consumer() as consumer:
