@@ -26,11 +26,11 @@ orders = client.topic({topic!r}, lease=1, retry="immediate")
 
 @orders.handler(concurrency=4)
 def handle(body: dict, d: rmq.Delivery) -> None:
-    print("begin", body, d.attempt, os.getpid())
+    print(f"begin {{body}} {{d.attempt}} {{os.getpid()}}")  # in one write: threads share stdout
     if body.get("die") and d.attempt == 1:
         os._exit(1)
     time.sleep(body.get("sleep", 0))
-    print("end", body)
+    print(f"end {{body}}")
 """
 
 

@@ -224,7 +224,7 @@ def test_tail_says_at_once_what_it_cannot_show(shell, topic):
     topic.send_many([rmq.Outgoing(n) for n in range(2001)])
     running = shell.start("tail", topic.name, "--interval", "100ms", stderr=subprocess.PIPE)
     assert b"Ctrl-C ends" in running.stderr.readline()
-    assert b"slot 0 has 2001 waiting messages, and the first 2000 are looked" in (
+    assert b"slot 0 has 2001 waiting messages, and the first 2000 are read" in (
         running.stderr.readline()
     )
     topic.send(1)

@@ -231,7 +231,7 @@ def test_purge_counts_asks_and_deletes(outbox: Any, scene: Lossy) -> None:
     [
         (("resend",), "give ids, or --exhausted"),
         (("resend", NOBODY, "--exhausted"), "give ids, or --exhausted"),
-        (("resend", NOBODY, "--topic", "t"), "--topic: it picks"),
+        (("resend", NOBODY, "--topic", "t"), "--topic: it goes with"),
         (("resend", "short"), "id: 'short'"),
         (("void", "short"), "id: 'short'"),
         (("void",), "ID..."),

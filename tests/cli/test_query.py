@@ -77,7 +77,7 @@ def test_a_person_gives_back_what_a_silent_query_held(
 
     assert code == 0
     assert f"This will give back 3 messages that query {OTHER} holds" in shown
-    assert "the batch it had begun is gone" in shown
+    assert "the batch that it had begun is gone" in shown
     assert f"{held.name}: 3 messages of query {OTHER} given back" in shown
     assert in_flight(client, held) == 12
 

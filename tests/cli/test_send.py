@@ -168,7 +168,7 @@ class TestStream:
             (b"[" * 100_000, "not JSON"),
             (b'{"body": 1, "priority": 3}', "priority"),
             (b'{"body": 1, "priority": "20"}', "priority"),
-            (b'{"body": 1, "delya": 3}', "'delya' is no field"),
+            (b'{"body": 1, "delya": 3}', "'delya' is not a field"),
             (b'{"priority": 30}', "has no body"),
             (b"[1]", "an envelope is an object"),
             (b'{"body": 1, "delay": "soon"}', "is not a duration"),
