@@ -227,7 +227,7 @@ def test_a_module_that_fails_is_told_once_and_ends_the_supervisor(tmp_path, star
 
 def test_a_changed_file_is_picked_up(shop, orders, start):
     program = start("shop", "--reload").ready()
-    write(shop, (shop / "shop.py").read_text().replace('"end"', '"done by the new code"'))
+    write(shop, (shop / "shop.py").read_text().replace('f"end', 'f"done by the new code'))
     program.wait_for("shop.py has changed")
     program.wait_for("shop: at work", 2)
     orders.send({})
