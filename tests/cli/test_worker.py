@@ -157,7 +157,7 @@ def test_a_process_that_dies_is_replaced_and_the_others_go_on(shop, orders, star
     for n in range(20):
         orders.send({"id": n})
     program.wait_for("end", 21)  # the one that killed its process, too: on its second attempt
-    until(lambda: len(program.children()) == 2)
+    until(lambda: len(program.children()) == 2 and settled(orders) == 21)
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0

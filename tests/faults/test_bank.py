@@ -25,8 +25,8 @@ from tests.faults.bank_storm import LEASE_S, Storm, figures
 from tests.servers import Server
 
 ASKED = os.environ.get("RMQ_TEST_TRANSFERS", "")
-SOME = int(ASKED or 2000)
-MANY = int(ASKED or 4000)  # where each fault comes twice
+SOME = int(ASKED or 1000)
+MANY = int(ASKED or 2000)  # where each fault comes twice
 BOTH = ("redis", "postgres")
 WITHIN_S = 1200.0  # on a machine that is busy with other things
 

@@ -17,7 +17,7 @@ from tests.conftest import any_binary
 from tests.faults.hostile import DRAIN_S, NETWORK, PROCESS, Hostile, Pair, figures, pair
 
 LONG = bool(os.environ.get("RMQ_TEST_LONG"))
-SECONDS = 300.0 if LONG else 15.0
+SECONDS = 300.0 if LONG else 10.0
 SEEDS = (1, 2, 3) if LONG else (1,)
 
 pytestmark = pytest.mark.timeout(SECONDS + DRAIN_S + 300)
@@ -59,7 +59,7 @@ def test_workers_that_ack_before_they_handle_are_seen_to_lose_messages(
     """Negative control."""
     begun = time.monotonic()
     run = Hostile(servers, tmp_path, 1, mutant="acks_first")
-    accounts = run.run(min(SECONDS, 15.0))
+    accounts = run.run(10.0)
 
     with capsys.disabled():
         print(f"\nFIG hostile control: {figures(run, accounts, time.monotonic() - begun)}")

@@ -26,7 +26,7 @@ from tests.faults.outbox_storm import PLANS, Storm, figures
 from tests.faults.worker_scene import wait_for
 from tests.servers import Server
 
-STUBS = int(os.environ.get("RMQ_TEST_STUBS", "") or 400)
+STUBS = int(os.environ.get("RMQ_TEST_STUBS", "") or 250)
 WITHIN_S = 1200.0  # on a machine that is busy with other things
 FEW = 5
 
