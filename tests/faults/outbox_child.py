@@ -199,7 +199,7 @@ def relay(task: dict[str, Any], faults: Faults, book: Book) -> int:
     watch(faults, recorder)
     for name in (task["work"], task["held"]):
         client.topic(name, **outbox_shop.SETTINGS).open()
-        parts["relay"]._dispatcher.handle(name, codec.by_name("json").number)
+        parts["relay"]._dispatcher.context(name, codec.by_name("json").number)
     threads = [
         threading.Thread(target=part.run, args=(stop,), name=name) for name, part in parts.items()
     ]
