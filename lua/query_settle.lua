@@ -21,7 +21,7 @@ ARGV[5]   index                the slot's index, sent to the consumers that are 
 ARGV[6]   since                the batch begins after this number
 ARGV[7]   upto                 and ends with this one
 ARGV[8]   limit                1 to 1000
-ARGV[9]   details              text of the failure entries of messages that this query gave back: see query_lapse
+ARGV[9]   details              text of the failure entries of messages that this query gave back: see query_rollback
 Returns   {how many were settled, how many have left the log, how many of the batch could not be settled, ms the other
           owner has left, the other owner}: the last two only where another owner runs the query, and nothing was done.
           Fewer than the limit have left where no more are up to there

@@ -25,7 +25,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/timed_score"
 --- @include "lib/record"
 --- @include "lib/wake"
---- @include "lib/locate"
+--- @include "lib/find_waiting"
 --- @include "lib/replay"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[5]
 local now = clock(ARGV[1])
@@ -37,7 +37,7 @@ end
 if due < TIMED_MIN then
   due = now + due
 end
-local score, record = locate(slot, store, KEYS[3], records, KEYS[5], id)
+local score, record = find_waiting(slot, store, KEYS[3], records, KEYS[5], id)
 if not score then
   return { record, 0 }
 end

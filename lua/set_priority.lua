@@ -19,7 +19,7 @@ Atomic    Score and record change together. Sent twice with one number, it gives
 --- @include "lib/score"
 --- @include "lib/timed_score"
 --- @include "lib/record"
---- @include "lib/locate"
+--- @include "lib/find_waiting"
 --- @include "lib/replay"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[2]
 local priority = whole_number(ARGV[3], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
@@ -27,7 +27,7 @@ local before = replayed(KEYS[6], ARGV[1])
 if before then
   return before
 end
-local score, record = locate(slot, store, KEYS[3], records, KEYS[5], id)
+local score, record = find_waiting(slot, store, KEYS[3], records, KEYS[5], id)
 if not score then
   return record
 end

@@ -168,7 +168,7 @@ def tried(call: Callable[[], T]) -> T:
 
 def _until(context: TopicContext) -> Flow[list[int]]:
     yield from open_topic.ensure(context)
-    waits: list[int] = yield commands.next(context.slots, False)
+    waits: list[int] = yield commands.next_ready(context.slots, False)
     return waits
 
 

@@ -67,7 +67,7 @@ def furnish(box: Box) -> Furnished:
     later = box.one(due=60_000)
     window, _ = box.merge(key=b"open", range_ms=30_000)
     waiting = box.one()
-    box.run(commands.account(box.keys, PRODUCER, 0, 3))
+    box.run(commands.audit_report(box.keys, PRODUCER, 0, 3))
     box.run(commands.claim(box.keys, [CLAIM], [OWNER], 600_000))
     staged = box.ids(2)
     for place, id in enumerate(staged):
@@ -91,26 +91,26 @@ def _call(build: Callable[[Furnished, Box], Command[Any]]) -> Call:
 
 
 CALLS: dict[str, Call] = {
-    "account": _call(lambda f, b: commands.account(b.keys, PRODUCER, 3, 5, [(1, 2)])),
+    "audit_report": _call(lambda f, b: commands.audit_report(b.keys, PRODUCER, 3, 5, [(1, 2)])),
     "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.lane())),
-    "audit": _call(lambda f, b: commands.audit(b.keys, every_ms=1000)),
+    "audit_open": _call(lambda f, b: commands.audit_open(b.keys, every_ms=1000)),
     "cancel": _call(lambda f, b: commands.cancel(b.keys, b.lane(), f.window)),
-    "census": _call(lambda f, b: commands.census(b.keys, b"0", 100)),
+    "audit_scan": _call(lambda f, b: commands.audit_scan(b.keys, b"0", 100)),
     "claim": _call(lambda f, b: commands.claim(b.keys, [CLAIM], [OWNER], 600_000)),
     "extend": _call(lambda f, b: b.extend_command([f.leased], b.lane())),
     "finish": _call(lambda f, b: commands.finish(b.keys, [CLAIM], [OWNER], [600_000])),
     "get": _call(lambda f, b: commands.get(b.keys, f.retry)),
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
     "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.lane())),
-    "next": _call(lambda f, b: commands.next([b.keys], True)),
+    "next_ready": _call(lambda f, b: commands.next_ready([b.keys], True)),
     "peek": _call(lambda f, b: commands.peek(b.keys, "store")),
     "prepare": _call(lambda f, b: commands.prepare(b.keys, b.lane(), 10, 30_000, True)),
     "publish": _call(lambda f, b: commands.publish(b.handle, b.keys, b.lane(), STAGE)),
     "purge": _call(lambda f, b: commands.purge(b.keys, b.lane(), "store")),
     "queries": _call(lambda f, b: commands.queries(b.keys)),
     "query_again": _call(lambda f, b: commands.query_again(b.keys, QUERY, 1)),
-    "query_lapse": _call(lambda f, b: commands.query_lapse(b.keys, RUN, 10, force=True)),
-    "query_look": _call(lambda f, b: commands.query_look(b.keys, RUN)),
+    "query_rollback": _call(lambda f, b: commands.query_rollback(b.keys, RUN, 10, force=True)),
+    "query_inspect": _call(lambda f, b: commands.query_inspect(b.keys, RUN)),
     "query_read": _call(lambda f, b: commands.query_read(b.keys, RUN, 0, 10, 10)),
     "query_reject": _call(
         lambda f, b: commands.query_reject(b.handle, b.keys, QUERY, 10, b"why", 10)
@@ -142,7 +142,7 @@ CALLS: dict[str, Call] = {
     "topic_close": _call(lambda f, b: commands.topic_close(b.handle, b.created, True)),
     "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
-    "where": _call(lambda f, b: commands.where(b.keys, [f.waiting, f.leased.id, f.dead])),
+    "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
 
 # A key that the call above need not look at, and a call that must.
@@ -202,24 +202,24 @@ REACHING |= {
 
 NUMBERS: dict[str, dict[int, str]] = {
     # script: position in ARGV (negative: from the end) -> the name that the error tells
-    "account": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
+    "audit_report": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
     "ack": {0: "now_us", 4: "runs", 5: "run"},
-    "audit": {0: "now_us", 2: "limit", 3: "every_ms"},
+    "audit_open": {0: "now_us", 2: "limit", 3: "every_ms"},
     "cancel": {0: "now_us"},
-    "census": {1: "limit"},
+    "audit_scan": {1: "limit"},
     "claim": {0: "now_us", 1: "hold_ms"},
     "extend": {0: "now_us", 2: "lease_ms"},
     "finish": {0: "now_us", -1: "ttl_ms"},
     "merge": {0: "now_us", 10: "max_wait_ms", 11: "max_bytes"},
     "nack": {0: "now_us", 4: "wait_ms"},
-    "next": {0: "now_us"},
+    "next_ready": {0: "now_us"},
     "peek": {3: "offset", 4: "limit"},
     "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},
     "publish": {0: "now_us"},
     "purge": {0: "now_us", 3: "limit"},
     "queries": {0: "now_us", 1: "limit"},
-    "query_lapse": {0: "now_us", 2: "limit"},
-    "query_look": {0: "now_us"},
+    "query_rollback": {0: "now_us", 2: "limit"},
+    "query_inspect": {0: "now_us"},
     "query_read": {0: "after", 1: "upto", 2: "limit"},
     "query_again": {0: "now_us", 3: "upto"},
     "query_reject": {0: "now_us", 5: "upto", 6: "limit"},

@@ -39,7 +39,7 @@ def read(box: Box, after: int = 0, upto: int = 100, limit: int = 10, run: str = 
 
 
 def lapse(box: Box, limit: int = 10, force: bool = False, run: str = RUN) -> QueryRollbackReply:
-    return box.run(commands.query_lapse(box.keys, run, limit, force))
+    return box.run(commands.query_rollback(box.keys, run, limit, force))
 
 
 def log(box: Box, run: str = RUN) -> dict[bytes, int]:

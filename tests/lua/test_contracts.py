@@ -53,7 +53,7 @@ def test_header_opens_with_the_verb_and_has_every_section_in_order(verb):
     assert [p.start() for p in places] == sorted(p.start() for p in places)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in NAMES if verb != "next"])
+@pytest.mark.parametrize("verb", [verb for verb in NAMES if verb != "next_ready"])
 def test_documented_keys_are_those_that_the_builder_passes(box, verb):
     passed = CALLS[verb](furnish(box)).keys
     documented = documented_keys(verb)
@@ -67,12 +67,12 @@ def test_documented_keys_are_those_that_the_builder_passes(box, verb):
 def test_next_documents_three_keys_for_each_slot_and_is_passed_them(make_box):
     box = make_box(slots=3)
 
-    passed = commands.next(box.handle.slots, False).keys
+    passed = commands.next_ready(box.handle.slots, False).keys
 
     assert [place_of(key) for key in passed] == ["slot", "store", "prepare"] * 3
     assert re.search(
         r"^KEYS\s+three for each slot: slot \(hash\), StoreQueue \(zset\), PrepareQueue \(zset\)",
-        header("next"),
+        header("next_ready"),
         re.MULTILINE,
     )
 
@@ -83,7 +83,7 @@ def test_no_key_and_argument_beyond_the_documented_is_read(verb):
     body = code(text)
     known = {number for number, _ in documented_keys(verb)}
 
-    if verb != "next":
+    if verb != "next_ready":
         assert {int(n) for n in re.findall(r"\bKEYS\[(\d+)\]", body)} <= known
     documented = {int(n) for n in re.findall(r"^ARGV\[(\d+)(?:\.\.)?\]", header(verb), re.M)}
     assert documented == set(range(1, max(documented) + 1))
@@ -109,7 +109,7 @@ def test_script_keeps_the_rules_of_the_house(verb):
     assert not text.startswith("#!")
     assert "cjson" not in text
     called = {word.upper() for word in re.findall(r"redis\.p?call\(\s*['\"](\w+)", text)}
-    if verb == "census":
+    if verb == "audit_scan":
         called -= {"HSCAN"}  # over a key that is passed, and bounded: lua/README.md says why
     assert called.isdisjoint(SCANS)
     assert not re.search(r"redis\.p?call\(\s*[^'\"\s]", text), "a command's verb is spelled out"

@@ -223,7 +223,7 @@ def test_nothing_is_taken_before_the_hold_and_what_is_left_is_remembered(slow):
         for is_ordered in (True, False):
             batch = slow.prepare(3, ordered=is_ordered)
             assert (batch.ids, batch.wait_us) == ([], early_ms * 1000)
-        assert slow.run(commands.next([slow.keys], False)) == [early_ms * 1000]
+        assert slow.run(commands.next_ready([slow.keys], False)) == [early_ms * 1000]
         assert slow.state() == before
         slow.clock.advance(-(4000 - early_ms) / 1000)
 

@@ -22,14 +22,14 @@ def test_hold_ends_when_the_message_it_is_for_is_cancelled_or_purged(box):
     for verb in ("cancel", "purge"):
         given = box.send(2)
         box.nack(*take(box, 1), wait_ms=60_000)
-        assert box.run(commands.next([box.keys], False)) == [60_000_000]
+        assert box.run(commands.next_ready([box.keys], False)) == [60_000_000]
 
         if verb == "cancel":
             box.run(commands.cancel(box.keys, box.lane(), given[0]))
         else:
             box.run(commands.purge(box.keys, box.lane(), "store", ids=[given[0]]))
 
-        assert box.run(commands.next([box.keys], False)) == [0]
+        assert box.run(commands.next_ready([box.keys], False)) == [0]
         leases = take(box)
         assert [lease.id for lease in leases] == given[1:]
         box.ack(*leases)
@@ -57,7 +57,7 @@ def test_hold_stays_when_another_message_is_cancelled_or_gets_another_time(box):
     box.run(commands.reschedule(box.handle, box.keys, box.lane(), third.id, 5000))
 
     assert take(box) == []
-    assert box.run(commands.next([box.keys], False)) == [60_000_000]
+    assert box.run(commands.next_ready([box.keys], False)) == [60_000_000]
 
 
 # --- waking ------------------------------------------------------------------------------------
@@ -68,12 +68,12 @@ def sleeper(box, ask):
     if ask == "prepare":
         box.prepare(1, waits=True, ordered=True)
     else:
-        box.run(commands.next([box.keys], True))
+        box.run(commands.next_ready([box.keys], True))
     slot = box.state()["slot"]
     return {name: int(slot[name]) for name in ("waiting", "blocked") if name in slot}
 
 
-@pytest.mark.parametrize("ask", ["prepare", "next"])
+@pytest.mark.parametrize("ask", ["prepare", "next_ready"])
 def test_who_waits_for_others_to_settle_is_not_woken_by_sends(box, ask):
     box.send(2)
     take(box, 1)
@@ -90,7 +90,7 @@ def test_who_waits_for_others_to_settle_is_not_woken_by_sends(box, ask):
     assert sleeper(box, ask) == {"blocked": box.clock.now_ms + 3000}
 
 
-@pytest.mark.parametrize("ask", ["prepare", "next"])
+@pytest.mark.parametrize("ask", ["prepare", "next_ready"])
 def test_who_sleeps_on_an_empty_slot_with_something_in_flight_is_woken_by_a_send(box, ask):
     box.send(1)
     take(box, 1)
@@ -149,7 +149,7 @@ SETTLING = {
     "release": "slot store prepare failures replay",
     "reschedule": "slot store records",
     "rollback": "slot store prepare records dead failures",
-    "next": "slot store prepare",
+    "next_ready": "slot store prepare",
 }
 TAKING = {
     "prepare": "slot store prepare records dead failures replay",
@@ -162,7 +162,7 @@ def furnished_in_order(box, script):
     if script in TAKING:
         box.rollback()
         box.ack(furnished.leased, furnished.failed)
-        box.run(commands.query_lapse(box.keys, RUN, 10, force=True))
+        box.run(commands.query_rollback(box.keys, RUN, 10, force=True))
         box.rollback()
     later = box.clock.now_ms + 3000
     box.redis.hset(box.keys.slot, mapping={"ordered": 1, "blocked": later, "waiting": later})

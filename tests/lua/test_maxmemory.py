@@ -112,7 +112,7 @@ def test_prepare_drains_every_family_and_then_waits(full, waits, repeated):
     assert full.expired in box.order("dead")
     assert batch.wait_us > 0
     assert (box.counter("waiting") > box.clock.now_ms) is waits
-    assert box.run(commands.next([box.keys], waits)) == [batch.wait_us]
+    assert box.run(commands.next_ready([box.keys], waits)) == [batch.wait_us]
 
 
 def test_asking_an_idle_slot_works_and_notes_who_waits(full):
@@ -120,13 +120,13 @@ def test_asking_an_idle_slot_works_and_notes_who_waits(full):
     for lease in box.take(100):
         assert box.ack(lease) == "1"
 
-    wait = box.run(commands.next([box.keys], True))
+    wait = box.run(commands.next_ready([box.keys], True))
 
     assert wait[0] == 0  # a lease has run out
     box.rollback()
     while lease := box.take():
         box.ack(*lease)
-    assert box.run(commands.next([box.keys], True))[0] > 0
+    assert box.run(commands.next_ready([box.keys], True))[0] > 0
     assert box.counter("waiting") > box.clock.now_ms
 
 

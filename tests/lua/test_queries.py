@@ -27,14 +27,14 @@ def test_an_end_of_leases_that_no_query_has_is_corrected_so_that_consumers_do_no
     take(box)
     box.redis.delete(box.keys.queries)
     box.clock.advance(601)
-    assert box.run(commands.next([box.keys], False)) == [0]
+    assert box.run(commands.next_ready([box.keys], False)) == [0]
     before = box.state()
 
     assert box.run(commands.queries(box.keys)) == []
 
     assert box.changed(before) == {("slot", "queries_until"): None}
-    assert box.run(commands.next([box.keys], False)) == [-1]
-    assert box.prepare().lapsed == 0
+    assert box.run(commands.next_ready([box.keys], False)) == [-1]
+    assert box.prepare().expired == 0
 
 
 def test_an_end_of_leases_that_is_not_that_of_the_first_is_corrected(box):

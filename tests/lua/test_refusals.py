@@ -10,26 +10,26 @@ from rmq.protocol import commands
 from tests.lua.calls import CALLS, CLAIMS, NUMBERS, REACHING, furnish, place_of
 
 PLACES = {
-    "account": "slot audit",
+    "audit_report": "slot audit",
     "ack": "slot prepare records failures settled0 settled1 replay audit",
-    "audit": "slot audit",
+    "audit_open": "slot audit",
     "cancel": "slot store prepare records dead failures merge settled0 settled1 replay audit",
-    "census": "slot store prepare dead records",
+    "audit_scan": "slot store prepare dead records",
     "claim": "claim",
     "extend": "slot prepare replay",
     "finish": "claim",
     "get": "slot store prepare records dead failures",
     "merge": "slot store records merge settled0 settled1 failures audit",
     "nack": "slot store prepare records dead failures replay audit",
-    "next": "slot store prepare",  # its prepare is looked at where the store is empty: test_next
+    "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures",
     "prepare": "slot store prepare records dead failures merge replay audit",
     "publish": "slot store records settled0 settled1 failures merge audit stage replay",
     "purge": "slot store records failures merge audit replay",
     "queries": "slot queries",
     "query_again": "slot query querylog",
-    "query_lapse": "slot prepare failures query querylog queries",
-    "query_look": "slot query querylog",
+    "query_rollback": "slot prepare failures query querylog queries",
+    "query_inspect": "slot query querylog",
     "query_read": "slot prepare records failures query querylog",
     "query_reject": "slot prepare records dead failures audit query querylog",
     "query_renew": "slot query querylog queries",
@@ -59,7 +59,7 @@ PLACES = {
     "topic_close": "topic",
     "topic_set": "topic",
     "unclaim": "claim",
-    "where": "slot store prepare dead",
+    "locate": "slot store prepare dead",
 }
 NEED_NO_SLOT = {
     "topic", "topic_close", "topic_set", "slot", "slot_delete", "sink_begin", "sink_end",
@@ -73,7 +73,7 @@ AT_ONCE = [
     (script, place)
     for script, places in sorted(PLACES.items())
     for place in places.split()
-    if (script, place) != ("next", "prepare")
+    if (script, place) != ("next_ready", "prepare")
 ]
 
 
@@ -231,7 +231,8 @@ def test_receipt_of_another_slot_changes_nothing_here(make_box, script):
 
 
 @pytest.mark.parametrize(
-    "script", sorted(set(CALLS) - {"next", "peek", "get", "stats", "slot", "census", "unclaim"})
+    "script",
+    sorted(set(CALLS) - {"next_ready", "peek", "get", "stats", "slot", "audit_scan", "unclaim"}),
 )
 def test_answer_of_an_error_never_repeats_what_the_caller_sent(box, script):
     command = CALLS[script](furnish(box))

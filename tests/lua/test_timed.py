@@ -184,7 +184,7 @@ def test_handed_back_message_is_due_when_it_was_for_who_looks(box):
 
     seen = box.stats()
     assert (seen["due"], seen["later"], seen["priority"], seen["late_ms"]) == (1, 0, 0, 4000)
-    assert box.run(commands.next([box.keys], False)) == [0]
+    assert box.run(commands.next_ready([box.keys], False)) == [0]
     assert [found.id for found in box.run(commands.peek(box.keys, "store", low="1048576"))] == [id]
     assert box.run(commands.set_priority(box.keys, box.lane(), id, 50)) == "changed"
     assert box.stats()["priority"] == 1

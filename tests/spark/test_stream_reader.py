@@ -462,7 +462,7 @@ def test_a_batch_of_which_one_task_has_read_something_is_settled(
 
 
 def _released(keys: SlotKeys, run: str) -> Flow[QueryRollbackReply]:
-    done: QueryRollbackReply = yield commands.query_lapse(keys, run, 1000, force=True)
+    done: QueryRollbackReply = yield commands.query_rollback(keys, run, 1000, force=True)
     return done
 
 

@@ -115,29 +115,29 @@ def test_a_consumer_that_does_not_listen_yet_visits_again_before_it_sleeps() -> 
     heard = [say(next(flow)), say(flow.send([-1, -1]))]
     made.subscription.held = object()
     heard += [say(flow.send(set())), say(flow.send(EMPTY)), say(flow.send(EMPTY))]
-    assert heard == ["next", "listen", "prepare 0", "prepare 1", "listen"]
+    assert heard == ["next_ready", "listen", "prepare 0", "prepare 1", "listen"]
 
 
 def test_a_slot_that_gave_messages_is_told_before_we_sleep() -> None:
     made = reception(2)
     heard, batches = converse(receive.receive(made, 1, 5), [0, 0], FULL)
-    assert (heard, len(batches)) == (["next", "prepare 0"], 1)
+    assert (heard, len(batches)) == (["next_ready", "prepare 0"], 1)
 
     # Slot 1 seemed to have work, and another consumer took it. Nobody has told slot 0 that we may
     # sleep: its next message would send no signal, and wait for the look once a second.
     heard, _ = converse(receive.receive(made, 1, 5), EMPTY, [-1, -1])
 
-    assert heard == ["prepare 1", "next", "listen"]
+    assert heard == ["prepare 1", "next_ready", "listen"]
 
 
 def test_a_signal_sends_the_consumer_to_the_slot_that_it_names() -> None:
     heard, batches = converse(receive.receive(reception(3), 1, 5), [-1, -1, -1], {2}, FULL)
-    assert (heard, len(batches)) == (["next", "listen", "prepare 2"], 1)
+    assert (heard, len(batches)) == (["next_ready", "listen", "prepare 2"], 1)
 
 
 def test_a_call_that_does_not_wait_looks_once_and_never_listens() -> None:
     heard, batches = converse(receive.receive(reception(3), 1, 0), [-1, -1, -1])
-    assert (heard, batches) == (["next"], [])
+    assert (heard, batches) == (["next_ready"], [])
 
 
 def test_lapsed_leases_are_rolled_back_and_looked_for_again() -> None:
@@ -178,7 +178,7 @@ def test_in_order_the_first_slot_that_gives_any_is_the_only_one() -> None:
     made = reception(3)
     made.ordered = True
     heard, batches = converse(receive.receive(made, 10, 5), [0, 0, 0], EMPTY, FULL)
-    assert heard == ["next", "prepare 0", "prepare 1"]
+    assert heard == ["next_ready", "prepare 0", "prepare 1"]
     assert [keys.index for keys, _ in batches] == [1]
 
 
@@ -193,4 +193,4 @@ def test_an_interrupted_receive_returns_what_it_has_and_takes_no_more() -> None:
     assert len(stop.value.value) == 1
 
     heard, batches = converse(receive.receive(made, 10, 5), [0, 0])
-    assert (heard, batches) == (["next"], [])  # at most it asks; it takes nothing
+    assert (heard, batches) == (["next_ready"], [])  # at most it asks; it takes nothing

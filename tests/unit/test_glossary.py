@@ -36,7 +36,7 @@ PLAIN_ENGLISH = {
     "look", "next", "where", "tidy", "begin", "end", "push", "keep", "again", "finish",
     "unclaim", "inspect", "locate",
     # scripts of the audit and of the query log
-    "account", "census", "lapse",
+    "report", "open", "scan", "ready",
 }  # fmt: skip
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from rmq.protocol.clock import now_ms as now_ms, set_clock as set_clock
 from rmq.protocol.commands.audit import (
-    AuditPage as AuditPage,
-    CensusPage as CensusPage,
-    account as account,
-    audit as audit,
-    census as census,
+    AuditOpenPage as AuditOpenPage,
+    AuditScanPage as AuditScanPage,
+    audit_open as audit_open,
+    audit_report as audit_report,
+    audit_scan as audit_scan,
 )
 from rmq.protocol.commands.claim import (
     claim as claim,
@@ -22,12 +22,12 @@ from rmq.protocol.commands.claim import (
 from rmq.protocol.commands.dead_letters import purge as purge, redrive as redrive, tidy as tidy
 from rmq.protocol.commands.inspect import (
     STATS as STATS,
+    LocateReply as LocateReply,
     QueueMember as QueueMember,
-    WhereReply as WhereReply,
     get as get,
+    locate as locate,
     peek as peek,
     stats as stats,
-    where as where,
 )
 from rmq.protocol.commands.query import (
     QUERY_DEADLINE_S as QUERY_DEADLINE_S,
@@ -40,11 +40,11 @@ from rmq.protocol.commands.query import (
     check_run as check_run,
     queries as queries,
     query_again as query_again,
-    query_lapse as query_lapse,
-    query_look as query_look,
+    query_inspect as query_inspect,
     query_read as query_read,
     query_reject as query_reject,
     query_renew as query_renew,
+    query_rollback as query_rollback,
     query_settle as query_settle,
     query_take as query_take,
     rollback_failure as rollback_failure,
@@ -54,7 +54,7 @@ from rmq.protocol.commands.receive import (
     QUERIES_EXPIRED as QUERIES_EXPIRED,
     Batch as Batch,
     RollbackReply as RollbackReply,
-    next as next,
+    next_ready as next_ready,
     prepare as prepare,
     rollback as rollback,
 )

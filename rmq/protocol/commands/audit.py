@@ -10,7 +10,7 @@ from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
 
 
-class AuditPage(NamedTuple):
+class AuditOpenPage(NamedTuple):
     """The reply to audit: the slot's account, and a page of the numbers not accounted for."""
 
     now_ms: int
@@ -20,15 +20,15 @@ class AuditPage(NamedTuple):
     members: list[bytes]
 
 
-class CensusPage(NamedTuple):
-    """The reply to census."""
+class AuditScanPage(NamedTuple):
+    """The reply to audit_scan."""
 
     cursor: bytes  # of the next page; b"0" at the end
     looked: int  # records read
     living: list[bytes]
 
 
-def account(
+def audit_report(
     keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
 ) -> Command[int]:
     """Report numbers up to `sent` as accepted, and account for those that no message has.
@@ -37,34 +37,36 @@ def account(
     """
     pairs = [number for pair in ranges for number in pair]
     return Command(
-        scripts.load("account"),
+        scripts.load("audit_report"),
         (keys.slot, keys.audit),
         [clock.now_us, producer, old, sent, *pairs],
         int,
     )
 
 
-def audit(
+def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
-) -> Command[AuditPage | None]:
+) -> Command[AuditOpenPage | None]:
     """Read a page of the numbers that are not accounted for; None: another caller did lately."""
 
-    def parse(reply: list[Any]) -> AuditPage | None:
-        return AuditPage(reply[0], reply[1], reply[2], reply[3], reply[4:]) if reply[0] else None
+    def parse(reply: list[Any]) -> AuditOpenPage | None:
+        return (
+            AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:]) if reply[0] else None
+        )
 
     return Command(
-        scripts.load("audit"),
+        scripts.load("audit_open"),
         (keys.slot, keys.audit),
         [clock.now_us, after, limit, every_ms],
         parse,
     )
 
 
-def census(keys: SlotKeys, cursor: bytes, limit: int) -> Command[CensusPage]:
+def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPage]:
     """Read a page of the numbered messages that live in a slot."""
     return Command(
-        scripts.load("census"),
+        scripts.load("audit_scan"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.records),
         [cursor, limit],
-        lambda reply: CensusPage(reply[0], reply[1], reply[2:]),
+        lambda reply: AuditScanPage(reply[0], reply[1], reply[2:]),
     )

@@ -29,7 +29,7 @@ class QueueMember(NamedTuple):
     newest: int  # acceptance number of the slot's newest message
 
 
-class WhereReply(NamedTuple):
+class LocateReply(NamedTuple):
     """The reply to where: what the slot holds, and a letter for each message asked for."""
 
     newest: int  # acceptance number of the slot's newest message
@@ -54,13 +54,13 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
     )
 
 
-def where(keys: SlotKeys, ids: Sequence[bytes]) -> Command[WhereReply]:
+def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
     """Say in which queue messages of one slot are, at most 1000, and what else the slot holds."""
     return Command(
-        scripts.load("where"),
+        scripts.load("locate"),
         (keys.slot, keys.store, keys.prepare, keys.dead),
         list(ids),
-        lambda reply: WhereReply(reply[0], reply[1], reply[2], reply[3].decode()),
+        lambda reply: LocateReply(reply[0], reply[1], reply[2], reply[3].decode()),
     )
 
 

@@ -73,14 +73,14 @@ class QuerySettleReply(NamedTuple):
 
 
 class QueryRollbackReply(NamedTuple):
-    """The reply to query_lapse."""
+    """The reply to query_rollback."""
 
     back: int
     more: bool
 
 
 class QueryState(NamedTuple):
-    """The reply to query_look."""
+    """The reply to query_inspect."""
 
     messages: int
     owner_left_ms: int  # negative: so long ago it ended
@@ -212,22 +212,22 @@ def query_reject(
     )  # fmt: skip
 
 
-def query_lapse(
+def query_rollback(
     keys: SlotKeys, run: str, limit: int, force: bool = False
 ) -> Command[QueryRollbackReply]:
     """Give back what a query holds if its lease expired. `force`: even if it did not."""
     return Command(
-        scripts.load("query_lapse"),
+        scripts.load("query_rollback"),
         (keys.slot, keys.prepare, keys.failures, *_query_keys(keys, run), keys.queries),
         [clock.now_us, run, limit, 1 if force else 0, rollback_failure(run)],
         lambda reply: QueryRollbackReply(reply[0], reply[1] == 1),
     )
 
 
-def query_look(keys: SlotKeys, run: str) -> Command[QueryState]:
+def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
     """Say how many messages a query holds of one slot, and who owns it."""
     return Command(
-        scripts.load("query_look"),
+        scripts.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),
         [clock.now_us],
         lambda reply: QueryState(reply[0], reply[1], reply[2].decode(errors="backslashreplace")),

@@ -63,11 +63,11 @@ def prepare(
     )  # fmt: skip
 
 
-def next(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
+def next_ready(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
     """Return the microseconds until each slot has work: 0 now, -1 never as things stand."""
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
     return Command(
-        scripts.load("next"), keys, [clock.now_us, 1 if waits else 0, slots[0].created], list
+        scripts.load("next_ready"), keys, [clock.now_us, 1 if waits else 0, slots[0].created], list
     )
 
 

@@ -36,7 +36,7 @@ def begin(lines: Iterable[Line]) -> Flow[None]:
     """Before the first message: where the numbers of these lines begin."""
     new = [one for one in lines if one.is_new]
     if new:
-        calls = [commands.account(one.keys, one.producer, one.told, one.told) for one in new]
+        calls = [commands.audit_report(one.keys, one.producer, one.told, one.told) for one in new]
         yield from pipeline(calls)
         for one in new:
             one.tell(sequence.Told(one.told, one.told, [], []))
@@ -59,7 +59,7 @@ def tell(numbers: Numbering, again: bool = True) -> Flow[None]:
         for at in range(0, len(untold), TOLD_TOGETHER):
             some = untold[at : at + TOLD_TOGETHER]
             calls: list[Command[Any]] = [
-                commands.account(one.keys, one.producer, told.old, told.sent, told.ranges)
+                commands.audit_report(one.keys, one.producer, told.old, told.sent, told.ranges)
                 for one, told in some
             ]
             try:
@@ -104,7 +104,7 @@ class _Account:
         self.now_ms = self.numbered = self.seen = self.accounted = 0
         self.producers: dict[str, _Open] = {}
 
-    def add(self, page: commands.AuditPage) -> None:
+    def add(self, page: commands.AuditOpenPage) -> None:
         self.now_ms, self.numbered, self.seen, self.accounted = page[:4]
         for member in page.members:
             producer, last, first, since, *sent = member.decode().split(":")
@@ -115,16 +115,16 @@ class _Account:
                 one.ranges.append((int(first), int(last), int(since)))
 
 
-def _read(keys: SlotKeys, page: commands.AuditPage | None = None) -> Flow[_Account]:
+def _read(keys: SlotKeys, page: commands.AuditOpenPage | None = None) -> Flow[_Account]:
     """All open numbers of a slot; `page`: the first page where it is read already."""
     account = _Account()
     if page is None:
-        page = yield commands.audit(keys)
+        page = yield commands.audit_open(keys)
     while page:
         account.add(page)
         if len(page.members) < PAGE:
             break
-        page = yield commands.audit(keys, page.members[-1])
+        page = yield commands.audit_open(keys, page.members[-1])
     return account
 
 
@@ -163,7 +163,10 @@ def audit(
     """
     yield from open_topic.ensure(context, create=False)
     first = None
-    if every_ms and (first := (yield commands.audit(context.slots[0], every_ms=every_ms))) is None:
+    if (
+        every_ms
+        and (first := (yield commands.audit_open(context.slots[0], every_ms=every_ms))) is None
+    ):
         return None
     whole = done = 0
     if progress:
@@ -177,7 +180,7 @@ def audit(
         before = yield from _read(keys, first if keys.index == 0 else None)
         living, cursor = _Living(), b"0"
         while True:
-            page = yield commands.census(keys, cursor, PAGE)
+            page = yield commands.audit_scan(keys, cursor, PAGE)
             living.add(page.living)
             cursor, done = page.cursor, done + page.looked
             if progress:
@@ -220,4 +223,4 @@ def _forget(keys: SlotKeys, missing: list[Missing]) -> Flow[None]:
     for one in missing:
         for first in range(one.first, one.last + 1, NUMBERS_MAX):
             last = min(one.last, first + NUMBERS_MAX - 1)
-            yield commands.account(keys, one.producer, 0, 0, [(first, last)])
+            yield commands.audit_report(keys, one.producer, 0, 0, [(first, last)])

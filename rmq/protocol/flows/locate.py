@@ -14,7 +14,7 @@ from rmq.core.message import Place
 from rmq.core.topic_context import TopicContext
 from rmq.errors import TopicVanished
 from rmq.protocol import commands
-from rmq.protocol.commands import WhereReply
+from rmq.protocol.commands import LocateReply
 from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Flow, pipeline
 
@@ -75,8 +75,8 @@ def _ask(context: TopicContext, ids: Sequence[MessageId]) -> Flow[list[Located]]
     found = [NOWHERE] * len(ids)
     if not pages:
         return found
-    replies: list[WhereReply] = yield from pipeline(
-        [commands.where(context.slots[slot], [ids[at] for at in page]) for slot, page in pages]
+    replies: list[LocateReply] = yield from pipeline(
+        [commands.locate(context.slots[slot], [ids[at] for at in page]) for slot, page in pages]
     )
     for (_, page), reply in zip(pages, replies, strict=True):
         idle = not reply.waiting and not reply.in_flight

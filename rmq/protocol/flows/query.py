@@ -85,7 +85,7 @@ def take(
     tails = {index: max(log.newest, after.get(index, 0)) for index, log in enumerate(logs)}
     if any(tails[index] > after.get(index, 0) for index in tails):
         return tails
-    ready = yield commands.next(context.slots, False)
+    ready = yield commands.next_ready(context.slots, False)
     # Where there is work, messages wait, or leases have run out: of consumers, of queries.
     for keys in context.slots:
         if ready[keys.index] == 0:
@@ -116,7 +116,7 @@ def wait(context: TopicContext, subscription: Subscription, seconds: float) -> F
     if subscription.held is None:
         yield AwaitSignal(subscription, 0)
     # Asked after it listens: what comes from now on sends a signal. One may be lost all the same.
-    ready = yield commands.next(context.slots, True)
+    ready = yield commands.next_ready(context.slots, True)
     pause = min([seconds, POLL_S, *(us / 1_000_000 for us in ready if us >= 0)])
     if pause > 0:
         yield AwaitSignal(subscription, pause)
@@ -243,7 +243,7 @@ def release(context: TopicContext, run: str) -> Flow[int]:
     total = 0
     for keys in context.slots:
         while True:
-            done = yield commands.query_lapse(keys, run, BATCH_MAX, force=True)
+            done = yield commands.query_rollback(keys, run, BATCH_MAX, force=True)
             total += done.back
             if not done.more:
                 break

@@ -75,7 +75,7 @@ def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
     looks: list[QueryState] = []
     for at in range(0, len(pairs), BATCH_MAX):
         page = pairs[at : at + BATCH_MAX]
-        looks += yield from pipeline([commands.query_look(keys, run) for keys, run in page])
+        looks += yield from pipeline([commands.query_inspect(keys, run) for keys, run in page])
     by_run: dict[str, dict[int, QueryState]] = {}
     for (keys, run), look in zip(pairs, looks, strict=True):
         by_run.setdefault(run, {})[keys.index] = look
@@ -112,7 +112,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
         QueryOwned: a driver runs it, and this is not forced.
     """
     yield from open_topic.ensure(context, create=False)
-    found = yield from pipeline([commands.query_look(keys, run) for keys in context.slots])
+    found = yield from pipeline([commands.query_inspect(keys, run) for keys in context.slots])
     owner, left_s = _owner(dict(enumerate(found)))
     if owner is not None and left_s > 0 and not force:
         raise QueryOwned(

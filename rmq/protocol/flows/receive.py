@@ -150,7 +150,7 @@ def _look(reception: Reception, waits: bool) -> Flow[None]:
     if len(reception.ready) == 1:
         reception.ready[0] = 0.0
         return
-    answers = yield commands.next(reception.context.slots, waits)
+    answers = yield commands.next_ready(reception.context.slots, waits)
     now = time.monotonic()
     reception.ready = [_when(now, wait_us) for wait_us in answers]
 

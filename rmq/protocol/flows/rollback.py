@@ -27,7 +27,7 @@ def lapse(keys: SlotKeys) -> Flow[int]:
         if left_ms > 0:
             break
         for _ in range(LAPSES_MAX):
-            done = yield commands.query_lapse(keys, run, BATCH_MAX)
+            done = yield commands.query_rollback(keys, run, BATCH_MAX)
             total += done.back
             if not done.more:
                 break

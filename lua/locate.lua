@@ -1,5 +1,5 @@
 --[[
-where: in which queue messages are, and how many messages their slot holds. Changes nothing.
+locate: in which queue messages are, and how many messages their slot holds. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score

@@ -1,5 +1,5 @@
 --[[
-query_look: how many messages a query holds of a slot, and which owner runs it. Changes nothing.
+query_inspect: how many messages a query holds of a slot, and which owner runs it. Changes nothing.
 
 KEYS[1]   slot           hash  only checked to exist
 KEYS[2]   query          hash  tail: the newest number in the log; owner and owner_until

@@ -1,5 +1,5 @@
 --[[
-query_lapse: give back the messages of a query whose lease expired, or that is no longer wanted.
+query_rollback: give back the messages of a query whose lease expired, or that is no longer wanted.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048

@@ -1,5 +1,5 @@
 --[[
-census: read a page of the numbered messages of a slot, whichever queue they are in. Changes nothing.
+audit_scan: read a page of the numbered messages of a slot, whichever queue they are in. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  message id -> score

@@ -1,5 +1,5 @@
 --[[
-next: when do slots next have work? Consumers ask before they sleep.
+next_ready: when do slots next have work? Consumers ask before they sleep.
 
 KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zset). One call may ask for many slots
           that live on one server; on a Cluster it asks for one slot.

@@ -2,7 +2,7 @@
 --- @include "lib/check"
 
 -- The (score, record) of a waiting message, or (nil, where it is instead).
-local function locate(slot, store, prepare, records, dead, id)
+local function find_waiting(slot, store, prepare, records, dead, id)
   if redis.call('HEXISTS', slot, 'created') == 0 then
     fail('GONE', slot)
   end

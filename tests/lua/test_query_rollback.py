@@ -1,4 +1,4 @@
-"""query_lapse.lua on a real server."""
+"""query_rollback.lua on a real server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     before = box.state()
     assert lapse(box, force=True) == QueryRollbackReply(0, False)
     assert box.state() == before
-    assert box.run(commands.query_look(box.keys, RUN)).messages == 0
+    assert box.run(commands.query_inspect(box.keys, RUN)).messages == 0
     assert read(box).ids == []
     assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
     assert box.state()["failures"][first] == failure(16, 1, "l", commands.rollback_failure(RUN))
@@ -76,7 +76,7 @@ def test_ids_that_have_lapsed_stay_before_those_that_are_held(box):
     assert lapse(box, limit=1, force=True) == QueryRollbackReply(1, True)
 
     assert read(box).ids == [second]
-    assert box.run(commands.query_look(box.keys, RUN)).messages == 1
+    assert box.run(commands.query_inspect(box.keys, RUN)).messages == 1
     assert take(box, after=2, holder=EXACT) == QueryLog(1, 3)
     assert read(box).ids == [second, third]
     assert box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") == -1
@@ -143,4 +143,4 @@ def test_a_take_tells_that_a_query_has_lapsed(box):
     box.clock.advance(1)
 
     assert box.prepare().expired == commands.QUERIES_EXPIRED
-    assert box.run(commands.next([box.keys], False)) == [0]
+    assert box.run(commands.next_ready([box.keys], False)) == [0]

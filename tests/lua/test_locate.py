@@ -1,4 +1,4 @@
-"""where.lua on a real server."""
+"""locate.lua on a real server."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 import redis
 
 from rmq.protocol import commands
-from rmq.protocol.commands import WhereReply
+from rmq.protocol.commands import LocateReply
 
 
 def where(box, *ids):
     """What where says; it never changes anything."""
     before = box.state()
-    found = box.run(commands.where(box.keys, ids))
+    found = box.run(commands.locate(box.keys, ids))
     assert box.state() == before
     return found
 
@@ -27,30 +27,30 @@ def test_each_message_is_told_by_its_queue_in_the_order_asked(box):
 
     found = where(box, unknown, later, dead, settled, taken, waiting)
 
-    assert found == WhereReply(5, 2, 1, "gsdgps")
+    assert found == LocateReply(5, 2, 1, "gsdgps")
 
 
 def test_what_was_given_back_waits_again(box):
     id = box.one()
     box.nack(box.take_one())
 
-    assert where(box, id) == WhereReply(1, 1, 0, "s")
+    assert where(box, id) == LocateReply(1, 1, 0, "s")
 
 
 def test_slot_that_never_had_a_message_holds_nothing(box):
-    assert where(box, box.ids()[0]) == WhereReply(0, 0, 0, "g")
+    assert where(box, box.ids()[0]) == LocateReply(0, 0, 0, "g")
 
 
 def test_dead_letters_alone_are_not_what_a_slot_holds(box):
     id = box.one()
     box.reject(box.take_one())
 
-    assert where(box, id) == WhereReply(1, 0, 0, "d")
+    assert where(box, id) == LocateReply(1, 0, 0, "d")
 
 
 def test_a_thousand_are_told_at_once_and_not_one_more(box):
     ids = box.send(1000)
-    assert where(box, *ids) == WhereReply(1000, 1000, 0, "s" * 1000)
+    assert where(box, *ids) == LocateReply(1000, 1000, 0, "s" * 1000)
 
     with pytest.raises(redis.ResponseError, match="RMQARG ids"):
         where(box, *ids, ids[0])

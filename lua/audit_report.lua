@@ -1,5 +1,5 @@
 --[[
-account: a producer of numbered messages reports up to which number they were accepted, and which numbers no message has
+audit_report: a producer of numbered messages reports up to which number they were accepted, and which numbers no message has
 (merged, duplicate, refused). Its first call, before its first message, is where its numbers begin.
 
 KEYS[1]   slot           hash  settings and counters of the slot

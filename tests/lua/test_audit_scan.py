@@ -1,4 +1,4 @@
-"""census: every numbered message that lives, once or more, wherever it moves."""
+"""audit_scan: every numbered message of a slot, once or more, however it moves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rmq.protocol import commands
 from tests.lua.numbers import P, Q, begin, merged, numbered
 
 
-def census(box, limit=100):
+def scan(box, limit=100):
     cursor, found, looked = b"0", [], 0
     while True:
-        page = box.run(commands.census(box.keys, cursor, limit))
+        page = box.run(commands.audit_scan(box.keys, cursor, limit))
         found += page.living
         looked += page.looked
         cursor = page.cursor
@@ -33,7 +33,7 @@ def test_each_queue_has_its_letter(box):
     box.one()
     before = box.state()
 
-    found, looked = census(box)
+    found, looked = scan(box)
 
     assert sorted(found) == [b"d0123456789.1", b"p0123456789.2", b"sabcdef0123.3"]
     assert looked == 4
@@ -46,7 +46,7 @@ def test_record_that_stands_in_no_queue_is_no_message(box):
     id = numbered(box, 1)
     box.redis.zrem(box.keys.store, id)
 
-    assert census(box) == ([], 1)
+    assert scan(box) == ([], 1)
 
 
 def test_number_is_found_behind_every_envelope(box):
@@ -62,7 +62,7 @@ def test_number_is_found_behind_every_envelope(box):
     for number, others in ((5, few), (6, many), (7, fifteen)):
         numbered(box, number, others=others)
 
-    assert sorted(census(box)[0]) == [b"s0123456789.%d" % n for n in range(1, 8)]
+    assert sorted(scan(box)[0]) == [b"s0123456789.%d" % n for n in range(1, 8)]
     told = {record.number_of(entry) for entry in box.state()["records"].values()}
     assert told == {b"0123456789.%d" % n for n in range(1, 8)}
 
@@ -84,7 +84,7 @@ def test_record_that_is_cut_short_or_has_no_number_is_passed_over(box, entry):
     told = record.number_of(entry) if entry else b""
     assert not re.fullmatch(rb"[0-9a-f]{10}\.\d{1,15}", told)
 
-    assert census(box) == ([], 1)
+    assert scan(box) == ([], 1)
 
 
 def test_whoever_moves_between_the_queues_is_found_all_the_same(box):
@@ -93,7 +93,7 @@ def test_whoever_moves_between_the_queues_is_found_all_the_same(box):
         numbered(box, number)
     cursor, found = b"0", set()
     while True:
-        page = box.run(commands.census(box.keys, cursor, 20))
+        page = box.run(commands.audit_scan(box.keys, cursor, 20))
         found |= {one[1:] for one in page.living}
         cursor = page.cursor
         leases = box.take(40)
@@ -110,4 +110,4 @@ def test_whoever_moves_between_the_queues_is_found_all_the_same(box):
 @pytest.mark.parametrize("cursor", [b"", b"x", b"-1", b"1" * 21, b"0x1"])
 def test_cursor_that_is_none_is_refused(box, cursor):
     with pytest.raises(redis.ResponseError, match="RMQARG cursor"):
-        box.run(commands.census(box.keys, cursor, 10))
+        box.run(commands.audit_scan(box.keys, cursor, 10))

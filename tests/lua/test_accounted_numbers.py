@@ -1,4 +1,4 @@
-"""Whatever takes a message out of a slot for good accounts for its number; nothing else does."""
+"""Scripts that remove a message for good account for its number; no other script does."""
 
 from __future__ import annotations
 

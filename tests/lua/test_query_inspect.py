@@ -1,4 +1,4 @@
-"""query_look.lua on a real server."""
+"""query_inspect.lua on a real server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.lua.query import ME, RUN, lapse, take
 
 
 def look(box):
-    return box.run(commands.query_look(box.keys, RUN))
+    return box.run(commands.query_inspect(box.keys, RUN))
 
 
 def test_it_tells_what_is_held_and_for_how_long_the_owner_has_it(box):

@@ -1,5 +1,5 @@
 --[[
-audit: read a page of the open numbers of audited messages.
+audit_open: read a page of the open numbers of audited messages.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   audit          zset  ranges of open numbers; lib/audit.lua describes its members

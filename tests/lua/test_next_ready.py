@@ -1,4 +1,4 @@
-"""next.lua on a real server."""
+"""next_ready.lua on a real server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pair(make_box):
 
 
 def ask(box, waits=False):
-    return box.run(commands.next(box.handle.slots, waits))
+    return box.run(commands.next_ready(box.handle.slots, waits))
 
 
 def whole(box):
@@ -120,4 +120,4 @@ def test_keys_that_are_not_three_for_each_slot_are_refused(pair):
     keys = pair.handle.slots[0]
 
     with pytest.raises(redis.ResponseError, match="RMQARG keys"):
-        pair.raw("next", [keys.slot, keys.store], [b"", 0])
+        pair.raw("next_ready", [keys.slot, keys.store], [b"", 0])
