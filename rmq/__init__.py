@@ -60,10 +60,10 @@ from rmq.errors import (
     Unavailable,
     WorkRolledBack,
 )
-from rmq.protocol.flows.admin import Redriven
-from rmq.protocol.flows.change_topic import Deleted
+from rmq.protocol.flows.dead_letters import Redriven
+from rmq.protocol.flows.pages import Page, Span
 from rmq.protocol.flows.query_admin import HeldQuery, Sink
-from rmq.protocol.flows.scan import Page, Span
+from rmq.protocol.flows.topic_admin import Deleted
 from rmq.worker import Health, Worker
 
 __version__ = "0.1.0"

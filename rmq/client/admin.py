@@ -11,6 +11,7 @@ from rmq.client.stage import check_text
 from rmq.core.audit import Audited
 from rmq.core.claim import Claimed
 from rmq.core.codec import JSON
+from rmq.core.ids import Id
 from rmq.core.message import Message, Place
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings, TopicSettings, check_changes
@@ -18,17 +19,20 @@ from rmq.core.topic_context import TopicContext
 from rmq.core.validation import duration_ms
 from rmq.protocol.commands import check_run
 from rmq.protocol.flows import (
-    admin,
     audit as audit_flow,
-    change_topic,
+    claim_admin,
+    dead_letters,
+    inspect,
+    pages,
     query_admin,
-    rollback as rollback_flow,
-    scan,
+    rollback,
+    topic_admin,
 )
-from rmq.protocol.flows.admin import Filter, Id, Progress, Redriven
-from rmq.protocol.flows.change_topic import Deleted
+from rmq.protocol.flows.dead_letters import Filter, Redriven
+from rmq.protocol.flows.pages import Cursor, Page, Span
 from rmq.protocol.flows.query_admin import HeldQuery, Sink
-from rmq.protocol.flows.scan import Cursor, Page, Span
+from rmq.protocol.flows.topic_admin import Deleted
+from rmq.protocol.steps import Progress
 from rmq.transport import AsyncTransport, Transport
 
 
@@ -50,11 +54,11 @@ class Admin(_AdminBase):
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._transport.run(admin.topics(self._prefix))
+        return self._transport.run(topic_admin.topics(self._prefix))
 
     def settings(self, topic: str) -> Settings:
         """What a topic is set to. Raises TopicNotFound."""
-        return self._transport.run(admin.settings(self._context(topic)))
+        return self._transport.run(topic_admin.topic_settings(self._context(topic)))
 
     def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
         """Change settings of a topic that is there, while it is used; all that it has then.
@@ -78,7 +82,7 @@ class Admin(_AdminBase):
             TopicNotFound: there is no such topic.
         """
         asked = check_changes(settings)
-        return self._transport.run(change_topic.topic_set(self._context(topic), asked))
+        return self._transport.run(topic_admin.topic_set(self._context(topic), asked))
 
     def topic_delete(
         self,
@@ -108,22 +112,22 @@ class Admin(_AdminBase):
             TopicNotFound: there is no such topic.
         """
         context = self._context(topic)
-        return self._transport.run(change_topic.topic_delete(context, force, dry_run, progress))
+        return self._transport.run(topic_admin.topic_delete(context, force, dry_run, progress))
 
     def stats(self, topic: str) -> dict[str, int]:
         """What a topic holds and has done, over all slots; `lua/stats.lua` tells the names."""
         context = self._context(topic)
-        return self._transport.run(admin.totals(context))
+        return self._transport.run(inspect.stats(context))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """The same for each slot."""
         context = self._context(topic)
-        return self._transport.run(admin.stats(context))
+        return self._transport.run(inspect.stats_by_slot(context))
 
     def get(self, topic: str, id: Id) -> Message | None:
         """Look at one message, wherever it is."""
         context = self._context(topic)
-        return self._transport.run(admin.get(context, id))
+        return self._transport.run(inspect.get(context, id))
 
     def peek(
         self, topic: str, limit: int = 10, place: Place = "store", slot: int | None = None
@@ -138,7 +142,7 @@ class Admin(_AdminBase):
             slot: only this one.
         """
         context = self._context(topic)
-        return self._transport.run(admin.peek(context, limit, place, slot))
+        return self._transport.run(inspect.peek(context, limit, place, slot))
 
     def spans(self, topic: str, place: Place, slot: int, pieces: int = 1) -> list[Span]:
         """A queue of a slot in parts of about the same size, for `page`; fewer where it is small.
@@ -150,7 +154,7 @@ class Admin(_AdminBase):
             pieces: in how many parts, 1 to 10 000.
         """
         context = self._context(topic)
-        return self._transport.run(scan.spans(context, place, slot, pieces))
+        return self._transport.run(pages.spans(context, place, slot, pieces))
 
     def page(
         self,
@@ -176,7 +180,7 @@ class Admin(_AdminBase):
         """
         context = self._context(topic)
         body = value_of if raw else None
-        return self._transport.run(scan.page(context, place, span, cursor, body))
+        return self._transport.run(pages.page(context, place, span, cursor, body))
 
     def redrive(
         self,
@@ -208,7 +212,7 @@ class Admin(_AdminBase):
         """
         wanted = Filter(ids, reason, error, older_than)
         context = self._context(topic)
-        return self._transport.run(admin.redrive(context, wanted, dry_run, rate, progress))
+        return self._transport.run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
 
     def purge(
         self,
@@ -229,7 +233,7 @@ class Admin(_AdminBase):
         """
         wanted = Filter(ids, reason, error, older_than)
         context = self._context(topic)
-        return self._transport.run(admin.purge(context, place, wanted, dry_run, progress))
+        return self._transport.run(dead_letters.purge(context, place, wanted, dry_run, progress))
 
     def audit(
         self,
@@ -266,7 +270,7 @@ class Admin(_AdminBase):
             consumer: as the handler's `rmq.Claims` names it.
         """
         context = self._context(topic)
-        return self._transport.run(admin.claim(context, key, consumer))
+        return self._transport.run(claim_admin.claim(context, key, consumer))
 
     def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """Forget a business key, whatever its state; whether there was anything to forget.
@@ -274,7 +278,7 @@ class Admin(_AdminBase):
         The work of its next message is done, even where it was done before.
         """
         context = self._context(topic)
-        return self._transport.run(admin.unclaim(context, key, consumer))
+        return self._transport.run(claim_admin.unclaim(context, key, consumer))
 
     def queries(self, topic: str) -> list[HeldQuery]:
         """The queries that have a lease on a topic (`Topic.query`, Spark), and what each holds.
@@ -340,7 +344,7 @@ class Admin(_AdminBase):
     def rollback(self, topic: str) -> int:
         """Take back every lease that has run out; how many. Consumers do it as they take."""
         context = self._context(topic)
-        return self._transport.run(rollback_flow.roll_back_topic(context))
+        return self._transport.run(rollback.rollback_topic(context))
 
 
 class AsyncAdmin(_AdminBase):
@@ -352,16 +356,16 @@ class AsyncAdmin(_AdminBase):
 
     async def topics(self) -> list[str]:
         """As `Admin.topics`."""
-        return await self._transport.run(admin.topics(self._prefix))
+        return await self._transport.run(topic_admin.topics(self._prefix))
 
     async def settings(self, topic: str) -> Settings:
         """As `Admin.settings`."""
-        return await self._transport.run(admin.settings(self._context(topic)))
+        return await self._transport.run(topic_admin.topic_settings(self._context(topic)))
 
     async def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
         """As `Admin.topic_set`."""
         asked = check_changes(settings)
-        return await self._transport.run(change_topic.topic_set(self._context(topic), asked))
+        return await self._transport.run(topic_admin.topic_set(self._context(topic), asked))
 
     async def topic_delete(
         self,
@@ -374,35 +378,35 @@ class AsyncAdmin(_AdminBase):
         """As `Admin.topic_delete`."""
         context = self._context(topic)
         return await self._transport.run(
-            change_topic.topic_delete(context, force, dry_run, progress)
+            topic_admin.topic_delete(context, force, dry_run, progress)
         )
 
     async def stats(self, topic: str) -> dict[str, int]:
         """As `Admin.stats`."""
         context = self._context(topic)
-        return await self._transport.run(admin.totals(context))
+        return await self._transport.run(inspect.stats(context))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """As `Admin.stats_by_slot`."""
         context = self._context(topic)
-        return await self._transport.run(admin.stats(context))
+        return await self._transport.run(inspect.stats_by_slot(context))
 
     async def get(self, topic: str, id: Id) -> Message | None:
         """As `Admin.get`."""
         context = self._context(topic)
-        return await self._transport.run(admin.get(context, id))
+        return await self._transport.run(inspect.get(context, id))
 
     async def peek(
         self, topic: str, limit: int = 10, place: Place = "store", slot: int | None = None
     ) -> list[Message]:
         """As `Admin.peek`."""
         context = self._context(topic)
-        return await self._transport.run(admin.peek(context, limit, place, slot))
+        return await self._transport.run(inspect.peek(context, limit, place, slot))
 
     async def spans(self, topic: str, place: Place, slot: int, pieces: int = 1) -> list[Span]:
         """As `Admin.spans`."""
         context = self._context(topic)
-        return await self._transport.run(scan.spans(context, place, slot, pieces))
+        return await self._transport.run(pages.spans(context, place, slot, pieces))
 
     async def page(
         self,
@@ -416,7 +420,7 @@ class AsyncAdmin(_AdminBase):
         """As `Admin.page`."""
         context = self._context(topic)
         body = value_of if raw else None
-        return await self._transport.run(scan.page(context, place, span, cursor, body))
+        return await self._transport.run(pages.page(context, place, span, cursor, body))
 
     async def redrive(
         self,
@@ -433,7 +437,9 @@ class AsyncAdmin(_AdminBase):
         """As `Admin.redrive`."""
         wanted = Filter(ids, reason, error, older_than)
         context = self._context(topic)
-        return await self._transport.run(admin.redrive(context, wanted, dry_run, rate, progress))
+        return await self._transport.run(
+            dead_letters.redrive(context, wanted, dry_run, rate, progress)
+        )
 
     async def purge(
         self,
@@ -450,7 +456,9 @@ class AsyncAdmin(_AdminBase):
         """As `Admin.purge`."""
         wanted = Filter(ids, reason, error, older_than)
         context = self._context(topic)
-        return await self._transport.run(admin.purge(context, place, wanted, dry_run, progress))
+        return await self._transport.run(
+            dead_letters.purge(context, place, wanted, dry_run, progress)
+        )
 
     async def audit(
         self,
@@ -472,12 +480,12 @@ class AsyncAdmin(_AdminBase):
     async def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
         """As `Admin.claim`."""
         context = self._context(topic)
-        return await self._transport.run(admin.claim(context, key, consumer))
+        return await self._transport.run(claim_admin.claim(context, key, consumer))
 
     async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """As `Admin.unclaim`."""
         context = self._context(topic)
-        return await self._transport.run(admin.unclaim(context, key, consumer))
+        return await self._transport.run(claim_admin.unclaim(context, key, consumer))
 
     async def queries(self, topic: str) -> list[HeldQuery]:
         """As `Admin.queries`."""
@@ -509,4 +517,4 @@ class AsyncAdmin(_AdminBase):
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""
         context = self._context(topic)
-        return await self._transport.run(rollback_flow.roll_back_topic(context))
+        return await self._transport.run(rollback.rollback_topic(context))

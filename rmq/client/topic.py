@@ -9,21 +9,22 @@ from rmq.client.consumer import AsyncConsumer, Consumer
 from rmq.client.handler import Handler, Handlers, RetryOption, Rule, locals_of_caller
 from rmq.client.query import AsyncQuery, Query
 from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
-from rmq.core.ids import MessageId
+from rmq.core.ids import Id, MessageId
 from rmq.core.message import Merge, Message, Outgoing, SendResult
 from rmq.core.retry import RetryPolicy
 from rmq.core.settings import Durability, Settings, parse_durability
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.protocol.flows import (
-    admin,
+    inspect,
     intercepted_send,
     open_topic,
+    schedule,
     send as send_flow,
     stage as stage_flow,
 )
-from rmq.protocol.flows.admin import CancelStatus, Id, PriorityStatus, RescheduleStatus
 from rmq.protocol.flows.consumer import Mode
+from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.protocol.flows.send import Asked
 from rmq.protocol.steps import Flow
 from rmq.transport import AsyncTransport, Transport
@@ -252,17 +253,17 @@ class Topic(_TopicBase):
 
     def get(self, id: Id) -> Message | None:
         """Look at one message, wherever it is; None when it is settled or never was."""
-        return self._run(admin.get(self._context, id))
+        return self._run(inspect.get(self._context, id))
 
     def cancel(self, id: Id) -> CancelStatus:
         """Withdraw a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
-        return self._run(admin.cancel(self._context, id))
+        return self._run(schedule.cancel(self._context, id))
 
     def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
         """Give a waiting message another time: "rescheduled", or "in_flight", "dead", "gone"."""
-        return self._run(admin.reschedule(self._context, id, at, delay))
+        return self._run(schedule.reschedule(self._context, id, at, delay))
 
     def set_priority(self, id: Id, priority: int) -> PriorityStatus:
         """Give a waiting message another priority; it joins that priority as the newest.
@@ -270,7 +271,7 @@ class Topic(_TopicBase):
         Returns:
             "changed", "unchanged" (it had that priority), or "in_flight", "dead", "gone".
         """
-        return self._run(admin.set_priority(self._context, id, priority))
+        return self._run(schedule.set_priority(self._context, id, priority))
 
     def consumer(
         self,
@@ -432,21 +433,21 @@ class AsyncTopic(_TopicBase):
 
     async def get(self, id: Id) -> Message | None:
         """As `Topic.get`."""
-        return await self._run(admin.get(self._context, id))
+        return await self._run(inspect.get(self._context, id))
 
     async def cancel(self, id: Id) -> CancelStatus:
         """As `Topic.cancel`."""
-        return await self._run(admin.cancel(self._context, id))
+        return await self._run(schedule.cancel(self._context, id))
 
     async def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
         """As `Topic.reschedule`."""
-        return await self._run(admin.reschedule(self._context, id, at, delay))
+        return await self._run(schedule.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
         """As `Topic.set_priority`."""
-        return await self._run(admin.set_priority(self._context, id, priority))
+        return await self._run(schedule.set_priority(self._context, id, priority))
 
     def consumer(
         self,

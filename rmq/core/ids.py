@@ -194,3 +194,6 @@ def derived(key: bytes, slot: int, check: int) -> MessageId:
     found = hashlib.blake2b(key, digest_size=13).digest()
     tail = (slot << 14 | check).to_bytes(3, "big") + found[8:]
     return MessageId(bytes((found[0] | _DERIVED,)) + found[1:8] + tail)
+
+
+Id = MessageId | str | bytes  # an id as callers give it

@@ -147,6 +147,9 @@ Step = (
 Flow = Generator[Step, Any, T]
 
 
+Progress = Callable[[int, int], None]  # called with (done, all) while a long flow goes on
+
+
 def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
     """Run commands in one round trip; raise the first error after all of them have run."""
     return raise_first_error((yield Pipeline(commands)))

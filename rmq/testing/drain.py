@@ -167,7 +167,7 @@ def tried(call: Callable[[], T]) -> T:
 
 
 def _until(context: TopicContext) -> Flow[list[int]]:
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     waits: list[int] = yield commands.next_ready(context.slots, False)
     return waits
 

@@ -77,7 +77,7 @@ class Keeper:
                     return
 
     def _release(self, context: TopicContext, rows: list[Row]) -> Flow[None]:
-        yield from open_topic.ensure(context, create=False)
+        yield from open_topic.ensure_open(context, create=False)
         leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
         claimed: Any = [SimpleNamespace(_claim=row.claim) for row in rows]
         places = [receive.place_of(row.head) for row in rows]
@@ -141,7 +141,7 @@ class Keeper:
                 unsure.setdefault(MessageId(row.id).slot, []).append(row)
         if not unsure:
             return rows
-        self.transport.run(open_topic.ensure(context, create=False))
+        self.transport.run(open_topic.ensure_open(context, create=False))
         scores = {}
         for slot, some in unsure.items():
             key, ids = context.slots[slot].prepare, [row.id for row in some]
@@ -155,7 +155,7 @@ class Keeper:
     def _extend(
         self, context: TopicContext, lease_ms: int, rows: list[Row]
     ) -> Flow[list[int | None]]:
-        yield from open_topic.ensure(context, create=False)
+        yield from open_topic.ensure_open(context, create=False)
         leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
         claims = [row.claim for row in rows if row.claim is not None]
         beside = claim.renew(context, claims, lease_ms)

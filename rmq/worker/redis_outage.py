@@ -57,7 +57,7 @@ class Opening:
     def _open(self) -> None:
         for one in self._handlers:
             try:
-                self._transport.run(open_topic.ensure(one.context))
+                self._transport.run(open_topic.ensure_open(one.context))
                 one.opened(one.context.settings.lease_ms)
             except (Unavailable, OutcomeUnknown) as error:
                 log.error("topics cannot be opened yet, and are tried again: %s", error)

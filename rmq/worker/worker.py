@@ -120,7 +120,7 @@ class Worker:
         try:
             for one in self.handlers:
                 try:
-                    transport.run(open_topic.ensure(one.context, create=False))
+                    transport.run(open_topic.ensure_open(one.context, create=False))
                     one.opened(one.context.settings.lease_ms)
                     found[one.context.name] = True
                 except TopicNotFound:

@@ -25,7 +25,7 @@ def deletes_any_claim(faults: Any) -> None:
         mine = [deliveries] if isinstance(deliveries, DeliveryData) else list(deliveries)
         for one in mine:
             if one._claim is not None:
-                key = claim_flow.key_of(self._context, one._claim.name)
+                key = claim_flow.claim_key(self._context, one._claim.name)
                 self._transport.ask("unclaim", "DEL", key)
         return release(self, mine, delay=delay)
 

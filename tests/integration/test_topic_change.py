@@ -9,7 +9,7 @@ import pytest
 
 import rmq
 from rmq.core.slots import slot_of
-from rmq.protocol.flows import change_topic, open_topic
+from rmq.protocol.flows import open_topic, topic_admin
 from rmq.transport import Transport
 from tests.servers import Server
 
@@ -166,7 +166,7 @@ def test_change_that_was_cut_off_is_ended_by_itself_or_by_whoever_opens(
     ):
         client.topic(name, slots=2).open()
         client.admin.topic_set(name, max_length=20)
-        flow = change_topic.topic_set(client.admin._context(name), {"max_length": 200})
+        flow = topic_admin.topic_set(client.admin._context(name), {"max_length": 200})
         with pytest.raises(Cut):
             Cutting(client._transport, 3).run(flow)
         assert slots_of(server, name, "capacity") == {b"10"}, "the hash is changed, no slot is"
@@ -260,7 +260,7 @@ def test_topic_that_was_deleted_and_made_anew_is_another_one(
 def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
     client: rmq.Client, server: Server, name: str, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change_topic, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(topic_admin, "SLOTS_AT_ONCE", 1)
     cut = 0
     while True:
         client.topic(name, slots=3).open()
@@ -269,7 +269,7 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
         handle = client.admin._context(name)
         try:
             Cutting(client._transport, cut).run(
-                change_topic.topic_delete(handle, force, False, None)
+                topic_admin.topic_delete(handle, force, False, None)
             )
             break
         except Cut:
@@ -288,11 +288,11 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
 def test_message_that_comes_while_an_empty_topic_is_deleted_is_kept(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change_topic, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(topic_admin, "SLOTS_AT_ONCE", 1)
     topic = client.topic(name, slots=4)
     topic.open()
     basis = next(b for b in map(str, range(99)) if slot_of(b, 4) == 3)
-    flow = change_topic.topic_delete(client.admin._context(name), False, False, None)
+    flow = topic_admin.topic_delete(client.admin._context(name), False, False, None)
 
     def steps() -> Iterator[Any]:
         """The deletion, and a message just before the first slot goes."""
@@ -316,10 +316,10 @@ def test_message_that_comes_while_an_empty_topic_is_deleted_is_kept(
 def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_that_works(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change_topic, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(topic_admin, "SLOTS_AT_ONCE", 1)
     topic = client.topic(name, slots=3)
     send_each(topic, 30)
-    flow = change_topic.topic_delete(client.admin._context(name), True, False, None)
+    flow = topic_admin.topic_delete(client.admin._context(name), True, False, None)
     with pytest.raises(Cut):
         Cutting(client._transport, 6).run(flow)
 

@@ -161,7 +161,7 @@ def audit(
         every_ms: only where nobody has asked so for this long; else None is returned.
         progress: called with (records looked at, records there were) as it goes.
     """
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     first = None
     if (
         every_ms

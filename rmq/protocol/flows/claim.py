@@ -45,7 +45,7 @@ def slot_of_name(name: bytes, slots: int) -> int:
     return slot_of(name.partition(b":")[2], slots)
 
 
-def key_of(context: TopicContext, name: bytes) -> bytes:
+def claim_key(context: TopicContext, name: bytes) -> bytes:
     """The key in Redis of a claim; the topic is open."""
     return context.slots[slot_of_name(name, len(context.slots))].claim_stem + name
 

@@ -36,7 +36,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.protocol.commands import Batch
-from rmq.protocol.flows import admin, claim, open_topic, receive, settle
+from rmq.protocol.flows import claim, inspect, open_topic, receive, settle
 from rmq.protocol.flows.receive import Reception
 from rmq.protocol.flows.settle import UNKNOWN, Lease, Leases, Settling
 from rmq.protocol.flows.unanswered import Unanswered
@@ -109,7 +109,7 @@ class ConsumerFlows(Generic[D]):
             # A batch of undecodable messages alone is not an answer.
             while not found and not self._reception.interrupted:
                 taking = receive.receive(self._reception, most, wait)
-                batches = yield from open_topic.known(self._context, taking)
+                batches = yield from open_topic.reopen_if_recreated(self._context, taking)
                 if not batches:
                     break
                 try:
@@ -216,7 +216,7 @@ class ConsumerFlows(Generic[D]):
             score = base + left + (fence & 2047) / 2048  # score.receipt_score, in the hot loop
             decode = _PLAIN.get(entry[0])
             try:
-                body = decode(entry[8:]) if decode else admin.body_of(record.read(entry))
+                body = decode(entry[8:]) if decode else inspect.body_of(record.read(entry))
             except DecodeError as error:
                 lease = Lease(keys.index, ids[position], score)
                 unreadable.append((lease, failure.tell(error)))
@@ -395,7 +395,7 @@ class ConsumerFlows(Generic[D]):
     def _ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
         self._needs_leases()
         read = [one if isinstance(one, Receipt) else Receipt.parse(one) for one in receipts]
-        yield from open_topic.ensure(self._context)
+        yield from open_topic.ensure_open(self._context)
         answers: dict[Receipt, str] = {}
         for before in list(self._receipts_unanswered):
             if set(read).isdisjoint(before.receipts):

@@ -1,6 +1,6 @@
-"""Open a topic: create it or find it, compare settings, give its slots what their scripts read.
+"""Open a topic: create or find it, compare settings, give its slots what their scripts read.
 
-A topic that is open is read again every FOLLOW_S seconds as it is used, so that running programs
+The settings of an open topic are read again every FOLLOW_S seconds of use, so that running programs
 follow `Admin.topic_set`.
 """
 
@@ -21,14 +21,14 @@ from rmq.protocol.steps import Flow, RawCommand, Sleep, pipeline
 T = TypeVar("T")
 
 SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
-FOLLOW_S = 30.0  # settings that are kept in the client are older by at most so much
+FOLLOW_S = 30.0  # the client's copy of the settings is older by at most so much
 
 
 def open(context: TopicContext, create: bool = True) -> Flow[bool]:
-    """Open the topic; True where this call created it.
+    """Open the topic; return whether this call created it.
 
-    The topic's hash decides: whoever writes it first sets the settings. The slots follow, each with
-    the topic's stamp; a client that dies between leaves them to the next one that opens the topic.
+    The settings are those of the first client that wrote the topic's hash. The slots follow, each
+    with the topic's stamp; if a client dies in between, the next one that opens the topic goes on.
 
     Raises:
         TopicNotFound: it is missing, and not to be created.
@@ -36,21 +36,21 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
         TopicVanished: it is being deleted, or a slot belongs to another life of the topic.
     """
     wanted = Settings(**context.asked)
-    opened = yield commands.topic(context, wanted.to_redis() if create else None)
-    if opened.state < 0:
+    reply = yield commands.topic(context, wanted.to_redis() if create else None)
+    if reply.state < 0:
         raise TopicNotFound(
             f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}; "
             f"create it: rmq topic create {context.name}"
         )
-    found = settings.from_redis(context.name, opened.kept)
-    _refuse_closed(context, opened)
-    settings.check_matches(context.name, context.asked, found)
-    # Others may use this handle meanwhile: for them it is ready once its slots are.
-    was_ready = context.is_ready and context.created == opened.kept["created"].encode()
-    _adopt(context, opened, found, was_ready)
+    kept = settings.from_redis(context.name, reply.kept)
+    _refuse_deleting(context, reply)
+    settings.check_matches(context.name, context.asked, kept)
+    # Other threads may use this context meanwhile: for them it is ready once its slots are.
+    was_ready = context.is_ready and context.created == reply.kept["created"].encode()
+    _adopt(context, reply, kept, was_ready)
     if not create:
         yield from _await_slots(context)
-        return False  # who only looks writes nothing
+        return False  # a caller that only reads writes nothing
     try:
         yield from give_slots(context)
     except RMQError:
@@ -59,14 +59,14 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     context.is_ready = True
     with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
         yield RawCommand("topics", "SADD", context.topics_key, context.name)
-    return bool(opened.state)
+    return bool(reply.state)
 
 
 def _await_slots(context: TopicContext) -> Flow[None]:
-    """Wait while somebody who has just created the topic gives it its slots.
+    """Wait while the client that has just created the topic creates its slots.
 
-    They are made in their order, so the last one stands for all. If its creator died before, the
-    next one who opens the topic to use it makes them; who looks is told by what the slots answer.
+    They are created in order, so the last one stands for all. If that client died, the next one
+    that opens the topic for use creates them; a caller that only reads gets errors of the slots.
     """
     for _ in range(SLOT_LOOKS):
         if (yield RawCommand("open", "EXISTS", context.slots[-1].slot)):
@@ -74,22 +74,22 @@ def _await_slots(context: TopicContext) -> Flow[None]:
         yield Sleep(SLOT_PAUSE_S)
 
 
-def _refuse_closed(context: TopicContext, opened: TopicReply) -> None:
-    """Nobody opens a topic that is being deleted: what were sent now would go with it."""
-    if "deleting" in opened.kept:
+def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
+    """Refuse a topic that is being deleted: messages sent now would go with it."""
+    if "deleting" in reply.kept:
         raise TopicVanished(
             f"topic {context.name!r} is being deleted; open it again when that is done to start it "
             f"anew. If nobody deletes it any more, finish it: rmq topic delete {context.name}"
         )
 
 
-def _adopt(context: TopicContext, opened: TopicReply, found: Settings, ready: bool) -> None:
-    revision = int(opened.kept.get("revision", 0))
-    context.opened(found, _created(opened), ready, revision)
+def _adopt(context: TopicContext, reply: TopicReply, kept: Settings, ready: bool) -> None:
+    revision = int(reply.kept.get("revision", 0))
+    context.opened(kept, _created(reply), ready, revision)
 
 
 def give_slots(context: TopicContext) -> Flow[int]:
-    """Give every slot the settings of the context; how many had older ones.
+    """Write the settings of the context to every slot; return how many had older ones.
 
     Raises:
         TopicVanished: a slot belongs to another life of the topic.
@@ -109,8 +109,8 @@ def give_slots(context: TopicContext) -> Flow[int]:
     return replies.count(1)
 
 
-def known(context: TopicContext, flow: Flow[T]) -> Flow[T]:
-    """Run a flow on an open topic; where the topic is another one by now, the next call opens it.
+def reopen_if_recreated(context: TopicContext, flow: Flow[T]) -> Flow[T]:
+    """Run a flow on an open topic. If the topic was created anew, the next call opens it again.
 
     Raises:
         TopicVanished: as the flow; with `anew`, the context is no longer open.
@@ -118,20 +118,21 @@ def known(context: TopicContext, flow: Flow[T]) -> Flow[T]:
     try:
         return (yield from flow)
     except TopicVanished as error:
-        with suppress(RMQError):  # one slot alone does not tell: it may be gone, or left behind
-            opened = yield commands.topic(context, None)
-            error.anew = opened.state >= 0 and _created(opened) != context.created
+        # The error of one slot does not tell: the topic may be gone, or this slot alone.
+        with suppress(RMQError):
+            reply = yield commands.topic(context, None)
+            error.anew = reply.state >= 0 and _created(reply) != context.created
         if error.anew:
             context.forget()
         raise
 
 
-def _created(opened: TopicReply) -> bytes:
-    return opened.kept["created"].encode()
+def _created(reply: TopicReply) -> bytes:
+    return reply.kept["created"].encode()
 
 
-def ensure(context: TopicContext, create: bool = True) -> Flow[None]:
-    """Open the topic unless it is open; follow its settings where they were read long ago."""
+def ensure_open(context: TopicContext, create: bool = True) -> Flow[None]:
+    """Open the topic unless it is open; read its settings again if they are old."""
     if not (context.is_ready if create else context.is_open):
         yield from open(context, create)
     elif time.monotonic() - context.read_at >= FOLLOW_S:
@@ -141,14 +142,15 @@ def ensure(context: TopicContext, create: bool = True) -> Flow[None]:
 def _follow(context: TopicContext) -> Flow[None]:
     """Read the settings of an open topic again.
 
-    What the client named when it opened the topic is not compared: a program that runs goes on.
+    The settings that the client named when it opened the topic are not compared: a running program
+    goes on.
 
     Raises:
         TopicVanished: it was deleted, or created anew.
     """
-    opened = yield commands.topic(context, None)
-    if opened.state < 0 or _created(opened) != context.created:
-        anew = " and created anew" if opened.state >= 0 else ""
+    reply = yield commands.topic(context, None)
+    if reply.state < 0 or _created(reply) != context.created:
+        anew = " and created anew" if reply.state >= 0 else ""
         if anew:
             context.forget()
         raise TopicVanished(
@@ -157,15 +159,15 @@ def _follow(context: TopicContext) -> Flow[None]:
             "now, or to start it anew",
             anew=bool(anew),
         )
-    _refuse_closed(context, opened)
-    if int(opened.kept.get("revision", 0)) == context.revision:
+    _refuse_deleting(context, reply)
+    if int(reply.kept.get("revision", 0)) == context.revision:
         context.read_at = time.monotonic()
         return
-    found = settings.from_redis(context.name, opened.kept)
-    _adopt(context, opened, found, context.is_ready)
+    kept = settings.from_redis(context.name, reply.kept)
+    _adopt(context, reply, kept, context.is_ready)
     if context.is_ready:
         try:
-            yield from give_slots(context)  # whoever changed it may have died before
+            yield from give_slots(context)  # the client that changed it may have died before
         except RMQError:
             context.read_at, context.revision = 0.0, -1  # follow again at the next call
             raise

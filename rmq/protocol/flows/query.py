@@ -49,7 +49,7 @@ def renew(
     Raises:
         QueryOwned: another driver runs it.
     """
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     answers = yield from pipeline(
         [
             commands.query_renew(
@@ -89,8 +89,8 @@ def take(
     # Where there is work, messages wait, or leases have run out: of consumers, of queries.
     for keys in context.slots:
         if ready[keys.index] == 0:
-            yield from rollback.lapse(keys)
-            yield from rollback.roll_back(context, keys)
+            yield from rollback.rollback_queries(keys)
+            yield from rollback.rollback(context, keys)
     wanted = (yield from _shares(context, most)) if 0 in ready else {}
     while wanted:
         asked = {index: min(TAKE_MOST, share) for index, share in wanted.items()}
@@ -112,7 +112,7 @@ def take(
 
 def wait(context: TopicContext, subscription: Subscription, seconds: float) -> Flow[None]:
     """Sleep until there may be something to take, for so long at most."""
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     if subscription.held is None:
         yield AwaitSignal(subscription, 0)
     # Asked after it listens: what comes from now on sends a signal. One may be lost all the same.
@@ -124,12 +124,12 @@ def wait(context: TopicContext, subscription: Subscription, seconds: float) -> F
 
 def opened(context: TopicContext) -> Flow[None]:
     """Read the topic's settings, once."""
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
 
 
 def waiting(context: TopicContext) -> Flow[list[int]]:
     """How many messages of each slot may be taken now."""
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     stats = yield from pipeline([commands.stats(keys) for keys in context.slots])
     return [one["retries"] + one["priority"] + one["due"] for one in stats]
 
@@ -160,7 +160,7 @@ def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]
         batch: the name of the batch; it takes the place of the one before.
         by: the name of the run of the engine; given twice in a row, it counts once.
     """
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     key = context.slots[0].query_stem + run.encode()
     kept = (yield RawCommand("query_begun", "HGET", key, "begun")) or b"\n\n0"
     name, last, runs = kept.decode().rsplit("\n", 2)
@@ -184,7 +184,7 @@ def settle(
     Raises:
         QueryOwned: another driver runs it.
     """
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     total, missing = 0, 0
     since = {index: end - (batch or {}).get(index, 0) for index, end in upto.items()}
     left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
@@ -208,7 +208,7 @@ def again(context: TopicContext, holder: QueryLease, upto: Offsets) -> Flow[None
     Raises:
         QueryOwned: another driver runs it.
     """
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     answers = yield from pipeline(
         [commands.query_again(keys, holder, upto.get(keys.index, 0)) for keys in context.slots]
     )
@@ -221,7 +221,7 @@ def reject(context: TopicContext, holder: QueryLease, upto: Offsets, reason: str
     Raises:
         QueryOwned: another driver runs it.
     """
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     told, total = failure.tell(reason), 0
     left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
     while left:
@@ -239,7 +239,7 @@ def reject(context: TopicContext, holder: QueryLease, upto: Offsets, reason: str
 
 def release(context: TopicContext, run: str) -> Flow[int]:
     """Give back all that a query holds, whatever its lease says; how many messages."""
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:
         while True:

@@ -67,7 +67,7 @@ class Sink:
 
 def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
     """The queries of a topic, the lease that ends first before the others."""
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     listed = yield from pipeline([commands.queries(keys) for keys in context.slots])
     pairs = [
         (keys, run) for keys, found in zip(context.slots, listed, strict=True) for run, _ in found
@@ -111,7 +111,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
     Raises:
         QueryOwned: a driver runs it, and this is not forced.
     """
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     found = yield from pipeline([commands.query_inspect(keys, run) for keys in context.slots])
     owner, left_s = _owner(dict(enumerate(found)))
     if owner is not None and left_s > 0 and not force:
@@ -124,7 +124,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
     if dry_run:
         return sum(look.messages for look in found)
     back = yield from query_flow.release(context, run)
-    yield from rollback.roll_back_topic(context)
+    yield from rollback.rollback_topic(context)
     return back
 
 
@@ -133,7 +133,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
 
 def sinks(context: TopicContext, query: str | None) -> Flow[list[Sink]]:
     """The records of sinks of a topic by their names, or that of one query alone."""
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     stem = sink_key(context.prefix, context.name, "")
     keys = [stem + query.encode()] if query is not None else (yield from _scanned(stem + b"*"))
     found = []
@@ -161,7 +161,7 @@ def _scanned(pattern: bytes) -> Flow[list[bytes]]:
 
 def forget_sink(context: TopicContext, query: str) -> Flow[bool]:
     """Forget which batches of a query are published; whether there was anything to forget."""
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     key = sink_key(context.prefix, context.name, query)
     gone: int = yield RawCommand("forget_sink", "UNLINK", key)
     return bool(gone)

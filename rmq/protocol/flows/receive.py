@@ -89,7 +89,7 @@ def receive(reception: Reception, max_messages: object, wait: object) -> Flow[li
     limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     context = reception.context
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     yield from hand_back(reception)
     if len(reception.ready) != len(context.slots):
         reception.ready = [0.0] * len(context.slots)
@@ -102,7 +102,7 @@ def receive(reception: Reception, max_messages: object, wait: object) -> Flow[li
     while not reception.interrupted:
         if time.monotonic() >= reception.tidy_at:
             reception.tidy_at = time.monotonic() + tidy.TIDY_S
-            yield from tidy.beside(context)
+            yield from tidy.try_tidy(context)
         batches = yield from _visit(reception, limit, waits)
         if batches:
             return batches
@@ -196,8 +196,8 @@ def _visit_one(
         found.append((keys, batch))  # before anything else can fail
         reception.unsaid = len(reception.ready) > 1  # a single slot is asked before every sleep
     if batch.expired & QUERIES_EXPIRED:
-        yield from rollback.lapse(keys)
-    if batch.expired and (yield from rollback.roll_back(reception.context, keys)) and not batch.ids:
+        yield from rollback.rollback_queries(keys)
+    if batch.expired and (yield from rollback.rollback(reception.context, keys)) and not batch.ids:
         batch = yield from _take(reception, keys, limit, waits)
         if batch.ids:
             found.append((keys, batch))

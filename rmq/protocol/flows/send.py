@@ -326,7 +326,7 @@ def send_many(
     Everything is checked and encoded before the first call. Messages of one slot that do not merge
     go in one call, which is all or nothing; calls share a round trip.
     """
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     groups: list[Group] = []
     results: list[SendResult | None] = []
     numbering = context.hooks.numbering
@@ -339,7 +339,7 @@ def send_many(
         calls = [_call(context, group) for group in groups]
         results += [None] * sum(len(group.places) for group in groups)
         sent = _deliver(context, calls, groups, results, asked, timeout)
-        yield from open_topic.known(context, sent)
+        yield from open_topic.reopen_if_recreated(context, sent)
     finally:
         if numbering is not None:
             _settle_numbers(groups, results)
@@ -367,7 +367,7 @@ def _settle_numbers(groups: list[Group], results: list[SendResult | None]) -> No
 
 def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
     """An id for a send that may have to be repeated."""
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     slot = context.spread.next() if basis is None else slot_of(basis, context.settings.slots)
     return ids.make(slot, context.check)[0]
 

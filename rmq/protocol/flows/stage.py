@@ -76,7 +76,7 @@ def _ready(context: TopicContext) -> Flow[Settings]:
         raise InvalidValue(
             "stage: the client has interceptors, which a stage does not run; use a client without"
         )
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     return context.settings
 
 
@@ -187,7 +187,7 @@ def _entry(context: TopicContext, group: Group) -> list[bytes]:
 
 def drop(context: TopicContext, staged: Sequence[Staged], query: str | None = None) -> Flow[None]:
     """Drop stages; with `query`, except those that its open batch is made of."""
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     if query is not None:
         begun = yield commands.sink_begin(context, query, 0)
         kept = {one.name for one in _read(begun.stages)}
@@ -218,7 +218,7 @@ def _keep(
 
 def publish(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
     """Publish stages."""
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
     done = yield from _move(context, staged, timeout)
     yield from _keep(context, staged, 0)
@@ -232,7 +232,7 @@ def publish_once(
 
     A batch that has begun is ended with the stages that it began with; those given are dropped.
     """
-    yield from open_topic.ensure(context)
+    yield from open_topic.ensure_open(context)
     total = Published()
     while True:
         begun = yield commands.sink_begin(context, query, batch)

@@ -1,7 +1,7 @@
-"""Drop what has had its time: dead letters past their retention, settled ids past the window.
+"""Drop dead letters past their retention, and settled ids past the dedup window.
 
-Acks and burials do that for their own slot while they are at it. Where nothing of the kind happens
-any more, consumers do it once a minute, and whoever asks for a topic's figures or dead letters.
+Acks and rejections do that for their own slot. For slots without any, consumers do it once a
+minute, and so does each call that reads a topic's figures or dead letters.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ log = logging.getLogger("rmq")
 
 TIDY_S = 60.0  # a consumer tidies once in so long
 DEAD_PAGE = 100
-ROUNDS_MAX = 1000  # of one call; what is left then waits for the next
+ROUNDS_MAX = 1000  # of one call; the next call goes on
 
 
 def tidy(context: TopicContext) -> Flow[int]:
-    """Tidy the slots of a topic; how many dead letters were dropped."""
+    """Tidy the slots of a topic; return how many dead letters were dropped."""
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):
         counts = yield from pipeline([commands.tidy(keys, DEAD_PAGE) for keys in slots])
         dropped += sum(counts)
-        slots = [keys for keys, one in zip(slots, counts, strict=True) if one == DEAD_PAGE]
+        slots = [keys for keys, count in zip(slots, counts, strict=True) if count == DEAD_PAGE]
         if not slots:
             break
     return dropped
 
 
-def beside(context: TopicContext) -> Flow[None]:
-    """Tidy beside other work, which goes on where this fails."""
+def try_tidy(context: TopicContext) -> Flow[None]:
+    """Tidy a topic; an error of Redis is logged only."""
     try:
         yield from tidy(context)
     except StorageError as error:

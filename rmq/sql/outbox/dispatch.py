@@ -112,11 +112,11 @@ class Dispatcher:
         if not context.is_open and not context.asked:
             context.asked = dict(self._client._declared.get(topic, {}))
         try:
-            self._client._transport.run(open_topic.ensure(context))
+            self._client._transport.run(open_topic.ensure_open(context))
         except SettingsMismatch as error:  # somebody else has created it; it is taken as it is
             log.warning("outbox: topic %r has other settings than here: %s", topic, error)
             context.asked = {}
-            self._client._transport.run(open_topic.ensure(context))
+            self._client._transport.run(open_topic.ensure_open(context))
         return context
 
     def _topic(self, topic: str, codec: int, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:

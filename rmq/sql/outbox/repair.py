@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from rmq.core.ids import Id
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, StubNotFound, StubSettled
-from rmq.protocol.flows.admin import Id
 from rmq.sql.database import needing, now_ms, write_first
 from rmq.sql.outbox.ids import stub_id
 from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, VOID, logs, stubs

@@ -1,40 +1,38 @@
-"""Change the settings of a topic, and delete topics.
+"""List topics, read and change their settings, delete them.
 
-Both end in steps that may be interrupted; run again, they go on where they stopped.
+A change or a deletion that was interrupted goes on when it is run again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rmq.core import settings
-from rmq.core.keys import TYPES, SlotKeys, sink_key
+from rmq.core.keys import TYPES, SlotKeys, sink_key, topics_key
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError, TopicNotEmpty, TopicNotFound, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.flows import open_topic
-from rmq.protocol.steps import Flow, RawCommand, pipeline
+from rmq.protocol.steps import Flow, Progress, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys that one SCAN looks at
 MOST = 2**53 - 1  # as many messages as a slot may hold
 _SLOT_LEVEL = [kind for kind in TYPES if kind not in ("sink", "topic", "topics")]
 
-Progress = Callable[[int, int], None]
-
 
 class Deleted(NamedTuple):
-    """What a topic held when it was deleted, or holds, in a dry run.
+    """The messages of a topic when it was deleted, or now, in a dry run.
 
     Attributes:
-        waiting: messages that waited, those due later too.
-        in_flight: messages that consumers had.
+        waiting: messages in the StoreQueue, those due later too.
+        in_flight: messages in the PrepareQueue.
         dead: dead letters.
-        other_keys: keys that were left of queries, stages, claims, sinks and repeated commands;
-            0 in a dry run.
+        other_keys: deleted keys of queries, stages, claims, sinks and replay sessions; 0 in a dry
+            run.
     """
 
     waiting: int
@@ -44,15 +42,27 @@ class Deleted(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """All of them."""
+        """How many there are in all."""
         return self.waiting + self.in_flight + self.dead
 
 
-def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
-    """Change settings of a topic; those it has then.
+def topics(prefix: str) -> Flow[list[str]]:
+    """Return the names of all topics, sorted."""
+    names: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
+    return sorted(name.decode() for name in names)
 
-    The topic's hash is changed first, then each slot. Whoever stops between, the slots are given
-    the rest by this call made again, or by the next client that opens the topic or follows it.
+
+def topic_settings(context: TopicContext) -> Flow[Settings]:
+    """Return the settings of a topic."""
+    yield from open_topic.open(context, create=False)
+    return context.settings
+
+
+def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
+    """Change settings of a topic; return all its settings then.
+
+    The topic's hash is changed first, then each slot. If this call stops in between, the same call
+    or the next client that opens or follows the topic gives the slots the rest.
 
     Raises:
         TopicNotFound: there is no such topic.
@@ -63,8 +73,8 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
     changed = yield commands.topic_set(context, context.created, values)
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
-    found = settings.from_redis(context.name, changed.kept)
-    context.opened(found, context.created, False, int(changed.kept.get("revision", 0)))
+    kept = settings.from_redis(context.name, changed.kept)
+    context.opened(kept, context.created, False, int(changed.kept.get("revision", 0)))
     try:
         yield from open_topic.give_slots(context)
     except RMQError as error:
@@ -73,7 +83,7 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
             "same change again, or let any program open the topic"
         )
         raise
-    return found
+    return kept
 
 
 # --- deleting ----------------------------------------------------------------------------------
@@ -82,10 +92,10 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
 def topic_delete(
     context: TopicContext, force: bool, dry_run: bool, progress: Progress | None
 ) -> Flow[Deleted]:
-    """Delete a topic; what it held.
+    """Delete a topic; return what it held.
 
-    It is marked first, so that nobody opens it any more. Then each slot goes in one step, then keys
-    that are known by their names only, then the topic itself. Stopped half-way, run it again.
+    It is marked first, so that no client opens it any more. Then each slot is deleted in one step,
+    then keys that only a scan finds, then the topic itself. Stopped half-way, run it again.
 
     Raises:
         TopicNotFound: there is no such topic.
@@ -97,45 +107,48 @@ def topic_delete(
             f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}"
         )
     created = opened.kept["created"].encode()
-    found = settings.from_redis(context.name, opened.kept)
-    context.opened(found, created, False, int(opened.kept.get("revision", 0)))
-    held = yield from _slots(context, context.slots, None, None)
+    kept = settings.from_redis(context.name, opened.kept)
+    context.opened(kept, created, False, int(opened.kept.get("revision", 0)))
+    held = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:
         return held
     if held.messages and not force:
-        if "deleting" in opened.kept:  # somebody began and did not finish
+        if "deleting" in opened.kept:  # an earlier deletion was not finished
             yield from _restore(context)
         raise _not_empty(context, held, "they are kept, and the topic stands")
     if not (yield commands.topic_close(context, created, True)):
         raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile, by somebody else")
-    held = yield from _slots(context, context.slots, MOST if force else 0, progress)
+    held = yield from _delete_slots(context, context.slots, MOST if force else 0, progress)
     if held.messages and not force:
         yield from _restore(context)
         raise _not_empty(context, held, "they came meanwhile and are kept, and the topic stands")
     context.forget()
-    others = yield from _delete_the_rest(context)
+    others = yield from _delete_other_keys(context)
     yield RawCommand("topic_delete", "SREM", context.topics_key, context.name)
     yield RawCommand("topic_delete", "UNLINK", context.key)
     return held._replace(other_keys=others)
 
 
 def _restore(context: TopicContext) -> Flow[None]:
-    """Open a topic again whose deletion has begun; slots that are gone come back empty."""
+    """Undo the mark of a deletion that has begun; deleted slots come back empty."""
     yield from open_topic.give_slots(context)
     yield commands.topic_close(context, context.created, False)
 
 
-def _not_empty(context: TopicContext, held: Deleted, fate: str) -> TopicNotEmpty:
+def _not_empty(context: TopicContext, held: Deleted, consequence: str) -> TopicNotEmpty:
     return TopicNotEmpty(
         f"topic {context.name!r} holds {held.waiting} waiting messages, {held.in_flight} in flight "
-        f"and {held.dead} dead letters; {fate}. Consume or purge them, or force the deletion"
+        f"and {held.dead} dead letters; {consequence}. Consume or purge them, or force the deletion"
     )
 
 
-def _slots(
+def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
 ) -> Flow[Deleted]:
-    """Delete slots, or count what they hold (`most` None). Stops where a slot is left."""
+    """Delete slots of at most so many messages each, or count what they hold (None).
+
+    Stops at a slot that holds more.
+    """
     waiting = in_flight = dead = 0
     for at in range(0, len(slots), SLOTS_AT_ONCE):
         page = slots[at : at + SLOTS_AT_ONCE]
@@ -154,25 +167,25 @@ def _slots(
     return Deleted(waiting, in_flight, dead)
 
 
-def _delete_the_rest(context: TopicContext) -> Flow[int]:
-    """Delete keys of queries, stages, claims, sessions and sinks; how many.
+def _delete_other_keys(context: TopicContext) -> Flow[int]:
+    """Delete keys of queries, stages, claims, replay sessions and sinks; return how many.
 
     Nothing lists them, so SCAN walks all keys of the database, as `Admin.sinks` does.
     """
     name = re.escape(context.name)
     stem = re.escape(context.prefix)
-    mine = re.compile(
+    of_slot = re.compile(
         rf"{stem}:\{{{name}_\d+\}}:({'|'.join(_SLOT_LEVEL)})(:.*)?".encode(), re.DOTALL
     )
     sinks = sink_key(context.prefix, context.name, "")
-    gone, cursor = 0, b"0"
+    deleted, cursor = 0, b"0"
     while True:
         cursor, page = yield RawCommand(
             "topic_delete", "SCAN", cursor,
             "MATCH", f"{context.prefix}:{{{context.name}*", "COUNT", SCANNED,
         )  # fmt: skip
-        keys = [key for key in page if mine.fullmatch(key) or key.startswith(sinks)]
+        keys = [key for key in page if of_slot.fullmatch(key) or key.startswith(sinks)]
         if keys:
-            gone += yield RawCommand("topic_delete", "UNLINK", *keys)
+            deleted += yield RawCommand("topic_delete", "UNLINK", *keys)
         if cursor == b"0":
-            return gone
+            return deleted

@@ -1,4 +1,4 @@
-"""Read a whole queue of a slot, in parts that several readers may share. Changes nothing."""
+"""Read a check_int queue of a slot, in parts that several readers may share. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmq.core.message import Message
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int
 from rmq.protocol import commands
-from rmq.protocol.flows import admin, open_topic
+from rmq.protocol.flows import inspect, open_topic
 from rmq.protocol.steps import Flow
 
 PAGE = 1000
@@ -25,13 +25,13 @@ _COUNTS = {
 
 
 class Span(NamedTuple):
-    """A part of one queue of one slot: scores from `low` up to `high`, and not `high` itself.
+    """A part of one queue of one slot: scores from `low` up to `high`, `high` excluded.
 
     Attributes:
         slot: the index of the slot.
         low: the smallest score.
         high: the score at which the next part begins.
-        messages: how many there were when it was asked for.
+        messages: how many there were when the spans were made.
     """
 
     slot: int
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Where a page ended."""
+    """The end of a page."""
 
     score: float
     seen: int  # messages of that score
@@ -64,23 +64,23 @@ def _slot(context: TopicContext, slot: int) -> SlotKeys:
 
 
 def spans(context: TopicContext, place: str, slot: int, pieces: int) -> Flow[list[Span]]:
-    """A queue of a slot in so many parts of about the same size, or fewer where it is small."""
-    place = admin.check_place(place)
+    """Divide a queue of a slot into parts of about the same size; fewer where it is small."""
+    place = inspect.check_place(place)
     pieces = check_int(pieces, "pieces", 1, PIECES_MAX)
-    yield from open_topic.ensure(context, create=False)
+    yield from open_topic.ensure_open(context, create=False)
     keys = _slot(context, slot)
     stats = yield commands.stats(keys)
     total = sum(stats[name] for name in _COUNTS[place])
     pieces = max(1, min(pieces, total))
     cuts = [(-math.inf, 0)]  # score, and how many messages stand before it
     for piece in range(1, pieces):
-        at = total * piece // pieces
-        found = yield commands.peek(keys, place, offset=at, limit=1)
-        if found and found[0].score > cuts[-1][0]:
-            cuts.append((found[0].score, at))
+        offset = total * piece // pieces
+        members = yield commands.peek(keys, place, offset=offset, limit=1)
+        if members and members[0].score > cuts[-1][0]:
+            cuts.append((members[0].score, offset))
     cuts.append((math.inf, total))
     return [
-        Span(slot, low, high, upto - at) for (low, at), (high, upto) in itertools.pairwise(cuts)
+        Span(slot, low, high, end - start) for (low, start), (high, end) in itertools.pairwise(cuts)
     ]
 
 
@@ -91,11 +91,11 @@ def page(
     cursor: Cursor | None,
     body: Callable[[bytes], Any] | None,
 ) -> Flow[Page]:
-    """The next messages of a span."""
-    place = admin.check_place(place)
-    yield from open_topic.ensure(context, create=False)
+    """Read the next messages of a span."""
+    place = inspect.check_place(place)
+    yield from open_topic.ensure_open(context, create=False)
     start = cursor or Cursor(span.low, 0)
-    got = yield commands.peek(
+    members = yield commands.peek(
         _slot(context, span.slot),
         place,
         low=repr(start.score),
@@ -103,9 +103,11 @@ def page(
         offset=start.seen,
         limit=PAGE,
     )
-    if not got:
+    if not members:
         return Page([], None)
-    last = got[-1].score
-    seen = sum(one.score == last for one in got) + (start.seen if last == start.score else 0)
-    most = context.settings.max_retries
-    return Page([admin.read(one, most, body) for one in got], Cursor(last, seen))
+    last = members[-1].score
+    seen = sum(member.score == last for member in members)
+    seen += start.seen if last == start.score else 0
+    retries = context.settings.max_retries
+    messages = [inspect.message_of(member, retries, body) for member in members]
+    return Page(messages, Cursor(last, seen))

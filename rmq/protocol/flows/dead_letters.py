@@ -1,0 +1,196 @@
+"""Redrive dead letters; purge dead letters and waiting messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from rmq.core import failure
+from rmq.core.ids import Id, MessageId
+from rmq.core.keys import SlotKeys
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import duration_ms
+from rmq.errors import InvalidType, InvalidValue
+from rmq.protocol import commands
+from rmq.protocol.commands import QueueMember
+from rmq.protocol.flows import inspect, open_topic
+from rmq.protocol.flows.inspect import check_place
+from rmq.protocol.steps import Flow, Progress, Sleep
+
+CALL_MAX = 1000  # messages of one call
+
+
+class Redriven(NamedTuple):
+    """What a redrive did.
+
+    Attributes:
+        matched: dead letters that fitted the filter.
+        sent: of them, sent back to the StoreQueue.
+        unreadable: of them, left in the DeadQueue because their record cannot be read.
+    """
+
+    matched: int
+    sent: int
+    unreadable: int
+
+
+class Filter:
+    """Conditions on dead letters; a dead letter must fit all that are given.
+
+    Args:
+        ids: only these.
+        reason: the beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
+            expired.
+        error: a regular expression that is found in the error's text.
+        older_than: dead for at least this long, seconds or timedelta.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older_than: float | timedelta | None = None,
+    ) -> None:
+        self.ids = None if ids is None else [MessageId.parse(id) for id in ids]
+        self.reason = reason
+        self.older_ms = (
+            0 if older_than is None else duration_ms(older_than, "older_than", zero=True)
+        )
+        if reason is not None and not any(r.startswith(reason) for r in failure.REASONS.values()):
+            raise InvalidValue(
+                f"reason: {reason!r}; known are {', '.join(failure.REASONS.values())}"
+            )
+        try:
+            self.error = None if error is None else re.compile(error)
+        except re.error as bad:
+            raise InvalidValue(f"error: {error!r} is not a regular expression: {bad}") from bad
+        except TypeError:
+            raise InvalidType(f"error: {error!r}; give a regular expression as str") from None
+
+    @property
+    def everything(self) -> bool:
+        """Whether no condition was given, so that all dead letters fit."""
+        return self.ids is None and not self.reason and not self.error and not self.older_ms
+
+    def fits(self, member: QueueMember, now_ms: int) -> bool:
+        """Whether a dead letter fits."""
+        if self.older_ms and member.score > now_ms - self.older_ms:
+            return False
+        last_failure = failure.read(member.failure)
+        if self.reason and (
+            last_failure is None or not last_failure.reason.startswith(self.reason)
+        ):
+            return False
+        return not self.error or bool(last_failure and self.error.search(last_failure.error))
+
+
+def _matching(context: TopicContext, wanted: Filter) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
+    """Return the ids of the dead letters that fit, by slot; those that die later are left out."""
+    now_ms = inspect.total((yield from inspect.counts(context)))["now_ms"]
+    if wanted.ids is not None:
+        by_slot: dict[int, list[bytes]] = {}
+        for id in wanted.ids:
+            message_id = context.own_id(id)
+            member = yield commands.get(context.slots[message_id.slot], message_id)
+            if member is not None and member.place == "dead" and wanted.fits(member, now_ms):
+                by_slot.setdefault(message_id.slot, []).append(member.id)
+        return [(context.slots[slot], ids) for slot, ids in by_slot.items()]
+    matching = []
+    for keys in context.slots:
+        ids: list[bytes] = []  # and no bodies: there may be a million dead letters
+        low, skip = "-inf", 0
+        while True:
+            page = yield from inspect.next_page(keys, "dead", low, str(now_ms), skip, inspect.PAGE)
+            if not page.members:
+                break
+            low, skip = page.edge, page.skip
+            ids += [member.id for member in page.members if wanted.fits(member, now_ms)]
+        if ids:
+            matching.append((keys, ids))
+    return matching
+
+
+def redrive(
+    context: TopicContext,
+    wanted: Filter,
+    dry_run: bool,
+    rate: float | None,
+    progress: Progress | None,
+) -> Flow[Redriven]:
+    """Send dead letters back. Stopped half-way, the rest stays dead."""
+    if rate is not None and (isinstance(rate, bool) or not rate > 0):
+        raise InvalidValue(f"rate: {rate!r}; give messages a second, more than 0")
+    matching = yield from _matching(context, wanted)
+    matched = sum(len(ids) for _, ids in matching)
+    sent = unreadable = done = 0
+    if not dry_run:
+        step = CALL_MAX if rate is None else max(1, min(CALL_MAX, int(rate / 4)))
+        for keys, ids in matching:
+            while ids:
+                with context.sessions.borrowed() as session:
+                    letters = yield commands.redrive(context, keys, session, ids[:step])
+                ids = ids[len(letters) :]
+                sent += letters.count("1")
+                unreadable += letters.count("x")
+                done += len(letters)
+                if progress:
+                    progress(done, matched)
+                if rate is not None and (ids or done < matched):
+                    yield Sleep(len(letters) / rate)
+    return Redriven(matched, sent, unreadable)
+
+
+def purge(
+    context: TopicContext,
+    place: str,
+    wanted: Filter | None,
+    dry_run: bool,
+    progress: Progress | None,
+) -> Flow[int]:
+    """Delete waiting messages or dead letters for good; return how many, also in a dry run."""
+    queue = check_place(place)
+    if queue == "prepare":
+        raise InvalidValue("place: 'prepare' is with consumers; purge 'store' or 'dead'")
+    yield from open_topic.ensure_open(context, create=False)
+    if wanted is None or wanted.everything:
+        return (yield from _purge_all(context, queue, dry_run, progress))
+    if queue != "dead":
+        raise InvalidValue("filter: it is for dead letters; purge 'store' without a filter")
+    matching = yield from _matching(context, wanted)
+    matched, done = sum(len(ids) for _, ids in matching), 0
+    if dry_run:
+        return matched
+    for keys, ids in matching:
+        for at in range(0, len(ids), CALL_MAX):
+            with context.sessions.borrowed() as session:
+                done += yield commands.purge(keys, session, queue, ids=ids[at : at + CALL_MAX])
+            if progress:
+                progress(done, matched)
+    return done
+
+
+def _purge_all(
+    context: TopicContext, queue: str, dry_run: bool, progress: Progress | None
+) -> Flow[int]:
+    held = inspect.total((yield from inspect.counts(context)))
+    count, done = held["dead"], 0
+    if queue == "store":
+        count = held["retries"] + held["priority"] + held["due"] + held["later"]
+    if dry_run:
+        return count
+    for keys in context.slots:
+        # Delete no more than there were at the start: a producer may go on sending for ever.
+        left = count - done
+        while left > 0:
+            step = min(CALL_MAX, left)
+            with context.sessions.borrowed() as session:
+                deleted = yield commands.purge(keys, session, queue, limit=step)
+            done, left = done + deleted, left - deleted
+            if progress and deleted:
+                progress(done, count)
+            if deleted < step:
+                break
+    return done

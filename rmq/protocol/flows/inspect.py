@@ -1,0 +1,231 @@
+"""Read messages and counters of a topic: get, peek, counts, stats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from rmq.core import codec, failure, record
+from rmq.core.ids import Id, MessageId
+from rmq.core.keys import SlotKeys
+from rmq.core.message import Message, Place, moment
+from rmq.core.record import Record
+from rmq.core.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import check_int
+from rmq.errors import DecodeError, InvalidValue
+from rmq.protocol import commands
+from rmq.protocol.commands import STATS, QueueMember
+from rmq.protocol.flows import open_topic, tidy
+from rmq.protocol.steps import Flow, pipeline
+
+PLACES: tuple[Place, ...] = ("store", "prepare", "dead")
+PAGE = 200  # messages of one call
+NOT_SUMMED = ("late_ms", "now_ms")  # a topic's value is the largest of its slots, not their sum
+
+
+def check_place(value: object) -> Place:
+    """Return the name of one of the three queues of a slot.
+
+    Raises:
+        InvalidValue: it is no such name.
+    """
+    for place in PLACES:
+        if value == place:
+            return place
+    raise InvalidValue(f"place: {value!r}; give one of {', '.join(PLACES)}")
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+def message_of(
+    member: QueueMember, max_retries: int, body_in: Callable[[bytes], Any] | None = None
+) -> Message:
+    """Return a member of a queue as a message; `unreadable` says what cannot be read.
+
+    `body_in` makes the body from the check_int record; None: it is decoded.
+    """
+    message_id, place = MessageId(member.id), check_place(member.place)
+    last_failure = failure.read(member.failure)
+    died = moment(int(member.score)) if member.place == "dead" else None
+    has_deadline = member.place == "prepare" and member.score < HELD_MIN
+    deadline = moment(receipt_deadline_ms(member.score)) if has_deadline else None
+    deliveries = last_failure.deliveries if last_failure else 0
+    if member.place == "prepare":
+        deliveries = max_retries - int(member.score % 1000) + 1
+    try:
+        if not member.record:
+            raise DecodeError("its record is missing")
+        entry = record.read(member.record)
+    except DecodeError as error:
+        return Message(
+            message_id, place, message_id.slot, 0, member.record, None, None, None, None, {},
+            deliveries, deadline, died, last_failure, member.score, str(error),
+        )  # fmt: skip
+    unreadable = ""
+    body: Any
+    try:
+        body = body_in(member.record) if body_in else body_of(entry)
+    except DecodeError as error:
+        body, unreadable = entry.body, str(error)
+    due = entry.due_ms
+    if member.place == "store" and member.score >= TIMED_MIN:
+        due = int(member.score)
+    return Message(
+        message_id,
+        place,
+        message_id.slot,
+        record.offset_of(entry.number_low, member.newest),
+        body,
+        entry.priority or None,
+        moment(due) if due else None,
+        moment(entry.expires_ms) if entry.expires_ms else None,
+        entry.merge_key or None,
+        entry.headers,
+        deliveries,
+        deadline,
+        died,
+        last_failure,
+        member.score,
+        unreadable,
+    )
+
+
+def body_of(entry: Record) -> Any:
+    """Return the decoded body; of a collecting message, the list of its bodies."""
+    if entry.flags & record.COLLECTS:
+        return codec.decode_all(entry.codec, record.pieces(entry.body))
+    return codec.decode(entry.codec, entry.body)
+
+
+def get(context: TopicContext, id: Id) -> Flow[Message | None]:
+    """Return one message, whichever queue it is in; None when it is settled or never was."""
+    yield from open_topic.ensure_open(context, create=False)
+    message_id = context.own_id(id)
+    member = yield commands.get(context.slots[message_id.slot], message_id)
+    return None if member is None else message_of(member, context.settings.max_retries)
+
+
+def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
+    """Return messages without taking them; waiting ones in the order in which they would go.
+
+    Several slots give equal shares, or more where others have less: order holds inside a slot only.
+    """
+    limit = check_int(limit, "limit", 1, 1_000_000)
+    queue = check_place(place)
+    yield from open_topic.ensure_open(context, create=False)
+    if queue == "dead":
+        yield from tidy.tidy(context)
+    slots = context.slots
+    if slot is not None:
+        slots = [slots[check_int(slot, "slot", 0, len(slots) - 1)]]
+    by_slot: list[list[QueueMember]] = [[] for _ in slots]
+    share, unfinished = -(-limit // len(slots)), list(range(len(slots)))
+    while unfinished and sum(map(len, by_slot)) < limit:
+        for position in unfinished:
+            by_slot[position] = yield from _first_members(slots[position], queue, share)
+        unfinished = [position for position in unfinished if len(by_slot[position]) == share]
+        share = min(limit, share * 4) if share < limit else limit + 1
+    members = [member for in_slot in by_slot for member in in_slot]
+    if len(members) > limit:  # the fuller slots gave more than their share: take in turn
+        rows = zip_longest(*by_slot)
+        members = [member for row in rows for member in row if member is not None][:limit]
+        members.sort(key=lambda member: MessageId(member.id).slot)
+    return [message_of(member, context.settings.max_retries) for member in members]
+
+
+def _first_members(keys: SlotKeys, place: str, most: int) -> Flow[list[QueueMember]]:
+    """Read the first members of a queue of one slot, in its order."""
+    if place != "store":
+        return (yield from _members(keys, place, "-inf", "+inf", False, most))
+    members: list[QueueMember] = []
+    for low, high, down in (
+        (str(PRIORITY_END), "+inf", False),
+        ("17", f"({PRIORITY_END}", True),
+        ("-inf", "(17", True),
+    ):
+        members += yield from _members(keys, place, low, high, down, most)
+    held = yield commands.stats(keys)
+    return _in_take_order(members, held["due"])[:most]
+
+
+def _in_take_order(members: list[QueueMember], due: int) -> list[QueueMember]:
+    """Order members by when they are taken. Timed ones come first, those not due yet go last."""
+    timed = [member for member in members if member.score >= PRIORITY_END]
+    rest = members[len(timed) :]
+    return timed[:due] + rest + timed[due:]
+
+
+def _members(
+    keys: SlotKeys, place: str, low: str, high: str, down: bool, most: int
+) -> Flow[list[QueueMember]]:
+    members: list[QueueMember] = []
+    skip = 0
+    while len(members) < most:
+        count = min(PAGE, most - len(members))
+        page = yield from next_page(keys, place, low, high, skip, count, down)
+        if not page.members:
+            break
+        members += page.members
+        skip = page.skip
+        if down:
+            high = page.edge
+        else:
+            low = page.edge
+    return members
+
+
+class MemberPage(NamedTuple):
+    """A page of a queue. The next one begins at a score, and skips so many members of it."""
+
+    members: list[QueueMember]
+    edge: str
+    skip: int
+
+
+def next_page(
+    keys: SlotKeys, place: str, low: str, high: str, skip: int, count: int, down: bool = False
+) -> Flow[MemberPage]:
+    """Read a page of a queue of a slot between two scores; `skip` members of the first score.
+
+    The next page begins at the last score of this one, so that no page walks over those before it:
+    few messages share a score.
+    """
+    members: list[QueueMember] = yield commands.peek(
+        keys, place, low=low, high=high, down=down, offset=skip, limit=count
+    )
+    if not members:
+        return MemberPage([], "", 0)
+    edge = repr(members[-1].score)
+    same = sum(member.score == members[-1].score for member in members)
+    return MemberPage(members, edge, same + (skip if edge == (high if down else low) else 0))
+
+
+# --- counters ----------------------------------------------------------------------------------
+
+
+def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
+    """Return what each slot holds and has done; changes nothing."""
+    yield from open_topic.ensure_open(context, create=False)
+    return (yield from pipeline([commands.stats(keys) for keys in context.slots]))
+
+
+def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
+    """Return what each slot holds and has done, after dropping what is past its retention."""
+    yield from open_topic.ensure_open(context, create=False)
+    yield from tidy.tidy(context)
+    return (yield from counts(context))
+
+
+def stats(context: TopicContext) -> Flow[dict[str, int]]:
+    """Return what a topic holds and has done."""
+    return total((yield from stats_by_slot(context)))
+
+
+def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Return the slots' figures as the topic's."""
+    return {
+        name: (max if name in NOT_SUMMED else sum)(slot[name] for slot in slots) for name in STATS
+    }
