@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.protocol import commands
-from tests.lua.box import ordered, stored, timed
+from tests.lua.box import handed_back, ordered, stored, timed
 
 
 def command(box, id, priority):
@@ -52,6 +52,17 @@ def test_timed_message_keeps_its_time_and_competes_when_due(box):
     high, low = box.one(priority=31), box.one(priority=29)
     box.clock.advance(5)
     assert box.drained() == [high, id, low]
+
+
+def test_timed_message_that_was_due_and_handed_back_joins_the_priority(box):
+    id = box.one(due=1000)
+    box.clock.advance(1)
+    box.release(box.take_one())
+    assert box.score(id) == handed_back(0)
+
+    assert set_priority(box, id, 30) == "changed"
+
+    assert box.state()["store"] == {id: ordered(30, 1)}
 
 
 def test_delayed_retry_keeps_its_time_and_what_it_has_left(box):

@@ -425,12 +425,12 @@ class Model:
             return "unchanged"
         msg.priority = priority
         msg.moved = True
-        if msg.family == "timed":
+        if msg.family == "timed" and msg.due:
             msg.asks = True
-        elif msg.family == "priority":
+        elif msg.family != "retry":  # one that was due and handed back, too
             s = self.slots[msg.slot]
             s.order += 1
-            msg.order = s.order
+            msg.family, msg.order = "priority", s.order
         return "changed"
 
     # --- dead letters
