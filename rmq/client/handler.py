@@ -25,7 +25,7 @@ from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue
-from rmq.protocol.flows.send import RETRY_MARK, RUNTIME_MARK
+from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
 
 THREADS, TASKS = 8, 100  # how many run at a time unless the handler says
 MOST_AT_A_TIME, MOST_HELD = 10_000, 100_000

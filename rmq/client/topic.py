@@ -17,7 +17,6 @@ from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.protocol.flows import (
     inspect,
-    intercepted_send,
     open_topic,
     schedule,
     send as send_flow,
@@ -25,7 +24,7 @@ from rmq.protocol.flows import (
 )
 from rmq.protocol.flows.consumer import Mode
 from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
-from rmq.protocol.flows.send import Asked
+from rmq.protocol.flows.send import DurabilityOverride
 from rmq.protocol.steps import Flow
 from rmq.transport import AsyncTransport, Transport
 
@@ -37,9 +36,9 @@ def _wait(timeout: Duration | None) -> float:
     return BLOCK_S if timeout is None else duration_ms(timeout, "timeout", zero=True) / 1000
 
 
-def _asked(value: object) -> Asked | None:
+def _asked(value: object) -> DurabilityOverride | None:
     """What this send asks for; None: what the topic says."""
-    return None if value is None else Asked(parse_durability(value))
+    return None if value is None else DurabilityOverride(parse_durability(value))
 
 
 def _query_name(query: str | None) -> str | None:
@@ -224,9 +223,7 @@ class Topic(_TopicBase):
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime,
         )  # fmt: skip
-        return self._run(
-            intercepted_send.send(self._context, out, _asked(durability), _wait(timeout))
-        )
+        return self._run(send_flow.send(self._context, out, _asked(durability), _wait(timeout)))
 
     def send_many(
         self,
@@ -244,7 +241,7 @@ class Topic(_TopicBase):
             What `send` raises. QueueFull.results tells which messages were stored.
         """
         return self._run(
-            intercepted_send.send_many(self._context, messages, _asked(durability), _wait(timeout))
+            send_flow.send_many(self._context, messages, _asked(durability), _wait(timeout))
         )
 
     def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
@@ -412,7 +409,7 @@ class AsyncTopic(_TopicBase):
             headers, expires, id, dedup_key, retry, max_runtime,
         )  # fmt: skip
         return await self._run(
-            intercepted_send.send(self._context, out, _asked(durability), _wait(timeout))
+            send_flow.send(self._context, out, _asked(durability), _wait(timeout))
         )
 
     async def send_many(
@@ -424,7 +421,7 @@ class AsyncTopic(_TopicBase):
     ) -> list[SendResult]:
         """As `Topic.send_many`."""
         return await self._run(
-            intercepted_send.send_many(self._context, messages, _asked(durability), _wait(timeout))
+            send_flow.send_many(self._context, messages, _asked(durability), _wait(timeout))
         )
 
     async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:

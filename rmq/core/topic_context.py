@@ -17,6 +17,8 @@ from rmq.core.settings import Settings
 from rmq.core.slots import Spread
 from rmq.errors import InvalidValue
 
+FOLLOW_S = 30.0  # the client's copy of the settings is older by at most so much
+
 
 class TopicContext:
     """A topic as one client sees it. Nothing is read from Redis until it is opened."""
@@ -81,6 +83,14 @@ class TopicContext:
         self.read_at = time.monotonic()
         self.is_ready = ready
         self._settings = found
+
+    def is_old(self) -> bool:
+        """Whether the settings were read so long ago that they are to be read again."""
+        return time.monotonic() - self.read_at >= FOLLOW_S
+
+    def is_current(self) -> bool:
+        """Whether the topic can be used as it is: its slots are ready, its settings not old."""
+        return self.is_ready and time.monotonic() - self.read_at < FOLLOW_S
 
     def forget(self) -> None:
         """Read the settings again before the next command."""

@@ -16,7 +16,7 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import Interceptor, Outcome
 from rmq.core.message import Outgoing, SendResult
 from rmq.interceptors.active_runs import Runs, late_s
-from rmq.protocol.flows.send import HEADERS_BYTES, HEADERS_MAX
+from rmq.protocol.draft import HEADERS_BYTES, HEADERS_MAX
 
 log = logging.getLogger("rmq")
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.core import topic_context
 from rmq.core.slots import slot_of
-from rmq.protocol.flows import open_topic, topic_admin
+from rmq.protocol.flows import topic_admin
 from rmq.transport import Transport
 from tests.servers import Server
 
@@ -17,7 +18,7 @@ from tests.servers import Server
 @pytest.fixture
 def follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics that are open are read again at every call."""
-    monkeypatch.setattr(open_topic, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(topic_context, "FOLLOW_S", 0.0)
 
 
 def slots_of(server: Server, name: str, field: str) -> set[bytes | None]:
@@ -116,7 +117,7 @@ def test_settings_are_not_read_again_before_their_time(api: Any, name: str) -> N
     api.admin.topic_set(name, max_body=10)
 
     assert topic.send("x" * 200).status == "stored"
-    assert open_topic.FOLLOW_S == 30
+    assert topic_context.FOLLOW_S == 30
 
 
 def test_message_that_waits_goes_by_the_new_settings(api: Any, name: str) -> None:

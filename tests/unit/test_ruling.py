@@ -18,7 +18,7 @@ from rmq.core import record
 from rmq.core.delivery import DeliveryData, Origin
 from rmq.core.interceptor import Hooks
 from rmq.core.score import receipt_score
-from rmq.protocol.flows.send import RETRY_MARK, RUNTIME_MARK
+from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
 from rmq.worker.runner import Ruling, Runner, RuntimeExceeded, exceeded, rule
 
 POLICY_OF_THE_TOPIC = None  # a ruling that names no wait leaves it to the topic

@@ -33,6 +33,7 @@ from rmq.errors import (
     RMQError,
     ScriptFailed,
     StorageError,
+    TopicVanished,
     Unavailable,
 )
 from rmq.protocol.commands import Batch
@@ -108,8 +109,11 @@ class ConsumerFlows(Generic[D]):
             found: list[D] = []
             # A batch of undecodable messages alone is not an answer.
             while not found and not self._reception.interrupted:
-                taking = receive.receive(self._reception, most, wait)
-                batches = yield from open_topic.reopen_if_recreated(self._context, taking)
+                try:
+                    batches = yield from receive.receive(self._reception, most, wait)
+                except TopicVanished as error:
+                    yield from open_topic.forget_if_recreated(self._context, error)
+                    raise
                 if not batches:
                     break
                 try:

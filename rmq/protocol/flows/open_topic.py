@@ -1,14 +1,13 @@
 """Open a topic: create or find it, compare settings, give its slots what their scripts read.
 
-The settings of an open topic are read again every FOLLOW_S seconds of use, so that running programs
-follow `Admin.topic_set`.
+The settings of an open topic are read again every 30 s of use (`topic_context.FOLLOW_S`), so that
+running programs follow `Admin.topic_set`.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TypeVar
 
 from rmq.core import settings
 from rmq.core.settings import Settings
@@ -18,10 +17,7 @@ from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.steps import Flow, RawCommand, Sleep, pipeline
 
-T = TypeVar("T")
-
 SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
-FOLLOW_S = 30.0  # the client's copy of the settings is older by at most so much
 
 
 def open(context: TopicContext, create: bool = True) -> Flow[bool]:
@@ -109,22 +105,16 @@ def give_slots(context: TopicContext) -> Flow[int]:
     return replies.count(1)
 
 
-def reopen_if_recreated(context: TopicContext, flow: Flow[T]) -> Flow[T]:
-    """Run a flow on an open topic. If the topic was created anew, the next call opens it again.
+def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[None]:
+    """Let the next call open the topic again if it was created anew; `error.anew` says so.
 
-    Raises:
-        TopicVanished: as the flow; with `anew`, the context is no longer open.
+    The error of one slot does not tell: the topic may be gone, or this slot alone.
     """
-    try:
-        return (yield from flow)
-    except TopicVanished as error:
-        # The error of one slot does not tell: the topic may be gone, or this slot alone.
-        with suppress(RMQError):
-            reply = yield commands.topic(context, None)
-            error.anew = reply.state >= 0 and _created(reply) != context.created
-        if error.anew:
-            context.forget()
-        raise
+    with suppress(RMQError):
+        reply = yield commands.topic(context, None)
+        error.anew = reply.state >= 0 and _created(reply) != context.created
+    if error.anew:
+        context.forget()
 
 
 def _created(reply: TopicReply) -> bytes:
@@ -135,7 +125,7 @@ def ensure_open(context: TopicContext, create: bool = True) -> Flow[None]:
     """Open the topic unless it is open; read its settings again if they are old."""
     if not (context.is_ready if create else context.is_open):
         yield from open(context, create)
-    elif time.monotonic() - context.read_at >= FOLLOW_S:
+    elif context.is_old():
         yield from _follow(context)
 
 

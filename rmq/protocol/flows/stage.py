@@ -30,6 +30,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
 from rmq.protocol import commands
 from rmq.protocol.commands import PublishReply
+from rmq.protocol.draft import body_too_large
 from rmq.protocol.flows import open_topic, send
 from rmq.protocol.flows.send import Group
 from rmq.protocol.steps import Command, DurablePipeline, Flow, Pipeline, Sleep, pipeline
@@ -90,7 +91,7 @@ def push(
 ) -> Flow[Staged]:
     """Put messages into a stage; what stands in it then."""
     settings, groups = (yield from _ready(context)), list[Group]()
-    send.sort(context, messages, groups, _entry_max(settings), late)
+    send.group_messages(context, messages, groups, _entry_max(settings), late)
     calls = _Calls(context, stage, keep_ms)
     for group in groups:
         if _alike(group):
@@ -115,7 +116,7 @@ def push_bodies(
     for body in bodies:
         one = body if is_raw and type(body) is bytes else codec.encode(body)
         if len(one) > most:
-            send.checked(context, settings, Outgoing(body))  # which says so
+            raise body_too_large(codec, len(one), most)
         data.append(one)
     longest = max(map(len, data), default=0)
     run = max(RUN, -(-len(data) // settings.slots))
@@ -166,7 +167,7 @@ class _Calls:
 
 def _alike(group: Group) -> bool:
     """Whether its messages are new and differ in what comes after the head alone."""
-    if group.merging is not None or group.given:
+    if group.merging is not None or group.given_ids:
         return False
     heads = group.parts[::2]
     plain = not heads[0][0] & (record.TIMED | record.EXPIRES)

@@ -31,7 +31,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.protocol.flows import intercepted_send, open_topic
+from rmq.protocol.flows import open_topic, send as send_flow
 from rmq.sql.outbox.stub import AsWritten, Stub, outgoing
 
 log = logging.getLogger("rmq.outbox")
@@ -180,9 +180,7 @@ class Dispatcher:
         asked = [out for _, out in ready]
         try:
             # Not a moment of waiting for room: rows are locked meanwhile.
-            return list(
-                self._client._transport.run(intercepted_send.send_many(context, asked, None, 0.0))
-            )
+            return list(self._client._transport.run(send_flow.send_many(context, asked, None, 0.0)))
         except QueueFull as error:
             return _sorted_out(error.results, error, [True] * len(ready))
         except NotDurable as error:

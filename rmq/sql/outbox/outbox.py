@@ -23,7 +23,7 @@ from rmq.core.slots import slot_of
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
-from rmq.protocol.flows import send as send_flow
+from rmq.protocol.draft import make_draft
 from rmq.sql.database import needing, now_ms
 from rmq.sql.outbox import ids
 from rmq.sql.outbox.confirm import Confirming
@@ -190,7 +190,7 @@ class Outbox(Confirming, Repair):
     def _line(self, topic: str, out: Outgoing, codec: str | Codec, confirm: bool) -> _Line:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
         # The very checks of a direct send. The prefix is the relay's, and matters to none of them.
-        draft = send_flow.checked(TopicContext("rmq", topic, chosen, _LANES, {}), _FREE, out)
+        draft = make_draft(TopicContext("rmq", topic, chosen, _LANES, {}), _FREE, out)
         if len(draft.body) > self.max_body:
             raise PayloadTooLarge(
                 f"body: {len(draft.body)} bytes as {chosen.name}; this outbox's max_body is "
