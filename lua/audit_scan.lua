@@ -15,7 +15,7 @@ Atomic    Reads only. A message that is in the slot from the first page to the l
           between the queues meanwhile: a page is one of HSCAN, over a key that is passed. Some come twice.
 ]]
 --- @include "lib/check"
---- @include "lib/record"
+--- @include "lib/audit"
 local s = redis.call('HMGET', KEYS[1], 'created', 'chunk')
 if not s[1] then
   fail('GONE', KEYS[1])

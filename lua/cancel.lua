@@ -22,7 +22,7 @@ Atomic    Only a waiting message is removed, with everything that belongs to it,
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/record"
+--- @include "lib/envelope"
 --- @include "lib/replay"
 --- @include "lib/settled"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]

@@ -51,10 +51,12 @@ end
 if #ids == 0 then
   return held
 end
-local receipts, details = {}, {}
-for m = 1, #ids do
-  local i = positions[m]
-  receipts[m], details[m] = tonumber(scores[i]), string.sub(ARGV[5 + 2 * n + i], 1, 65536)
+local receipts, details = scores, { unpack(ARGV, 6 + 2 * n) }
+if #ids < n then
+  receipts = {}
+  for m = 1, #ids do
+    receipts[m], details[m] = scores[positions[m]], details[positions[m]]
+  end
 end
 --- @include "lib/inline/fail_deliveries"
 local answer = table.concat(letters)

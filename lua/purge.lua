@@ -20,7 +20,7 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/record"
+--- @include "lib/envelope"
 --- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])

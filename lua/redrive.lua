@@ -22,6 +22,7 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
 --- @include "lib/score"
 --- @include "lib/timed_score"
 --- @include "lib/record"
+--- @include "lib/envelope"
 --- @include "lib/wake"
 --- @include "lib/replay"
 local slot, store, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

@@ -24,6 +24,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/score"
 --- @include "lib/timed_score"
 --- @include "lib/record"
+--- @include "lib/envelope"
 --- @include "lib/wake"
 --- @include "lib/find_waiting"
 --- @include "lib/replay"

@@ -45,7 +45,7 @@ end
 local ids, receipts = {}, {}
 for i = 1, #expired, 2 do
   ids[#ids + 1] = expired[i]
-  receipts[#ids] = tonumber(expired[i + 1])
+  receipts[#ids] = expired[i + 1]
 end
 -- The error of the last failure stays.
 local details = redis.call('HMGET', failures, unpack(ids))

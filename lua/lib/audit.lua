@@ -1,5 +1,5 @@
 --[[
-The open numbers of audited messages.
+The numbers of audited messages, and which of them are open.
 
 The numbers that are not accounted for, of every producer, stand in one zset as ranges. All scores are 0, so the members
 are in the order of their text:
@@ -11,7 +11,40 @@ are in the order of their text:
 The lowest `first` less one is the low-water mark of a producer. A range holds the numbers that wait in a row, so the
 zset grows with disorder, not with the length of the queue.
 ]]
---- @include "lib/record"
+--- @include "lib/envelope"
+
+-- The (producer, number) of a text `<producer, 10 hex digits>.<number>`; nothing where it has another form.
+local function parse_number(text)
+  local producer, number = string.match(text, '^(%x+)%.(%d+)$')
+  if producer and #producer == 10 and #number < 16 then
+    return producer, tonumber(number)
+  end
+end
+
+-- The (producer, number) that rmq.Audit put on a message: the first header of its record, `rmq-audit`. The headers are
+-- not unpacked.
+local NUMBER_HEADER = '\169rmq-audit'
+local function number_of(record)
+  local head = record and #record > 8 and string.byte(record, 1) or 0
+  if not flagged(head, HEADERS) then
+    return
+  end
+  local at = 9 + (flagged(head, TIMED) and 6 or 0) + (flagged(head, EXPIRES) and 6 or 0)
+  if flagged(head, MERGES) then
+    local a, b = string.byte(record, at, at + 1)
+    if not b then
+      return
+    end
+    at = at + 2 + a * 256 + b
+  end
+  at = at + (string.byte(record, at + 2) == 222 and 5 or 3) -- past the size of the headers and that of their map
+  if string.sub(record, at, at + 9) ~= NUMBER_HEADER then
+    return
+  end
+  local size = (string.byte(record, at + 10) or 160) - 160
+  return parse_number(string.sub(record, at + 11, at + 10 + size))
+end
+
 local function range_member(producer, first, last, since)
   return string.format('%s:%015.0f:%015.0f:%013.0f', producer, last, first, since)
 end

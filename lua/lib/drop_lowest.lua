@@ -11,7 +11,7 @@ local function plan_drop_lowest(slot, store, records, failures, merge, audit, ex
   if #lowest < 2 * excess or tonumber(lowest[2 * excess]) >= least then
     return nil
   end
-  --- @include "lib/record"
+  --- @include "lib/envelope"
   local dropped, unmerged = {}, {}
   for i = 1, 2 * excess, 2 do
     dropped[#dropped + 1] = lowest[i]

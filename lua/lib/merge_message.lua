@@ -3,6 +3,7 @@
 --- @include "lib/score"
 --- @include "lib/timed_score"
 --- @include "lib/record"
+--- @include "lib/envelope"
 --- @include "lib/settled"
 --- @include "lib/wake"
 

@@ -104,7 +104,7 @@ def read(data: bytes) -> Record:
 def number_of(data: bytes) -> bytes:
     """The `<producer>.<number>` that `rmq.Audit` has put on a message; empty where there is none.
 
-    The twin of `lua/lib/record.lua`, whose `number_of` reads the first header only.
+    The twin of `lua/lib/audit.lua`, whose `number_of` reads the first header only.
     """
     flags = data[0]
     at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)

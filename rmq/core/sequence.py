@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rmq.core import ids
 from rmq.core.keys import SlotKeys
 
-MARK = "rmq-audit"  # the header; lua/lib/record.lua reads it
+MARK = "rmq-audit"  # the header; lua/lib/audit.lua reads it
 TELL_S = 1.0  # how long a number may be known here alone
 ANEW_S = 3600.0  # after such a silence a producer begins anew; Redis forgets it after a day
 NUMBERS_MAX = 1000  # accounted for in one call

@@ -7,9 +7,9 @@ Reads:     KEYS: 1 to 6 as nack has them
            audit: the key where the slot is audited, else nil
            s: max_retries, retry, jitter, waiting, dead_retention_ms, ordered and blocked, from place 2 on
            now, now_us
-           ids, receipts: the deliveries, one at least, and their receipts as numbers
+           ids, receipts: the deliveries, one at least, and their receipts as text
            wait: ms until the retry, or false for the topic's policy
-           reason, details: a letter, and for each delivery the text of its error
+           reason, details: a letter, and for each delivery the text of its error, of which 64 KiB are kept
            channel, index: for waking consumers
 Writes:    nothing
 Declares:  letters: for each delivery r retry or d dead
@@ -26,17 +26,18 @@ local in_order = s[7] and read_places(slot, s[7])
 math.randomseed(now_us % 2147483647)
 redis.call('ZREM', prepare, unpack(ids))
 for i = 1, #ids do
-  local left = math.floor(receipts[i] % 1000)
-  local made = max_retries - left + 1
+  local receipt = tonumber(receipts[i])
+  local left = math.floor(receipt % 1000)
+  local made, text = max_retries - left + 1, string.sub(details[i], 1, 65536)
   if left == 0 then
     letters[i] = 'd'
     dead_count = dead_count + 1
-    add_dead(slot, KEYS[5], KEYS[4], failures, audit, ids[i], now, made, reason, details[i], tonumber(s[6]))
+    add_dead(slot, KEYS[5], KEYS[4], failures, audit, ids[i], now, made, reason, text, tonumber(s[6]))
   else
     letters[i] = 'r'
     local pause = wait or retry_wait(s[3], tonumber(s[4]), made)
-    local score = in_order and retry_score(in_order, KEYS[4], ids[i], receipts[i], pause > 0 and now + pause or 0)
-    add_retry(slot, store, failures, ids[i], now, left, made, pause, reason, details[i], score)
+    local score = in_order and retry_score(in_order, KEYS[4], ids[i], receipt, pause > 0 and now + pause or 0)
+    add_retry(slot, store, failures, ids[i], now, left, made, pause, reason, text, score)
   end
 end
 if in_order then

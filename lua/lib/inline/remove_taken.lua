@@ -12,7 +12,7 @@ Writes:    retries_left
 Declares:  merge_keys, expired
 Returns for the caller: yes: the reply, when all have expired
 ]]
---- @include "lib/record"
+--- @include "lib/envelope"
 local merge_keys, expired = {}, nil
 for c = 1, #to_inspect do
   local i = to_inspect[c]

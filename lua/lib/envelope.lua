@@ -1,0 +1,39 @@
+-- Reading the envelope of a record: its flags, and the parts that have no fixed place. lib/record describes them.
+--- @include "lib/record"
+local TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
+
+local function flagged(head, flag)
+  return math.floor(head % (flag * 2) / flag) == 1
+end
+
+-- The (due or nil, expiry or nil, merge key or nil) of a record; nothing where it is cut short.
+local function envelope(record)
+  local head, size = string.byte(record, 1), #record
+  if size < 8 then
+    return
+  end
+  local at, due, expiry, key = 9, nil, nil, nil
+  if flagged(head, TIMED) then
+    if size < at + 5 then
+      return
+    end
+    due, at = read48(record, at), at + 6
+  end
+  if flagged(head, EXPIRES) then
+    if size < at + 5 then
+      return
+    end
+    expiry, at = read48(record, at), at + 6
+  end
+  if flagged(head, MERGES) then
+    if size < at + 1 then
+      return
+    end
+    local key_size = struct.unpack('>I2', record, at)
+    if size < at + 1 + key_size then
+      return
+    end
+    key = string.sub(record, at + 2, at + 1 + key_size)
+  end
+  return due, expiry, key
+end
