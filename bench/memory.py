@@ -14,7 +14,7 @@ from bench.machine import settle
 from rmq.core import ids
 from rmq.core.keys import SlotKeys
 from rmq.protocol import commands, scripts
-from rmq.transport.common import words_of
+from rmq.transport.script_calls import words_of
 from tests.servers import Server
 
 DAY_MS = 86_400_000

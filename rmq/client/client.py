@@ -156,7 +156,7 @@ class Client(_ClientBase):
     def ping(self) -> float:
         """Round trip to the server, seconds."""
         started = time.perf_counter()
-        self._transport.ask("ping", "PING")
+        self._transport.raw_command("ping", "PING")
         return time.perf_counter() - started
 
     def can_wake(self) -> bool:
@@ -166,14 +166,14 @@ class Client(_ClientBase):
         sleeping consumers notice new messages up to a second late.
         """
         try:
-            self._transport.ask("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
+            self._transport.raw_command("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
         except ConfigurationError:
             return False
         return True
 
     def server_info(self, section: str = "server") -> dict[str, str]:
         """A section of the server's INFO."""
-        return _facts(self._transport.ask("info", "INFO", section))
+        return _facts(self._transport.raw_command("info", "INFO", section))
 
     def close(self) -> None:
         """Close every connection; an embedded server stops with its last client."""
@@ -215,20 +215,22 @@ class AsyncClient(_ClientBase):
     async def ping(self) -> float:
         """As `Client.ping`."""
         started = time.perf_counter()
-        await self._transport.ask("ping", "PING")
+        await self._transport.raw_command("ping", "PING")
         return time.perf_counter() - started
 
     async def can_wake(self) -> bool:
         """As `Client.can_wake`."""
         try:
-            await self._transport.ask("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
+            await self._transport.raw_command(
+                "wake", "PUBLISH", wake_channel(self._prefix, "ping"), ""
+            )
         except ConfigurationError:
             return False
         return True
 
     async def server_info(self, section: str = "server") -> dict[str, str]:
         """As `Client.server_info`."""
-        return _facts(await self._transport.ask("info", "INFO", section))
+        return _facts(await self._transport.raw_command("info", "INFO", section))
 
     async def close(self) -> None:
         """As `Client.close`."""

@@ -79,7 +79,7 @@ def start(now: Moment | None) -> Clock:
 
 def server_time(transport: Transport) -> datetime:
     """What a server's own clock says."""
-    seconds, us = transport.ask("time", "TIME")
+    seconds, us = transport.raw_command("time", "TIME")
     return _EPOCH + timedelta(seconds=int(seconds), microseconds=int(us))
 
 

@@ -181,7 +181,7 @@ class FaultyAsyncTransport(AsyncTransport):
 
     async def hang_up(self) -> None:
         """Close the connections of this loop, which is about to end."""
-        await self._pool_here().close()
+        await self._current_pool().close()
 
     async def _command(self, command: Command[T]) -> T:
         fault = self.faults.next((command.script.name,))

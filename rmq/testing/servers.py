@@ -91,7 +91,7 @@ class Database:
         """Delete everything in it."""
         transport = Transport(self.address, 5.0, 10.0)
         try:
-            transport.ask("flush", "FLUSHDB")
+            transport.raw_command("flush", "FLUSHDB")
         finally:
             transport.close()
 

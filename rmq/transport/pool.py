@@ -1,9 +1,9 @@
-"""The connections of a transport: a bounded number, taken last in first out, most of them idle.
+"""Pools of connections: a bounded number, last in first out, most of them idle.
 
-A connection that has died shows at the next command, and it seldom dies alone: a restart, a
-failover, a firewall end all of them. So when one that was used before fails, all idle ones are
-closed (an incident), and the caller may try at once on a new one. Who finds all connections in use
-waits in line.
+A dead connection shows at the next command, and it seldom dies alone: a restart, a failover or a
+firewall ends all of them. So when a connection that was used before fails, the pool closes all idle
+ones (a new epoch begins), and the caller may try at once on a new one. When all connections are in
+use, callers wait in line.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """
@@ -21,15 +21,15 @@ from typing import Any
 import hiredis
 import redis
 
-from rmq.transport.redis_errors import code_of
+from rmq.core import fork
+from rmq.transport.redis_errors import REDIS_ERRORS, code_of
 
-CHECK_IDLE_S = 15.0  # a connection that was idle for so long is asked whether it lives
-CHECK_S = 2.0  # how long its answer may take, unless the client waits less for a reply
+CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
+CHECK_S = 2.0  # how long its reply may take, unless the client waits less for a reply
 _PING = hiredis.pack_command(("PING",))
-# Replies after which a connection leads to the wrong server: it is no master, or not yet, or it
-# was one. The address may lead to another server by now.
-_ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
-TROUBLE = (redis.RedisError, OSError)
+# Replies of a server that is no master, or not yet, or no longer. The address may lead to another
+# server by now.
+_NOT_MASTER = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
 _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 _NONE_FREE: Any = object()
 
@@ -42,82 +42,98 @@ class ConnectionsBusy(redis.ConnectionError):
     """All connections were in use, so nothing was sent."""
 
 
-class Stale(redis.ConnectionError):
-    """A connection that had been used before failed; its siblings are closed. Try again at once."""
+class StaleConnection(redis.ConnectionError):
+    """A connection that had been used before failed; the idle ones are closed. Retry at once."""
 
 
-class Connection:
-    """A connection of redis-py, and what the pool knows of it."""
+class PooledConnection:
+    """A connection of redis-py with the notes of its pool."""
 
-    __slots__ = ("incident", "line", "used")
+    __slots__ = ("connection", "epoch", "used_at")
 
-    def __init__(self, line: Any, incident: int) -> None:
-        self.line = line
-        self.incident = incident  # the pool's last one when it was last seen alive
-        self.used = 0.0  # when it was last seen alive, by the monotonic clock; 0: it is new
+    def __init__(self, connection: Any, epoch: int) -> None:
+        self.connection = connection
+        self.epoch = epoch  # the pool's epoch when it was last seen alive
+        self.used_at = 0.0  # when it was last seen alive, by the monotonic clock; 0: it is new
 
 
-def leads_elsewhere(error: BaseException) -> bool:
+def is_not_master(error: BaseException) -> bool:
     """Whether a reply says that this connection leads to a server that is not the master."""
-    return code_of(error) in _ELSEWHERE
+    return code_of(error) in _NOT_MASTER
 
 
-def not_connected(error: BaseException) -> BaseException:
-    """The error to raise where no connection could be made; a refusal by the server as it is."""
+def as_not_connected(error: BaseException) -> BaseException:
+    """Return the error to raise if no connection could be made; a server's refusal as it is."""
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
     return NotConnected(str(error) or type(error).__name__)
 
 
-def stale(error: BaseException) -> BaseException:
-    """The error to raise where a used connection failed; a reply of the server as it is."""
+def as_stale(error: BaseException) -> BaseException:
+    """Return the error to raise if a used connection failed; a server's reply as it is."""
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
-    return Stale(str(error) or type(error).__name__)
+    return StaleConnection(str(error) or type(error).__name__)
 
 
-class _Pool:
-    """What both pools share.
+class _PoolState:
+    """The connections of a pool, for threads or for tasks.
 
     `_free` has a place for each connection there may be: idle ones at its right end, None at its
     left for those that are not made.
+
+    Args:
+        new: makes a connection of redis-py, not yet connected.
+        size: how many connections there may be.
+        wait_s: how long a caller waits for one.
+        timeout_s: how long a connection waits for a reply.
     """
 
-    def __init__(self, most: int, wait_s: float, check_s: float = CHECK_S) -> None:
-        self._most = most
+    def __init__(self, new: Callable[[], Any], size: int, wait_s: float, timeout_s: float) -> None:
+        self._new = new
+        self._size = size
         self._wait_s = wait_s
-        self._check_s = check_s
-        self._free: deque[Connection | None] = deque([None] * most)
-        self.incident = 0  # how often all idle connections had to be given up
+        self._check_s = min(CHECK_S, timeout_s)
+        self._free: deque[PooledConnection | None] = deque([None] * size)
+        self._generation = fork.generation()
+        self.epoch = 0  # grows when all idle connections are given up
 
     @property
-    def idle(self) -> list[Connection]:
+    def idle(self) -> list[PooledConnection]:
         """The connections that are open and not in use."""
-        return [one for one in list(self._free) if one is not None]
+        return [pooled for pooled in list(self._free) if pooled is not None]
 
-    def _stale(self, connection: Connection) -> bool:
-        """Whether it must show that it lives before it is used."""
-        return time.monotonic() > connection.used + CHECK_IDLE_S
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process has forked since: the connections are its parent's."""
+        return self._generation != fork.generation()
 
-    def _drop_idle(self, connection: Connection) -> list[Connection]:
-        """The idle connections, which are now to be closed; none if another has told already."""
-        if connection.incident != self.incident:
+    def _needs_check(self, pooled: PooledConnection) -> bool:
+        """Whether it was idle for so long that it must answer a PING before it is used."""
+        return time.monotonic() > pooled.used_at + CHECK_IDLE_S
+
+    def _remove_idle(self, failed: PooledConnection) -> list[PooledConnection]:
+        """Begin a new epoch; return the idle connections, to be closed.
+
+        None if another connection of the same epoch has failed before.
+        """
+        if failed.epoch != self.epoch:
             return []
-        self.incident += 1
-        dropped = []
+        self.epoch += 1
+        removed = []
         for _ in range(len(self._free)):
             try:
-                one = self._free.pop()
+                pooled = self._free.pop()
             except IndexError:
                 break
-            if one is not None:
-                dropped.append(one)
+            if pooled is not None:
+                removed.append(pooled)
             self._free.appendleft(None)
-        return dropped
+        return removed
 
     def _busy(self) -> ConnectionsBusy:
         return ConnectionsBusy(
-            f"all {self._most} connections of this client were in use for {self._wait_s:g} s; "
+            f"all {self._size} connections of this client were in use for {self._wait_s:g} s; "
             "allow more with max_connections, an argument of the client and an option of the URL, "
             "or call less at once"
         )
@@ -126,128 +142,128 @@ class _Pool:
 class _Waiter:
     """A thread that waits for a connection."""
 
-    __slots__ = ("connection", "served")
+    __slots__ = ("pooled", "served")
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None
+        self.pooled: PooledConnection | None = None
         self.served = threading.Event()
 
 
-class Pool(_Pool):
+class Pool(_PoolState):
     """Connections for threads."""
 
-    def __init__(self, most: int, wait_s: float, check_s: float = CHECK_S) -> None:
-        super().__init__(most, wait_s, check_s)
+    def __init__(self, new: Callable[[], Any], size: int, wait_s: float, timeout_s: float) -> None:
+        super().__init__(new, size, wait_s, timeout_s)
         self._waiting: deque[_Waiter] = deque()
-        self._lock = threading.Lock()  # of those who wait, and who serve them
+        self._lock = threading.Lock()  # of waiting and serving threads
 
-    def take(self, make: Callable[[], Any]) -> Connection:
-        """A connection nobody else uses: `give` it back after the reply, or `discard` it.
+    def take(self) -> PooledConnection:
+        """Return a connection for one user, to `give` back after the reply or to `discard`.
 
-        Args:
-            make: makes a new one, not yet connected, where none is idle.
+        Raises:
+            NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
         """
         try:
-            connection = _NONE_FREE if self._waiting else self._free.pop()
+            pooled = _NONE_FREE if self._waiting else self._free.pop()
         except IndexError:
-            connection = _NONE_FREE
-        if connection is _NONE_FREE:
-            connection = self._wait()
-        if connection is not None:
-            if not self._stale(connection) or self._lives(connection):
-                return connection
-            self._close([*self._drop_idle(connection), connection])
-        line = None
+            pooled = _NONE_FREE
+        if pooled is _NONE_FREE:
+            pooled = self._wait()
+        if pooled is not None:
+            if not self._needs_check(pooled) or self._answers(pooled):
+                return pooled
+            self._close([*self._remove_idle(pooled), pooled])
+        connection = None
         try:
-            connection = Connection(make(), self.incident)
-            line = connection.line
-            line.connect()
+            pooled = PooledConnection(self._new(), self.epoch)
+            connection = pooled.connection
+            connection.connect()
         except BaseException as error:
-            if line is not None:
-                line.disconnect()
+            if connection is not None:
+                connection.disconnect()
             self._put(None)
-            if not isinstance(error, TROUBLE):
+            if not isinstance(error, REDIS_ERRORS):
                 raise
-            told = not_connected(error)
+            failure = as_not_connected(error)
         else:
-            return connection
-        raise told
+            return pooled
+        raise failure
 
-    def give(self, connection: Connection) -> None:
+    def give(self, pooled: PooledConnection) -> None:
         """Hand back a connection on which all replies have come."""
-        connection.used = time.monotonic()
-        connection.incident = self.incident
-        self._free.append(connection)
+        pooled.used_at = time.monotonic()
+        pooled.epoch = self.epoch
+        self._free.append(pooled)
         if self._waiting:
             self._serve()
 
-    def discard(self, connection: Connection, incident: bool) -> None:
-        """Close a connection. `incident`: and the idle ones, which share its fate."""
-        if incident:
-            self._close(self._drop_idle(connection))
-        self._close([connection])
+    def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
+        """Close a connection. `with_idle`: and all idle ones, which share its fate."""
+        if with_idle:
+            self._close(self._remove_idle(pooled))
+        self._close([pooled])
         self._put(None)
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        self._close(self._drop_idle(Connection(None, self.incident)))
+        self._close(self._remove_idle(PooledConnection(None, self.epoch)))
 
-    def _close(self, connections: list[Connection]) -> None:
-        for one in connections:
-            with contextlib.suppress(*TROUBLE):
-                one.line.disconnect()
+    def _close(self, connections: list[PooledConnection]) -> None:
+        for pooled in connections:
+            with contextlib.suppress(*REDIS_ERRORS):
+                pooled.connection.disconnect()
 
-    def _lives(self, connection: Connection) -> bool:
-        line = connection.line
+    def _answers(self, pooled: PooledConnection) -> bool:
+        connection = pooled.connection
         try:
-            line.send_packed_command((_PING,), check_health=False)
-            if not line.can_read(timeout=self._check_s):
+            connection.send_packed_command((_PING,), check_health=False)
+            if not connection.can_read(timeout=self._check_s):
                 return False
-            line.read_response()
-        except TROUBLE:
+            connection.read_response()
+        except REDIS_ERRORS:
             return False
         except BaseException:
-            self.discard(connection, incident=False)
+            self.discard(pooled, with_idle=False)
             raise
         return True
 
-    def _put(self, connection: Connection | None) -> None:
-        if connection is None:
+    def _put(self, pooled: PooledConnection | None) -> None:
+        if pooled is None:
             self._free.appendleft(None)
         else:
-            self._free.append(connection)
+            self._free.append(pooled)
         if self._waiting:
             self._serve()
 
     def _serve(self) -> None:
-        """Give what is free to those who wait, the first one first."""
+        """Give free connections to waiting threads, first come, first served."""
         with self._lock:
             while self._waiting and self._free:
                 try:
-                    connection = self._free.pop()
+                    pooled = self._free.pop()
                 except IndexError:
-                    return  # somebody who did not see that others wait
+                    return  # a thread took it that did not see the waiting ones
                 waiter = self._waiting.popleft()
-                waiter.connection = connection
+                waiter.pooled = pooled
                 waiter.served.set()
 
-    def _wait(self) -> Connection | None:
+    def _wait(self) -> PooledConnection | None:
         waiter = _Waiter()
         with self._lock:
             self._waiting.append(waiter)
-        self._serve()  # one may have come back meanwhile
+        self._serve()  # a connection may have come back meanwhile
         try:
             waiter.served.wait(self._wait_s)
         except BaseException:
-            if not self._gave_up(waiter):
-                self._put(waiter.connection)
+            if not self._has_timed_out(waiter):
+                self._put(waiter.pooled)
             raise
-        if self._gave_up(waiter):
+        if self._has_timed_out(waiter):
             raise self._busy()
-        return waiter.connection
+        return waiter.pooled
 
-    def _gave_up(self, waiter: _Waiter) -> bool:
-        """End the wait of one that was not served; False if it was."""
+    def _has_timed_out(self, waiter: _Waiter) -> bool:
+        """End the wait of a thread; False if it got a connection."""
         with self._lock:
             if waiter.served.is_set():
                 return False
@@ -255,87 +271,87 @@ class Pool(_Pool):
             return True
 
 
-class AsyncPool(_Pool):
+class AsyncPool(_PoolState):
     """Connections for the tasks of one event loop. Twin of `Pool`."""
 
-    def __init__(self, most: int, wait_s: float, check_s: float = CHECK_S) -> None:
-        super().__init__(most, wait_s, check_s)
-        self.loop: asyncio.AbstractEventLoop | None = None  # whose connections these are
-        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+    def __init__(self, new: Callable[[], Any], size: int, wait_s: float, timeout_s: float) -> None:
+        super().__init__(new, size, wait_s, timeout_s)
+        self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
+        self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
 
-    async def take(self, make: Callable[[], Any]) -> Connection:
-        """A connection nobody else uses: `give` it back after the reply, or `discard` it.
+    async def take(self) -> PooledConnection:
+        """Return a connection for one user, to `give` back after the reply or to `discard`.
 
-        Args:
-            make: makes a new one, not yet connected, where none is idle.
+        Raises:
+            NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
         """
-        connection = self._free.pop() if self._free and not self._waiting else await self._wait()
-        if connection is not None:
-            if not self._stale(connection) or await self._lives(connection):
-                return connection
-            await self._close([*self._drop_idle(connection), connection])
-        line = None
+        pooled = self._free.pop() if self._free and not self._waiting else await self._wait()
+        if pooled is not None:
+            if not self._needs_check(pooled) or await self._answers(pooled):
+                return pooled
+            await self._close([*self._remove_idle(pooled), pooled])
+        connection = None
         try:
-            connection = Connection(make(), self.incident)
-            line = connection.line
-            await line.connect()
+            pooled = PooledConnection(self._new(), self.epoch)
+            connection = pooled.connection
+            await connection.connect()
         except BaseException as error:
-            if line is not None:
-                await line.disconnect(nowait=True)
+            if connection is not None:
+                await connection.disconnect(nowait=True)
             self._put(None)
-            if not isinstance(error, TROUBLE):
+            if not isinstance(error, REDIS_ERRORS):
                 raise
-            told = not_connected(error)
+            failure = as_not_connected(error)
         else:
-            return connection
-        raise told
+            return pooled
+        raise failure
 
-    def give(self, connection: Connection) -> None:
+    def give(self, pooled: PooledConnection) -> None:
         """Hand back a connection on which all replies have come."""
-        connection.used = time.monotonic()
-        connection.incident = self.incident
-        self._put(connection)
+        pooled.used_at = time.monotonic()
+        pooled.epoch = self.epoch
+        self._put(pooled)
 
-    async def discard(self, connection: Connection, incident: bool) -> None:
-        """Close a connection. `incident`: and the idle ones, which share its fate."""
-        dropped = self._drop_idle(connection) if incident else []
+    async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
+        """Close a connection. `with_idle`: and all idle ones, which share its fate."""
+        dropped = self._remove_idle(pooled) if with_idle else []
         try:
-            await self._close([*dropped, connection])
+            await self._close([*dropped, pooled])
         finally:
             self._put(None)
 
     async def close(self) -> None:
         """Close the connections that are not in use."""
-        await self._close(self._drop_idle(Connection(None, self.incident)))
+        await self._close(self._remove_idle(PooledConnection(None, self.epoch)))
 
-    async def _close(self, connections: list[Connection]) -> None:
-        for one in connections:
-            with contextlib.suppress(*TROUBLE):
-                await one.line.disconnect(nowait=True)
+    async def _close(self, connections: list[PooledConnection]) -> None:
+        for pooled in connections:
+            with contextlib.suppress(*REDIS_ERRORS):
+                await pooled.connection.disconnect(nowait=True)
 
-    async def _lives(self, connection: Connection) -> bool:
-        line = connection.line
+    async def _answers(self, pooled: PooledConnection) -> bool:
+        connection = pooled.connection
         try:
-            await line.send_packed_command((_PING,), check_health=False)
-            return await line.read_response(timeout=self._check_s) is not None
-        except TROUBLE:
+            await connection.send_packed_command((_PING,), check_health=False)
+            return await connection.read_response(timeout=self._check_s) is not None
+        except REDIS_ERRORS:
             return False
         except BaseException:
-            await self.discard(connection, incident=False)
+            await self.discard(pooled, with_idle=False)
             raise
 
-    def _put(self, connection: Connection | None) -> None:
-        if connection is None:
+    def _put(self, pooled: PooledConnection | None) -> None:
+        if pooled is None:
             self._free.appendleft(None)
         else:
-            self._free.append(connection)
+            self._free.append(pooled)
         while self._waiting and self._free:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(self._free.pop())
 
-    async def _wait(self) -> Connection | None:
-        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+    async def _wait(self) -> PooledConnection | None:
+        waiter: asyncio.Future[PooledConnection | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             async with asyncio.timeout(self._wait_s):

@@ -1,15 +1,17 @@
-"""Redis' errors read once: what happened, who can mend it, and whether the command took effect.
+"""Errors of Redis: their codes, whether to repeat the command, and the RMQ error for each.
 
-An error is known by the code that Redis puts first in a reply, never by words in the text: an error
-of ours names a key, and so a topic, which may be called "uploading" or "readonly-orders". Class
-names stand for the codes that redis-py takes off, so that no floor but the wire needs `redis`.
-Source of the table: the server's error codes, and what redis-py 5 to 8 raise.
+An error is known by the code that begins the reply, never by words in its text: RMQ's own errors
+name a key, and so a topic, which may be called "uploading" or "readonly-orders". redis-py takes
+some codes off the text; then the name of its exception class stands for the code.
+Source of the table: the server's error codes, and the exceptions of redis-py 5 to 8.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
+
+import redis
 
 from rmq.errors import (
     ConfigurationError,
@@ -21,9 +23,11 @@ from rmq.errors import (
     Unavailable,
 )
 
+REDIS_ERRORS = (redis.RedisError, OSError)  # everything that a connection of redis-py raises
+
 
 class Kind(Enum):
-    """What to do about an error."""
+    """The way to go on after an error."""
 
     RELOAD = "the script is not in this server's cache: load it and repeat"
     AGAIN = "not executed; the server will be ready in a while"
@@ -31,7 +35,7 @@ class Kind(Enum):
     REFUSED = "not executed, and repeating changes nothing"
 
 
-# redis-py makes a class of some codes and takes them off the text; of which depends on its version.
+# redis-py has a class for some codes and takes them off the text; which ones varies by version.
 _CLASSES = {
     "NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN", "MasterDownError": "MASTERDOWN", "ClusterDownError": "CLUSTERDOWN",
@@ -39,8 +43,8 @@ _CLASSES = {
     "AuthenticationWrongNumberOfArgsError": "NOAUTH", "AuthorizationError": "NOAUTH",
 }  # fmt: skip
 _CODE = re.compile(r"([A-Z][A-Z0-9_]+)(?: |$)")
-# Redis 6.2 tells first where a script failed, and then of what.
-_PLACE = re.compile(
+# Redis 6.2 begins with the place where a script failed; the error follows.
+_SCRIPT_LINE = re.compile(
     r"Error running script \(call to f_[0-9a-f]{40}\): (?:@\w+:[\d?]+: )?(?:@?\w+: ?\d+: )?-?"
 )
 _NOT_YET = {
@@ -51,24 +55,24 @@ _ACCESS = {"NOAUTH", "WRONGPASS", "NOPERM"}
 _SCRIPT_ACCESS = "The user executing the script can't"
 _TOO_MANY_CLIENTS = "max number of clients"
 _PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
-# Errors of the wire itself: there was no connection to send anything on.
+# Errors of RMQ's pools: there was no connection to send anything on.
 _NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
 
 def code_of(error: BaseException) -> str:
-    """The code of an error reply, such as "READONLY"; "" where Redis gave none."""
+    """Return the code of an error reply, such as "READONLY"; "" if it has none."""
     return _read(error)[0]
 
 
 def _read(error: BaseException) -> tuple[str, str]:
-    """The code of an error reply, and what follows it."""
+    """Return the code of an error reply, and the text after it."""
     text = str(error)
     for cls in type(error).__mro__:
         if cls.__name__ in _CLASSES:
             return _CLASSES[cls.__name__], text
-    place = _PLACE.match(text)
-    if place:
-        text = text[place.end() :]
+    line = _SCRIPT_LINE.match(text)
+    if line:
+        text = text[line.end() :]
     if text.startswith(_SCRIPT_ACCESS):
         return "NOPERM", text
     code = _CODE.match(text)
@@ -90,14 +94,14 @@ def kind_of(error: BaseException) -> Kind:
     return Kind.REFUSED
 
 
-def translate(error: BaseException, script: str, keys: list[str], culprit: str = "") -> RMQError:
-    """The RMQ error for a command that Redis refused.
+def translate(error: BaseException, script: str, keys: list[str], wrong_key: str = "") -> RMQError:
+    """Return the RMQ error for a command that Redis refused.
 
     Args:
-        error: what redis-py raised.
+        error: the exception of redis-py.
         script: the verb.
         keys: the keys of the command, for the message.
-        culprit: the key that holds another type than it should, where that was the trouble.
+        wrong_key: the key that holds a value of the wrong type, if that was the error.
     """
     code, rest = _read(error)
     text = str(error)
@@ -148,7 +152,7 @@ def translate(error: BaseException, script: str, keys: list[str], culprit: str =
         )
     if code == "WRONGTYPE":
         return ScriptFailed(
-            f"{script}: {culprit or 'one of ' + ', '.join(keys)} holds another type of value "
+            f"{script}: {wrong_key or 'one of ' + ', '.join(keys)} holds another type of value "
             "than RMQ keeps there; nothing was moved. See who wrote it, then rename or delete it"
         )
     if code in _ACCESS:

@@ -1,9 +1,9 @@
-"""The transport that blocks: drives flows over connections of redis-py.
+"""The blocking transport: drives flows over connections of redis-py.
 
-It keeps its connections at hand and speaks on them directly. redis-py's own client takes a
-connection from its pool, asks the socket whether it is still there, and gives it back, for each
-command; that is half of what a small command costs, and RMQ gains nothing by it: a connection that
-has died shows at the next command, and every command is safe to run twice (`rmq.transport.pool`).
+It keeps its connections at hand and writes to them directly. redis-py's own client takes a
+connection from its pool, checks its socket and gives it back for each command, which is half of the
+cost of a small command. RMQ gains nothing by it: a dead connection shows at the next command, and
+every command is safe to run twice (`rmq.transport.pool`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import copy
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import hiredis
 import redis
-from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from rmq.core.keys import shown
 from rmq.core.settings import Fsync, Replicated
-from rmq.errors import EmbeddedError, RMQError
-from rmq.protocol.scripts import Script
+from rmq.errors import RMQError
 from rmq.protocol.steps import (
     Await,
     AwaitSignal,
@@ -38,65 +35,64 @@ from rmq.protocol.steps import (
     Step,
     Subscription,
 )
-from rmq.transport.common import (
-    FINE_S,
-    FIRST_PAUSE_S,
-    HAND_BACK_S,
-    Attempts,
-    Base,
-    Refused,
-    SubscribedConnection,
-    confirmed,
-    culprit_of,
-    needs_loading,
-    not_permitted,
-    options,
-    parsed,
-    wait_words,
-    words_of,
-    wrong_type,
-)
+from rmq.transport.connector import Connector
+from rmq.transport.durability import confirmed
 from rmq.transport.embedded import Embedded
-from rmq.transport.pool import TROUBLE, Connection, Pool, leads_elsewhere, not_connected, stale
-from rmq.transport.redis_errors import Kind, kind_of, translate
+from rmq.transport.operations import (
+    Exchange,
+    Operation,
+    Operations,
+    Pause,
+    Read,
+    RestartEmbedded,
+    SendPing,
+    Subscribe,
+    Unsubscribe,
+)
+from rmq.transport.pool import Pool, PooledConnection, as_not_connected, as_stale, is_not_master
+from rmq.transport.redis_errors import REDIS_ERRORS
+from rmq.transport.script_calls import ScriptCalls, words_of
+from rmq.transport.subscription import SubscribedConnection, await_signal
 from rmq.transport.url import Address
 
 T = TypeVar("T")
 
+HAND_BACK_S = 1.0  # how long an interrupted call may take to hand back the messages it had leased
 
-class Transport(Base):
-    """Drives flows with blocking calls. Threads may share it."""
+
+class Transport:
+    """Drives flows with blocking calls. Threads may share it.
+
+    Args:
+        address: the server.
+        retry_for: seconds in which a command is repeated while Redis cannot be reached.
+        timeout_s: how long to wait for one reply.
+    """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
-        super().__init__(address, retry_for, timeout_s)
+        self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
+        embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
+        self._connector = Connector(address, timeout_s, redis.ConnectionPool, Retry, embedded)
+        self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
-        self._loaded: set[Script] = set()
-        self._laters: set[Any] = set()
-        if address.scheme == "embedded":
-            self.embedded = Embedded.open(address.directory)
-        self.redis = self._connect()
-
-    def _connect(self) -> redis.Redis:
-        with self.translated("connect"):
-            client = redis.Redis.from_url(
-                self.url(), retry=Retry(NoBackoff(), 0), **options(self.address, self.timeout_s)
-            )
-            pool = client.connection_pool
-            pool.connection_class(**pool.connection_kwargs)  # refuses options that there are not
-            return client
+        self._background: set[threading.Timer] = set()
 
     def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
-        for timer in self._laters:
+        for timer in self._background:
             timer.cancel()
-        self._pool_here().close()
-        with contextlib.suppress(*TROUBLE):
-            self.redis.close()
-        if self.embedded is not None:
-            self.embedded.close()
+        self._current_pool().close()
+        self._connector.close()
+
+    # --- flows -----------------------------------------------------------------------------------
 
     def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
-        """Run a conversation to its end. `error`: raised in it where it stands now."""
+        """Run a flow to its end; return its value.
+
+        Args:
+            flow: yields steps.
+            error: raised in the flow at the step where it stands now.
+        """
         try:
             step = next(flow) if error is None else flow.throw(error)
             while True:
@@ -105,18 +101,19 @@ class Transport(Base):
                 except Exception as failure:
                     step = flow.throw(failure)
                 except BaseException as interruption:
-                    return self._leave(flow, interruption)
+                    return self._run_cleanup(flow, interruption)
                 else:
                     step = flow.send(value)
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    def _leave(self, flow: Flow[T], error: BaseException) -> T:
-        """Let an interrupted conversation hand back what it holds; soon, or not at all."""
+    def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
+        """Let an interrupted flow hand back the messages it holds, within HAND_BACK_S."""
         brief = copy.copy(self)
         brief.retry_for, brief.timeout_s = 0.0, min(HAND_BACK_S, self.timeout_s)
-        brief.redis = brief._connect()
+        brief._connector = self._connector.with_timeout(brief.timeout_s)
+        brief._calls = ScriptCalls(self.address, 0.0, brief.timeout_s, self._calls.loaded)
         brief._pool = brief._new_pool()
         try:
             return brief.run(flow, error)
@@ -132,272 +129,164 @@ class Transport(Base):
             values, reply = self._pipeline(step.commands, step.durability)
             return (values, *confirmed(step.durability, reply))
         if isinstance(step, AwaitSignal):
-            return self._listen(step.subscription, step.seconds)
+            deadline, epoch = self._calls.deadline("listen"), self._current_pool().epoch
+            return self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
         if isinstance(step, InBackground):
-            return self._later(step)
+            return self._start_in_background(step)
         if isinstance(step, Await):
-            return self._awaited(step)
+            raise AssertionError(f"a blocking client has no loop to await {step.awaitable!r} in")
         assert isinstance(step, RawCommand)
-        return self.ask(step.what, *step.words)
-
-    def _later(self, step: InBackground) -> None:
-        timer = threading.Timer(step.seconds, self._beside, (step,))
-        timer.daemon = True
-        timer.name = "rmq-later"
-        timer.start()
-        self._laters = {one for one in self._laters if one.is_alive()} | {timer}
-
-    def _beside(self, step: InBackground) -> None:
-        with contextlib.suppress(RMQError):
-            self.run(step.flow())
-
-    def _awaited(self, step: Await) -> Any:
-        raise AssertionError(f"a blocking client has no loop to wait in for {step.awaitable!r}")
-
-    def _line(self, **changes: Any) -> Any:
-        """A new connection, as redis-py would make it, not yet connected."""
-        pool = self.redis.connection_pool
-        return pool.connection_class(**{**pool.connection_kwargs, **changes})
-
-    def _new_pool(self) -> Pool:
-        return Pool(*self.bounds())
-
-    def _pool_here(self) -> Pool:
-        """The connections of this process."""
-        if self.forked():
-            self._pool = self._new_pool()
-        return self._pool
-
-    @property
-    def _idle(self) -> list[Connection]:
-        """The connections that are open and not in use; for tests."""
-        return self._pool_here().idle
-
-    def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send commands on one connection; their replies, errors of the server among them."""
-        pool = self._pool_here()
-        connection = pool.take(self._line)
-        line, replies, elsewhere = connection.line, [], False
-        try:
-            line.send_packed_command((packed,), check_health=False)
-            for _ in range(count):
-                try:
-                    replies.append(line.read_response())
-                except redis.ResponseError as error:
-                    replies.append(error)
-                    elsewhere = elsewhere or leads_elsewhere(error)
-        except TROUBLE as error:
-            was_used = connection.used > 0
-            pool.discard(connection, incident=was_used or leads_elsewhere(error))
-            if not was_used:
-                raise
-            failure = stale(error)
-        except BaseException:
-            # A late reply must not answer the next command.
-            pool.discard(connection, incident=False)
-            raise
-        else:
-            if elsewhere:
-                pool.discard(connection, incident=True)
-            else:
-                pool.give(connection)
-            return replies
-        raise failure
-
-    def _ask(self, *words: Any) -> Any:
-        reply = self._exchange(hiredis.pack_command(words), 1)[0]
-        if isinstance(reply, BaseException):
-            raise reply
-        return reply
-
-    def _load(self, script: Script) -> None:
-        self._ask("SCRIPT", "LOAD", script.text)
-        self._loaded.add(script)
-
-    def _repeat(self, what: str, attempt: Callable[[], T], first: BaseException | None = None) -> T:
-        """Attempt until it succeeds, is refused (raised as it is), or patience ends."""
-        attempts = Attempts(self.retry_for)
-        error = first
-        while True:
-            if error is not None:
-                if kind_of(error) is Kind.REFUSED:
-                    raise error
-                time.sleep(attempts.next_pause(error, what, self.address))
-                self._revive()
-            try:
-                return attempt()
-            except TROUBLE as again:
-                error = again
-
-    def _revive(self) -> None:
-        """Start the embedded server again where it is gone."""
-        if self.embedded is not None:
-            before = self.embedded.socket
-            with contextlib.suppress(EmbeddedError):
-                self.embedded.ensure()
-            if self.embedded.socket != before:
-                self.redis = self._connect()
+        return self.raw_command(step.what, *step.words)
 
     def _command(self, command: Command[T]) -> T:
-        words = words_of(command)
-
-        def attempt() -> Any:
-            words = words_of(command.again())
-            try:
-                return self._ask(*words)
-            except redis.ResponseError as error:
-                if not needs_loading(error):
-                    raise
-            self._load(command.script)
-            return self._ask(*words)
-
+        # The first attempt goes without generators: it is the hot path of every call.
         try:
-            try:
-                reply = self._ask(*words)
-            except TROUBLE as error:
-                first = None if needs_loading(error) else error
-                reply = self._repeat(command.script.name, attempt, first)
-        except TROUBLE as error:
-            raise self._explain(command, error) from error
+            reply = self._exchange(hiredis.pack_command(words_of(command)), 1)[0]
+            if isinstance(reply, BaseException):
+                raise reply
+        except REDIS_ERRORS as error:
+            reply = self._drive(self._calls.repeat_command(command, error))
         return command.parse(reply)
-
-    def _explain(self, command: Command[Any], error: BaseException) -> RMQError:
-        culprit = ""
-        if wrong_type(error):
-            with contextlib.suppress(*TROUBLE):
-                culprit = culprit_of(command, [self._ask("TYPE", key) for key in command.keys])
-        return translate(error, command.script.name, [shown(key) for key in command.keys], culprit)
 
     def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        self.patient(durability)
+        return self._drive(self._calls.pipeline(commands, durability))
 
-        def attempt() -> list[Any]:
-            # Loaded beforehand: a command repeated alone would come after its successors.
-            for script in {command.script for command in commands} - self._loaded:
-                self._load(script)
-            replies = self._send(commands, durability)
-            again = [n for n in range(len(commands)) if needs_loading(replies[n])]
-            if again:
-                for script in {commands[n].script for n in again}:
-                    self._load(script)
-                second = self._send([commands[n] for n in again], durability)
-                for number, reply in zip(again, second, strict=False):
-                    if needs_loading(reply):
-                        raise reply  # flushed once more: all of it again, as in _send
-                    replies[number] = reply
-                if durability is not None:
-                    replies[-1] = second[-1]  # what was waited for covers the repeated ones too
-            return replies
+    def raw_command(self, name: str, *words: Any) -> Any:
+        """Run a plain command that reads, or is safe to run twice; return its reply.
 
+        Args:
+            name: what errors call it.
+            words: the command.
+        """
+        return self._drive(self._calls.raw_command(name, words))
+
+    def _start_in_background(self, step: InBackground) -> None:
+        timer = threading.Timer(step.seconds, self._run_in_background, (step,))
+        timer.daemon = True
+        timer.name = "rmq-background"
+        timer.start()
+        self._background = {timer, *(old for old in self._background if old.is_alive())}
+
+    def _run_in_background(self, step: InBackground) -> None:
+        with contextlib.suppress(RMQError):
+            self.run(step.flow())
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def _drive(self, operations: Operations[T]) -> T:
+        """Perform operations to their end; return their result."""
         try:
-            replies = self._repeat(commands[0].script.name, attempt)
-        except TROUBLE as error:
-            raise self._explain(commands[0], error) from error
-        values = [
-            self._explain(command, reply)
-            if isinstance(reply, BaseException)
-            else parsed(command, reply)
-            for command, reply in zip(commands, replies, strict=False)
-        ]
-        return values, replies[-1]
+            operation = next(operations)
+            while True:
+                try:
+                    value = self._perform(operation)
+                except Exception as failure:
+                    operation = operations.throw(failure)
+                else:
+                    operation = operations.send(value)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
-    def _send(
-        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
-    ) -> list[Any]:
-        calls = [words_of(command) for command in commands]
-        if durability is not None:
-            calls.append(wait_words(durability))
-        replies = self._exchange(b"".join(map(hiredis.pack_command, calls)), len(calls))
-        for reply in replies:
-            if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.AGAIN:
-                raise reply  # all of it again: what was done is safe to do twice
-        return replies
+    def _perform(self, operation: Operation) -> Any:
+        if isinstance(operation, Exchange):
+            return self._exchange(operation.packed, operation.count)
+        if isinstance(operation, Read):
+            readable = operation.connection.can_read(timeout=operation.timeout_s)
+            return operation.connection.read_response() if readable else None
+        if isinstance(operation, Pause):
+            return time.sleep(operation.seconds)
+        if isinstance(operation, RestartEmbedded):
+            return self._connector.restart_embedded()
+        if isinstance(operation, Subscribe):
+            return self._subscribed(operation.channel)
+        if isinstance(operation, Unsubscribe):
+            return self.unsubscribe(operation.subscription)
+        assert isinstance(operation, SendPing)
+        return operation.connection.send_command("PING")
 
-    def _subscribed(self, channel: bytes) -> SubscribedConnection:
-        """A connection that listens to the channel: RESP2, where a signal is an ordinary reply."""
-        incident = self._pool_here().incident
-        line = self._line(protocol=2)
+    def _new_pool(self) -> Pool:
+        wait_s = self.timeout_s + self.retry_for
+        new, size = self._connector.new, self.address.max_connections
+        return Pool(new, size, wait_s, self.timeout_s)
+
+    def _current_pool(self) -> Pool:
+        """Return the pool of this process; a fork gets one of its own."""
+        if self._pool.is_inherited:
+            self._pool = self._new_pool()
+        return self._pool
+
+    @property
+    def _idle(self) -> list[PooledConnection]:
+        """The connections that are open and not in use; for tests."""
+        return self._current_pool().idle
+
+    def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        """Send commands on one connection; return their replies, server errors included."""
+        pool = self._current_pool()
+        pooled = pool.take()
+        connection, replies, wrong_server = pooled.connection, [], False
         try:
-            line.connect()
-            line.send_command("SUBSCRIBE", channel)
-            line.read_response()
-        except BaseException as error:
-            line.disconnect()
-            if not isinstance(error, TROUBLE):
+            connection.send_packed_command((packed,), check_health=False)
+            for _ in range(count):
+                try:
+                    replies.append(connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    wrong_server = wrong_server or is_not_master(error)
+        except REDIS_ERRORS as error:
+            was_used = pooled.used_at > 0
+            pool.discard(pooled, with_idle=was_used or is_not_master(error))
+            if not was_used:
                 raise
-            failure = not_connected(error)  # to listen changes nothing
+            failure = as_stale(error)
+        except BaseException:
+            # A late reply must not answer the next command.
+            pool.discard(pooled, with_idle=False)
+            raise
         else:
-            return SubscribedConnection(line, incident)
+            if wrong_server:
+                pool.discard(pooled, with_idle=True)
+            else:
+                pool.give(pooled)
+            return replies
         raise failure
 
-    def _listen(self, subscription: Subscription, seconds: float) -> set[int]:
-        signals: set[int] = set()
-        if subscription.held is None:
-            try:
-                subscription.held = self._repeat(
-                    "listen", lambda: self._subscribed(subscription.channel)
-                )
-            except TROUBLE as error:
-                if not not_permitted(error):
-                    raise translate(error, "listen", [subscription.channel.decode()]) from error
-                subscription.held = Refused(subscription.channel)
-            return signals
-        held, until = subscription.held, time.monotonic() + seconds
-        if isinstance(held, Refused):
-            time.sleep(max(0.0, seconds))
-            if time.monotonic() > held.until:
-                subscription.held = None
-            return signals
-        line = held.line
+    # --- subscriptions ---------------------------------------------------------------------------
+
+    def _subscribed(self, channel: bytes) -> SubscribedConnection:
+        """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
+        epoch = self._current_pool().epoch
+        connection = self._connector.new(protocol=2)
         try:
-            if held.incident != self._pool_here().incident:
-                raise redis.ConnectionError("other connections of this client have died")
-            while not signals:
-                left = until - time.monotonic()
-                if left <= FINE_S:
-                    if left > 0:
-                        time.sleep(left)
-                    return signals
-                if held.is_to_ping():
-                    line.send_command("PING")
-                if line.can_read(timeout=left - FINE_S):
-                    held.hear(line.read_response(), signals)
-                else:
-                    held.was_silent()
-            if until - time.monotonic() > seconds - FINE_S:
-                # It was there before we listened, so others may be behind it.
-                while line.can_read(timeout=0):
-                    held.hear(line.read_response(), signals)
-        except TROUBLE:
-            self.unsubscribe(subscription)  # the next Listen subscribes again, and the caller looks
-            time.sleep(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
-        return signals
+            connection.connect()
+            connection.send_command("SUBSCRIBE", channel)
+            connection.read_response()
+        except BaseException as error:
+            connection.disconnect()
+            if not isinstance(error, REDIS_ERRORS):
+                raise
+            failure = as_not_connected(error)  # a subscription changes nothing on the server
+        else:
+            return SubscribedConnection(connection, epoch)
+        raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """From another thread: end a wait on this listener, or the next one as it begins."""
+        """End the wait on this subscription, or the next one as it begins; from another thread."""
         held = subscription.held
-        sock = held.line._sock if isinstance(held, SubscribedConnection) else None
+        sock = held.connection._sock if isinstance(held, SubscribedConnection) else None
         if sock is not None:
             with contextlib.suppress(OSError):
-                # Not TLS' own shutdown, which takes the session away from the one who reads.
+                # Not TLS' own shutdown, which would end the session under the reading thread.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Give up a subscription."""
+        """Close the connection of a subscription."""
         held, subscription.held = subscription.held, None
         if isinstance(held, SubscribedConnection):
-            with contextlib.suppress(*TROUBLE):
-                held.line.disconnect()
-
-    def ask(self, what: str, *words: Any) -> Any:
-        """A plain command that reads, or is safe to run twice."""
-        try:
-            return self._repeat(what, lambda: self._ask(*words))
-        except TROUBLE as error:
-            raise translate(
-                error, what, [w.decode() if isinstance(w, bytes) else str(w) for w in words[1:2]]
-            ) from error
+            with contextlib.suppress(*REDIS_ERRORS):
+                held.connection.disconnect()

@@ -146,7 +146,7 @@ class Keeper:
         for slot, some in unsure.items():
             key, ids = context.slots[slot].prepare, [row.id for row in some]
             for row, score in zip(
-                some, self.transport.ask("keeper", "ZMSCORE", key, *ids), strict=True
+                some, self.transport.raw_command("keeper", "ZMSCORE", key, *ids), strict=True
             ):
                 if score is not None and float(score) % 1000 == row.score % 1000:
                     scores[row.serial] = float(score)

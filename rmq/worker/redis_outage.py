@@ -23,7 +23,7 @@ def problem(transport: Transport) -> RMQError | None:
     try:
         probe = Transport(transport.address, 0.0, PROBE_S)
         try:
-            probe.ask("ping", "PING")
+            probe.raw_command("ping", "PING")
         finally:
             probe.close()
     except RMQError as error:

@@ -26,7 +26,7 @@ def deletes_any_claim(faults: Any) -> None:
         for one in mine:
             if one._claim is not None:
                 key = claim_flow.claim_key(self._context, one._claim.name)
-                self._transport.ask("unclaim", "DEL", key)
+                self._transport.raw_command("unclaim", "DEL", key)
         return release(self, mine, delay=delay)
 
     Desk.release = releases  # type: ignore[method-assign, assignment]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.steps import AwaitSignal, Flow, Subscription
-from rmq.transport import common, pool
+from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, Subscription
+from rmq.transport import pool, subscription
 from tests.conftest import any_binary
 from tests.faults.proxy import Proxy, between
 from tests.patience import PATIENCE_S, asleep, quick
@@ -59,14 +59,14 @@ def fill(driver: Driver, count: int) -> None:
     transport = driver.client._transport
 
     if driver.loop is None:
-        taken = [transport._pool_here().take(transport._line) for _ in range(count)]
+        taken = [transport._current_pool().take() for _ in range(count)]
         for one in taken:
-            transport._pool_here().give(one)
+            transport._current_pool().give(one)
     else:
 
         async def burst() -> None:
-            here = transport._pool_here()
-            taken = [await here.take(transport._line) for _ in range(count)]
+            here = transport._current_pool()
+            taken = [await here.take() for _ in range(count)]
             for one in taken:
                 here.give(one)
 
@@ -128,7 +128,7 @@ def test_a_connection_that_was_idle_for_long_is_asked_before_it_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "CHECK_IDLE_S", 0.0)
-    monkeypatch.setattr(common, "CHECK_S", 0.2)
+    monkeypatch.setattr(pool, "CHECK_S", 0.2)
     driver = drive(proxy.url, timeout=30.0, retry_for=0)
     topic = driver.client.topic(name)
     driver.do(topic.send(0))
@@ -311,8 +311,8 @@ def latency(producer: rmq.Client, name: str, got: list[float]) -> float:
 
 @pytest.fixture
 def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "PING_S", 0.3)
-    monkeypatch.setattr(common, "PONG_S", 0.3)
+    monkeypatch.setattr(subscription, "PING_S", 0.3)
+    monkeypatch.setattr(subscription, "PONG_S", 0.3)
 
 
 def test_a_half_open_subscription_is_noticed_and_made_anew(
@@ -329,7 +329,7 @@ def test_a_half_open_subscription_that_nobody_asks_is_never_noticed(
     monkeypatch: pytest.MonkeyPatch, proxy: Proxy, ours: Server, name: str
 ) -> None:
     """The control of the test above: without the question there is one subscription for good."""
-    monkeypatch.setattr(common, "PING_S", 3600.0)
+    monkeypatch.setattr(subscription, "PING_S", 3600.0)
     with rmq.Client(proxy.url) as client:
         consumer = client.topic(name).consumer()
         thread = threading.Thread(target=lambda: consumer.receive(1, wait=4), daemon=True)
@@ -356,7 +356,7 @@ def test_a_subscription_that_answers_is_kept(
 
 
 def test_the_questions_of_an_idle_consumer_are_few() -> None:
-    assert 1 / common.POLL_S + 1 / common.PING_S <= 1.1
+    assert 1 / POLL_S + 1 / subscription.PING_S <= 1.1
 
 
 # --- more calls than connections -----------------------------------------------------------------
@@ -414,7 +414,7 @@ def test_calls_are_served_in_the_order_in_which_they_came(ours: Server) -> None:
 
     async def race() -> None:
         async with rmq.AsyncClient(ours.url, max_connections=1) as client:
-            held = await client._transport._pool_here().take(client._transport._line)
+            held = await client._transport._current_pool().take()
 
             async def call(number: int) -> None:
                 await client.ping()
@@ -424,7 +424,7 @@ def test_calls_are_served_in_the_order_in_which_they_came(ours: Server) -> None:
             for number in range(20):
                 tasks.append(asyncio.create_task(call(number)))
                 await asyncio.sleep(0)
-            client._transport._pool_here().give(held)
+            client._transport._current_pool().give(held)
             await asyncio.gather(*tasks)
 
     asyncio.run(race())
@@ -437,11 +437,11 @@ def test_no_connection_in_time_names_the_option_and_was_not_sent(
     driver = drive(f"{ours.url}?max_connections=1", timeout=0.2, retry_for=0.2)
     transport = driver.client._transport
     if driver.loop is None:
-        held = transport._pool_here().take(transport._line)
+        held = transport._current_pool().take()
     else:
 
         async def take() -> Any:
-            return await transport._pool_here().take(transport._line)
+            return await transport._current_pool().take()
 
         held = driver.loop.run_until_complete(take())
 
@@ -450,11 +450,11 @@ def test_no_connection_in_time_names_the_option_and_was_not_sent(
     assert "nothing was done" in str(told.value)
 
     if driver.loop is None:
-        transport._pool_here().give(held)
+        transport._current_pool().give(held)
     else:
 
         async def give() -> None:
-            transport._pool_here().give(held)
+            transport._current_pool().give(held)
 
         driver.loop.run_until_complete(give())
     assert driver.do(driver.client.ping()) > 0
@@ -472,9 +472,9 @@ def test_cancelled_calls_lose_no_connection(ours: Server, name: str) -> None:
                     one.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             transport = client._transport
-            here = transport._pool_here()
+            here = transport._current_pool()
             async with asyncio.timeout(PATIENCE_S):
-                taken = [await here.take(transport._line) for _ in range(2)]
+                taken = [await here.take() for _ in range(2)]
             for one in taken:
                 here.give(one)
             return len(here._free)

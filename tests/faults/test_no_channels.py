@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.transport.common import Refused
+from rmq.transport.subscription import SubscriptionRefused
 from tests.integration.driven import connect
 from tests.servers import Server
 
@@ -30,7 +30,7 @@ def url(each_server: Server) -> Iterator[str]:
 
 @pytest.fixture(params=["sync", "async"])
 def app(request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(Refused, "told", False)
+    monkeypatch.setattr(SubscriptionRefused, "logged", False)
     with connect(request.param, url, retry_for=1) as made:
         yield made
 
@@ -105,10 +105,10 @@ def test_a_consumer_that_may_not_listen_looks_once_a_second_and_says_so_once(
 def test_a_consumer_listens_again_once_the_acl_is_repaired(
     each_server: Server, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Refused, "AGAIN_S", 0.0)
+    monkeypatch.setattr(SubscriptionRefused, "RETRY_S", 0.0)
     with rmq.Client(url) as client, client.topic(name).consumer() as consumer:
         assert consumer.receive(wait=0.05) == []
-        assert isinstance(consumer._reception.subscription.held, Refused | None)
+        assert isinstance(consumer._reception.subscription.held, SubscriptionRefused | None)
         with each_server.raw() as raw:
             raw.execute_command("ACL", "SETUSER", "app", "&rmq:*")
 
@@ -117,7 +117,7 @@ def test_a_consumer_listens_again_once_the_acl_is_repaired(
 
         held = consumer._reception.subscription.held
         assert held is not None
-        assert not isinstance(held, Refused)
+        assert not isinstance(held, SubscriptionRefused)
 
 
 def test_a_client_tells_whether_it_may_wake_consumers(app: Any, each_server: Server) -> None:

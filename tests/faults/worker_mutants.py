@@ -57,8 +57,8 @@ def acks_by_id() -> None:
     def ack(self: Desk, deliveries: Any) -> list[Any]:
         for one in deliveries:
             keys = one._origin.keys
-            self._transport.ask("ack", "ZREM", keys.prepare, one._id)
-            self._transport.ask("ack", "HDEL", keys.records, one._id)
+            self._transport.raw_command("ack", "ZREM", keys.prepare, one._id)
+            self._transport.raw_command("ack", "HDEL", keys.records, one._id)
             one._state = SETTLED
         self.board.leave(deliveries)
         return []

@@ -274,7 +274,7 @@ def test_nothing_is_left_of_a_worker_that_has_stopped(
             eventually(lambda: api.admin.stats(name)["settled"] == settled + count)
 
         if isinstance(scene.client, rmq.Client):  # its connections are the client's, not ours
-            scene.client._transport._pool_here().close()
+            scene.client._transport._current_pool().close()
 
     once(20)  # what is made once comes into being
     threads = {one.ident for one in threading.enumerate()}

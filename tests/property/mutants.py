@@ -113,5 +113,5 @@ class TwoStepDriver(Driver):
                     left = value.lefts[place] if value.lefts else self.most
                     number = value.first_delivery + place
                     score = value.deadline_s * 1000 + left + number % 2048 / 2048
-                    transport.ask("add", "EVAL", _ADD, 1, command.keys[2], repr(score), id)
+                    transport.raw_command("add", "EVAL", _ADD, 1, command.keys[2], repr(score), id)
         return value

@@ -216,8 +216,8 @@ def test_lua_libraries_that_stand_in_do_what_those_of_redis_do(
     fake: Broker, server: Server
 ) -> None:
     with rmq.Client(server.url) as client:
-        real = client._transport.ask("eval", "EVAL", LIBRARIES, 0)
-    assert fake.client._transport.ask("eval", "EVAL", LIBRARIES, 0) == real
+        real = client._transport.raw_command("eval", "EVAL", LIBRARIES, 0)
+    assert fake.client._transport.raw_command("eval", "EVAL", LIBRARIES, 0) == real
 
 
 @pytest.mark.parametrize("verb", ["prepare", "ack"])

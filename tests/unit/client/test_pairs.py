@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 import rmq
+from rmq.cli.send import send
 
 PAIRS = [
     (rmq.Client, rmq.AsyncClient),
@@ -50,3 +52,13 @@ def test_the_methods_of_a_pair_take_the_same_arguments(sync: type, asynchronous:
         assert [(one.name, one.kind, one.default) for one in ours.parameters.values()] == [
             (one.name, one.kind, one.default) for one in other.parameters.values()
         ], name
+
+
+def test_send_takes_the_fields_of_outgoing_in_their_order() -> None:
+    names = [field.name for field in fields(rmq.Outgoing) if field.name != "marks"]
+
+    for topic in (rmq.Topic, rmq.AsyncTopic):
+        arguments = list(inspect.signature(topic.send).parameters)
+        assert arguments == ["self", *names, "durability", "timeout"]
+    options = {param.name for param in send.params}
+    assert options >= set(names) - {"retry", "max_runtime"}, "those two need a handler, and code"

@@ -1,0 +1,156 @@
+"""Subscriptions to wake-up channels: wait for a signal, and notice when the connection has died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import Any
+
+import redis
+
+from rmq.protocol.steps import POLL_S, Subscription
+from rmq.transport.operations import (
+    Operations,
+    Pause,
+    Read,
+    SendPing,
+    Subscribe,
+    Unsubscribe,
+    repeat,
+)
+from rmq.transport.redis_errors import REDIS_ERRORS, code_of, translate
+from rmq.transport.retry_deadline import FIRST_PAUSE_S, RetryDeadline
+
+log = logging.getLogger("rmq")
+
+PING_S = 10.0  # a subscription that was silent for so long is sent a PING
+PONG_S = 5.0  # how long its reply may take
+PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coarse to be on time
+
+
+class SubscribedConnection:
+    """A connection that is subscribed to a channel, and when it was last known to live."""
+
+    __slots__ = ("_heard_at", "_pinged_at", "connection", "epoch")
+
+    def __init__(self, connection: Any, epoch: int) -> None:
+        self.connection = connection
+        self.epoch = epoch  # the pool's epoch when this was made
+        self._heard_at = time.monotonic()
+        self._pinged_at: float | None = None  # None: no PING is unanswered
+
+    def is_to_ping(self) -> bool:
+        """Whether it is to be sent a PING after a long silence; notes that it is."""
+        now = time.monotonic()
+        if self._pinged_at is not None or now < self._heard_at + PING_S:
+            return False
+        self._pinged_at = now
+        return True
+
+    def note_reply(self, reply: Any, signals: set[int]) -> None:
+        """Note that it lives, and add the slot that a wake-up signal names."""
+        self._heard_at, self._pinged_at = time.monotonic(), None
+        if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":
+            with contextlib.suppress(ValueError):
+                signals.add(int(reply[2]))
+
+    def note_silence(self) -> None:
+        """Note that nothing can be read just now.
+
+        Raises:
+            redis.ConnectionError: a PING was not answered in time; the connection is dead.
+        """
+        if self._pinged_at is not None and time.monotonic() > self._pinged_at + PONG_S:
+            raise redis.ConnectionError(f"a subscription did not answer for {PONG_S:g} s")
+
+
+class SubscriptionRefused:
+    """Stands in for a subscription that the ACL of this Redis user does not permit.
+
+    The consumer looks once in POLL_S instead. After RETRY_S it tries to subscribe again, so that
+    a repaired ACL needs no restart.
+    """
+
+    RETRY_S = 60.0
+    logged = False  # one line in the log of a process is enough
+
+    def __init__(self, channel: bytes) -> None:
+        self.until = time.monotonic() + self.RETRY_S
+        if not SubscriptionRefused.logged:
+            SubscriptionRefused.logged = True
+            log.warning(
+                "Redis does not let this user SUBSCRIBE to %s: nothing is lost, but a waiting "
+                "consumer notices new messages up to %g s late. Give the user the channels: "
+                "ACL SETUSER <user> '&%s*'",
+                channel.decode(), POLL_S, channel.decode().split("{")[0],
+            )  # fmt: skip
+
+
+def await_signal(
+    subscription: Subscription, seconds: float, deadline: RetryDeadline, epoch: int
+) -> Operations[set[int]]:
+    """Wait for a wake-up signal; return the slots it names, none if `seconds` have passed.
+
+    Without a connection it subscribes and returns at once. A connection that died is closed; the
+    next call subscribes again.
+
+    Args:
+        subscription: keeps its connection between calls.
+        seconds: how long to wait.
+        deadline: for subscribing.
+        epoch: of the pool. A subscription of an older epoch is closed: the connections of its time
+            have died, and it may be connected to the wrong server.
+    """
+    held, until, signals = subscription.held, time.monotonic() + seconds, set[int]()
+    if held is None:
+        yield from _subscribe(subscription, deadline)
+    elif isinstance(held, SubscriptionRefused):
+        yield Pause(max(0.0, seconds))
+        if time.monotonic() > held.until:
+            subscription.held = None
+    else:
+        try:
+            if held.epoch != epoch:
+                raise redis.ConnectionError("other connections of this client have died")
+            yield from _read_signals(held, until, signals)
+            if until - time.monotonic() > seconds - PRECISION_S:
+                # The signal was there before the wait, so others may be behind it.
+                while (reply := (yield Read(held.connection, 0))) is not None:
+                    held.note_reply(reply, signals)
+        except REDIS_ERRORS:
+            yield Unsubscribe(subscription)
+            yield Pause(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
+    return signals
+
+
+def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operations[None]:
+    def attempt() -> Operations[SubscribedConnection]:
+        connection: SubscribedConnection = yield Subscribe(subscription.channel)
+        return connection
+
+    try:
+        subscription.held = yield from repeat(attempt, deadline)
+    except REDIS_ERRORS as error:
+        if code_of(error) != "NOPERM":
+            raise translate(error, "listen", [subscription.channel.decode()]) from error
+        subscription.held = SubscriptionRefused(subscription.channel)
+
+
+def _read_signals(
+    subscribed: SubscribedConnection, until: float, signals: set[int]
+) -> Operations[None]:
+    """Read until a signal comes, or the time has passed."""
+    while not signals:
+        left_s = until - time.monotonic()
+        if left_s <= PRECISION_S:
+            if left_s > 0:
+                yield Pause(left_s)
+            return
+        if subscribed.is_to_ping():
+            yield SendPing(subscribed.connection)
+        reply = yield Read(subscribed.connection, left_s - PRECISION_S)
+        if reply is None:
+            subscribed.note_silence()
+        else:
+            subscribed.note_reply(reply, signals)
