@@ -12,8 +12,8 @@ import pytest
 
 import rmq
 from rmq.protocol import commands
-from rmq.transport.asyncio import AsyncTransport
-from rmq.transport.sync import Transport
+from rmq.transport.operations import Operations
+from rmq.transport.script_calls import ScriptCalls
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.servers import Server
@@ -418,28 +418,17 @@ def test_forgotten_scripts_are_loaded_again(api: Any, name: str, server: Server)
 
 
 def test_scripts_forgotten_as_soon_as_they_are_loaded_are_loaded_once_more(
-    api: Any, kind: str, name: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    api: Any, name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport: Any = AsyncTransport if kind == "async" else Transport
-    load, flushes = transport._load, 0
+    load, flushes = ScriptCalls._load, 0
 
-    def flush() -> None:
+    def load_and_flush(self: ScriptCalls, script: Any) -> Operations[None]:
         nonlocal flushes
+        yield from load(self, script)
         if flushes < 4:
             flushes += 1
             with server.raw() as redis:
                 redis.script_flush()
-
-    def loaded(self: Any, script: Any) -> Any:
-        if kind == "async":
-
-            async def both() -> None:
-                await load(self, script)
-                flush()
-
-            return both()
-        load(self, script)
-        flush()
 
     topic = api.topic(name, slots=4)
     topic.send_many([rmq.Outgoing(k, slot_basis=str(k)) for k in range(10)])
@@ -447,7 +436,7 @@ def test_scripts_forgotten_as_soon_as_they_are_loaded_are_loaded_once_more(
         batch = consumer.receive(100)
         with server.raw() as redis:
             redis.script_flush()
-        monkeypatch.setattr(transport, "_load", loaded)
+        monkeypatch.setattr(ScriptCalls, "_load", load_and_flush)
 
         assert consumer.ack(batch) == []
 
