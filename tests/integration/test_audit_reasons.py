@@ -141,9 +141,10 @@ def _leave_out(script: str, call: str) -> list[tuple[str, str, str]]:
     return [(script, call, "")]
 
 
-_ACK = _leave_out("ack", "depart(slot, KEYS[8], 'seen', numbers, now)")
+_ACK = _leave_out("ack", "account_for(slot, KEYS[8], 'seen', numbers, now)")
 _PURGE = _leave_out(
-    "purge", "depart(slot, KEYS[6], 'accounted', numbers_at(records, ids, tonumber(s[3])), now)"
+    "purge",
+    "account_for(slot, KEYS[6], 'accounted', read_numbers(records, ids, tonumber(s[3])), now)",
 )
 REASONS: dict[str, Reason] = {
     "acked": Reason(acked, {}, _ACK, 17),
@@ -154,7 +155,7 @@ REASONS: dict[str, Reason] = {
         {},
         _leave_out(
             "cancel",
-            "depart(slot, KEYS[11], 'accounted', numbers_in({ record }, number_of, {}), now)",
+            "account_for(slot, KEYS[11], 'accounted', add_numbers({ record }, number_of, {}), now)",
         ),
         2,
     ),
@@ -164,21 +165,25 @@ REASONS: dict[str, Reason] = {
         expired,
         {"expires": 0.05, "on_expire": "drop"},
         _leave_out(
-            "prepare", "depart(slot, audit, 'accounted', numbers_in(numbered, number_of, {}), now)"
+            "prepare",
+            "account_for(slot, audit, 'accounted', add_numbers(dropped, number_of, {}), now)",
         ),
     ),
     "dropped as overflow": Reason(
         dropped,
         {"max_length": 4, "overflow": "drop_lowest"},
         _leave_out(
-            "send", "depart(slot, audit, 'accounted', numbers_at(records, dropped, 100), now)"
+            "send",
+            "account_for(slot, audit, 'accounted', read_numbers(records, dropped, 100), now)",
         ),
         5,
     ),
     "dead for too long": Reason(
         retained,
         {"max_retries": 0, "dead_retention": 1.0},
-        _leave_out("nack", "depart(slot, audit, 'accounted', numbers_at(records, old, 10), now)"),
+        _leave_out(
+            "nack", "account_for(slot, audit, 'accounted', read_numbers(records, ids, 10), now)"
+        ),
         2,
     ),
     "merged": Reason(merged, {}, [], 12),
