@@ -65,12 +65,8 @@ end
 
 local number, created, again = ARGV[2], ARGV[7], ARGV[8] == '1'
 --- @include "lib/inline/take_messages"
-local deadline, first, leases = math.ceil((now + lease) / 1000), reply[4], {}
-local base = deadline * 1000 + (retries_left and 0 or max_retries)
-for i = 1, n do
-  leases[2 * i - 1] = base + (retries_left and retries_left[i] or 0) + (first + i - 1) % 2048 / 2048
-  leases[2 * i] = ids[i]
-end
+local deadline = math.ceil((now + lease) / 1000)
+--- @include "lib/inline/make_receipts"
 if n < 8 then
   redis.call('ZADD', prepare, unpack(leases))
 else

@@ -60,12 +60,8 @@ redis.call('ZCARD', prepare)
 local session, number, again = nil, nil, false -- the log answers a call that is repeated
 local function take()
   --- @include "lib/inline/take_messages"
-  local delivery, leases = reply[4], {}
-  local base = FAR * 1000 + (retries_left and 0 or max_retries)
-  for i = 1, n do
-    leases[2 * i - 1] = base + (retries_left and retries_left[i] or 0) + (delivery + i - 1) % 2048 / 2048
-    leases[2 * i] = ids[i]
-  end
+  local deadline = FAR
+  --- @include "lib/inline/make_receipts"
   --- @include "lib/writes"
   add_many(prepare, leases)
   redis.call('RPUSH', log, unpack(ids))

@@ -1,6 +1,7 @@
 """Scores read for people: which family a StoreQueue member is in, and what a receipt says.
 
-The twin of `lua/lib/score.lua`, which alone writes scores. Sources: DESIGN "Messages and the
+The twin of `lua/lib/score.lua`, `lua/lib/timed_score.lua` and, for receipts,
+`lua/lib/inline/make_receipts.lua`, which make the scores. Sources: DESIGN "Messages and the
 StoreQueue score" and "Two phases", after the score families published by Alibaba's Taobao team
 (2021); ours adds arrival order and retry state in the fraction.
 """

@@ -121,7 +121,7 @@ class Box:
             self.run(commands.slot(keys, self.created, self.settings.for_slot()))
         self.index = index
         self.keys: SlotKeys = self.handle.slots[index]
-        self._lanes = 0
+        self._sessions = 0
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -146,12 +146,12 @@ class Box:
         assert self.state() == after
         return reply
 
-    def lane(self) -> ReplaySession:
-        """A lane of its own, at its first number."""
-        self._lanes += 1
-        lane = ReplaySession(b"lane%d" % self._lanes)
-        lane.number = 1
-        return lane
+    def session(self) -> ReplaySession:
+        """A session of its own, at its first number."""
+        self._sessions += 1
+        session = ReplaySession(b"session%d" % self._sessions)
+        session.number = 1
+        return session
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Box:
         return found
 
     def changed(self, before: State, *, replay: bool = False) -> dict[tuple[Any, ...], Any]:
-        """What differs from `before`; the answers kept in lanes only if asked for."""
+        """What differs from `before`; the answers kept in sessions only if asked for."""
         found = changes(before, self.state())
         if not replay:
             found = {place: v for place, v in found.items() if not place[0].startswith("replay:")}
@@ -270,14 +270,14 @@ class Box:
         self,
         limit: int = 1,
         lease_ms: int = 30_000,
-        lane: ReplaySession | None = None,
+        session: ReplaySession | None = None,
         *,
         waits: bool = False,
         ordered: bool = False,
     ) -> Any:
         """Run prepare; the batch."""
         return self.run(
-            commands.prepare(self.keys, lane or self.lane(), limit, lease_ms, waits, ordered)
+            commands.prepare(self.keys, session or self.session(), limit, lease_ms, waits, ordered)
         )
 
     def leases(self, batch: commands.Batch) -> list[Lease]:
@@ -310,36 +310,40 @@ class Box:
     # --- settling ----------------------------------------------------------------------------
 
     def ack_command(
-        self, leases: Sequence[Lease], lane: ReplaySession, known: bool = True
+        self, leases: Sequence[Lease], session: ReplaySession, known: bool = True
     ) -> Command[str]:
         """An ack; not `known`: by one who has only the receipts, not the delivery numbers."""
         return commands.ack(
-            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [x.delivery if known else 0 for x in leases],
         )  # fmt: skip
 
     def nack_command(
         self,
         leases: Sequence[Lease],
-        lane: ReplaySession,
+        session: ReplaySession,
         wait_ms: int | None = None,
         told: bytes = b"why",
     ) -> Command[str]:
         return commands.nack(
-            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [told] * len(leases), wait_ms,
         )  # fmt: skip
 
     def reject_command(
-        self, leases: Sequence[Lease], lane: ReplaySession, reason: str = "r", told: bytes = b"why"
+        self,
+        leases: Sequence[Lease],
+        session: ReplaySession,
+        reason: str = "r",
+        told: bytes = b"why",
     ) -> Command[str]:
         return commands.reject(
-            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [told] * len(leases), reason,
         )  # fmt: skip
 
     def release_command(
-        self, leases: Sequence[Lease], lane: ReplaySession, wait_ms: int = 0, places: Any = None
+        self, leases: Sequence[Lease], session: ReplaySession, wait_ms: int = 0, places: Any = None
     ) -> Command[str]:
         if places is None:
             places = []
@@ -347,28 +351,28 @@ class Box:
                 found = record.read(lease.record)
                 places.append(found.priority or found.due_ms)
         return commands.release(
-            self.handle, self.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             places, wait_ms,
         )  # fmt: skip
 
     def extend_command(
-        self, leases: Sequence[Lease], lane: ReplaySession, lease_ms: int = 60_000
+        self, leases: Sequence[Lease], session: ReplaySession, lease_ms: int = 60_000
     ) -> Command[Any]:
         return commands.extend(
-            self.keys, lane, [x.id for x in leases], [x.receipt for x in leases], lease_ms
+            self.keys, session, [x.id for x in leases], [x.receipt for x in leases], lease_ms
         )
 
     def ack(self, *leases: Lease, known: bool = True) -> str:
-        return self.run(self.ack_command(leases, self.lane(), known))
+        return self.run(self.ack_command(leases, self.session(), known))
 
     def nack(self, *leases: Lease, wait_ms: int | None = None, told: bytes = b"why") -> str:
-        return self.run(self.nack_command(leases, self.lane(), wait_ms, told))
+        return self.run(self.nack_command(leases, self.session(), wait_ms, told))
 
     def reject(self, *leases: Lease, reason: str = "r") -> str:
-        return self.run(self.reject_command(leases, self.lane(), reason))
+        return self.run(self.reject_command(leases, self.session(), reason))
 
     def release(self, *leases: Lease, wait_ms: int = 0) -> str:
-        return self.run(self.release_command(leases, self.lane(), wait_ms))
+        return self.run(self.release_command(leases, self.session(), wait_ms))
 
     def rollback(self, limit: int = 100) -> commands.RollbackReply:
         return self.run(commands.rollback(self.handle, self.keys, limit))

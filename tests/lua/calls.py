@@ -92,21 +92,21 @@ def _call(build: Callable[[Furnished, Box], Command[Any]]) -> Call:
 
 CALLS: dict[str, Call] = {
     "audit_report": _call(lambda f, b: commands.audit_report(b.keys, PRODUCER, 3, 5, [(1, 2)])),
-    "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.lane())),
+    "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.session())),
     "audit_open": _call(lambda f, b: commands.audit_open(b.keys, every_ms=1000)),
-    "cancel": _call(lambda f, b: commands.cancel(b.keys, b.lane(), f.window)),
+    "cancel": _call(lambda f, b: commands.cancel(b.keys, b.session(), f.window)),
     "audit_scan": _call(lambda f, b: commands.audit_scan(b.keys, b"0", 100)),
     "claim": _call(lambda f, b: commands.claim(b.keys, [CLAIM], [OWNER], 600_000)),
-    "extend": _call(lambda f, b: b.extend_command([f.leased], b.lane())),
+    "extend": _call(lambda f, b: b.extend_command([f.leased], b.session())),
     "finish": _call(lambda f, b: commands.finish(b.keys, [CLAIM], [OWNER], [600_000])),
     "get": _call(lambda f, b: commands.get(b.keys, f.retry)),
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
-    "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.lane())),
+    "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.session())),
     "next_ready": _call(lambda f, b: commands.next_ready([b.keys], True)),
     "peek": _call(lambda f, b: commands.peek(b.keys, "store")),
-    "prepare": _call(lambda f, b: commands.prepare(b.keys, b.lane(), 10, 30_000, True)),
-    "publish": _call(lambda f, b: commands.publish(b.handle, b.keys, b.lane(), STAGE)),
-    "purge": _call(lambda f, b: commands.purge(b.keys, b.lane(), "store")),
+    "prepare": _call(lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True)),
+    "publish": _call(lambda f, b: commands.publish(b.handle, b.keys, b.session(), STAGE)),
+    "purge": _call(lambda f, b: commands.purge(b.keys, b.session(), "store")),
     "queries": _call(lambda f, b: commands.queries(b.keys)),
     "query_again": _call(lambda f, b: commands.query_again(b.keys, QUERY, 1)),
     "query_rollback": _call(lambda f, b: commands.query_rollback(b.keys, RUN, 10, force=True)),
@@ -118,16 +118,16 @@ CALLS: dict[str, Call] = {
     "query_renew": _call(lambda f, b: commands.query_renew(b.keys, QUERY, 0, 10)),
     "query_settle": _call(lambda f, b: commands.query_settle(b.handle, b.keys, QUERY, 0, 10, 10)),
     "query_take": _call(lambda f, b: commands.query_take(b.keys, QUERY, 1, 10)),
-    "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, b.lane(), [f.dead])),
-    "reject": _call(lambda f, b: b.reject_command([f.leased], b.lane())),
-    "release": _call(lambda f, b: b.release_command([f.leased], b.lane())),
+    "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, b.session(), [f.dead])),
+    "reject": _call(lambda f, b: b.reject_command([f.leased], b.session())),
+    "release": _call(lambda f, b: b.release_command([f.leased], b.session())),
     "renew": _call(lambda f, b: commands.renew(b.keys, [CLAIM], [OWNER], 600_000)),
     "reschedule": _call(
-        lambda f, b: commands.reschedule(b.handle, b.keys, b.lane(), f.retry, 5000)
+        lambda f, b: commands.reschedule(b.handle, b.keys, b.session(), f.retry, 5000)
     ),
     "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
     "send": _call(lambda f, b: b.send_command(b.ids(2))),
-    "set_priority": _call(lambda f, b: commands.set_priority(b.keys, b.lane(), f.retry, 30)),
+    "set_priority": _call(lambda f, b: commands.set_priority(b.keys, b.session(), f.retry, 30)),
     "sink_begin": _call(lambda f, b: commands.sink_begin(b.handle, SINK, 7, b"[]")),
     "sink_end": _call(lambda f, b: commands.sink_end(b.handle, SINK, 7)),
     "slot": _call(lambda f, b: commands.slot(b.keys, b.created, b.settings.for_slot())),
@@ -149,10 +149,12 @@ CALLS: dict[str, Call] = {
 REACHING: dict[tuple[str, str], Call] = {
     (script, place): _call(
         lambda f, b, script=script: {  # type: ignore[misc]
-            "cancel": lambda: commands.cancel(b.keys, b.lane(), b.ids()[0]),
+            "cancel": lambda: commands.cancel(b.keys, b.session(), b.ids()[0]),
             "get": lambda: commands.get(b.keys, b.ids()[0]),
-            "reschedule": lambda: commands.reschedule(b.handle, b.keys, b.lane(), b.ids()[0], 5000),
-            "set_priority": lambda: commands.set_priority(b.keys, b.lane(), b.ids()[0], 30),
+            "reschedule": lambda: commands.reschedule(
+                b.handle, b.keys, b.session(), b.ids()[0], 5000
+            ),
+            "set_priority": lambda: commands.set_priority(b.keys, b.session(), b.ids()[0], 30),
         }[script]()
     )
     for script in ("cancel", "get", "reschedule", "set_priority")

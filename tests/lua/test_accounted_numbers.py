@@ -22,9 +22,9 @@ def test_ack_has_seen_them(box):
     box.one()
     leases = box.take(10)
     lost = leases[1]._replace(receipt=leases[1].receipt + 1000)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: box.ack_command([leases[0], lost, *leases[2:]], lane)) == "101111"
+    assert box.twice(lambda: box.ack_command([leases[0], lost, *leases[2:]], session)) == "101111"
 
     assert open_of(box) == [(2, 2), (4, 4), (6, None)]
     assert open_of(box, Q) == [(2, None)]
@@ -52,14 +52,14 @@ def test_ack_believes_the_numbers_it_is_told(box, count, lost):
     lost = [place for place in lost if place < count]
     for place in lost:
         box.nack(leases[place])
-    lane = box.lane()
+    session = box.session()
     marks = [record.number_of(one.record) for one in leases[:count]] + [b""]
     assert marks[0] == P.encode() + b".1"
     assert leases[-1].id == plain
 
     letters = box.twice(
         lambda: commands.ack(
-            box.handle, box.keys, lane, [x.id for x in leases], [x.receipt for x in leases],
+            box.handle, box.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [x.delivery for x in leases], marks,
         )
     )  # fmt: skip
@@ -75,11 +75,11 @@ def test_ack_reads_no_record_where_it_is_told(box):
     begin(box)
     numbered(box, 1)
     lease = box.take_one()
-    lane = box.lane()
+    session = box.session()
 
     box.run(
         commands.ack(
-            box.handle, box.keys, lane, [lease.id], [lease.receipt], [lease.delivery],
+            box.handle, box.keys, session, [lease.id], [lease.receipt], [lease.delivery],
             [P.encode() + b".9"],
         )
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_marks_for_some_of_the_deliveries_are_refused(box):
     numbered(box, 2)
     leases = box.take(2)
     command = commands.ack(
-        box.handle, box.keys, box.lane(), [x.id for x in leases], [x.receipt for x in leases],
+        box.handle, box.keys, box.session(), [x.id for x in leases], [x.receipt for x in leases],
         [x.delivery for x in leases], [b"0123456789.1"],
     )  # fmt: skip
     before = box.state()
@@ -117,9 +117,9 @@ def test_cancel_accounts_for_it(box):
     begin(box)
     numbered(box, 1)
     id = numbered(box, 2)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: commands.cancel(box.keys, lane, id)) == "cancelled"
+    assert box.twice(lambda: commands.cancel(box.keys, session, id)) == "cancelled"
 
     assert open_of(box) == [(1, 1), (3, None)]
     assert box.counter("accounted") == 1
@@ -133,7 +133,7 @@ def test_purge_of_the_store_accounts_for_them(box, merging, by_id):
     if merging:
         merged(box, 4)
 
-    gone = box.run(commands.purge(box.keys, box.lane(), "store", ids=ids if by_id else ()))
+    gone = box.run(commands.purge(box.keys, box.session(), "store", ids=ids if by_id else ()))
 
     assert gone == 3 + (merging and not by_id)
     assert open_of(box) == [(4 + (merging and not by_id), None)]
@@ -145,7 +145,7 @@ def test_purge_of_the_dead_accounts_for_them_and_death_does_not(box):
     box.reject(box.take_one())
     assert open_of(box) == REST
 
-    box.run(commands.purge(box.keys, box.lane(), "dead"))
+    box.run(commands.purge(box.keys, box.session(), "dead"))
 
     assert open_of(box) == [(2, None)]
 
@@ -221,9 +221,9 @@ def test_what_keeps_a_message_keeps_its_number_open(box):
     box.rollback()
     lease = box.take_one()
     box.reject(lease)
-    box.run(commands.redrive(box.handle, box.keys, box.lane(), [lease.id]))
-    box.run(commands.set_priority(box.keys, box.lane(), lease.id, 50))
-    box.run(commands.reschedule(box.handle, box.keys, box.lane(), lease.id, 1000))
+    box.run(commands.redrive(box.handle, box.keys, box.session(), [lease.id]))
+    box.run(commands.set_priority(box.keys, box.session(), lease.id, 50))
+    box.run(commands.reschedule(box.handle, box.keys, box.session(), lease.id, 1000))
     merged(box, 2)
     merged(box, 3)
 
@@ -276,9 +276,9 @@ def test_numbers_are_accounted_for_at_maxmemory(tight, script):
         if script == "ack":
             box.ack(leases[0], leases[2])
         elif script == "cancel":
-            assert box.run(commands.cancel(box.keys, box.lane(), ids[0])) == "cancelled"
+            assert box.run(commands.cancel(box.keys, box.session(), ids[0])) == "cancelled"
         else:
-            box.run(commands.purge(box.keys, box.lane(), "store"))
+            box.run(commands.purge(box.keys, box.session(), "store"))
         assert told(box, 5) == 0
     finally:
         box.redis.config_set("maxmemory", 0)

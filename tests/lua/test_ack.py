@@ -16,9 +16,9 @@ def test_ack_removes_lease_and_record_and_remembers_the_id(box):
     id = box.one()
     lease = box.take_one()
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    assert box.run(box.ack_command([lease], lane)) == "1"
+    assert box.run(box.ack_command([lease], session)) == "1"
 
     assert box.changed(before, replay=True) == {
         ("slot", "settled"): "1",
@@ -26,19 +26,19 @@ def test_ack_removes_lease_and_record_and_remembers_the_id(box):
         ("prepare", id): GONE,
         ("records", id): GONE,
         (settled(box), id): True,
-        (f"replay:{lane.name.decode()}",): b"1:1",
+        (f"replay:{session.name.decode()}",): b"1:1",
     }
 
 
 def test_ack_sent_again_gives_the_first_answer_and_changes_nothing(box):
     box.send(3)
     leases = box.take(2)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: box.ack_command(leases, lane)) == "11"
+    assert box.twice(lambda: box.ack_command(leases, session)) == "11"
 
 
-def test_second_ack_in_another_lane_finds_nothing_to_do(box):
+def test_second_ack_in_another_session_finds_nothing_to_do(box):
     box.one()
     lease = box.take_one()
     box.ack(lease)
@@ -63,7 +63,7 @@ def test_ack_after_rollback_changes_nothing(box):
     assert box.rollback() == commands.RollbackReply(1, 0, False)
     before = box.state()
 
-    assert box.twice(lambda: box.ack_command([lease], box.lane())) == "0"
+    assert box.twice(lambda: box.ack_command([lease], box.session())) == "0"
     assert box.state() == before
 
 
@@ -97,7 +97,7 @@ def test_message_released_and_taken_in_the_same_second_has_another_receipt(box):
 def test_forged_receipt_changes_nothing(box, receipt):
     box.one()
     lease = box.take_one()
-    made = box.ack_command([lease], box.lane())
+    made = box.ack_command([lease], box.session())
     made.args[made.args.index(repr(lease.receipt))] = receipt
     before = box.state()
 
@@ -229,7 +229,7 @@ def test_a_thousand_in_one_call(box):
 def test_runs_that_do_not_fit_the_ids_are_refused(box, runs, counts, ids):
     box.one()
     lease = box.take_one()
-    made = box.ack_command([lease], box.lane())
+    made = box.ack_command([lease], box.session())
     heads = [part for count in counts for part in (count, repr(lease.receipt), lease.delivery)]
     made.args[4:] = [runs, *heads, *[lease.id] * ids]
     before = box.state()
@@ -279,7 +279,7 @@ def test_run_settles_all_but_the_one_that_was_lost(box, known, lost, how):
     held = {lease.id for i, lease in enumerate(leases) if i != lost}
     assert {place[1] for place in changed if place[0] == "prepare"} == held
     assert {place[1] for place in changed if place[0] == "records"} == held
-    assert box.twice(lambda: box.ack_command(leases, box.lane(), known)) == "0000"
+    assert box.twice(lambda: box.ack_command(leases, box.session(), known)) == "0000"
 
 
 @pytest.mark.parametrize("known", [True, False])

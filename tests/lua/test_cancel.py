@@ -13,15 +13,15 @@ def settled(box) -> str:
 
 
 def cancel(box, id):
-    return box.run(commands.cancel(box.keys, box.lane(), id))
+    return box.run(commands.cancel(box.keys, box.session(), id))
 
 
 def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
     id, other = box.send(2)
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    assert box.run(commands.cancel(box.keys, lane, id)) == "cancelled"
+    assert box.run(commands.cancel(box.keys, session, id)) == "cancelled"
 
     assert box.changed(before, replay=True) == {
         ("slot", "cancelled"): "1",
@@ -29,7 +29,7 @@ def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
         ("store", id): GONE,
         ("records", id): GONE,
         (settled(box), id): True,
-        (f"replay:{lane.name.decode()}",): b"1:cancelled",
+        (f"replay:{session.name.decode()}",): b"1:cancelled",
     }
     assert box.order() == [other]
     assert box.run(box.send_command([id])).letters == "d"
@@ -37,9 +37,9 @@ def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
 
 def test_cancel_sent_again_gives_the_first_answer_and_changes_nothing(box):
     id = box.one(due=5000)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: commands.cancel(box.keys, lane, id)) == "cancelled"
+    assert box.twice(lambda: commands.cancel(box.keys, session, id)) == "cancelled"
     before = box.state()
     assert cancel(box, id) == "gone"
     assert box.state() == before

@@ -16,15 +16,15 @@ def test_extend_moves_the_deadline_and_nothing_else(box):
     lease = box.take_one()
     box.clock.advance(10)
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    reply = box.run(box.extend_command([lease], lane, 60_000))
+    reply = box.run(box.extend_command([lease], session, 60_000))
 
     deadline = box.clock.now_ms // 1000 + 60
     assert reply == commands.ExtendReply(deadline, "1")
     assert box.changed(before, replay=True) == {
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
-        (f"replay:{lane.name.decode()}",): b"1:%d 1" % deadline,
+        (f"replay:{session.name.decode()}",): b"1:%d 1" % deadline,
     }
     assert box.score(id, "prepare") == moved_deadline(lease.receipt, deadline)
 
@@ -32,17 +32,17 @@ def test_extend_moves_the_deadline_and_nothing_else(box):
 def test_extend_sent_again_gives_the_first_answer_and_changes_nothing(box):
     box.send(2)
     leases = box.take(2)
-    lane = box.lane()
+    session = box.session()
     box.clock.advance(3.9)
 
-    assert box.twice(lambda: box.extend_command(leases, lane)).letters == "11"
+    assert box.twice(lambda: box.extend_command(leases, session)).letters == "11"
 
 
 def test_receipt_changes_with_the_deadline(box):
     box.one()
     lease = box.take_one()
     box.clock.advance(10)
-    deadline, _ = box.run(box.extend_command([lease], box.lane()))
+    deadline, _ = box.run(box.extend_command([lease], box.session()))
 
     assert box.ack(lease) == "0"
     assert box.ack(lease._replace(receipt=moved_deadline(lease.receipt, deadline))) == "1"
@@ -55,7 +55,7 @@ def test_deadline_is_whole_seconds_and_never_sooner_than_asked(box, later_ms, le
     lease = box.take_one()
     box.clock.advance(later_ms / 1000)
 
-    deadline, _ = box.run(box.extend_command([lease], box.lane(), lease_ms))
+    deadline, _ = box.run(box.extend_command([lease], box.session(), lease_ms))
 
     assert deadline == math.ceil((box.clock.now_ms + lease_ms) / 1000)
 
@@ -67,7 +67,7 @@ def test_lease_outside_its_limits_is_refused(box, lease_ms):
     before = box.state()
 
     with pytest.raises(Exception, match="RMQARG lease_ms"):
-        box.run(box.extend_command([lease], box.lane(), lease_ms))
+        box.run(box.extend_command([lease], box.session(), lease_ms))
 
     assert box.state() == before
 
@@ -77,7 +77,7 @@ def test_lapsed_lease_that_nobody_took_back_may_still_be_extended(box):
     lease = box.take_one(lease_ms=1000)
     box.clock.advance(5)
 
-    assert box.run(box.extend_command([lease], box.lane())).letters == "1"
+    assert box.run(box.extend_command([lease], box.session())).letters == "1"
     assert box.rollback() == commands.RollbackReply(0, 0, False)
 
 
@@ -88,7 +88,7 @@ def test_extend_after_rollback_changes_nothing(box):
     box.rollback()
     before = box.state()
 
-    assert box.run(box.extend_command([lease], box.lane())).letters == "0"
+    assert box.run(box.extend_command([lease], box.session())).letters == "0"
     assert box.state() == before
 
 
@@ -99,7 +99,7 @@ def test_only_the_held_ones_of_a_batch_are_extended(box):
     before = box.state()
     box.clock.advance(2)
 
-    reply = box.run(box.extend_command([a, b, c._replace(receipt=a.receipt), a], box.lane()))
+    reply = box.run(box.extend_command([a, b, c._replace(receipt=a.receipt), a], box.session()))
 
     assert reply.letters == "1000"
     assert box.changed(before) == {("prepare", a.id): moved_deadline(a.receipt, reply.deadline_s)}
@@ -113,7 +113,7 @@ def test_retries_and_delivery_number_stay_in_the_receipt(box):
     lease = box.take_one()
     assert lease.delivery == 2050
 
-    deadline, _ = box.run(box.extend_command([lease], box.lane()))
+    deadline, _ = box.run(box.extend_command([lease], box.session()))
 
     assert box.score(lease.id, "prepare") == deadline * 1000 + 13 + 2 / 2048
 
@@ -123,7 +123,7 @@ def test_a_thousand_in_one_call(box):
     leases = box.take(1000)
     box.clock.advance(5)
 
-    deadline, letters = box.run(box.extend_command(leases, box.lane()))
+    deadline, letters = box.run(box.extend_command(leases, box.session()))
 
     assert letters == "1" * 1000
     assert box.ack(

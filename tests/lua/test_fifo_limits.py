@@ -87,7 +87,7 @@ def test_order_begins_anew_while_only_timed_messages_and_retries_wait(box, way):
         (id,) = box.ids()
         entry = [id, *box.part(priority=1_000_000)]
         box.run(commands.stage_push(box.keys, "s", 0, 60_000, entry))
-        box.run(commands.publish(box.handle, box.keys, box.lane(), "s"))
+        box.run(commands.publish(box.handle, box.keys, box.session(), "s"))
 
     if way != "join":
         assert box.score(id) == ordered(1_000_000, 1)

@@ -29,9 +29,9 @@ def bodies(box, limit=10):
 def test_take_in_order_marks_the_slot_and_nothing_else_than_a_plain_one(box):
     given = box.send(3)
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    batch = box.prepare(2, lane=lane, ordered=True)
+    batch = box.prepare(2, session=session, ordered=True)
 
     deadline = box.clock.now_ms // 1000 + 30
     assert batch == commands.Batch(
@@ -47,17 +47,17 @@ def test_take_in_order_marks_the_slot_and_nothing_else_than_a_plain_one(box):
         ("store", given[1]): GONE,
         ("prepare", given[0]): deadline * 1000 + 16 + 1 / 2048,
         ("prepare", given[1]): deadline * 1000 + 16 + 2 / 2048,
-        ("replay:lane1",): b"1:%d:1:" % deadline + given[0] + given[1],
+        ("replay:session1",): b"1:%d:1:" % deadline + given[0] + given[1],
     }
 
 
 def test_take_in_order_sent_again_hands_over_the_same_batch(box):
     given = box.send(3)
-    lane = box.lane()
-    first = box.prepare(2, lane=lane, ordered=True)
+    session = box.session()
+    first = box.prepare(2, session=session, ordered=True)
     before = box.state()
 
-    again = box.prepare(2, lane=lane, ordered=True)
+    again = box.prepare(2, session=session, ordered=True)
 
     assert again.ids == first.ids == given[:2]
     assert box.state() == before
@@ -197,9 +197,9 @@ def test_nack_puts_a_failed_one_at_the_front_and_holds_the_slot(slow):
     given = slow.send(3, priority=50)
     (lease,) = take(slow, 1)
     before = slow.state()
-    lane = slow.lane()
+    session = slow.session()
 
-    assert slow.twice(lambda: slow.nack_command([lease], lane)) == "r"
+    assert slow.twice(lambda: slow.nack_command([lease], session)) == "r"
     slow.clock.advance(-0.25)
 
     hold = slow.clock.now_ms + 4000
@@ -369,9 +369,9 @@ def test_snooze_keeps_the_place_and_the_retries_and_holds_the_slot(box):
     given = box.send(3)
     (lease,) = take(box, 1)
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: box.release_command([lease], lane, 7000)) == "1"
+    assert box.twice(lambda: box.release_command([lease], session, 7000)) == "1"
     box.clock.advance(-0.25)
 
     assert box.changed(before) == {

@@ -25,9 +25,9 @@ def test_hold_ends_when_the_message_it_is_for_is_cancelled_or_purged(box):
         assert box.run(commands.next_ready([box.keys], False)) == [60_000_000]
 
         if verb == "cancel":
-            box.run(commands.cancel(box.keys, box.lane(), given[0]))
+            box.run(commands.cancel(box.keys, box.session(), given[0]))
         else:
-            box.run(commands.purge(box.keys, box.lane(), "store", ids=[given[0]]))
+            box.run(commands.purge(box.keys, box.session(), "store", ids=[given[0]]))
 
         assert box.run(commands.next_ready([box.keys], False)) == [0]
         leases = take(box)
@@ -40,7 +40,7 @@ def test_hold_ends_when_the_message_it_is_for_gets_another_time(box):
     box.nack(*take(box, 1), wait_ms=60_000)
     box.redis.hset(box.keys.slot, "blocked", box.clock.now_ms + 3000)
 
-    box.run(commands.reschedule(box.handle, box.keys, box.lane(), given[0], 90_000))
+    box.run(commands.reschedule(box.handle, box.keys, box.session(), given[0], 90_000))
 
     assert "holder" not in box.state()["slot"]
     assert box.state()["slot"]["waiting"] == "0"  # who slept until the hold was woken
@@ -53,8 +53,8 @@ def test_hold_stays_when_another_message_is_cancelled_or_gets_another_time(box):
     box.nack(first, wait_ms=60_000)
     box.release(second, third)
 
-    box.run(commands.cancel(box.keys, box.lane(), second.id))
-    box.run(commands.reschedule(box.handle, box.keys, box.lane(), third.id, 5000))
+    box.run(commands.cancel(box.keys, box.session(), second.id))
+    box.run(commands.reschedule(box.handle, box.keys, box.session(), third.id, 5000))
 
     assert take(box) == []
     assert box.run(commands.next_ready([box.keys], False)) == [60_000_000]
@@ -167,7 +167,7 @@ def furnished_in_order(box, script):
     later = box.clock.now_ms + 3000
     box.redis.hset(box.keys.slot, mapping={"ordered": 1, "blocked": later, "waiting": later})
     if script == "prepare":
-        return commands.prepare(box.keys, box.lane(), 10, 30_000, True, ordered=True)
+        return commands.prepare(box.keys, box.session(), 10, 30_000, True, ordered=True)
     return CALLS[script](furnished)
 
 

@@ -37,7 +37,7 @@ def test_whatever_adds_is_refused_and_no_key_changes(full):
     for mode in ("first", "last", "collect"):
         refused(full, box.merge_command(box.ids()[0], key=b"open", mode=mode, max_wait=60_000))
         refused(full, box.merge_command(box.ids()[0], key=b"new", mode=mode))
-    refused(full, commands.redrive(box.handle, box.keys, box.lane(), [full.dead]))
+    refused(full, commands.redrive(box.handle, box.keys, box.session(), [full.dead]))
 
 
 def test_duplicate_is_still_answered(full):
@@ -85,7 +85,7 @@ def test_topic_is_closed_and_its_slot_deleted(full):
     assert box.run(CALLS["topic_close"](full)) is True
 
 
-def test_lane_still_remembers_its_answer(full):
+def test_session_still_remembers_its_answer(full):
     for script in ("ack", "prepare", "cancel"):
         command = CALLS[script](full)
         first = full.box.run(command)
@@ -104,7 +104,7 @@ def test_prepare_drains_every_family_and_then_waits(full, waits, repeated):
     box.rollback()
     taken = []
     for _ in range(10):
-        take = commands.prepare(box.keys, box.lane(), 1, 30_000, waits)
+        take = commands.prepare(box.keys, box.session(), 1, 30_000, waits)
         batch = box.run(take.again() if repeated else take)
         taken += batch.ids
 

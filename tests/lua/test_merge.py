@@ -347,7 +347,7 @@ def test_cancelled_window_is_gone_from_the_index(box):
     id, _ = box.merge()
     before = box.state()
 
-    assert box.run(commands.cancel(box.keys, box.lane(), id)) == "cancelled"
+    assert box.run(commands.cancel(box.keys, box.session(), id)) == "cancelled"
 
     assert box.changed(before)[("merge", b"key")] is GONE
     assert box.merge()[1].letter == "s"
@@ -367,7 +367,7 @@ def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way)
     if way == "merge":
         assert box.run(command) == commands.MergeReply(4, "s", b"")
     else:
-        assert box.run(commands.publish(box.handle, box.keys, box.lane(), "s")).stored == 1
+        assert box.run(commands.publish(box.handle, box.keys, box.session(), "s")).stored == 1
 
     assert {k: v for k, v in box.changed(before).items() if k[0] != "stage:s"} == {
         ("slot", "accepted"): "4",

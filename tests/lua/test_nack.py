@@ -18,36 +18,36 @@ def test_nack_gives_back_as_a_retry_and_keeps_the_record(box):
     id = box.one()
     lease = box.take_one()
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    assert box.run(box.nack_command([lease], lane, told=b"boom")) == "r"
+    assert box.run(box.nack_command([lease], session, told=b"boom")) == "r"
 
     assert box.changed(before, replay=True) == {
         ("slot", "returned"): "1",
         ("prepare", id): GONE,
         ("store", id): ordered(16, 1),
         ("failures", id): failure(16, 1, "f", b"boom"),
-        (f"replay:{lane.name.decode()}",): b"1:r",
+        (f"replay:{session.name.decode()}",): b"1:r",
     }
 
 
 def test_nack_sent_again_gives_the_first_answer_and_burns_no_second_retry(box):
     box.send(2)
     leases = box.take(2)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: box.nack_command(leases, lane)) == "rr"
+    assert box.twice(lambda: box.nack_command(leases, session)) == "rr"
 
 
 def test_nack_sent_again_after_the_message_was_taken_leaves_the_new_lease_alone(box):
     box.one()
     lease = box.take_one()
-    lane = box.lane()
-    box.run(box.nack_command([lease], lane))
+    session = box.session()
+    box.run(box.nack_command([lease], session))
     again = box.take_one()
     before = box.state()
 
-    assert box.run(box.nack_command([lease], lane)) == "r"
+    assert box.run(box.nack_command([lease], session)) == "r"
     assert box.state() == before
     assert again.left == 15
 
@@ -196,7 +196,7 @@ def test_nack_after_rollback_changes_nothing(box):
     box.rollback()
     before = box.state()
 
-    assert box.twice(lambda: box.nack_command([lease], box.lane())) == "0"
+    assert box.twice(lambda: box.nack_command([lease], box.session())) == "0"
     assert box.state() == before
 
 
@@ -232,7 +232,7 @@ def test_only_the_held_ones_of_a_batch_go_back_and_only_once(box):
 def test_each_message_keeps_its_own_error_and_at_most_64_kib_of_it(box):
     box.send(2)
     leases = box.take(2)
-    made = box.nack_command(leases, box.lane())
+    made = box.nack_command(leases, box.session())
     made.args[-2:] = [b"\0\xff" * 40_000, b""]
 
     box.run(made)

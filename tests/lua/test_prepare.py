@@ -11,16 +11,16 @@ from rmq.protocol import commands
 from tests.lua.box import GONE, LEASE_MAX_MS, failure, ordered, stored, timed
 
 
-def command(box, lane, limit=1, lease_ms=30_000, waits=False):
-    return commands.prepare(box.keys, lane, limit, lease_ms, waits)
+def command(box, session, limit=1, lease_ms=30_000, waits=False):
+    return commands.prepare(box.keys, session, limit, lease_ms, waits)
 
 
 def test_prepare_moves_one_message_and_nothing_else(box):
     id = box.one(body=b"hello")
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    batch = box.run(command(box, lane))
+    batch = box.run(command(box, session))
 
     deadline = box.clock.now_ms // 1000 + 30
     assert batch == commands.Batch(
@@ -31,18 +31,18 @@ def test_prepare_moves_one_message_and_nothing_else(box):
         ("slot", "takes"): "1",
         ("store", id): GONE,
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
-        ("replay:lane1",): b"1:%d:1:" % deadline + id,
+        ("replay:session1",): b"1:%d:1:" % deadline + id,
     }
 
 
 def test_prepare_sent_again_hands_over_the_same_batch_and_burns_no_retry(box):
     given = box.send(3)
-    lane = box.lane()
-    first = box.run(command(box, lane, 2))
+    session = box.session()
+    first = box.run(command(box, session, 2))
     before = box.state()
 
     box.clock.advance(1)
-    second = box.run(command(box, lane, 2))
+    second = box.run(command(box, session, 2))
 
     assert box.state() == before
     assert second.ids == first.ids == given[:2]
@@ -52,35 +52,35 @@ def test_prepare_sent_again_hands_over_the_same_batch_and_burns_no_retry(box):
     assert box.ack(*box.leases(second)) == "11"
 
 
-def test_next_number_of_a_lane_takes_the_next_messages(box):
+def test_next_number_of_a_session_takes_the_next_messages(box):
     given = box.send(2)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.run(command(box, lane)).ids == given[:1]
-    lane.number += 1
-    assert box.run(command(box, lane)).ids == given[1:]
+    assert box.run(command(box, session)).ids == given[:1]
+    session.number += 1
+    assert box.run(command(box, session)).ids == given[1:]
 
 
 def test_numbers_that_begin_alike_are_different_calls(box):
     given = box.send(4)
-    lane = box.lane()
+    session = box.session()
     taken = []
-    for lane.number in (1, 10, 101, 1010):
-        taken += box.run(command(box, lane)).ids
+    for session.number in (1, 10, 101, 1010):
+        taken += box.run(command(box, session)).ids
 
     assert taken == given
 
 
 def test_replayed_batch_leaves_out_what_is_no_longer_the_callers(box):
     kept, _, released = box.send(3)
-    lane = box.lane()
-    leases = box.leases(box.run(command(box, lane, 3)))
+    session = box.session()
+    leases = box.leases(box.run(command(box, session, 3)))
     box.ack(leases[1])
     box.release(leases[2])
     assert box.take_one().id == released
     before = box.state()
 
-    batch = box.run(command(box, lane, 3))
+    batch = box.run(command(box, session, 3))
 
     assert batch.ids == [kept, b"", b""]
     assert batch.records[1:] == [b"", b""]
@@ -89,14 +89,14 @@ def test_replayed_batch_leaves_out_what_is_no_longer_the_callers(box):
 
 def test_replay_after_a_rollback_gives_nothing_away(box):
     box.one()
-    lane = box.lane()
-    box.run(command(box, lane, 1, 1000))
+    session = box.session()
+    box.run(command(box, session, 1, 1000))
     box.clock.advance(2)
     box.rollback()
     successor = box.take_one()
     before = box.state()
 
-    assert box.run(command(box, lane, 1, 1000)).ids == [b""]
+    assert box.run(command(box, session, 1, 1000)).ids == [b""]
     assert box.state() == before
     assert box.ack(successor) == "1"
 
@@ -106,7 +106,7 @@ def test_prepare_with_nothing_to_take_changes_nothing(box):
     before = box.state()
 
     for wait_us in (5_000_000, 4_000_000):
-        batch = box.run(command(box, box.lane()))
+        batch = box.run(command(box, box.session()))
         assert batch == commands.Batch(wait_us, False, 0, 1, 1, b"", [], [])
         assert box.state() == before
         box.clock.advance(1)
@@ -370,17 +370,17 @@ def test_wait_is_until_the_next_due_time_or_the_next_lapse(box):
 
 
 def test_waiting_is_noted_only_when_asked_and_at_most_every_one_and_a_half_seconds(box):
-    box.run(command(box, box.lane(), waits=False))
+    box.run(command(box, box.session(), waits=False))
     assert box.counter("waiting") == 0
 
     until = box.clock.now_ms + 3000
-    box.run(command(box, box.lane(), waits=True))
+    box.run(command(box, box.session(), waits=True))
     assert box.counter("waiting") == until
     box.clock.advance(1.4)
-    box.run(command(box, box.lane(), waits=True))
+    box.run(command(box, box.session(), waits=True))
     assert box.counter("waiting") == until
     box.clock.advance(0.2)
-    box.run(command(box, box.lane(), waits=True))
+    box.run(command(box, box.session(), waits=True))
     assert box.counter("waiting") == box.clock.now_ms + 3000
 
 
@@ -538,8 +538,8 @@ def test_one_take_in_ten_begins_with_the_fewest_deliveries_left_and_the_oldest_o
 
 
 def test_a_repeated_call_that_found_nothing_keeps_its_earlier_copy_from_taking(box):
-    lane = box.lane()
-    stuck = command(box, lane)
+    session = box.session()
+    stuck = command(box, session)
 
     assert box.run(stuck.again()).ids == []
     after = box.state()
@@ -558,6 +558,6 @@ def test_a_call_that_found_nothing_and_is_no_repetition_writes_nothing(box):
     box.ack(*box.take(1))
     before = box.state()
 
-    assert box.run(command(box, box.lane())).ids == []
+    assert box.run(command(box, box.session())).ids == []
 
     assert box.state() == before

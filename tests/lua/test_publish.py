@@ -35,7 +35,7 @@ def merging(box: Box, id: bytes, body: bytes = b"body", mode: bytes = b"first") 
 
 
 def publish(box: Box, name: str = NAME):
-    return box.run(commands.publish(box.handle, box.keys, box.lane(), name))
+    return box.run(commands.publish(box.handle, box.keys, box.session(), name))
 
 
 def test_publish_moves_one_entry_as_a_send_would_and_takes_it_out_of_the_stage(box):
@@ -63,7 +63,7 @@ def test_publish_twice_goes_on_and_at_the_end_there_is_nothing_more(box):
     assert [publish(box), publish(box)] == [PublishReply(1, 1, 0, 0), PublishReply(0, 1, 0, 0)]
     after = box.state()
     assert box.twice(
-        lambda: commands.publish(box.handle, box.keys, box.lane(), NAME)
+        lambda: commands.publish(box.handle, box.keys, box.session(), NAME)
     ) == PublishReply(0, 0, 0, 0)
 
     assert after[PLACE] == [b""]
@@ -152,7 +152,7 @@ def test_a_full_slot_refuses_an_entry_and_it_stays(make_box):
     assert publish(box) == PublishReply(1, 1, 0, 0)
     before = box.state()
 
-    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.lane(), NAME)) is None
+    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.session(), NAME)) is None
 
     assert box.state() == before
     assert box.ack(box.take_one()) == "1"
@@ -287,7 +287,7 @@ def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
     for name, entry in (("p", plain(tight, 3)[1]), ("m", merging(tight, tight.ids()[0]))):
         push(tight, entry, name=name)
     publish_first = [
-        commands.publish(tight.handle, tight.keys, tight.lane(), name) for name in ("p", "m")
+        commands.publish(tight.handle, tight.keys, tight.session(), name) for name in ("p", "m")
     ]
     tight.redis.script_load(publish_first[0].script.text)
     tight.redis.config_set("maxmemory", 1)
@@ -309,7 +309,7 @@ def test_at_maxmemory_what_adds_nothing_is_taken_off_the_stage(tight):
     for name in ("one", "two"):
         push(tight, [id, *tight.part()], name=name)
     push(tight, [id, *tight.part()], [id, *tight.part()], name="more")
-    command = commands.publish(tight.handle, tight.keys, tight.lane(), "one")
+    command = commands.publish(tight.handle, tight.keys, tight.session(), "one")
     assert tight.run(command) == PublishReply(0, 0, 1, 0)
     tight.redis.config_set("maxmemory", 1)
 

@@ -32,7 +32,7 @@ def push(box: Box, bodies: list[bytes], *, first: bytes = b"", head: bytes = HEA
 
 
 def publish(box: Box):
-    return box.run(commands.publish(box.handle, box.keys, box.lane(), "s"))
+    return box.run(commands.publish(box.handle, box.keys, box.session(), "s"))
 
 
 def numbered(count: int) -> list[bytes]:
@@ -58,7 +58,7 @@ def test_plain_entry_is_moved_in_one_step_and_the_next_one_stays(box):
     assert publish(box) == PublishReply(0, 1, 0, 0)
     last = box.state()
     assert box.twice(
-        lambda: commands.publish(box.handle, box.keys, box.lane(), "s")
+        lambda: commands.publish(box.handle, box.keys, box.session(), "s")
     ) == PublishReply(0, 0, 0, 0)
     assert box.state() == last
     assert last[PLACE] == [b""]
@@ -158,7 +158,7 @@ def test_full_slot_refuses_the_entry_and_it_stays(make_box):
     given = push(box, [b"a", b"b", b"c"])
     before = box.state()
 
-    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.lane(), "s")) is None
+    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.session(), "s")) is None
 
     assert box.state() == before
     assert box.ack(box.take_one()) == "1"
@@ -234,7 +234,7 @@ def test_entry_that_nobody_wrote_so_moves_nothing(box, entry):
 @pytest.mark.parametrize("count", [3, 300])
 def test_at_maxmemory_the_entry_stays_in_its_stage(tight, count):
     given = push(tight, numbered(count))
-    command = commands.publish(tight.handle, tight.keys, tight.lane(), "s")
+    command = commands.publish(tight.handle, tight.keys, tight.session(), "s")
     tight.redis.script_load(command.script.text)
     tight.redis.config_set("maxmemory", 1)
     before = tight.state()

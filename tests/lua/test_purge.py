@@ -10,7 +10,7 @@ from tests.lua.box import GONE
 
 
 def purge(box, place="store", **options):
-    return box.run(commands.purge(box.keys, box.lane(), place, **options))
+    return box.run(commands.purge(box.keys, box.session(), place, **options))
 
 
 def test_purge_by_id_deletes_whole_messages_and_nothing_else(box):
@@ -34,8 +34,8 @@ def test_purge_run_again_finds_nothing(box):
     purge(box, ids=ids)
     before = box.state()
 
-    assert box.twice(lambda: commands.purge(box.keys, box.lane(), "store", ids=ids)) == 0
-    assert box.twice(lambda: commands.purge(box.keys, box.lane(), "store")) == 0
+    assert box.twice(lambda: commands.purge(box.keys, box.session(), "store", ids=ids)) == 0
+    assert box.twice(lambda: commands.purge(box.keys, box.session(), "store")) == 0
     assert box.state() == before
 
 

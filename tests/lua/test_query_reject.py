@@ -39,7 +39,7 @@ def test_what_is_redriven_and_taken_again_is_not_settled_for_its_old_number(box)
     (id,) = box.send(1)
     take(box)
     reject(box, 1)
-    box.run(commands.redrive(box.handle, box.keys, box.lane(), [id]))
+    box.run(commands.redrive(box.handle, box.keys, box.session(), [id]))
 
     assert take(box, after=1) == QueryLog(1, 2)
     settle = commands.query_settle(box.handle, box.keys, ME, 1, 1, 10)

@@ -9,7 +9,7 @@ from tests.lua.box import GONE, ordered, stored, timed
 
 
 def redrive(box, *ids):
-    return box.run(commands.redrive(box.handle, box.keys, box.lane(), ids))
+    return box.run(commands.redrive(box.handle, box.keys, box.session(), ids))
 
 
 def bury(box, count=1, **options):
@@ -41,7 +41,7 @@ def test_redrive_run_again_finds_nothing_to_move(box):
     assert redrive(box, *ids) == "111"
     before = box.state()
 
-    assert box.twice(lambda: commands.redrive(box.handle, box.keys, box.lane(), ids)) == "000"
+    assert box.twice(lambda: commands.redrive(box.handle, box.keys, box.session(), ids)) == "000"
     assert box.state() == before
 
 

@@ -12,34 +12,34 @@ def test_reject_buries_at_once_with_its_reason(box, reason):
     id = box.one()
     lease = box.take_one()
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    assert box.run(box.reject_command([lease], lane, reason, b"no")) == "d"
+    assert box.run(box.reject_command([lease], session, reason, b"no")) == "d"
 
     assert box.changed(before, replay=True) == {
         ("slot", "buried"): "1",
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,
         ("failures", id): failure(0, 1, reason, b"no"),
-        (f"replay:{lane.name.decode()}",): b"1:d",
+        (f"replay:{session.name.decode()}",): b"1:d",
     }
 
 
 def test_reject_sent_again_gives_the_first_answer_and_changes_nothing(box):
     box.send(2)
     leases = box.take(2)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: box.reject_command(leases, lane)) == "dd"
+    assert box.twice(lambda: box.reject_command(leases, session)) == "dd"
 
 
-def test_reject_in_another_lane_finds_nothing_to_do(box):
+def test_reject_in_another_session_finds_nothing_to_do(box):
     box.one()
     lease = box.take_one()
     box.reject(lease)
     before = box.state()
 
-    assert box.twice(lambda: box.reject_command([lease], box.lane())) == "0"
+    assert box.twice(lambda: box.reject_command([lease], box.session())) == "0"
     assert box.state() == before
 
 
@@ -94,7 +94,7 @@ def test_only_the_held_ones_of_a_batch_are_buried(box):
 
 def test_error_is_kept_to_64_kib(box):
     id = box.one()
-    box.run(box.reject_command([box.take_one()], box.lane(), "r", b"e" * 100_000))
+    box.run(box.reject_command([box.take_one()], box.session(), "r", b"e" * 100_000))
 
     assert box.state()["failures"][id] == failure(0, 1, "r", b"e" * 65_536)
 

@@ -12,15 +12,15 @@ def test_release_puts_a_message_at_the_front_of_its_line(box):
     box.send(3, priority=50)
     lease = box.take_one()
     before = box.state()
-    lane = box.lane()
+    session = box.session()
 
-    assert box.run(box.release_command([lease], lane)) == "1"
+    assert box.run(box.release_command([lease], session)) == "1"
 
     assert box.changed(before, replay=True) == {
         ("slot", "front"): "-1",
         ("prepare", lease.id): GONE,
         ("store", lease.id): ordered(50, 0),
-        (f"replay:{lane.name.decode()}",): b"1:1",
+        (f"replay:{session.name.decode()}",): b"1:1",
     }
     assert box.score(lease.id) == 50.5
 
@@ -28,23 +28,23 @@ def test_release_puts_a_message_at_the_front_of_its_line(box):
 def test_release_sent_again_gives_the_first_answer_and_changes_nothing(box):
     box.send(3)
     leases = box.take(2)
-    lane = box.lane()
+    session = box.session()
 
-    assert box.twice(lambda: box.release_command(leases, lane)) == "11"
+    assert box.twice(lambda: box.release_command(leases, session)) == "11"
 
 
 def test_release_sent_again_does_not_free_the_successors_lease(box):
     box.one()
     lease = box.take_one()
-    lane = box.lane()
-    box.run(box.release_command([lease], lane))
+    session = box.session()
+    box.run(box.release_command([lease], session))
     successor = box.take_one()  # in the same second, with the same retries
     before = box.state()
 
-    assert box.run(box.release_command([lease], lane)) == "1"
+    assert box.run(box.release_command([lease], session)) == "1"
     assert box.state() == before
-    lane.number += 1
-    assert box.run(box.release_command([lease], lane)) == "0"
+    session.number += 1
+    assert box.run(box.release_command([lease], session)) == "0"
     assert box.state() == before
     assert box.ack(successor) == "1"
 
@@ -166,7 +166,7 @@ def test_release_after_rollback_changes_nothing(box):
     box.rollback()
     before = box.state()
 
-    assert box.twice(lambda: box.release_command([lease], box.lane())) == "0"
+    assert box.twice(lambda: box.release_command([lease], box.session())) == "0"
     assert box.state() == before
 
 
@@ -203,7 +203,7 @@ def test_place_that_no_message_can_have_is_refused(box, place):
     before = box.state()
 
     with pytest.raises(Exception, match="RMQARG place"):
-        box.run(box.release_command([lease], box.lane(), places=[place]))
+        box.run(box.release_command([lease], box.session(), places=[place]))
 
     assert box.state() == before
 

@@ -8,8 +8,8 @@ from rmq.protocol import commands
 from tests.lua.box import stored, timed
 
 
-def command(box, id, due, lane=None):
-    return commands.reschedule(box.handle, box.keys, lane or box.lane(), id, due)
+def command(box, id, due, session=None):
+    return commands.reschedule(box.handle, box.keys, session or box.session(), id, due)
 
 
 def reschedule(box, id, due):
@@ -21,8 +21,8 @@ def test_timed_message_gets_another_time_in_score_and_record(box):
     due = box.clock.now_ms + 60_000
     before = box.state()
 
-    lane = box.lane()
-    assert box.twice(lambda: command(box, id, due, lane)) == ("rescheduled", due)
+    session = box.session()
+    assert box.twice(lambda: command(box, id, due, session)) == ("rescheduled", due)
 
     assert box.changed(before) == {
         ("store", id): timed(due, True),

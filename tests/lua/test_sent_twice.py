@@ -20,39 +20,39 @@ Build = Callable[[ReplaySession], Command[Any]]
 
 def _two_pages(box: Box) -> Build:
     box.send(10)
-    return lambda lane: commands.purge(box.keys, lane, "store", limit=5)
+    return lambda session: commands.purge(box.keys, session, "store", limit=5)
 
 
 def _named(box: Box) -> Build:
     ids = box.send(3)
-    return lambda lane: commands.purge(box.keys, lane, "store", ids=ids)
+    return lambda session: commands.purge(box.keys, session, "store", ids=ids)
 
 
 def _dead_page(box: Box) -> Build:
     box.send(4)
     box.reject(*box.take(4))
-    return lambda lane: commands.purge(box.keys, lane, "dead", limit=2)
+    return lambda session: commands.purge(box.keys, session, "dead", limit=2)
 
 
 def _dead(box: Box) -> Build:
     ids = box.send(3)
     box.reject(*box.take(2))
-    return lambda lane: commands.redrive(box.handle, box.keys, lane, ids)
+    return lambda session: commands.redrive(box.handle, box.keys, session, ids)
 
 
 def _priority(box: Box) -> Build:
     (id,) = box.send(1)
-    return lambda lane: commands.set_priority(box.keys, lane, id, 900)
+    return lambda session: commands.set_priority(box.keys, session, id, 900)
 
 
 def _delay(box: Box) -> Build:
     (id,) = box.send(1)
-    return lambda lane: commands.reschedule(box.handle, box.keys, lane, id, 60_000)
+    return lambda session: commands.reschedule(box.handle, box.keys, session, id, 60_000)
 
 
 def _staged(box: Box) -> Build:
     furnish(box)
-    return lambda lane: commands.publish(box.handle, box.keys, lane, STAGE)
+    return lambda session: commands.publish(box.handle, box.keys, session, STAGE)
 
 
 CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
@@ -70,22 +70,22 @@ CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
 def test_the_second_copy_gets_the_first_answer_and_changes_nothing(box: Box, case: str) -> None:
     make, answer = CASES[case]
     build = make(box)
-    lane, before = box.lane(), box.state()
+    session, before = box.session(), box.state()
 
-    reply = box.twice(lambda: build(lane))
+    reply = box.twice(lambda: build(session))
 
     assert answer is None or reply == answer
     assert box.changed(before), "the call changed nothing: the test has shown nothing"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_next_number_of_the_lane_is_another_command(box: Box, case: str) -> None:
+def test_the_next_number_of_the_session_is_another_command(box: Box, case: str) -> None:
     build = CASES[case][0](box)
-    lane = box.lane()
-    first = box.run(build(lane))
-    lane.number += 1
+    session = box.session()
+    first = box.run(build(session))
+    session.number += 1
 
-    second = box.run(build(lane))
+    second = box.run(build(session))
 
     goes_on = {
         "purge of a page": 5,
@@ -102,10 +102,10 @@ def test_the_next_number_of_the_lane_is_another_command(box: Box, case: str) -> 
 @pytest.mark.parametrize("case", CASES)
 def test_a_copy_that_comes_after_a_later_number_is_refused(box: Box, case: str) -> None:
     build = CASES[case][0](box)
-    lane = box.lane()
-    late = build(lane)
-    later = ReplaySession(lane.name)
-    later.number = lane.number + 1
+    session = box.session()
+    late = build(session)
+    later = ReplaySession(session.name)
+    later.number = session.number + 1
     box.send(1)
     box.run(commands.prepare(box.keys, later, 10, 30_000, False))
     before = box.state()
@@ -116,10 +116,12 @@ def test_a_copy_that_comes_after_a_later_number_is_refused(box: Box, case: str) 
     assert box.state() == before
 
 
-def test_every_script_that_changes_something_at_a_clients_word_is_in_a_lane_or_says_why() -> None:
+def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_or_says_why() -> (
+    None
+):
     """A new script must say what becomes of a command that is sent twice."""
-    in_lanes = {name for name in scripts.names() if "replayed(" in scripts.load(name).text}
-    assert in_lanes == {
+    in_sessions = {name for name in scripts.names() if "replayed(" in scripts.load(name).text}
+    assert in_sessions == {
         "ack", "cancel", "extend", "nack", "prepare", "publish", "purge", "redrive", "reject",
         "release", "reschedule", "set_priority",
     }  # fmt: skip

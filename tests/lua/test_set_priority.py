@@ -9,7 +9,7 @@ from tests.lua.box import handed_back, ordered, stored, timed
 
 
 def command(box, id, priority):
-    return commands.set_priority(box.keys, box.lane(), id, priority)
+    return commands.set_priority(box.keys, box.session(), id, priority)
 
 
 def set_priority(box, id, priority):

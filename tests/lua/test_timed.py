@@ -140,7 +140,7 @@ def test_snoozed_messages_keep_their_order(box):
 def test_extended_then_released_message_comes_before_those_behind_it(box):
     given = send(box, falling(box, 3), due=box.clock.now_ms)
     first = box.take(3, lease_ms=1000, ordered=True)[0]
-    box.run(box.extend_command([first], box.lane(), 60_000))
+    box.run(box.extend_command([first], box.session(), 60_000))
     box.clock.advance(5)
     box.rollback()
     (first_now,) = [score for id, score in box.state()["prepare"].items() if id == first.id]
@@ -159,7 +159,7 @@ def test_messages_without_a_priority_that_are_redriven_keep_the_order_given(box)
     given = send(box, falling(box, 3), due=box.clock.now_ms)
     box.reject(*box.take(3))
 
-    assert box.run(commands.redrive(box.handle, box.keys, box.lane(), given)) == "111"
+    assert box.run(commands.redrive(box.handle, box.keys, box.session(), given)) == "111"
 
     assert [lease.id for lease in box.take(3)] == given
 
@@ -170,10 +170,10 @@ def test_message_that_is_moved_to_a_moment_goes_behind_those_that_are_there(box)
     given = send(box, box.ids(2), due=due)
 
     for _ in range(2):  # the second run changes nothing
-        box.run(commands.reschedule(box.handle, box.keys, box.lane(), moved[0], due))
+        box.run(commands.reschedule(box.handle, box.keys, box.session(), moved[0], due))
         assert box.score(moved[0]) == timed(due, False, 2)
 
-    box.run(commands.set_priority(box.keys, box.lane(), given[0], 70))
+    box.run(commands.set_priority(box.keys, box.session(), given[0], 70))
     assert box.score(given[0]) == timed(due, True, 0)
 
 
@@ -186,7 +186,7 @@ def test_handed_back_message_is_due_when_it_was_for_who_looks(box):
     assert (seen["due"], seen["later"], seen["priority"], seen["late_ms"]) == (1, 0, 0, 4000)
     assert box.run(commands.next_ready([box.keys], False)) == [0]
     assert [found.id for found in box.run(commands.peek(box.keys, "store", low="1048576"))] == [id]
-    assert box.run(commands.set_priority(box.keys, box.lane(), id, 50)) == "changed"
+    assert box.run(commands.set_priority(box.keys, box.session(), id, 50)) == "changed"
     assert box.stats()["priority"] == 1
 
 
