@@ -13,13 +13,13 @@ Beside the names of `rmq`: checks of the text that a user gives, the codecs, and
 
 from rmq.client.query import BARE, Block, Held, Record, Settlement, envelope_of, is_bare, value_of
 from rmq.core.codec import Codec, by_name as codec_of
-from rmq.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, texts as id_texts
+from rmq.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, join_texts as id_texts
 from rmq.core.keys import check_name
-from rmq.core.message import Merge, Place
+from rmq.core.message import Merge, QueueName
 from rmq.transport.url import Address, parse as parse_url, redact as redact_url
 
 __all__ = [
-    "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "Held", "Merge", "Place",
+    "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "Held", "Merge", "QueueName",
     "Record", "Settlement", "check_name", "codec_of", "envelope_of", "id_texts", "is_bare",
     "parse_url", "redact_url", "value_of",
 ]  # fmt: skip

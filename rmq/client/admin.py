@@ -12,7 +12,7 @@ from rmq.core.audit import Audited
 from rmq.core.claim import Claimed
 from rmq.core.codec import JSON
 from rmq.core.ids import Id
-from rmq.core.message import Message, Place
+from rmq.core.message import Message, QueueName
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings, TopicSettings, check_changes
 from rmq.core.topic_context import TopicContext
@@ -130,7 +130,7 @@ class Admin(_AdminBase):
         return self._transport.run(inspect.get(context, id))
 
     def peek(
-        self, topic: str, limit: int = 10, place: Place = "store", slot: int | None = None
+        self, topic: str, limit: int = 10, place: QueueName = "store", slot: int | None = None
     ) -> list[Message]:
         """Look at messages without taking them.
 
@@ -144,7 +144,7 @@ class Admin(_AdminBase):
         context = self._context(topic)
         return self._transport.run(inspect.peek(context, limit, place, slot))
 
-    def spans(self, topic: str, place: Place, slot: int, pieces: int = 1) -> list[Span]:
+    def spans(self, topic: str, place: QueueName, slot: int, pieces: int = 1) -> list[Span]:
         """A queue of a slot in parts of about the same size, for `page`; fewer where it is small.
 
         Args:
@@ -159,7 +159,7 @@ class Admin(_AdminBase):
     def page(
         self,
         topic: str,
-        place: Place,
+        place: QueueName,
         span: Span,
         cursor: Cursor | None = None,
         *,
@@ -217,7 +217,7 @@ class Admin(_AdminBase):
     def purge(
         self,
         topic: str,
-        place: Place,
+        place: QueueName,
         *,
         ids: Sequence[Id] | None = None,
         reason: str | None = None,
@@ -397,13 +397,13 @@ class AsyncAdmin(_AdminBase):
         return await self._transport.run(inspect.get(context, id))
 
     async def peek(
-        self, topic: str, limit: int = 10, place: Place = "store", slot: int | None = None
+        self, topic: str, limit: int = 10, place: QueueName = "store", slot: int | None = None
     ) -> list[Message]:
         """As `Admin.peek`."""
         context = self._context(topic)
         return await self._transport.run(inspect.peek(context, limit, place, slot))
 
-    async def spans(self, topic: str, place: Place, slot: int, pieces: int = 1) -> list[Span]:
+    async def spans(self, topic: str, place: QueueName, slot: int, pieces: int = 1) -> list[Span]:
         """As `Admin.spans`."""
         context = self._context(topic)
         return await self._transport.run(pages.spans(context, place, slot, pieces))
@@ -411,7 +411,7 @@ class AsyncAdmin(_AdminBase):
     async def page(
         self,
         topic: str,
-        place: Place,
+        place: QueueName,
         span: Span,
         cursor: Cursor | None = None,
         *,
@@ -444,7 +444,7 @@ class AsyncAdmin(_AdminBase):
     async def purge(
         self,
         topic: str,
-        place: Place,
+        place: QueueName,
         *,
         ids: Sequence[Id] | None = None,
         reason: str | None = None,

@@ -19,7 +19,7 @@ from rmq.core.codec import Codec
 from rmq.core.interceptor import Hooks, Interceptor
 from rmq.core.keys import check_name, wake_channel
 from rmq.core.replay_session import ReplaySessions
-from rmq.core.sequence import Numbering
+from rmq.core.sequence import ProducerSequence
 from rmq.core.settings import TopicSettings
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, duration_ms
@@ -28,13 +28,13 @@ from rmq.protocol.flows import audit
 from rmq.transport import AsyncTransport, Transport, url as urls
 from rmq.transport.url import Address
 
-_audited: weakref.WeakKeyDictionary[Numbering, Address] = weakref.WeakKeyDictionary()
+_audited: weakref.WeakKeyDictionary[ProducerSequence, Address] = weakref.WeakKeyDictionary()
 
 
 def _tell_at_exit() -> None:
     """Tell audits what clients that were never closed have sent in the last second."""
     for numbers, address in list(_audited.items()):
-        if any(line.untold() for line in numbers.lines()):
+        if any(slot.next_report() for slot in numbers.slot_sequences()):
             with contextlib.suppress(RMQError):
                 transport = Transport(address, 0, EXIT_S)
                 try:
@@ -77,8 +77,8 @@ class _ClientBase:
         self._sessions = ReplaySessions()
         self._declared: dict[str, dict[str, Any]] = {}  # settings by topic, for an outbox's relay
         self._hooks = Hooks(interceptors)
-        if self._hooks.numbering is not None:
-            _audited[self._hooks.numbering] = self._address
+        if self._hooks.producer_sequence is not None:
+            _audited[self._hooks.producer_sequence] = self._address
         self._handlers = Handlers()
         self._contexts: weakref.WeakSet[TopicContext] = weakref.WeakSet()
 
@@ -92,8 +92,8 @@ class _ClientBase:
     ) -> TopicContext:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
         made = TopicContext(self._prefix, name, chosen, self._sessions, settings, self._hooks)
-        if made.asked:
-            self._declared[made.name] = self._declared.get(made.name, {}) | made.asked
+        if made.requested:
+            self._declared[made.name] = self._declared.get(made.name, {}) | made.requested
         self._contexts.add(made)
         return made
 
@@ -177,9 +177,9 @@ class Client(_ClientBase):
 
     def close(self) -> None:
         """Close every connection; an embedded server stops with its last client."""
-        if self._hooks.numbering is not None:
+        if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
-                self._transport.run(audit.tell(self._hooks.numbering, again=False))
+                self._transport.run(audit.tell(self._hooks.producer_sequence, again=False))
         self._transport.close()
 
     def __enter__(self) -> Client:
@@ -234,9 +234,9 @@ class AsyncClient(_ClientBase):
 
     async def close(self) -> None:
         """As `Client.close`."""
-        if self._hooks.numbering is not None:
+        if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
-                await self._transport.run(audit.tell(self._hooks.numbering, again=False))
+                await self._transport.run(audit.tell(self._hooks.producer_sequence, again=False))
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:

@@ -18,7 +18,7 @@ from rmq.client.consumer import AsyncDelivery, Delivery
 from rmq.client.idempotency import Idempotent
 from rmq.core import body_types, middleware, retry as policies
 from rmq.core.delivery import DeliveryData, Reject, Retry, Snooze
-from rmq.core.middleware import Guard
+from rmq.core.middleware import Middleware
 from rmq.core.record import HEADERS
 from rmq.core.retry import Policy
 from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
@@ -88,7 +88,7 @@ class Handler:
         )
         self.retry = _retry(retry)
         self.rules = _rules(on_error)
-        self._read_guards()
+        self._read_middleware()
         self._read_signature(body, names)
 
     def __repr__(self) -> str:
@@ -96,31 +96,31 @@ class Handler:
 
     # --- guards ----------------------------------------------------------------------------------
 
-    def _read_guards(self) -> None:
+    def _read_middleware(self) -> None:
         """What stands around the function. Claims are taken when a message comes, before all."""
-        found = middleware.guards_of(self.function)
+        found = middleware.middleware_of(self.function)
         claiming = [one for one in found if isinstance(one, Idempotent)]
         if len(claiming) > 1:
             raise InvalidValue(f"handler {self.name}: @idempotent stands twice with Claims")
         self.claims = claiming[0] if claiming else None
-        self.guards: tuple[Guard, ...] = found
+        self.middleware: tuple[Middleware, ...] = found
         for one in found:
-            if self.batch and not one.batches:
+            if self.batch and not one.accepts_batches:
                 raise InvalidValue(
                     f"handler {self.name}: batch: {type(one).__name__} guards one message at a "
                     "time; leave batch out"
                 )
-            one.fits(self)
-        middleware.registered(self.function)
+            one.check_handler(self)
+        middleware.mark_registered(self.function)
 
-    def opened(self, lease_ms: int) -> None:
+    def check_lease(self, lease_ms: int) -> None:
         """The topic's lease is known: let the guards refuse what cannot work with it.
 
         Raises:
             InvalidValue: naming the guard's option.
         """
-        for one in self.guards:
-            one.opened(lease_ms if self.lease_ms is None else self.lease_ms)
+        for one in self.middleware:
+            one.check_lease(lease_ms if self.lease_ms is None else self.lease_ms)
 
     # --- the signature ---------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Handler:
             raise self._refuse(f"its signature cannot be read ({error})") from None
         if inspect.isgeneratorfunction(self._inner) or inspect.isasyncgenfunction(self._inner):
             raise self._refuse("it has a yield, so calling it would run nothing")
-        filled = {one.passes for one in self.guards if one.passes}
+        filled = {one.parameter for one in self.middleware if one.parameter}
         absent = filled - {one.name for one in given}
         if absent:
             raise self._refuse(f"its guard fills {absent.pop()!r}, which it does not take")
@@ -184,7 +184,7 @@ class Handler:
         if self.batch and body is None:
             asked = None  # list[rmq.Delivery]: what is in them is for body= to say
         try:
-            self.read = body_types.reader(asked)
+            self.read = body_types.converter(asked)
         except InvalidType as error:
             raise InvalidType(f"handler {self.name}: {error}") from None
 
@@ -250,7 +250,7 @@ class Handler:
         for kind in type(error).__mro__:
             if kind in self.rules:
                 return self.rules[kind]
-        own = delivery.marks.get(RETRY_MARK) if delivery._entry[0] & HEADERS else None
+        own = delivery.marks.get(RETRY_MARK) if delivery._record[0] & HEADERS else None
         if own is not None:
             return policies.from_redis(own)
         if self.retry is None or isinstance(self.retry, Policy):
@@ -261,7 +261,7 @@ class Handler:
 
     def runtime_of(self, delivery: DeliveryData) -> float | None:
         """How long one run may take, seconds; None: for ever."""
-        own = delivery.marks.get(RUNTIME_MARK) if delivery._entry[0] & HEADERS else None
+        own = delivery.marks.get(RUNTIME_MARK) if delivery._record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000
 
 

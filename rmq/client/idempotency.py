@@ -16,18 +16,10 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from rmq.client.consumer import AsyncDelivery, Delivery
+from rmq.core.business_key import Key, check_consumer, key_reader
 from rmq.core.claim import BUSY, DONE, FAILED, FIRST, Claim
 from rmq.core.delivery import DeliveryData
-from rmq.core.middleware import (
-    Guard,
-    Guarded,
-    Inner,
-    InnerAsync,
-    Key,
-    attach,
-    check_consumer,
-    key_reader,
-)
+from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol.flows.claim import owner_of
@@ -44,7 +36,7 @@ DAY_S = 86_400.0
 class Store(Protocol):
     """Where `idempotent` keeps what was done: `rmq.Claims`, or `rmq.ledger.Ledger`."""
 
-    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Guard:
+    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
         """What runs around a handler."""
 
 
@@ -66,7 +58,7 @@ class Claims:
     def __repr__(self) -> str:
         return f"Claims({self.consumer!r})"
 
-    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Guard:
+    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
         """As `Store.guard`."""
         if check is None:
             return Idempotent(self.consumer, key, ttl_ms)
@@ -207,18 +199,18 @@ class Claiming:
         return handled
 
 
-class Idempotent(Guard):
+class Idempotent(Middleware):
     """Claims in Redis around a handler. The worker takes them when messages come, in one call."""
 
-    batches = True
+    accepts_batches = True
 
     def __init__(self, consumer: str, key: KeyOf, ttl_ms: int) -> None:
         self._stem = consumer.encode() + b":"
         self._key = key
         self._ttl_ms = ttl_ms
 
-    def opened(self, lease_ms: int) -> None:
-        """As `Guard.opened`."""
+    def check_lease(self, lease_ms: int) -> None:
+        """As `Middleware.check_lease`."""
         if self._ttl_ms < lease_ms:
             raise InvalidValue(
                 f"ttl: {self._ttl_ms / 1000:g} s, and a lease is {lease_ms / 1000:g} s: a message "
@@ -254,29 +246,29 @@ class Idempotent(Guard):
 class Checked(Idempotent):
     """Claims whose holder asks a database too, before the work: is it still to be done?"""
 
-    batches = False
+    accepts_batches = False
 
     def __init__(self, consumer: str, key: KeyOf, ttl_ms: int, check: Check) -> None:
         super().__init__(consumer, key, ttl_ms)
         self._check = check
 
-    def fits(self, handler: Guarded) -> None:
-        """As `Guard.fits`."""
+    def check_handler(self, handler: HandlerInfo) -> None:
+        """As `Middleware.check_handler`."""
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
                 f"check: {self._check!r} is async, and handler {handler.name} is not; "
                 "make both of one kind"
             )
 
-    def run(self, one: DeliveryData, inner: Inner) -> bool:
-        """As `Guard.run`."""
+    def run(self, one: DeliveryData, inner: Next) -> bool:
+        """As `Middleware.run`."""
         if not self._check(one):
             return False
         inner()
         return True
 
-    async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
-        """As `Guard.run_async`."""
+    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+        """As `Middleware.run_async`."""
         found = self._check(one)
         if not (await found if inspect.isawaitable(found) else found):
             return False

@@ -343,7 +343,7 @@ def value_of(entry: bytes) -> bytes:
     found = record.read(entry)
     if not found.flags & COLLECTS:
         return _plain(found.codec, found.body)[1]
-    pieces = [_plain(found.codec, one) for one in record.pieces(found.body)]
+    pieces = [_plain(found.codec, one) for one in record.collected_bodies(found.body)]
     if all(number == JSON.number for number, _ in pieces):
         return b"[" + b",".join(one for _, one in pieces) + b"]"
     packed = [one if number == MSGPACK.number else msgpack.packb(one) for number, one in pieces]
@@ -355,7 +355,7 @@ def _plain(number: int, body: bytes) -> tuple[int, bytes]:
     """The number of the codec that wrote a body, and what it wrote."""
     if number != Compressed.number:
         return number, body
-    codec, data = _COMPRESSED.opened(body, Compressed.limit)
+    codec, data = _COMPRESSED.unpack(body, Compressed.limit)
     return codec.number, data
 
 

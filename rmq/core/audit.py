@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rmq.core.interceptor import Interceptor, contained
-from rmq.core.sequence import Numbering
+from rmq.core.interceptor import Interceptor, call_hook
+from rmq.core.sequence import ProducerSequence
 from rmq.core.validation import Duration, duration_ms
 
 log = logging.getLogger("rmq")
@@ -96,8 +96,8 @@ class Audit(Interceptor):
         self.on_missing = on_missing
         self.missing: dict[str, int] = {}
 
-    def _numbering(self) -> Numbering:
-        return Numbering()
+    def _make_sequence(self) -> ProducerSequence:
+        return ProducerSequence()
 
     def report(self, topic: str, found: Audited | None) -> None:
         """Take note of what an audit found; None: another worker has seen to it."""
@@ -112,4 +112,4 @@ class Audit(Interceptor):
                 topic, found.missing, found.numbered, shown,
             )  # fmt: skip
             if self.on_missing is not None:
-                contained(self.on_missing, found)
+                call_hook(self.on_missing, found)

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from rmq.errors import DecodeError, InvalidType
 
-Reader = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 
 _PLAIN = (dict, list, str, int, float, bool, bytes, type(None))
 
 
-def reader(annotation: Any) -> Reader | None:
+def converter(annotation: Any) -> Converter | None:
     """How to make a body what the annotation asks for; None where anything will do.
 
     The reader raises DecodeError for a body that does not fit.
@@ -35,9 +35,9 @@ def reader(annotation: Any) -> Reader | None:
     if origin in (Union, types.UnionType):
         return _union([type(None) if one is None else one for one in args])
     if origin is list and len(args) == 1:
-        return _list(reader(args[0]))
+        return _list(converter(args[0]))
     if origin is dict and len(args) == 2 and args[0] is str:
-        return _dict(reader(args[1]))
+        return _dict(converter(args[1]))
     if hasattr(annotation, "model_validate"):
         return _guarded(annotation.model_validate, annotation)
     if hasattr(annotation, "__struct_fields__"):
@@ -50,7 +50,7 @@ def reader(annotation: Any) -> Reader | None:
             except Exception as error:  # each library has errors of its own
                 why.append(f"{library}: {str(error).splitlines()[0]}")
     if origin is Annotated and not why:
-        return reader(args[0])
+        return converter(args[0])
     raise InvalidType(
         f"the body's type {_name(annotation)}: RMQ checks builtin types by itself; for this one "
         + (
@@ -70,7 +70,7 @@ def _misfit(wanted: Any, body: Any, why: object = "") -> DecodeError:
     return DecodeError(f"body: {found} does not fit {_name(wanted)}" + (f": {why}" if why else ""))
 
 
-def _builtin(wanted: Any) -> Reader:
+def _builtin(wanted: Any) -> Converter:
     def read(body: Any) -> Any:
         if type(body) is wanted or (wanted is float and type(body) is int):
             return body
@@ -79,8 +79,8 @@ def _builtin(wanted: Any) -> Reader:
     return read
 
 
-def _union(wanted: list[Any]) -> Reader | None:
-    readers = [reader(one) for one in wanted]
+def _union(wanted: list[Any]) -> Converter | None:
+    readers = [converter(one) for one in wanted]
 
     def read(body: Any) -> Any:
         problems = []
@@ -95,7 +95,7 @@ def _union(wanted: list[Any]) -> Reader | None:
     return None if None in readers else read
 
 
-def _list(inner: Reader | None) -> Reader:
+def _list(inner: Converter | None) -> Converter:
     def read(body: Any) -> Any:
         if type(body) is not list:
             raise _misfit(list, body)
@@ -104,7 +104,7 @@ def _list(inner: Reader | None) -> Reader:
     return read
 
 
-def _dict(inner: Reader | None) -> Reader:
+def _dict(inner: Converter | None) -> Converter:
     def read(body: Any) -> Any:
         if type(body) is not dict:
             raise _misfit(dict, body)
@@ -116,7 +116,7 @@ def _dict(inner: Reader | None) -> Reader:
     return read
 
 
-def _guarded(validate: Reader, wanted: Any) -> Reader:
+def _guarded(validate: Converter, wanted: Any) -> Converter:
     def read(body: Any) -> Any:
         try:
             return validate(body)
@@ -126,11 +126,11 @@ def _guarded(validate: Reader, wanted: Any) -> Reader:
     return read
 
 
-def _by_pydantic(wanted: Any) -> Reader:
+def _by_pydantic(wanted: Any) -> Converter:
     return _guarded(importlib.import_module("pydantic").TypeAdapter(wanted).validate_python, wanted)
 
 
-def _by_msgspec(wanted: Any) -> Reader:
+def _by_msgspec(wanted: Any) -> Converter:
     msgspec: Any = importlib.import_module("msgspec")
     found = importlib.import_module("msgspec.inspect").type_info(wanted)
     if type(found).__name__ == "CustomType":

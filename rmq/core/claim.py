@@ -27,10 +27,10 @@ class Claim:
         wait_s: of a busy or unsure one, when to look again.
         error: of a failed one.
         lost: it was gone when it was renewed, or when the work was done.
-        worked: the work is done, whatever becomes of the delivery.
+        work_done: the work is done, whatever becomes of the delivery.
     """
 
-    __slots__ = ("error", "lost", "name", "owner", "state", "ttl_ms", "wait_s", "worked")
+    __slots__ = ("error", "lost", "name", "owner", "state", "ttl_ms", "wait_s", "work_done")
 
     def __init__(self, name: bytes, owner: bytes, ttl_ms: int) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class Claim:
         self.wait_s = 0.0
         self.error: Exception | None = None
         self.lost = False
-        self.worked = False
+        self.work_done = False
 
 
 class Claimed(NamedTuple):

@@ -33,7 +33,7 @@ class Codec(Protocol):
         """The body of bytes; raises DecodeError."""
 
 
-def plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """A pydantic model, a msgspec struct or a dataclass as what JSON and msgpack know."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
@@ -76,7 +76,7 @@ class JsonCodec:
     def __init__(self) -> None:
         # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
         self._write = json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
         ).encode
         self._read = json.JSONDecoder(parse_constant=_no_constant).decode
 
@@ -110,7 +110,7 @@ class MsgpackCodec:
     def encode(self, body: Any) -> bytes:
         """Write msgpack."""
         try:
-            packed: bytes = msgpack.packb(body, use_bin_type=True, default=plain)
+            packed: bytes = msgpack.packb(body, use_bin_type=True, default=to_builtins)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodeError(
                 f"body: {type(body).__name__} cannot be written as msgpack: {error}"
@@ -192,7 +192,7 @@ class Compressed:
                 f"body: {len(data)} bytes before it is compressed; at most {self.limit} can be read"
             )
         if len(data) >= self._above:
-            smaller = compression.shrink(self._how, data)
+            smaller = compression.compress(self._how, data)
             if len(smaller) < len(data):
                 data, how = smaller, self._how
         return bytes((how << 4 | self._inner.number,)) + data
@@ -204,19 +204,19 @@ class Compressed:
             DecodeError: it comes to more than `limit`, is cut short or damaged, or its way is
                 unknown here.
         """
-        codec, plain_bytes = self.opened(data, self.limit)
+        codec, plain_bytes = self.unpack(data, self.limit)
         return codec.decode(plain_bytes)
 
     def decode_all(self, pieces: Iterable[bytes]) -> list[Any]:
         """Read the bodies of a collecting message, which share `limit`."""
         found, left = [], self.limit
         for piece in pieces:
-            codec, plain_bytes = self.opened(piece, left)
+            codec, plain_bytes = self.unpack(piece, left)
             left -= len(plain_bytes)
             found.append(codec.decode(plain_bytes))
         return found
 
-    def opened(self, data: bytes, most: int) -> tuple[Codec, bytes]:
+    def unpack(self, data: bytes, most: int) -> tuple[Codec, bytes]:
         """The codec that wrote a body, and what it wrote; at most so many bytes come out."""
         if not data:
             raise DecodeError("body of 0 bytes is not compressed: its first byte says how")
@@ -228,7 +228,7 @@ class Compressed:
             )
         rest = data[1:]
         if how != PLAIN:
-            rest = compression.grow(how, rest, most)
+            rest = compression.decompress(how, rest, most)
         elif len(rest) > most:
             raise DecodeError(f"body of {len(rest)} bytes: the limit of this reader is {most}")
         return codec, rest

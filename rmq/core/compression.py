@@ -34,7 +34,7 @@ def number_of(how: object) -> int:
     return NUMBERS[how]
 
 
-def shrink(how: int, data: bytes) -> bytes:
+def compress(how: int, data: bytes) -> bytes:
     """Compress. What zstd writes says its size and carries a checksum, as zlib's does."""
     if how == ZLIB:
         return zlib.compress(data)
@@ -45,7 +45,7 @@ def shrink(how: int, data: bytes) -> bytes:
     return made
 
 
-def grow(how: int, data: bytes, most: int) -> bytes:
+def decompress(how: int, data: bytes, most: int) -> bytes:
     """Undo `shrink`.
 
     Args:

@@ -44,7 +44,7 @@ class Retry(Exception):
         self.delay = delay
 
 
-class Origin(NamedTuple):
+class BatchOrigin(NamedTuple):
     """What the deliveries of one batch share."""
 
     consumer: Any  # what settles: a Consumer, an AsyncConsumer, or a worker's desk
@@ -58,19 +58,27 @@ class DeliveryData:
     """What a delivery carries. All but the body is read from the record when it is asked for."""
 
     __slots__ = (
-        "_claim", "_entry", "_id", "_origin", "_row", "_score", "_state", "_untold", "body",
+        "_claim",
+        "_id",
+        "_origin",
+        "_record",
+        "_row",
+        "_score",
+        "_state",
+        "_unconfirmed",
+        "body",
         "fence",
     )  # fmt: skip
 
     def __init__(
-        self, origin: Origin, id: bytes, score: float, entry: bytes, fence: int, body: Any
+        self, origin: BatchOrigin, id: bytes, score: float, entry: bytes, fence: int, body: Any
     ) -> None:
         self._origin = origin
         self._id = id
         self._score = score
-        self._entry = entry
+        self._record = entry
         self._state = OPEN
-        self._untold = ""  # the verb whose reply has not come, or came while nobody asked
+        self._unconfirmed = ""  # the verb whose reply has not come, or came while nobody asked
         self._row = -1  # on the board of a worker, which renews its lease
         self._claim: Claim | None = None  # on its business key
         self.fence = fence
@@ -80,7 +88,7 @@ class DeliveryData:
         return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
 
     def _read(self) -> Record:
-        return record.read(self._entry)
+        return record.read(self._record)
 
     @property
     def id(self) -> MessageId:
@@ -120,7 +128,7 @@ class DeliveryData:
     @property
     def priority(self) -> int | None:
         """Its priority; None for a timed message without one."""
-        return int.from_bytes(self._entry[1:4], "big") or None
+        return int.from_bytes(self._record[1:4], "big") or None
 
     @property
     def due(self) -> datetime | None:
@@ -131,12 +139,12 @@ class DeliveryData:
     @property
     def headers(self) -> Mapping[str, str]:
         """Its headers."""
-        return record.shown(self._read().headers)
+        return record.user_headers(self._read().headers)
 
     @property
     def marks(self) -> Mapping[str, str]:
         """What RMQ itself noted on it: headers whose names begin with `rmq-`."""
-        if not self._entry[0] & record.HEADERS:
+        if not self._record[0] & record.HEADERS:
             return {}
         return record.marks(self._read().headers)
 
@@ -148,7 +156,7 @@ class DeliveryData:
     @property
     def offset(self) -> int:
         """Its acceptance number in the slot, as `send` returned it."""
-        return record.offset_of(self._read().number_low, self._origin.newest)
+        return record.offset_of(self._read().offset_low, self._origin.newest)
 
     @property
     def is_settled(self) -> bool:
@@ -169,6 +177,6 @@ class DeliveryData:
         """Whether the claim on its business key was gone when it was extended or acked."""
         return self._claim is not None and self._claim.lost
 
-    def _place(self) -> int:
+    def _queue_position(self) -> int:
         """Where it stood in the StoreQueue: its priority, or when it was due."""
-        return int.from_bytes(self._entry[1:4], "big") or int.from_bytes(self._entry[8:14], "big")
+        return int.from_bytes(self._record[1:4], "big") or int.from_bytes(self._record[8:14], "big")

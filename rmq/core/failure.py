@@ -47,7 +47,7 @@ def traceback_of(error: BaseException) -> str:
         return f"<the traceback cannot be shown: {type(problem).__name__}>"
 
 
-def tell(error: BaseException | str | None) -> bytes:
+def encode(error: BaseException | str | None) -> bytes:
     """An exception or a text as a consumer tells it, cut to size; never raises."""
     if error is None:
         return b""
@@ -61,12 +61,12 @@ def tell(error: BaseException | str | None) -> bytes:
     return packed
 
 
-def is_lapse(entry: bytes) -> bool:
+def is_expired_lease(entry: bytes) -> bool:
     """Whether a failure entry says that a consumer fell silent."""
     return entry[2:3] == b"l"
 
 
-def read(entry: bytes) -> Failure | None:
+def decode(entry: bytes) -> Failure | None:
     """A failure entry; None where there is none."""
     if len(entry) < 3:
         return None

@@ -58,7 +58,7 @@ def _reseed() -> None:
 os.register_at_fork(after_in_child=_reseed)
 
 
-def process() -> bytes:
+def process_bytes() -> bytes:
     """The five bytes by which this process is known in the ids it makes."""
     return _random
 
@@ -131,7 +131,7 @@ class MessageId(bytes):
         return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
 
 
-def texts(ids: bytes) -> bytes:
+def join_texts(ids: bytes) -> bytes:
     """The text forms of many ids, one after another, of the ids one after another.
 
     Character by character for all of them at once, so that no step of Python is made for an id.
@@ -189,7 +189,7 @@ def key_bytes(key: object) -> bytes:
     return found
 
 
-def derived(key: bytes, slot: int, check: int) -> MessageId:
+def derive(key: bytes, slot: int, check: int) -> MessageId:
     """The id that a dedup key stands for: always the same one in a slot of a topic."""
     found = hashlib.blake2b(key, digest_size=13).digest()
     tail = (slot << 14 | check).to_bytes(3, "big") + found[8:]

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from rmq.core.delivery import DeliveryData
 from rmq.core.message import Outgoing, SendResult
-from rmq.core.sequence import Numbering
+from rmq.core.sequence import ProducerSequence
 from rmq.errors import InvalidType, InvalidValue
 
 log = logging.getLogger("rmq")
@@ -55,7 +55,7 @@ class Interceptor:
     def watch(self, worker: Any) -> None:
         """A worker that calls these hooks is about to start; it may start again later."""
 
-    def _numbering(self) -> Numbering | None:
+    def _make_sequence(self) -> ProducerSequence | None:
         """The numbers of a client whose messages this one numbers: `rmq.Audit` alone does."""
         return None
 
@@ -70,7 +70,7 @@ class Hooks:
     """
 
     __slots__ = (
-        "after_handle", "after_send", "before_handle", "before_send", "chain", "numbering",
+        "after_handle", "after_send", "before_handle", "before_send", "chain", "producer_sequence",
     )  # fmt: skip
 
     def __init__(self, chain: Iterable[Interceptor] = ()) -> None:
@@ -80,10 +80,10 @@ class Hooks:
                 raise InvalidType(
                     f"interceptors: {one!r}; give objects of subclasses of rmq.Interceptor"
                 )
-        found = [numbers for one in self.chain if (numbers := one._numbering())]
+        found = [numbers for one in self.chain if (numbers := one._make_sequence())]
         if len(found) > 1:
             raise InvalidValue("interceptors: rmq.Audit is given twice; one is enough")
-        self.numbering = found[0] if found else None
+        self.producer_sequence = found[0] if found else None
         self.before_send = self._find("before_send")
         self.after_send = self._find("after_send")[::-1]
         self.before_handle = self._find("before_handle")
@@ -108,39 +108,39 @@ class Hooks:
                     )
 
 
-def contained(hook: Hook, *args: Any) -> Any:
+def call_hook(hook: Hook, *args: Any) -> Any:
     """Call a hook; what it raises is reported. Returns what it returned, perhaps an awaitable."""
     try:
         return hook(*args)
     except Exception:
-        report(hook)
+        log_hook_error(hook)
     return None
 
 
-async def awaited(hooks: Iterable[Hook], *args: Any) -> None:
+async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
     """Call hooks inside an event loop, and wait for those that are async."""
     for hook in hooks:
-        found = contained(hook, *args)
+        found = call_hook(hook, *args)
         if inspect.isawaitable(found):
-            await settled(hook, found)
+            await await_hook(hook, found)
 
 
-async def settled(hook: Hook, found: Awaitable[Any]) -> None:
+async def await_hook(hook: Hook, found: Awaitable[Any]) -> None:
     """Wait for an async hook; what it raises is reported."""
     try:
         await found
     except Exception:
-        report(hook)
+        log_hook_error(hook)
 
 
-def each(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
+def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
     """Call hooks one after another; what is left to await, guarded."""
     for hook in hooks:
-        found = contained(hook, *args)
+        found = call_hook(hook, *args)
         if inspect.isawaitable(found):
-            yield settled(hook, found)
+            yield await_hook(hook, found)
 
 
-def report(hook: Hook) -> None:
+def log_hook_error(hook: Hook) -> None:
     """Say that a hook raised."""
     log.exception("interceptor %s raised; the message goes on without it", hook.__qualname__)

@@ -111,7 +111,7 @@ def type_of(key: bytes) -> str | None:
     return TYPES.get(rest.split(b":", 1)[0].decode("ascii", "replace"))
 
 
-def shown(key: bytes) -> str:
+def printable(key: bytes) -> str:
     """A key in an error or a log: a claim's name holds a caller's text, of any bytes."""
     text = key.decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -16,7 +16,7 @@ from rmq.errors import InvalidReceipt
 
 SendStatus = Literal["stored", "merged", "duplicate"]
 Merge = Literal["first", "last", "collect"]
-Place = Literal["store", "prepare", "dead"]
+QueueName = Literal["store", "prepare", "dead"]
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class Message:
     """
 
     id: MessageId
-    place: Place
+    place: QueueName
     slot: int
     offset: int
     body: Any

@@ -1,8 +1,7 @@
-"""Guards: what stands between a delivery and its handler, so that a message's effect comes once.
+"""Middleware: wrappers around one handler that make the effect of a message happen once.
 
-A decorator attaches a guard to a function, and the function stays what it was; whoever runs it for
-a delivery runs its guards around it, the topmost decorator outermost. Here is only what all guards
-share: the order, the business key, and how they are attached.
+A decorator attaches a middleware to a function and returns the function unchanged. Whoever runs the
+function for a delivery runs its middleware around it, the topmost decorator outermost.
 """
 
 from __future__ import annotations
@@ -11,225 +10,144 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from rmq.core.delivery import DeliveryData
-from rmq.core.keys import check_name
-from rmq.errors import InvalidKey, InvalidType, InvalidValue
+from rmq.errors import InvalidType
 
 F = TypeVar("F", bound=Callable[..., Any])
-Inner = Callable[..., Any]
-InnerAsync = Callable[..., Awaitable[Any]]
+Next = Callable[..., Any]
+NextAsync = Callable[..., Awaitable[Any]]
 
-KEY_BYTES = 200  # of UTF-8; a unique index of MariaDB and a row of the keeper have room for it
-CONSUMER_BYTES = 64
-HEADER = "header:"
-_GUARDS, _REGISTERED = "__rmq_guards__", "__rmq_registered__"
-
-Key = str | Callable[[Any], object] | None
+_ATTACHED, _REGISTERED = "__rmq_middleware__", "__rmq_registered__"
 
 
-class Guarded(Protocol):
-    """What a guard may ask about the handler that it is attached to."""
+class HandlerInfo(Protocol):
+    """The facts about a handler that its middleware may read."""
 
     name: str
     is_async: bool
     batch: int
     ordered: bool
     lease_ms: int | None
-    guards: tuple[Guard, ...]
+    middleware: tuple[Middleware, ...]
 
 
-class Guard:
-    """Something that runs around a handler. Subclasses override `run` and `run_async`.
+class Middleware:
+    """Runs around a handler. Subclasses override `run` and `run_async`.
 
     Attributes:
-        passes: the name of the handler's parameter that this guard fills, or "".
-        batches: whether it can guard a handler that gets a list.
-        word: the name of its decorator, for messages.
+        parameter: the name of the handler's parameter that this middleware fills, or "".
+        accepts_batches: whether it works for a handler that gets a list.
+        decorator: the name of its decorator, for error texts.
     """
 
-    passes = ""
-    word = "guard"
-    batches = False
+    parameter = ""
+    decorator = "middleware"
+    accepts_batches = False
 
-    def fits(self, handler: Guarded) -> None:
-        """Refuse a handler that this guard cannot stand around; called when it is registered.
+    def check_handler(self, handler: HandlerInfo) -> None:
+        """Refuse a handler that this middleware cannot wrap; called when it is registered.
 
         Raises:
-            ConfigurationError: it names the handler and what to change.
+            ConfigurationError: the error names the handler and the change to make.
         """
 
-    def opened(self, lease_ms: int) -> None:
-        """The lease that the handler's deliveries will have is known; refuse what cannot work."""
+    def check_lease(self, lease_ms: int) -> None:
+        """Refuse a lease that cannot work; called when the lease of the deliveries is known."""
 
-    def run(self, one: DeliveryData, inner: Inner) -> bool:
-        """Call `inner`, with the parameter this guard fills; False where it was done before."""
-        inner()
+    def run(self, delivery: DeliveryData, call_next: Next) -> bool:
+        """Call `call_next` with the filled parameter; return False if the work was done before."""
+        call_next()
         return True
 
-    async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
-        """As `run`, for an async handler."""
-        await inner()
+    async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
+        """Do as `run`, for an async handler."""
+        await call_next()
         return True
 
-    def done_before(self, one: DeliveryData) -> None:
-        """The claim on its key says that its work was done before: nothing will be run for it."""
+    def on_duplicate(self, delivery: DeliveryData) -> None:
+        """Take note that the work was done before by another delivery; nothing is run."""
 
-    async def done_before_async(self, one: DeliveryData) -> None:
-        """As `done_before`, for an async handler."""
+    async def on_duplicate_async(self, delivery: DeliveryData) -> None:
+        """Do as `on_duplicate`, for an async handler."""
 
 
-def attach(function: F, guard: Guard, word: str) -> F:
-    """Put a guard around a function and what stands around it already; returns the function.
+def attach(function: F, middleware: Middleware, decorator: str) -> F:
+    """Wrap a function and the middleware that it already has; return the function.
 
     Raises:
-        InvalidType: it cannot carry a guard, or is registered already, which is in vain.
+        InvalidType: the function cannot carry middleware, or is registered already: too late.
     """
     if not callable(function):
-        raise InvalidType(f"@{word}: {function!r} is not a function")
+        raise InvalidType(f"@{decorator}: {function!r} is not a function")
     if getattr(function, _REGISTERED, False):
         raise InvalidType(
-            f"@{word}: {getattr(function, '__qualname__', function)!s} is registered already; "
-            f"write @{word} below @topic.handler"
+            f"@{decorator}: {getattr(function, '__qualname__', function)!s} is registered already; "
+            f"write @{decorator} below @topic.handler"
         )
     try:
-        guard.word = word
-        setattr(function, _GUARDS, (guard, *guards_of(function)))
+        middleware.decorator = decorator
+        setattr(function, _ATTACHED, (middleware, *middleware_of(function)))
     except AttributeError:
         raise InvalidType(
-            f"@{word}: {function!r} cannot carry a guard; decorate the function itself"
+            f"@{decorator}: {function!r} cannot carry middleware; decorate the function itself"
         ) from None
     return function
 
 
-def guards_of(function: Callable[..., Any]) -> tuple[Guard, ...]:
-    """The guards of a function, outermost first."""
-    found: tuple[Guard, ...] = getattr(function, _GUARDS, ())
-    return found
+def middleware_of(function: Callable[..., Any]) -> tuple[Middleware, ...]:
+    """Return the middleware of a function, outermost first."""
+    attached: tuple[Middleware, ...] = getattr(function, _ATTACHED, ())
+    return attached
 
 
-def standing(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
-    """Those that do something while the handler runs."""
-    plain = Guard.run, Guard.run_async
-    return tuple(one for one in guards if (type(one).run, type(one).run_async) != plain)
+def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
+    """Return the middleware that overrides `run` or `run_async`."""
+    inactive = Middleware.run, Middleware.run_async
+    return tuple(each for each in chain if (type(each).run, type(each).run_async) != inactive)
 
 
-def around(guards: tuple[Guard, ...], one: DeliveryData, call: Callable[..., Any]) -> bool:
-    """Call a function inside guards; False where one of them found its work done before."""
+def run_through(
+    chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Any]
+) -> bool:
+    """Call a function inside middleware; return False if the work was done before."""
 
-    def inside(place: int, filled: dict[str, Any]) -> bool:
-        if place == len(guards):
+    def run_from(position: int, filled: dict[str, Any]) -> bool:
+        if position == len(chain):
             call(**filled)
             return True
-        within = True
+        inner_ran = True
 
-        def inner(**more: Any) -> None:
-            nonlocal within
-            within = inside(place + 1, {**filled, **more})
+        def call_next(**parameters: Any) -> None:
+            nonlocal inner_ran
+            inner_ran = run_from(position + 1, {**filled, **parameters})
 
-        return guards[place].run(one, inner) and within
+        return chain[position].run(delivery, call_next) and inner_ran
 
-    return inside(0, {})
+    return run_from(0, {})
 
 
-async def around_async(
-    guards: tuple[Guard, ...], one: DeliveryData, call: Callable[..., Awaitable[Any]]
+async def run_through_async(
+    chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Awaitable[Any]]
 ) -> bool:
-    """As `around`, for an async function."""
+    """Do as `run_through`, for an async function."""
 
-    async def inside(place: int, filled: dict[str, Any]) -> bool:
-        if place == len(guards):
+    async def run_from(position: int, filled: dict[str, Any]) -> bool:
+        if position == len(chain):
             await call(**filled)
             return True
-        within = True
+        inner_ran = True
 
-        async def inner(**more: Any) -> None:
-            nonlocal within
-            within = await inside(place + 1, {**filled, **more})
+        async def call_next(**parameters: Any) -> None:
+            nonlocal inner_ran
+            inner_ran = await run_from(position + 1, {**filled, **parameters})
 
-        return await guards[place].run_async(one, inner) and within
+        return await chain[position].run_async(delivery, call_next) and inner_ran
 
-    return await inside(0, {})
+    return await run_from(0, {})
 
 
-def registered(function: Callable[..., Any]) -> None:
-    """Note that a handler was made of it: a guard would come too late."""
+def mark_registered(function: Callable[..., Any]) -> None:
+    """Mark a function that became a handler: middleware attached later would not run."""
     try:
         setattr(function, _REGISTERED, True)
     except AttributeError:
         return  # a method of an object: nothing can be attached to it either
-
-
-def key_reader(key: Key) -> Callable[[DeliveryData], str]:
-    """How to find the business key of a delivery.
-
-    Args:
-        key: None: the message's id without its slot; "header:NAME": that header; or a function of
-            the body, as the handler gets it.
-
-    Returns:
-        A function that returns 1 to 200 bytes of UTF-8, or raises InvalidKey.
-
-    Raises:
-        InvalidType, InvalidValue: it is none of these.
-    """
-    if key is None:
-        # As the id of a stub. A stub that is sent again to a topic that was created anew with
-        # another number of slots has a message id with another slot, and must have the same key.
-        return lambda one: str(one.id.placed(0, 0))
-    if callable(key):
-        return lambda one: _checked(_called(key, one), one)
-    if not isinstance(key, str):
-        raise InvalidType(
-            f"key: {type(key).__name__}; give 'header:NAME' or a function of the body"
-        )
-    if not key.startswith(HEADER) or key == HEADER:
-        raise InvalidValue(f"key: {key!r}; give 'header:NAME' or a function of the body")
-    name = key.removeprefix(HEADER)
-    return lambda one: _checked(one.headers.get(name), one, f"header {name!r}")
-
-
-def _called(key: Callable[[Any], object], one: DeliveryData) -> object:
-    try:
-        return key(one.body)
-    except Exception as error:
-        raise InvalidKey(
-            f"key: {getattr(key, '__qualname__', key)!s} raised {type(error).__name__} for "
-            f"{one.id}: {error}; nothing was run"
-        ) from error
-
-
-def _checked(found: object, one: DeliveryData, what: str = "the function") -> str:
-    try:
-        return check_key(str(found) if type(found) is int else found)
-    except InvalidValue as error:
-        why = str(error).removeprefix("key: ")
-        raise InvalidKey(f"key: {what} gave for {one.id}: {why}. Nothing was run") from None
-
-
-def check_key(key: object) -> str:
-    """A business key: 1 to 200 bytes of UTF-8.
-
-    Raises:
-        InvalidValue: anything else.
-    """
-    if not isinstance(key, str):
-        raise InvalidValue(f"key: {type(key).__name__}; a key is a str or an int")
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError:
-        raise InvalidValue("key: text that is no valid Unicode") from None
-    if not 1 <= size <= KEY_BYTES:
-        raise InvalidValue(
-            f"key: {size} bytes; a key has 1 to {KEY_BYTES}, give a digest of what is longer"
-        )
-    return key
-
-
-def check_consumer(name: str) -> str:
-    """The name under which one consumer of a topic keeps its claims or ledger rows.
-
-    Raises:
-        InvalidType, InvalidValue: it is not 1 to 64 of A-Z a-z 0-9 . _ -
-    """
-    if len(check_name(name, "consumer")) > CONSUMER_BYTES:
-        raise InvalidValue(f"consumer: {len(name)} characters; give at most {CONSUMER_BYTES}")
-    return name

@@ -42,7 +42,7 @@ def head(codec: int, flags: int, priority: int) -> bytes:
     return made
 
 
-def sized(data: bytes) -> bytes:
+def length_prefixed(data: bytes) -> bytes:
     """Two bytes of length and the data."""
     return len(data).to_bytes(2, "big") + data
 
@@ -53,7 +53,7 @@ class Record(NamedTuple):
     codec: int
     flags: int
     priority: int
-    number_low: int
+    offset_low: int
     due_ms: int
     expires_ms: int
     merge_key: str
@@ -101,7 +101,7 @@ def read(data: bytes) -> Record:
     )
 
 
-def number_of(data: bytes) -> bytes:
+def audit_number(data: bytes) -> bytes:
     """The `<producer>.<number>` that `rmq.Audit` has put on a message; empty where there is none.
 
     The twin of `lua/lib/audit.lua`, whose `number_of` reads the first header only.
@@ -116,7 +116,7 @@ def number_of(data: bytes) -> bytes:
     return data[at + 11 : at + 11 + data[at + 10] - 0xA0]
 
 
-def pieces(body: bytes) -> list[bytes]:
+def collected_bodies(body: bytes) -> list[bytes]:
     """The bodies that a collecting message has gathered, oldest first.
 
     Raises:
@@ -132,15 +132,15 @@ def pieces(body: bytes) -> list[bytes]:
     return found
 
 
-def offset_of(number_low: int, newest: int) -> int:
+def offset_of(offset_low: int, newest: int) -> int:
     """The whole acceptance number, from its low 32 bits and the newest number of the slot.
 
     Exact for a message that at most 2^32 others of its slot have followed.
     """
-    return newest - (newest - number_low) % (1 << _NUMBER_BITS)
+    return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
 
 
-def shown(headers: dict[str, str]) -> dict[str, str]:
+def user_headers(headers: dict[str, str]) -> dict[str, str]:
     """The headers that the sender gave."""
     return {name: text for name, text in headers.items() if not name.startswith(RESERVED)}
 

@@ -44,12 +44,12 @@ def receipt_retries_left(score: float) -> int:
     return int(math.fmod(score, 1000))
 
 
-def moved_deadline(score: float, deadline_s: int) -> float:
+def receipt_with_deadline(score: float, deadline_s: int) -> float:
     """The receipt of the same delivery under a new deadline."""
     return deadline_s * 1000 + math.fmod(score, 1000)
 
 
-def receipt_runs(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
+def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
     """Receipts as runs of deliveries that follow each other: how many, first receipt, number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
     if numbers == list(range(number, number + count)) and receipts == [

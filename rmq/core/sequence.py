@@ -16,16 +16,16 @@ from typing import NamedTuple
 from rmq.core import ids
 from rmq.core.keys import SlotKeys
 
-MARK = "rmq-audit"  # the header; lua/lib/audit.lua reads it
-TELL_S = 1.0  # how long a number may be known here alone
-ANEW_S = 3600.0  # after such a silence a producer begins anew; Redis forgets it after a day
+HEADER = "rmq-audit"  # the header; lua/lib/audit.lua reads it
+REPORT_S = 1.0  # how long a number may be known here alone
+RESTART_S = 3600.0  # after such a silence a producer begins anew; Redis forgets it after a day
 NUMBERS_MAX = 1000  # accounted for in one call
 
 _HEADERS = b"\x81"  # a msgpack map of one
-_KEY = bytes((0xA0 | len(MARK),)) + MARK.encode()
+_KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """What a call tells Redis of one slot."""
 
     old: int
@@ -34,7 +34,7 @@ class Told(NamedTuple):
     void: list[int]
 
 
-class Line:
+class SlotSequence:
     """The numbers of one producer in one slot."""
 
     __slots__ = ("_done", "_lock", "_next", "_void", "heard", "keys", "low", "producer", "told")
@@ -42,9 +42,9 @@ class Line:
     def __init__(self, producer: str, keys: SlotKeys) -> None:
         self.producer = producer
         self.keys = keys
-        self.heard: float | None = None  # when Redis heard of us last, by the monotonic clock
+        self.reported_at: float | None = None  # when Redis heard of us last, by the monotonic clock
         self.low = 0  # all up to here are settled
-        self.told = 0  # and Redis knows of these
+        self.reported = 0  # and Redis knows of these
         self._next = 1
         self._done: set[int] = set()  # settled, above low
         self._void: set[int] = set()  # no message has them, and Redis does not know
@@ -69,29 +69,29 @@ class Line:
             self.low = low - 1
 
     @property
-    def is_new(self) -> bool:
+    def must_register(self) -> bool:
         """Whether Redis has to hear of us before the next message."""
-        return self.heard is None or time.monotonic() > self.heard + ANEW_S
+        return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
 
-    def untold(self) -> Told | None:
+    def next_report(self) -> Report | None:
         """What Redis does not know yet, as much as one call carries."""
         with self._lock:
-            if self.low == self.told and not self._void:
+            if self.low == self.reported and not self._void:
                 return None
             void = sorted(self._void)[:NUMBERS_MAX]
             # What no message has is told before the rest is: else it would be open for a moment.
-            sent = self.low if len(void) == len(self._void) else self.told
-            return Told(self.told, sent, ranges(void), void)
+            sent = self.low if len(void) == len(self._void) else self.reported
+            return Report(self.reported, sent, ranges(void), void)
 
-    def tell(self, told: Told) -> None:
+    def confirm(self, reported: Report) -> None:
         """Redis knows."""
         with self._lock:
-            self.told = max(self.told, told.sent)
-            self._void.difference_update(told.void)
-            self.heard = time.monotonic()
+            self.reported = max(self.reported, reported.sent)
+            self._void.difference_update(reported.void)
+            self.reported_at = time.monotonic()
 
 
-class Numbering:
+class ProducerSequence:
     """The numbers of one client."""
 
     def __init__(self) -> None:
@@ -99,39 +99,39 @@ class Numbering:
         self._start()
 
     def _start(self) -> None:
-        self._process = ids.process()
+        self._process = ids.process_bytes()
         self._producer = os.urandom(5).hex()
-        self._lines: dict[tuple[bytes, bytes], Line] = {}
+        self._lines: dict[tuple[bytes, bytes], SlotSequence] = {}
         self._will_tell = False
 
     def _known(self) -> None:
         """A forked child is another producer, and knows nothing of what its parent has sent."""
-        if self._process is not ids.process():
+        if self._process is not ids.process_bytes():
             self._lock = threading.Lock()
             self._start()
 
-    def line(self, keys: SlotKeys, life: bytes) -> Line:
+    def slot_sequence(self, keys: SlotKeys, life: bytes) -> SlotSequence:
         """The numbers of one slot, in one life of its topic."""
         self._known()
         found = self._lines.get((keys.slot, life))
         if found is None:
             with self._lock:
-                found = self._lines.setdefault((keys.slot, life), Line(self._producer, keys))
+                found = self._lines.setdefault((keys.slot, life), SlotSequence(self._producer, keys))
         return found
 
-    def lines(self) -> list[Line]:
+    def slot_sequences(self) -> list[SlotSequence]:
         """Every slot that was sent to."""
         self._known()
         with self._lock:
             return list(self._lines.values())
 
-    def will_tell(self) -> bool:
+    def schedule_report(self) -> bool:
         """Whether the caller is to see to it that Redis is told, TELL_S from now."""
         with self._lock:
             before, self._will_tell = self._will_tell, True
         return not before
 
-    def tells(self) -> None:
+    def report_started(self) -> None:
         """Redis is being told: what is sent from now on needs another call."""
         with self._lock:
             self._will_tell = False
@@ -165,7 +165,7 @@ def ranges(numbers: Iterable[int]) -> Ranges:
     return found
 
 
-def joined(some: Iterable[tuple[int, int]]) -> Ranges:
+def union(some: Iterable[tuple[int, int]]) -> Ranges:
     """Ranges in any order, in order and merged."""
     found: Ranges = []
     for first, last in sorted(some):
@@ -176,7 +176,7 @@ def joined(some: Iterable[tuple[int, int]]) -> Ranges:
     return found
 
 
-def common(some: Ranges, others: Ranges) -> Ranges:
+def intersection(some: Ranges, others: Ranges) -> Ranges:
     """What is in both."""
     found, a, b = [], 0, 0
     while a < len(some) and b < len(others):
@@ -190,7 +190,7 @@ def common(some: Ranges, others: Ranges) -> Ranges:
     return found
 
 
-def without(some: Ranges, others: Ranges) -> Ranges:
+def difference(some: Ranges, others: Ranges) -> Ranges:
     """What is in `some` and not in `others`."""
     found, at = [], 0
     for first, last in some:
@@ -207,6 +207,6 @@ def without(some: Ranges, others: Ranges) -> Ranges:
     return found
 
 
-def size(some: Iterable[tuple[int, int]]) -> int:
+def count(some: Iterable[tuple[int, int]]) -> int:
     """How many numbers."""
     return sum(last - first + 1 for first, last in some)

@@ -14,7 +14,7 @@ from rmq.errors import InvalidType
 
 # A run of messages without a basis goes to one slot, the next run to the next: even over time, and
 # one script call for a batch instead of one for each slot.
-RUN = 100
+RUN_LENGTH = 100
 
 
 def slot_of(basis: str | bytes, slots: int) -> int:
@@ -26,7 +26,7 @@ def slot_of(basis: str | bytes, slots: int) -> int:
     return zlib.crc32(basis) % slots
 
 
-class Spread:
+class SlotRotation:
     """Deals slots to messages without a basis, in turn, starting anywhere."""
 
     __slots__ = ("_turn", "slots")

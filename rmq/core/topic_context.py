@@ -14,7 +14,7 @@ from rmq.core.interceptor import Hooks
 from rmq.core.keys import SlotKeys, check_name, topic_key, topics_key, wake_channel
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings
-from rmq.core.slots import Spread
+from rmq.core.slots import SlotRotation
 from rmq.errors import InvalidValue
 
 FOLLOW_S = 30.0  # the client's copy of the settings is older by at most so much
@@ -29,7 +29,7 @@ class TopicContext:
         name: object,
         codec: Codec,
         sessions: ReplaySessions,
-        asked: Mapping[str, object],
+        requested: Mapping[str, object],
         hooks: Hooks | None = None,
     ) -> None:
         self.name = check_name(name, "topic")
@@ -37,7 +37,7 @@ class TopicContext:
         self.codec = codec
         self.sessions = sessions
         self.hooks = hooks or Hooks()
-        self.asked: dict[str, Any] = settings.check(asked)
+        self.requested: dict[str, Any] = settings.check(requested)
         self.check = ids.topic_check(prefix, self.name)
         self.key = topic_key(prefix, self.name)
         self.topics_key = topics_key(prefix)
@@ -48,7 +48,7 @@ class TopicContext:
         self.is_ready = False
         self._settings: Settings | None = None
         self._slots: list[SlotKeys] = []
-        self._spread: Spread | None = None
+        self._spread: SlotRotation | None = None
 
     @property
     def is_open(self) -> bool:
@@ -67,17 +67,17 @@ class TopicContext:
         return self._slots
 
     @property
-    def spread(self) -> Spread:
+    def spread(self) -> SlotRotation:
         """Deals slots to messages without a basis; only once open."""
         assert self._spread is not None, "open first"
         return self._spread
 
-    def opened(
+    def mark_open(
         self, found: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
         """Take note of what is in Redis; `ready`: every slot has what its scripts read."""
         self._slots = [SlotKeys(self.prefix, self.name, i, created) for i in range(found.slots)]
-        self._spread = Spread(found.slots, int.from_bytes(os.urandom(2), "big"))
+        self._spread = SlotRotation(found.slots, int.from_bytes(os.urandom(2), "big"))
         self.created = created
         self.revision = revision
         self.read_at = time.monotonic()
@@ -97,7 +97,7 @@ class TopicContext:
         self._settings = None
         self.is_ready = False
 
-    def own_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
+    def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
         """An id that can be of this topic; only once open.
 
         Raises:

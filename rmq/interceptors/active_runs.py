@@ -94,7 +94,7 @@ def late_s(delivery: DeliveryData) -> float | None:
     """
     if delivery.attempt != 1:
         return None
-    entry, due = delivery._entry, 0
+    entry, due = delivery._record, 0
     if entry[0] & TIMED:
         due = int.from_bytes(entry[8:14], "big")
     made = delivery.id.made_at

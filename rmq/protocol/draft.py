@@ -65,7 +65,7 @@ def make_draft(
         envelope += expires.to_bytes(6, "big")
     if draft.merge_key:
         flags |= record.MERGES | (record.COLLECTS if draft.mode == "collect" else 0)
-        envelope += record.sized(draft.merge_key.encode())
+        envelope += record.length_prefixed(draft.merge_key.encode())
     if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
         draft.headers = _encode_headers(out)
     draft.body = context.codec.encode(out.body)
@@ -82,9 +82,9 @@ def make_draft(
             raise InvalidValue("dedup_key: given with id or merge_key; each tells copies, give one")
         key = ids.key_bytes(out.dedup_key)
         basis = key if draft.basis is None else draft.basis
-        draft.id = ids.derived(key, slot_of(basis, settings.slots), context.check)
+        draft.id = ids.derive(key, slot_of(basis, settings.slots), context.check)
     elif out.id is not None:
-        draft.id = context.own_id(out.id)
+        draft.id = context.check_id(out.id)
         if draft.basis is not None and slot_of(draft.basis, settings.slots) != draft.id.slot:
             raise InvalidValue(
                 f"id: {draft.id} is of slot {draft.id.slot}, slot_basis {draft.basis!r} of slot "

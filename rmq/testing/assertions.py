@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from rmq.client.admin import Admin
-from rmq.core.message import Message, Place
+from rmq.core.message import Message, QueueName
 from rmq.core.validation import Duration, duration_ms
 
 MOST = 1_000_000  # messages that a look at a topic brings
@@ -95,7 +95,7 @@ def listing(title: str, messages: Sequence[Message], now: datetime) -> list[str]
 
 def state(admin: Admin, topic: str, now: datetime) -> list[str]:
     """Everything that a topic holds, in lines."""
-    places: dict[str, Place] = {"waiting": "store", "in flight": "prepare", "dead": "dead"}
+    places: dict[str, QueueName] = {"waiting": "store", "in flight": "prepare", "dead": "dead"}
     lines = [
         line
         for title, place in places.items()

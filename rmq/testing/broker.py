@@ -11,7 +11,7 @@ from rmq.client.admin import Admin
 from rmq.client.client import AsyncClient, Client
 from rmq.client.topic import AsyncTopic, Topic
 from rmq.core.interceptor import Interceptor
-from rmq.core.message import Message, Place
+from rmq.core.message import Message, QueueName
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
@@ -305,7 +305,7 @@ class Broker:
         """
         self._open()
         for one in [topic] if topic is not None else self._topics():
-            places: tuple[Place, ...] = ("store", "prepare", "dead")
+            places: tuple[QueueName, ...] = ("store", "prepare", "dead")
             count = sum(len(self._peek(one, place)) for place in places)
             if count:
                 self._fail(one, f"expected nothing, found {count}")
@@ -316,7 +316,7 @@ class Broker:
             lines += assertions.state(admin, _name(topic), self._time())
         raise AssertionError("\n".join(lines if len(lines) > 1 else [*lines, "  nothing"]))
 
-    def _peek(self, topic: AnyTopic, place: Place) -> list[Message]:
+    def _peek(self, topic: AnyTopic, place: QueueName) -> list[Message]:
         return [
             one
             for admin in self._admins(topic)

@@ -154,7 +154,7 @@ class ScriptCalls:
                 for key in command.keys:
                     types.append((yield from call("TYPE", key)))
                 wrong_key = _key_of_wrong_type(command, types)
-        keys = [rmq_keys.shown(key) for key in command.keys]
+        keys = [rmq_keys.printable(key) for key in command.keys]
         return translate(error, command.script.name, keys, wrong_key)
 
 
@@ -168,7 +168,7 @@ def _key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
     for key, kind in zip(command.keys, types, strict=True):
         expected = rmq_keys.type_of(key)
         if isinstance(kind, bytes) and kind != b"none" and kind.decode() != expected:
-            return f"{rmq_keys.shown(key)} (a {kind.decode()}, RMQ keeps a {expected} there)"
+            return f"{rmq_keys.printable(key)} (a {kind.decode()}, RMQ keeps a {expected} there)"
     return ""
 
 

@@ -48,7 +48,7 @@ class KeptClaims:
         if one in self._running:
             assert one._claim is not None
             with self._lock:
-                one._claim.worked |= done
+                one._claim.work_done |= done
                 self._running.discard(one)
 
     def keep(self, deliveries: Iterable[DeliveryData] | None = None) -> None:
@@ -109,8 +109,8 @@ class KeptClaims:
             self._gone_if_lost(one)
 
     def _settle(self, ended: list[DeliveryData]) -> None:
-        done = [one for one in _claims(ended) if one.worked]
-        free = [one for one in _claims(ended) if not one.worked]
+        done = [one for one in _claims(ended) if one.work_done]
+        free = [one for one in _claims(ended) if not one.work_done]
         self._tell(claim_flow.settle(self._handler.context, done, free))
         for one in ended:
             if not self._gone_if_lost(one):

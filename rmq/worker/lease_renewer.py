@@ -27,7 +27,7 @@ from typing import IO, Any, Literal
 from rmq.core.codec import JSON
 from rmq.core.ids import MessageId
 from rmq.core.replay_session import ReplaySessions
-from rmq.core.score import moved_deadline
+from rmq.core.score import receipt_with_deadline
 from rmq.core.topic_context import TopicContext
 from rmq.errors import OutcomeUnknown, Unavailable
 from rmq.protocol.flows import claim, open_topic, receive, settle
@@ -121,7 +121,7 @@ class Keeper:
                 self.board.gone(row)
             else:
                 self.board.renewed(
-                    row, moved_deadline(row.score, deadline), started + lease_ms / 1000
+                    row, receipt_with_deadline(row.score, deadline), started + lease_ms / 1000
                 )
             if row.claim is not None and row.claim.lost:
                 self.board.unclaimed(row)

@@ -27,9 +27,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from rmq.core.business_key import KEY_BYTES
 from rmq.core.claim import FIRST, Claim
 from rmq.core.delivery import LOST, DeliveryData
-from rmq.core.middleware import KEY_BYTES
 from rmq.core.settings import LEASE_MIN_MS
 
 # Native and aligned: each number is one store. Packing in a named byte order writes byte by byte.
@@ -102,7 +102,7 @@ class Board:
             one._row = row
             self._serial[row] = serial
             at = _HEADER + row * size
-            head = one._entry[:14]
+            head = one._record[:14]
             pack(memory, at + 8, topic, lease_ms, one._id, one._score, held, head, FOREVER)
             _SERIAL.pack_into(memory, at, serial)
 

@@ -88,7 +88,7 @@ class Desk(Consumer):
         return {
             one
             for one, message in zip(mine, found, strict=True)
-            if message is not None and failure.is_lapse(message.failure)
+            if message is not None and failure.is_expired_lease(message.failure)
         }
 
     def fail(
@@ -101,7 +101,7 @@ class Desk(Consumer):
         wait_ms = None if wait_s is None else round(wait_s * 1000)
 
         def build(mine: list[Delivery], leases: Leases) -> Settling[str]:
-            told = [failure.tell(errors[one]) for one in mine]
+            told = [failure.encode(errors[one]) for one in mine]
             beside = claim.unclaim(self._context, mine)
             return settle.nack(self._context, leases, told, wait_ms, beside)
 

@@ -58,7 +58,7 @@ class Opening:
         for one in self._handlers:
             try:
                 self._transport.run(open_topic.ensure_open(one.context))
-                one.opened(one.context.settings.lease_ms)
+                one.check_lease(one.context.settings.lease_ms)
             except (Unavailable, OutcomeUnknown) as error:
                 log.error("topics cannot be opened yet, and are tried again: %s", error)
                 return  # it would take as long for each of the others

@@ -18,8 +18,8 @@ from rmq.client.handler import Handler
 from rmq.core import failure
 from rmq.core.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
-from rmq.core.interceptor import Hooks, Outcome, awaited, contained
-from rmq.core.middleware import around, around_async, standing
+from rmq.core.interceptor import Hooks, Outcome, call_hook, call_hooks_async
+from rmq.core.middleware import active, run_through, run_through_async
 from rmq.core.retry import Policy, draw_wait_ms
 from rmq.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.errors import DecodeError, InvalidType, RMQError
@@ -120,7 +120,7 @@ class Runner:
         self.handler = handler
         self.hooks = hooks
         self.claims = claims
-        self.guards = standing(handler.guards)
+        self.guards = active(handler.middleware)
 
     @contextmanager
     def _claimed_run(self, some: Iterable[DeliveryData]) -> Iterator[set[DeliveryData]]:
@@ -156,7 +156,7 @@ class Runner:
     def _done_before(self, one: DeliveryData) -> Ruling:
         try:
             for guard in self.guards:
-                guard.done_before(one)
+                guard.on_duplicate(one)
         except Exception as error:
             return rule(self.handler, one, error)
         return DONE_BEFORE
@@ -164,7 +164,7 @@ class Runner:
     async def _done_before_async(self, one: DeliveryData) -> Ruling:
         try:
             for guard in self.guards:
-                await guard.done_before_async(one)
+                await guard.on_duplicate_async(one)
         except asyncio.CancelledError:
             return BACK  # the worker is stopping
         except Exception as error:
@@ -186,7 +186,7 @@ class Runner:
         if one._claim is not None and (told := self.claimed(one)):
             return self._done_before(one) if told is DONE_BEFORE else told
         for hook in self.hooks.before_handle:
-            contained(hook, one)
+            call_hook(hook, one)
         started = time.monotonic()
         raised: BaseException | None = None
         try:
@@ -200,13 +200,13 @@ class Runner:
                     ruling = ACK
                 else:
                     call = partial(self._call, *arguments)
-                    ruling = ACK if around(self.guards, one, call) else DONE_BEFORE
+                    ruling = ACK if run_through(self.guards, one, call) else DONE_BEFORE
             except BaseException as error:  # sys.exit() in a handler is a failure of the handler
                 raised, ruling = error, rule(self.handler, one, error)
         if self.hooks.after_handle:
             outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
             for hook in self.hooks.after_handle:
-                contained(hook, one, outcome)
+                call_hook(hook, one, outcome)
         return ruling
 
     def _call(self, *arguments: Any, **filled: Any) -> None:
@@ -248,7 +248,7 @@ class Runner:
         batch, early = self._claimed(batch)
         for one in batch:
             for hook in self.hooks.before_handle:
-                contained(hook, one)
+                call_hook(hook, one)
         started, failed = time.monotonic(), None
         ready, rulings = self._fit(batch)
         try:
@@ -260,7 +260,7 @@ class Runner:
         for one, ruling, raised in rulings:
             outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
             for hook in self.hooks.after_handle:
-                contained(hook, one, outcome)
+                call_hook(hook, one, outcome)
         return early + [(one, ruling) for one, ruling, _ in rulings]
 
     def _claimed(
@@ -307,7 +307,7 @@ class Runner:
         if one._claim is not None and (told := self.claimed(one)):
             return await self._done_before_async(one) if told is DONE_BEFORE else told
         if self.hooks.before_handle:
-            await awaited(self.hooks.before_handle, one)
+            await call_hooks_async(self.hooks.before_handle, one)
         started = time.monotonic()
         raised: BaseException | None = None
         try:
@@ -318,7 +318,7 @@ class Runner:
             try:
                 call: Callable[..., Awaitable[object]] = partial(self._called, *arguments)
                 if self.guards:
-                    call = partial(around_async, self.guards, one, call)
+                    call = partial(run_through_async, self.guards, one, call)
                 found = await self._await(call, self.handler.runtime_of(one))
                 if isinstance(found, BaseException):
                     raised, ruling = found, rule(self.handler, one, found)
@@ -328,7 +328,7 @@ class Runner:
                 ruling = BACK  # the worker is stopping
         if self.hooks.after_handle:
             outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
-            await awaited(self.hooks.after_handle, one, outcome)
+            await call_hooks_async(self.hooks.after_handle, one, outcome)
         return ruling
 
     async def _await(self, call: Callable[[], Awaitable[object]], seconds: float | None) -> object:
@@ -362,7 +362,7 @@ class Runner:
     ) -> list[tuple[DeliveryData, Ruling]]:
         batch, early = self._claimed(batch)
         for one in batch:
-            await awaited(self.hooks.before_handle, one)
+            await call_hooks_async(self.hooks.before_handle, one)
         started = time.monotonic()
         ready, rulings = self._fit(batch)
         if ready:
@@ -376,7 +376,7 @@ class Runner:
                 rulings += [(one, BACK, None) for one in ready]  # the worker is stopping
         for one, ruling, raised in rulings:
             outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
-            await awaited(self.hooks.after_handle, one, outcome)
+            await call_hooks_async(self.hooks.after_handle, one, outcome)
         return early + [(one, ruling) for one, ruling, _ in rulings]
 
 

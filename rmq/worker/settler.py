@@ -125,7 +125,7 @@ class Settler:
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
         # What else there is to say of those acked, where the handler has guards.
-        self.guarded = {"duplicate": 0, "claim_lost": 0} if handler.guards else {}
+        self.guarded = {"duplicate": 0, "claim_lost": 0} if handler.middleware else {}
         self.since = 0.0  # when the call began that is under way
         self.unsettled = 0  # given up at the end, because Redis was away
         self._counted: list[list[DeliveryData]] = []  # in `finished`, since this turn began
@@ -275,7 +275,7 @@ class Settler:
         trouble: RMQError | None = None
         while True:
             # One whose reply came late is settled, and its verb is still to be told so.
-            left = [one for one in left if one._state == OPEN or one._untold]
+            left = [one for one in left if one._state == OPEN or one._unconfirmed]
             try:
                 lost = call(left) if left else []
                 if trouble is not None:

@@ -17,7 +17,7 @@ from types import FrameType
 from rmq.client.client import AsyncClient, Client
 from rmq.client.handler import Handler
 from rmq.core.audit import Audit
-from rmq.core.interceptor import Hooks, Interceptor, contained
+from rmq.core.interceptor import Hooks, Interceptor, call_hook
 from rmq.core.settings import LEASE_MIN_MS
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import (
@@ -121,7 +121,7 @@ class Worker:
             for one in self.handlers:
                 try:
                     transport.run(open_topic.ensure_open(one.context, create=False))
-                    one.opened(one.context.settings.lease_ms)
+                    one.check_lease(one.context.settings.lease_ms)
                     found[one.context.name] = True
                 except TopicNotFound:
                     found[one.context.name] = False
@@ -189,7 +189,7 @@ class Worker:
         contexts = [one.context for one in self.handlers]
         self._keeper = keepers.start(self._where, board, transport, contexts)
         for interceptor in self._hooks.chain:
-            contained(interceptor.watch, self)
+            call_hook(interceptor.watch, self)
         self._auditor = auditors.start(self._hooks.chain, transport, contexts)
         self._crews = crews
         for crew in crews:

@@ -64,8 +64,8 @@ def commits_apart(faults: Any) -> None:
 
     def apart(self: ExactlyOnce, one: Any, inner: Any) -> bool:
         def alone(**filled: Any) -> None:
-            with filled[self.passes].engine.begin() as connection:
-                inner(**{self.passes: connection})
+            with filled[self.parameter].engine.begin() as connection:
+                inner(**{self.parameter: connection})
             faults.reach("committed")
 
         return run(self, one, alone)

@@ -553,7 +553,7 @@ def test_what_is_decorated_too_late_or_wrongly_is_told() -> None:
         once()(handle)
     with pytest.raises(rmq.InvalidType, match="is not a function"):
         once()(7)
-    with pytest.raises(rmq.InvalidType, match="cannot carry a guard; decorate the function"):
+    with pytest.raises(rmq.InvalidType, match="cannot carry middleware; decorate the function"):
         once()([].append)
     with pytest.raises(rmq.InvalidValue, match="@idempotent stands twice"):
         client.topic("b").handler(once()(once()(lambda body: None)))

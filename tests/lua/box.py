@@ -72,7 +72,7 @@ def stored(
     if expires is not None:
         made += expires.to_bytes(6, "big")
     if key is not None:
-        made += record.sized(key)
+        made += record.length_prefixed(key)
     return made + body
 
 
@@ -116,7 +116,7 @@ class Box:
         self.handle = TopicContext("rmq", name, JSON, ReplaySessions(), {})
         opened = self.run(commands.topic(self.handle, self.settings.to_redis()))
         self.created = opened.kept["created"].encode()
-        self.handle.opened(self.settings, self.created, ready=True)
+        self.handle.mark_open(self.settings, self.created, ready=True)
         for keys in self.handle.slots:
             self.run(commands.slot(keys, self.created, self.settings.for_slot()))
         self.index = index

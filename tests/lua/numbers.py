@@ -37,7 +37,7 @@ def numbered(
     """Send a message with a number; its id."""
     whole = stored(0, b"", priority=0 if due else priority, due=due, expires=expires)
     head = bytes((whole[0] | record.HEADERS,)) + whole[1:4]
-    rest = whole[8:] + record.sized(sequence.headers(producer, number, others)) + body
+    rest = whole[8:] + record.length_prefixed(sequence.headers(producer, number, others)) + body
     id = box.ids()[0]
     assert box.run(commands.send(box.handle, box.keys, [id], [head, rest])).letters == ""
     return id
@@ -50,7 +50,7 @@ def merged(box: Box, number: int, key: bytes = b"key", range_ms: int = 500) -> b
     box.run(
         commands.merge(
             box.handle, box.keys, id=id, head=bytes((whole[0] | record.HEADERS,)) + whole[1:4],
-            envelope=whole[8:] + record.sized(sequence.headers(P, number)), body=b"b",
+            envelope=whole[8:] + record.length_prefixed(sequence.headers(P, number)), body=b"b",
             merge_key=key, mode="first", max_wait_ms=0, most_bytes=1000,
         )  # type: ignore[arg-type]
     )  # fmt: skip

@@ -53,7 +53,7 @@ def test_ack_believes_the_numbers_it_is_told(box, count, lost):
     for place in lost:
         box.nack(leases[place])
     session = box.session()
-    marks = [record.number_of(one.record) for one in leases[:count]] + [b""]
+    marks = [record.audit_number(one.record) for one in leases[:count]] + [b""]
     assert marks[0] == P.encode() + b".1"
     assert leases[-1].id == plain
 

@@ -63,7 +63,7 @@ def test_number_is_found_behind_every_envelope(box):
         numbered(box, number, others=others)
 
     assert sorted(scan(box)[0]) == [b"s0123456789.%d" % n for n in range(1, 8)]
-    told = {record.number_of(entry) for entry in box.state()["records"].values()}
+    told = {record.audit_number(entry) for entry in box.state()["records"].values()}
     assert told == {b"0123456789.%d" % n for n in range(1, 8)}
 
 
@@ -81,7 +81,7 @@ def test_number_is_found_behind_every_envelope(box):
 def test_record_that_is_cut_short_or_has_no_number_is_passed_over(box, entry):
     id = box.one()
     box.redis.hset(box.keys.records, id, entry)
-    told = record.number_of(entry) if entry else b""
+    told = record.audit_number(entry) if entry else b""
     assert not re.fullmatch(rb"[0-9a-f]{10}\.\d{1,15}", told)
 
     assert scan(box) == ([], 1)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rmq.core.score import moved_deadline
+from rmq.core.score import receipt_with_deadline
 from rmq.protocol import commands
 from tests.lua.box import LEASE_MAX_MS
 
@@ -26,7 +26,7 @@ def test_extend_moves_the_deadline_and_nothing_else(box):
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
         (f"replay:{session.name.decode()}",): b"1:%d 1" % deadline,
     }
-    assert box.score(id, "prepare") == moved_deadline(lease.receipt, deadline)
+    assert box.score(id, "prepare") == receipt_with_deadline(lease.receipt, deadline)
 
 
 def test_extend_sent_again_gives_the_first_answer_and_changes_nothing(box):
@@ -45,7 +45,7 @@ def test_receipt_changes_with_the_deadline(box):
     deadline, _ = box.run(box.extend_command([lease], box.session()))
 
     assert box.ack(lease) == "0"
-    assert box.ack(lease._replace(receipt=moved_deadline(lease.receipt, deadline))) == "1"
+    assert box.ack(lease._replace(receipt=receipt_with_deadline(lease.receipt, deadline))) == "1"
 
 
 @pytest.mark.parametrize("later_ms", [0, 1, 999])
@@ -102,7 +102,9 @@ def test_only_the_held_ones_of_a_batch_are_extended(box):
     reply = box.run(box.extend_command([a, b, c._replace(receipt=a.receipt), a], box.session()))
 
     assert reply.letters == "1000"
-    assert box.changed(before) == {("prepare", a.id): moved_deadline(a.receipt, reply.deadline_s)}
+    assert box.changed(before) == {
+        ("prepare", a.id): receipt_with_deadline(a.receipt, reply.deadline_s)
+    }
 
 
 def test_retries_and_delivery_number_stay_in_the_receipt(box):
@@ -127,5 +129,5 @@ def test_a_thousand_in_one_call(box):
 
     assert letters == "1" * 1000
     assert box.ack(
-        *(x._replace(receipt=moved_deadline(x.receipt, deadline)) for x in leases)
+        *(x._replace(receipt=receipt_with_deadline(x.receipt, deadline)) for x in leases)
     ) == "1" * 1000  # fmt: skip

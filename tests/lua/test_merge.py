@@ -97,7 +97,7 @@ def test_collect_keeps_every_body_in_order(box):
 
     found = record.read(box.state()["records"][waiting])
 
-    assert record.pieces(found.body) == [b"one", b"", bytes(range(256))]
+    assert record.collected_bodies(found.body) == [b"one", b"", bytes(range(256))]
 
 
 def test_full_collection_is_closed_and_the_newcomer_opens_the_next(box):
@@ -128,7 +128,7 @@ def test_collection_never_grows_over_its_bound(box):
 
     kept = box.state()["records"].values()
     assert all(len(one) <= 500 for one in kept)
-    assert sum(len(record.pieces(record.read(one).body)) for one in kept) == 200
+    assert sum(len(record.collected_bodies(record.read(one).body)) for one in kept) == 200
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_producers_of_different_modes_leave_a_body_that_can_be_read(box, modes, 
 
     found = record.read(box.state()["records"][waiting])
     assert found.flags & record.COLLECTS
-    assert record.pieces(found.body) == bodies
+    assert record.collected_bodies(found.body) == bodies
     assert found.merge_key == "key"
 
 
@@ -162,8 +162,8 @@ def test_collecting_with_another_codec_opens_a_new_window(box):
 
     assert reply.letter == "s"
     records = box.state()["records"]
-    assert record.pieces(record.read(records[waiting]).body) == [b"json"]
-    assert record.pieces(record.read(records[other]).body) == [b"pack"]
+    assert record.collected_bodies(record.read(records[waiting]).body) == [b"json"]
+    assert record.collected_bodies(record.read(records[other]).body) == [b"pack"]
 
 
 def test_extend_restarts_the_clock_at_every_merge_up_to_max_wait(box):

@@ -205,7 +205,7 @@ def test_each_merging_message_is_collected_once_whatever_the_dedup_window(make_b
         PublishReply(0, 0, 0, 0), PublishReply(0, 0, 0, 0),
     ]  # fmt: skip
     (kept,) = box.state()["records"].values()
-    assert record.pieces(record.read(kept).body) == [b"0", b"1", b"2"]
+    assert record.collected_bodies(record.read(kept).body) == [b"0", b"1", b"2"]
     assert box.counter("merged") == 2
 
 

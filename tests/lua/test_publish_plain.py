@@ -108,7 +108,7 @@ def test_order_begins_anew_in_an_empty_slot_as_for_a_send(box):
 
 
 def test_headers_in_front_of_the_body_are_kept(box):
-    rest = record.sized(msgpack.packb({"a": "b"})) + b"body"
+    rest = record.length_prefixed(msgpack.packb({"a": "b"})) + b"body"
     (id,) = push(box, [rest], head=record.head(1, record.HEADERS, 100))
 
     publish(box)

@@ -40,7 +40,7 @@ def build(client: rmq.Client, engine: sa.Engine, topic: str, die_inside: bool = 
 def main() -> None:
     task = json.loads(sys.argv[1])
     if task["die"] == "before it confirms":
-        Confirms.done_before = die  # type: ignore[method-assign]
+        Confirms.on_duplicate = die  # type: ignore[method-assign]
     client = rmq.Client(task["redis"])
     build(client, sa.create_engine(task["db"]), task["topic"], task["die"] == "in the handler")
     rmq.Worker(client, keeper="thread").run()

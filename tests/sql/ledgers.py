@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from rmq.core.middleware import guards_of, key_reader
+from rmq.core.business_key import key_reader
+from rmq.core.middleware import middleware_of
 from rmq.ledger import Ledger, exactly_once, metadata
 from rmq.sql.ledger.tables import ledger
 from tests.databases import Database
@@ -98,7 +99,7 @@ class Books:
             raise AssertionError(f"nobody calls this for its {name}")
 
         made = source if source is not None else self.source(orm)
-        (guard,) = guards_of(exactly_once(made, **options)(function))
+        (guard,) = middleware_of(exactly_once(made, **options)(function))
         return guard
 
     def run(self, guard: Any, one: Any, work: Callable[..., Any] = lambda **given: None) -> bool:

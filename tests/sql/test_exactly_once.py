@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import rmq
-from rmq.core.middleware import guards_of
+from rmq.core.middleware import middleware_of
 from rmq.ledger import exactly_once
 from rmq.sql.ledger import exactly_once as exactly_once_module
 from tests.sql.ledgers import CLOCK_MS, Books, Copy, effects, together, write
@@ -549,7 +549,7 @@ def test_a_session_writes_objects_and_a_direct_call_is_the_plain_function(books:
         session.add(Booking(order=body))
         return body.upper()
 
-    (guard,) = guards_of(book)
+    (guard,) = middleware_of(book)
     for _ in range(2):
         guard.run(Copy("order 7"), lambda session: book("order 7", session))  # type: ignore[arg-type]
     with books.outside.connect() as connection:
@@ -582,7 +582,9 @@ def test_a_function_without_the_parameter_is_refused() -> None:
         exactly_once(ENGINE, parameter="db")(handle)
     with pytest.raises(rmq.InvalidType, match="takes no 'given' by name"):
         exactly_once(ENGINE, parameter="given")(lambda body, **given: None)
-    assert guards_of(exactly_once(ENGINE, parameter="session")(handle))[0].passes == "session"
+    assert (
+        middleware_of(exactly_once(ENGINE, parameter="session")(handle))[0].parameter == "session"
+    )
 
 
 @pytest.mark.parametrize(

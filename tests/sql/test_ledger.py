@@ -616,8 +616,8 @@ def test_options_that_cannot_work_are_refused(options: Any) -> None:
 
 def test_a_ttl_below_the_lease_is_refused(books: Books) -> None:
     with pytest.raises(rmq.InvalidValue, match=r"ttl: 20 s, and a lease is 30 s"):
-        books.guard(ttl=20).opened(30_000)
-    books.guard(ttl=30).opened(30_000)
+        books.guard(ttl=20).check_lease(30_000)
+    books.guard(ttl=30).check_lease(30_000)
 
 
 def test_a_claim_lives_a_little_longer_than_the_lease_unless_hold_says(books: Books) -> None:
@@ -628,7 +628,7 @@ def test_a_claim_lives_a_little_longer_than_the_lease_unless_hold_says(books: Bo
         lives.append(row.expires - row.created)
 
     for guard in (books.guard(), books.guard(hold=5)):
-        guard.opened(12_000)
+        guard.check_lease(12_000)
         books.run(guard, Copy(), work)
         books.clear()
 

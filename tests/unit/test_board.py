@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from rmq.core.business_key import KEY_BYTES
 from rmq.core.claim import BUSY, FIRST, Claim
-from rmq.core.delivery import LOST, DeliveryData, Origin
-from rmq.core.middleware import KEY_BYTES
-from rmq.core.score import moved_deadline, receipt_score
+from rmq.core.delivery import LOST, BatchOrigin, DeliveryData
+from rmq.core.score import receipt_score, receipt_with_deadline
 from rmq.worker.lease_table import FOREVER, Board
 
 TOPIC, LEASE_MS = 0, 30_000
 
 
 def delivery(board: Board, n: int = 1, score: float | None = None) -> DeliveryData:
-    origin = Origin(SimpleNamespace(board=board), SimpleNamespace(index=0), 1, 16, 0.0)  # type: ignore[arg-type]
+    origin = BatchOrigin(SimpleNamespace(board=board), SimpleNamespace(index=0), 1, 16, 0.0)  # type: ignore[arg-type]
     made = score if score is not None else receipt_score(1_790_000_000, 16, n)
     return DeliveryData(origin, n.to_bytes(16, "big"), made, b"", n, None)
 
@@ -95,7 +95,7 @@ def test_on_a_full_board_a_delivery_goes_without_and_is_not_lost(two: Two) -> No
 def test_a_renewal_is_seen_by_the_worker_once(two: Two) -> None:
     one = delivery(two.worker)
     enter(two.worker, one)
-    score = moved_deadline(one._score, 1_790_000_060)
+    score = receipt_with_deadline(one._score, 1_790_000_060)
     safe = time.monotonic() + 30
 
     assert not two.worker.refresh(one)
@@ -307,7 +307,7 @@ def test_what_the_keeper_finds_of_a_claim_the_worker_sees_of_that_row_alone(two:
 def test_the_keeper_sees_what_has_begun_and_where_each_had_waited(two: Two) -> None:
     first, second = delivery(two.worker, 1), delivery(two.worker, 2)
     for one in (first, second):
-        one._entry = bytes(range(40))
+        one._record = bytes(range(40))
     enter(two.worker, first, second)
 
     two.worker.begun(first)

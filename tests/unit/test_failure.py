@@ -50,7 +50,7 @@ def nested(error: Exception) -> BaseException:
 def test_an_exception_that_cannot_be_shown_is_told_by_its_type(kind: Any, wrap: Any) -> None:
     error = wrap(kind("x"))
 
-    entry = failure.read(b"\x01\x02f" + failure.tell(error))
+    entry = failure.decode(b"\x01\x02f" + failure.encode(error))
 
     assert entry is not None
     assert entry.error.startswith(type(error).__name__)

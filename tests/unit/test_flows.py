@@ -24,7 +24,7 @@ FULL = Batch(-1, False, 1_790_000_000, 1, 1, b"", [bytes(16)], [RECORD])
 
 def reception(slots: int, listening: bool = True) -> Reception:
     handle = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
-    handle.opened(Settings(slots=slots), b"1")
+    handle.mark_open(Settings(slots=slots), b"1")
     made = Reception(handle, 30_000)
     made.subscription.held = object() if listening else None
     return made

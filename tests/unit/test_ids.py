@@ -91,7 +91,7 @@ DERIVED = [
 
 @pytest.mark.parametrize(("key", "slot", "check", "text"), DERIVED)
 def test_the_id_of_a_golden_dedup_key_stands(key: bytes, slot: int, check: int, text: str) -> None:
-    made = ids.derived(key, slot, check)
+    made = ids.derive(key, slot, check)
     assert (str(made), made.slot, made.check, made.made_at) == (text, slot, check, None)
     digest = hashlib.blake2b(key, digest_size=13).digest()
     assert made[:8] + made[11:] == bytes((digest[0] | 0x80,)) + digest[1:]
@@ -101,9 +101,9 @@ def test_the_id_of_a_golden_dedup_key_stands(key: bytes, slot: int, check: int, 
 def test_derived_ids_are_distinct_and_never_those_that_are_made(
     keys: list[bytes], slot: int
 ) -> None:
-    found = [ids.derived(key, slot, 5) for key in keys]
+    found = [ids.derive(key, slot, 5) for key in keys]
     assert len(set(found)) == len(keys)
-    assert found == [ids.derived(key, slot, 5) for key in keys]
+    assert found == [ids.derive(key, slot, 5) for key in keys]
     assert {one[0] >> 7 for one in found} <= {1}
     assert {one[0] >> 7 for one in ids.make(slot, 5, 10)} == {0}
 
@@ -141,5 +141,5 @@ def test_many_texts_are_those_of_each() -> None:
     strange = [MessageId(os.urandom(16)) for _ in range(50)]
 
     both = made + strange
-    assert ids.texts(b"".join(both)).decode() == "".join(map(str, both))
-    assert ids.texts(b"") == b""
+    assert ids.join_texts(b"".join(both)).decode() == "".join(map(str, both))
+    assert ids.join_texts(b"") == b""

@@ -12,7 +12,7 @@ import pytest
 
 from rmq.core import ids
 from rmq.core.codec import JSON
-from rmq.core.delivery import DeliveryData, Origin
+from rmq.core.delivery import BatchOrigin, DeliveryData
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.score import receipt_deadline_ms, receipt_score
 from rmq.core.settings import BATCH_MAX, Settings
@@ -64,7 +64,7 @@ class Scene:
             TopicContext("rmq", name, JSON, ReplaySessions(), {}) for name in ("orders", "mail")
         ]
         for handle in self.handles:
-            handle.opened(Settings(), b"1")
+            handle.mark_open(Settings(), b"1")
         self.board = Board(rows)
         self.redis = Redis()
         self.keeper = Keeper(self.board, self.redis, self.handles)  # type: ignore[arg-type]
@@ -73,7 +73,9 @@ class Scene:
         self, count: int, age: float, topic: int = 0, lease_ms: int = LEASE_MS
     ) -> list[DeliveryData]:
         """Deliveries that were leased `age` seconds ago."""
-        origin = Origin(SimpleNamespace(board=self.board), SimpleNamespace(index=0), 1, 16, 0.0)  # type: ignore[arg-type]
+        origin = BatchOrigin(
+            SimpleNamespace(board=self.board), SimpleNamespace(index=0), 1, 16, 0.0
+        )  # type: ignore[arg-type]
         made = [
             DeliveryData(origin, one, receipt_score(1_790_000_000, 16, n), b"", n, None)
             for n, one in enumerate(ids.make(0, self.handles[topic].check, count))

@@ -9,7 +9,7 @@ def test_a_plain_record_is_eight_bytes_longer_than_its_body() -> None:
     data = record.head(1, 0, 100) + b"\0\0\0\x07" + b'"x"'
     read = record.read(data)
     assert len(data) == 8 + 3
-    assert (read.codec, read.priority, read.number_low, read.body) == (1, 100, 7, b'"x"')
+    assert (read.codec, read.priority, read.offset_low, read.body) == (1, 100, 7, b'"x"')
     assert (read.due_ms, read.expires_ms, read.merge_key, read.headers) == (0, 0, "", {})
 
 
@@ -22,8 +22,8 @@ def test_every_field_is_read_where_it_is_flagged() -> None:
         + b"\xff\xff\xff\xff"
         + (1_790_000_000_000).to_bytes(6, "big")
         + (1_790_000_001_000).to_bytes(6, "big")
-        + record.sized("ключ".encode())
-        + record.sized(msgpack.packb({"a": "b"}))
+        + record.length_prefixed("ключ".encode())
+        + record.length_prefixed(msgpack.packb({"a": "b"}))
         + b"body"
     )
     read = record.read(data)
@@ -52,10 +52,10 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 @given(st.lists(st.binary(max_size=40)))
 def test_collected_bodies_come_apart_again(bodies: list[bytes]) -> None:
     joined = b"".join(len(b).to_bytes(4, "big") + b for b in bodies)
-    assert record.pieces(joined) == bodies
+    assert record.collected_bodies(joined) == bodies
     if joined:
         with pytest.raises(DecodeError):
-            record.pieces(joined[:-1] if joined[-1:] and bodies[-1] else joined + b"\0")
+            record.collected_bodies(joined[:-1] if joined[-1:] and bodies[-1] else joined + b"\0")
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**32 - 1))

@@ -15,7 +15,7 @@ import rmq
 from rmq.client.consumer import AsyncDelivery, Delivery
 from rmq.client.handler import Handler
 from rmq.core import record
-from rmq.core.delivery import DeliveryData, Origin
+from rmq.core.delivery import BatchOrigin, DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.core.score import receipt_score
 from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
@@ -37,9 +37,9 @@ def delivered(
     if marks:
         names = {"retry": RETRY_MARK, "max_runtime": RUNTIME_MARK}
         flags = record.HEADERS
-        envelope = record.sized(msgpack.packb({names[k]: v for k, v in marks.items()}))
+        envelope = record.length_prefixed(msgpack.packb({names[k]: v for k, v in marks.items()}))
     entry = record.head(1, flags, 20) + bytes(4) + envelope + b"null"
-    origin = Origin(SimpleNamespace(), SimpleNamespace(index=0), 1, 16, float("inf"))  # type: ignore[arg-type]
+    origin = BatchOrigin(SimpleNamespace(), SimpleNamespace(index=0), 1, 16, float("inf"))  # type: ignore[arg-type]
     score = receipt_score(1_790_000_000, 17 - attempt, 1)
     return kind(origin, bytes(16), score, entry, 1, body)
 

@@ -10,7 +10,7 @@ import pytest
 
 from rmq.client.consumer import Delivery
 from rmq.core import ids
-from rmq.core.delivery import Origin
+from rmq.core.delivery import BatchOrigin
 from rmq.core.keys import SlotKeys
 from rmq.core.score import receipt_score
 from rmq.interceptors import active_runs
@@ -20,10 +20,10 @@ from rmq.interceptors.active_runs import Runs
 def delivery(
     attempt: int = 1, due_ms: int = 0, topic: str = "a_b-c.0", dedup_key: bytes = b""
 ) -> Delivery:
-    origin = Origin(None, SlotKeys("rmq", topic, 12), 0, 16, 0.0)
+    origin = BatchOrigin(None, SlotKeys("rmq", topic, 12), 0, 16, 0.0)
     (id,) = ids.make(12, ids.topic_check("rmq", topic))
     if dedup_key:
-        id = ids.derived(dedup_key, 12, id.check)
+        id = ids.derive(dedup_key, 12, id.check)
     head = bytes((1 if due_ms else 0,)) + bytes(7)
     entry = head + (due_ms.to_bytes(6, "big") if due_ms else b"") + b"{}"
     return Delivery(origin, id, receipt_score(1_790_000_000, 17 - attempt, 1), entry, 1, {})

@@ -2,7 +2,7 @@ import crcmod.predefined
 import pytest
 from hypothesis import given, strategies as st
 
-from rmq.core.slots import Spread, slot_of
+from rmq.core.slots import SlotRotation, slot_of
 from rmq.errors import InvalidType
 
 # Golden vectors, for whoever writes a client in another language.
@@ -36,6 +36,6 @@ def test_other_types_are_refused() -> None:
 
 
 def test_messages_without_a_basis_are_dealt_evenly() -> None:
-    spread = Spread(7, 3)
+    spread = SlotRotation(7, 3)
     dealt = [spread.next() for _ in range(70)]
     assert {dealt.count(slot) for slot in range(7)} == {10}

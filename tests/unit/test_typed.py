@@ -20,12 +20,12 @@ msgspec = pytest.importorskip("msgspec")
 
 
 def takes(annotation: Any, body: Any) -> Any:
-    read = body_types.reader(annotation)
+    read = body_types.converter(annotation)
     return body if read is None else read(body)
 
 
 def refuses(annotation: Any, body: Any, *words: str) -> None:
-    read = body_types.reader(annotation)
+    read = body_types.converter(annotation)
     assert read is not None
     with pytest.raises(rmq.DecodeError) as caught:
         read(body)
@@ -59,7 +59,7 @@ def test_a_bool_is_no_number(wanted: type) -> None:
 
 @pytest.mark.parametrize("anything", [Any, object, None])
 def test_any_takes_everything_without_looking(anything: Any) -> None:
-    assert body_types.reader(anything) is None
+    assert body_types.converter(anything) is None
 
 
 # --- unions and what is inside -------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_optional_takes_none(annotation: Any) -> None:
 
 
 def test_a_union_with_any_takes_everything() -> None:
-    assert body_types.reader(Union[int, Any]) is None  # noqa: UP007
+    assert body_types.converter(Union[int, Any]) is None  # noqa: UP007
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_without_a_library_a_model_is_refused_with_the_line_that_installs_it(
     only()
 
     with pytest.raises(rmq.InvalidType) as caught:
-        body_types.reader(annotation)
+        body_types.converter(annotation)
 
     assert 'pip install "rmq[pydantic]" or "rmq[msgspec]"' in str(caught.value)
 
@@ -294,4 +294,4 @@ def test_a_class_that_no_library_can_build_is_refused_when_it_is_registered(
     only(*kept)
 
     with pytest.raises(rmq.InvalidType, match="Plain"):
-        body_types.reader(Plain)
+        body_types.converter(Plain)

@@ -17,10 +17,10 @@ from rmq.core.ids import MessageId
 from rmq.core.message import Receipt
 from rmq.core.score import (
     family,
-    moved_deadline,
     receipt_deadline_ms,
     receipt_retries_left,
     receipt_score,
+    receipt_with_deadline,
 )
 from rmq.errors import DecodeError, InvalidReceipt, RMQError
 from rmq.transport import redis_errors, url
@@ -201,7 +201,7 @@ def test_a_receipt_is_exact_until_2096(deadline: int, left: int, delivery: int) 
     assert receipt_retries_left(score) == left
     assert score % 1 == delivery % 2048 / 2048
     assert float(repr(score)) == score
-    assert moved_deadline(score, deadline + 7) == receipt_score(deadline + 7, left, delivery)
+    assert receipt_with_deadline(score, deadline + 7) == receipt_score(deadline + 7, left, delivery)
     receipt = Receipt(MessageId(bytes(16)), score)
     assert Receipt.parse(str(receipt)) == receipt
 
@@ -242,15 +242,15 @@ def test_an_error_is_told_with_type_and_traceback_and_cut_to_size() -> None:
     try:
         raise KeyError("x" * 10_000)
     except KeyError as error:
-        entry = b"\x00\x11f" + failure.tell(error)
-    told = failure.read(entry)
+        entry = b"\x00\x11f" + failure.encode(error)
+    told = failure.decode(entry)
     assert told is not None
     assert (told.reason, told.deliveries) == ("failed", 17)
     assert told.error.startswith("KeyError: 'xxx")
     assert len(told.error) == failure.ERROR_CHARS
     assert len(told.traceback) <= failure.TRACEBACK_CHARS
-    assert failure.read(b"") is None
-    assert failure.read(b"\x00\x01f\xc1") is not None
+    assert failure.decode(b"") is None
+    assert failure.decode(b"\x00\x01f\xc1") is not None
 
 
 def test_every_key_of_a_slot_has_its_tag_and_its_type() -> None:
@@ -376,7 +376,7 @@ def test_a_missing_password_is_told_apart_from_a_wrong_one() -> None:
 
 def test_a_claim_that_is_none_is_named_in_text_that_fits_on_a_line() -> None:
     stem = keys.SlotKeys("rmq", "orders", 3).claim_stem
-    named = [keys.shown(stem + name) for name in (b"a", "ü 1\r\n-ERR".encode() + b"\xff", b"c")]
+    named = [keys.printable(stem + name) for name in (b"a", "ü 1\r\n-ERR".encode() + b"\xff", b"c")]
 
     error = redis_errors.translate(Exception("RMQCLAIM 2 script: 1f"), "claim", named)
 

@@ -94,7 +94,7 @@ def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
 
 def rollback_failure(run: str) -> bytes:
     """Return the failure entry of messages that this query gave back; it names the query."""
-    return failure.tell(f"the lease of query {run} ran out")
+    return failure.encode(f"the lease of query {run} ran out")
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
-from rmq.core.score import receipt_runs
+from rmq.core.score import encode_receipts
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
@@ -42,7 +42,7 @@ def ack(
         ),
         [
             clock.now_us, session.number, context.channel, keys.index,
-            *receipt_runs(receipts, numbers or [0] * len(ids)), *ids, *marks,
+            *encode_receipts(receipts, numbers or [0] * len(ids)), *ids, *marks,
         ],
         bytes.decode,
     )  # fmt: skip

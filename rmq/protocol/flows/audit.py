@@ -12,10 +12,11 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rmq.core import sequence
+from rmq.core import ranges, sequence
 from rmq.core.audit import RANGES_MAX, Audited, Missing
 from rmq.core.keys import SlotKeys
-from rmq.core.sequence import NUMBERS_MAX, TELL_S, Line, Numbering, Ranges, common, joined, without
+from rmq.core.ranges import Ranges, difference, intersection, union
+from rmq.core.sequence import NUMBERS_MAX, REPORT_S, ProducerSequence, SlotSequence
 from rmq.core.topic_context import TopicContext
 from rmq.errors import StorageError
 from rmq.protocol import commands
@@ -32,27 +33,29 @@ Progress = Callable[[int, int], None]
 # --- the producer's side -----------------------------------------------------------------------
 
 
-def begin(lines: Iterable[Line]) -> Flow[None]:
+def begin(lines: Iterable[SlotSequence]) -> Flow[None]:
     """Before the first message: where the numbers of these lines begin."""
-    new = [one for one in lines if one.is_new]
+    new = [one for one in lines if one.must_register]
     if new:
-        calls = [commands.audit_report(one.keys, one.producer, one.told, one.told) for one in new]
+        calls = [
+            commands.audit_report(one.keys, one.producer, one.reported, one.reported) for one in new
+        ]
         yield from pipeline(calls)
         for one in new:
-            one.tell(sequence.Told(one.told, one.told, [], []))
+            one.confirm(sequence.Report(one.reported, one.reported, [], []))
 
 
-def soon(numbers: Numbering) -> Flow[None]:
+def soon(numbers: ProducerSequence) -> Flow[None]:
     """See to it that Redis is told a second from now at the latest."""
-    if numbers.will_tell():
-        yield InBackground(TELL_S, lambda: tell(numbers))
+    if numbers.schedule_report():
+        yield InBackground(REPORT_S, lambda: tell(numbers))
 
 
-def tell(numbers: Numbering, again: bool = True) -> Flow[None]:
+def tell(numbers: ProducerSequence, again: bool = True) -> Flow[None]:
     """Tell Redis what it does not know yet; where it cannot be told now, `again` in a second."""
-    numbers.tells()
+    numbers.report_started()
     while True:
-        untold = [(one, told) for one in numbers.lines() if (told := one.untold())]
+        untold = [(one, told) for one in numbers.slot_sequences() if (told := one.next_report())]
         if not untold:
             return
         failed = False
@@ -71,7 +74,7 @@ def tell(numbers: Numbering, again: bool = True) -> Flow[None]:
                 if isinstance(reply, Exception):
                     failed = True
                 else:
-                    one.tell(told)
+                    one.confirm(told)
         if failed:
             if again:
                 yield from soon(numbers)
@@ -90,7 +93,7 @@ class _Open:
 
     def promised(self, before_ms: float) -> Ranges:
         """Those that were told as accepted, and are known since before then."""
-        return joined(
+        return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges
             if first <= self.sent and since <= before_ms
@@ -142,7 +145,7 @@ class _Living:
             self.places[chr(one[0])] += 1
 
     def of(self, producer: str) -> Ranges:
-        return sequence.ranges(sorted(self.numbers.get(producer, ())))
+        return ranges.from_numbers(sorted(self.numbers.get(producer, ())))
 
 
 def audit(
@@ -199,7 +202,7 @@ def audit(
             places[place] += count
     return Audited(
         context.name, len(producers), numbered, seen, accounted, places["s"], places["p"],
-        places["d"], sequence.size((one.first, one.last) for one in lost), lost[:RANGES_MAX],
+        places["d"], ranges.count((one.first, one.last) for one in lost), lost[:RANGES_MAX],
     )  # fmt: skip
 
 
@@ -212,8 +215,8 @@ def _missing(
         still = after.producers.get(producer)
         if still is None:
             continue
-        open_all_along = common(one.promised(latest), still.promised(float("inf")))
-        gone = without(open_all_along, living.of(producer)) if open_all_along else []
+        open_all_along = intersection(one.promised(latest), still.promised(float("inf")))
+        gone = difference(open_all_along, living.of(producer)) if open_all_along else []
         found += [Missing(producer, keys.index, first, last) for first, last in gone]
     return found
 

@@ -153,8 +153,8 @@ def unclaim(context: TopicContext, deliveries: Iterable[DeliveryData]) -> Beside
     given up, those too that may have been claimed. What is "kept" ends with its run.
     """
     ours = _ours(deliveries, FIRST, UNSURE)
-    done = [one for one in ours if one.worked]
-    return settle(context, done, [one for one in ours if not one.worked]) if ours else None
+    done = [one for one in ours if one.work_done]
+    return settle(context, done, [one for one in ours if not one.work_done]) if ours else None
 
 
 def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> Beside:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rmq.core.business_key import check_consumer, check_key
 from rmq.core.claim import Claimed
-from rmq.core.middleware import check_consumer, check_key
 from rmq.core.topic_context import TopicContext
 from rmq.protocol.flows import claim as claim_flow, open_topic
 from rmq.protocol.steps import Flow, RawCommand

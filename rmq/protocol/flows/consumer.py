@@ -16,10 +16,10 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from rmq.core import codec, failure, record
 from rmq.core.claim import UNSURE
-from rmq.core.delivery import LOST, OPEN, SETTLED, DeliveryData, Origin, Reject, Retry, Snooze
+from rmq.core.delivery import LOST, OPEN, SETTLED, BatchOrigin, DeliveryData, Reject, Retry, Snooze
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Receipt
-from rmq.core.score import moved_deadline
+from rmq.core.score import receipt_with_deadline
 from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
@@ -181,7 +181,7 @@ class ConsumerFlows(Generic[D]):
         unknown = [one for one in self._popped if one._state == OPEN]
         self._popped = settled[most:] + unknown
         for one in settled[:most]:
-            one._state, one._untold = OPEN, ""
+            one._state, one._unconfirmed = OPEN, ""
         return settled[:most]
 
     def _bury(self) -> Flow[None]:
@@ -209,7 +209,7 @@ class ConsumerFlows(Generic[D]):
         retries, lefts, ids = self._context.settings.max_retries, batch.lefts, batch.ids
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
         until = self._reception.visited + (self._reception.lease_ms or 0) / 1000
-        origin = Origin(self._face(), keys, batch.newest, retries, until)
+        origin = BatchOrigin(self._face(), keys, batch.newest, retries, until)
         make, keep = self._delivery, found.append
         for position, entry in enumerate(batch.records):
             fence += 1
@@ -223,7 +223,7 @@ class ConsumerFlows(Generic[D]):
                 body = decode(entry[8:]) if decode else inspect.body_of(record.read(entry))
             except DecodeError as error:
                 lease = Lease(keys.index, ids[position], score)
-                unreadable.append((lease, failure.tell(error)))
+                unreadable.append((lease, failure.encode(error)))
                 continue
             keep(make(origin, ids[position], score, entry, fence, body))
         return unreadable
@@ -237,14 +237,14 @@ class ConsumerFlows(Generic[D]):
             if not isinstance(one, DeliveryData):
                 raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
             if one._state:
-                late, one._untold = one._untold, ""
+                late, one._unconfirmed = one._unconfirmed, ""
                 raise AlreadySettled(
                     f"delivery {one.id} was "
                     + ("settled before" if one._state == SETTLED else "lost: its lease ran out")
                     + (f", by the {late} whose reply came late" if late else "")
                 )
-            if one._untold:
-                one._untold = ""  # that one was refused, and did nothing
+            if one._unconfirmed:
+                one._unconfirmed = ""  # that one was refused, and did nothing
             slots.append(one._origin.keys.index)
             ids.append(one._id)
             scores.append(one._score)
@@ -274,7 +274,7 @@ class ConsumerFlows(Generic[D]):
                 lost.append(one)
                 self._forget(one)
             elif deadline:
-                one._score = moved_deadline(one._score, deadline)
+                one._score = receipt_with_deadline(one._score, deadline)
                 one._origin = one._origin._replace(until=until)
         return lost
 
@@ -298,8 +298,8 @@ class ConsumerFlows(Generic[D]):
         given, lost, rest = list(deliveries), [], []
         yield from self._unanswered.repeat()
         for one in given:
-            if isinstance(one, DeliveryData) and one._state != OPEN and one._untold == verb:
-                one._untold = ""
+            if isinstance(one, DeliveryData) and one._state != OPEN and one._unconfirmed == verb:
+                one._unconfirmed = ""
                 if one._state == LOST:
                     lost.append(one)
             else:
@@ -322,7 +322,7 @@ class ConsumerFlows(Generic[D]):
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
                 for one in mine:
-                    one._untold = verb
+                    one._unconfirmed = verb
                 self._unanswered.add(asked, lambda answer: note(mine, answer))
             raise
         lost = note(mine, answer)
@@ -332,7 +332,8 @@ class ConsumerFlows(Generic[D]):
 
     def _acking(self, mine: list[D], leases: Leases) -> Settling[str]:
         marks = [
-            record.number_of(one._entry) if one._entry[0] & record.HEADERS else b"" for one in mine
+            record.audit_number(one._record) if one._record[0] & record.HEADERS else b""
+            for one in mine
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
@@ -351,7 +352,7 @@ class ConsumerFlows(Generic[D]):
         self._needs_leases()
 
         def build(mine: list[D], leases: Leases) -> Settling[str]:
-            told = [failure.tell(error)] * len(mine)
+            told = [failure.encode(error)] * len(mine)
             beside = claim.unclaim(self._context, mine)
             return settle.nack(self._context, leases, told, wait_ms, beside)
 
@@ -363,7 +364,7 @@ class ConsumerFlows(Generic[D]):
         self._needs_leases()
 
         def build(mine: list[D], leases: Leases) -> Settling[str]:
-            told = [failure.tell(reason)] * len(mine)
+            told = [failure.encode(reason)] * len(mine)
             beside = claim.unclaim(self._context, mine)
             return settle.reject(self._context, leases, told, kind, beside)
 
@@ -374,7 +375,7 @@ class ConsumerFlows(Generic[D]):
         self._needs_leases()
 
         def build(mine: list[D], leases: Leases) -> Settling[str]:
-            places = [one._place() for one in mine]
+            places = [one._queue_position() for one in mine]
             beside = claim.unclaim(self._context, mine)
             return settle.release(self._context, leases, places, wait_ms, beside)
 
@@ -412,7 +413,7 @@ class ConsumerFlows(Generic[D]):
         leases = []
         for one in rest:
             try:
-                self._context.own_id(one.id, "receipt")
+                self._context.check_id(one.id, "receipt")
             except InvalidValue as error:
                 raise InvalidReceipt(str(error)) from None
             leases.append(Lease(one.id.slot, one.id, one.score))
@@ -460,7 +461,7 @@ class ConsumerFlows(Generic[D]):
             yield from self._release(left, 0)
         if self._popped:
             mine, leases = self._leases(one for one in self._popped if one._state == OPEN)
-            places = [one._place() for one in mine]
+            places = [one._queue_position() for one in mine]
             yield from settle.release(self._context, leases, places, 0).run()
         yield from self._bury()
         yield from receive.hand_back(self._reception)

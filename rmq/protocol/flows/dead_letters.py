@@ -79,7 +79,7 @@ class Filter:
         """Whether a dead letter fits."""
         if self.older_ms and member.score > now_ms - self.older_ms:
             return False
-        last_failure = failure.read(member.failure)
+        last_failure = failure.decode(member.failure)
         if self.reason and (
             last_failure is None or not last_failure.reason.startswith(self.reason)
         ):
@@ -93,7 +93,7 @@ def _matching(context: TopicContext, wanted: Filter) -> Flow[list[tuple[SlotKeys
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}
         for id in wanted.ids:
-            message_id = context.own_id(id)
+            message_id = context.check_id(id)
             member = yield commands.get(context.slots[message_id.slot], message_id)
             if member is not None and member.place == "dead" and wanted.fits(member, now_ms):
                 by_slot.setdefault(message_id.slot, []).append(member.id)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rmq.core import codec, failure, record
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
-from rmq.core.message import Message, Place, moment
+from rmq.core.message import Message, QueueName, moment
 from rmq.core.record import Record
 from rmq.core.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
 from rmq.core.topic_context import TopicContext
@@ -20,12 +20,12 @@ from rmq.protocol.commands import STATS, QueueMember
 from rmq.protocol.flows import open_topic, tidy
 from rmq.protocol.steps import Flow, pipeline
 
-PLACES: tuple[Place, ...] = ("store", "prepare", "dead")
+PLACES: tuple[QueueName, ...] = ("store", "prepare", "dead")
 PAGE = 200  # messages of one call
 NOT_SUMMED = ("late_ms", "now_ms")  # a topic's value is the largest of its slots, not their sum
 
 
-def check_place(value: object) -> Place:
+def check_place(value: object) -> QueueName:
     """Return the name of one of the three queues of a slot.
 
     Raises:
@@ -48,7 +48,7 @@ def message_of(
     `body_in` makes the body from the check_int record; None: it is decoded.
     """
     message_id, place = MessageId(member.id), check_place(member.place)
-    last_failure = failure.read(member.failure)
+    last_failure = failure.decode(member.failure)
     died = moment(int(member.score)) if member.place == "dead" else None
     has_deadline = member.place == "prepare" and member.score < HELD_MIN
     deadline = moment(receipt_deadline_ms(member.score)) if has_deadline else None
@@ -77,7 +77,7 @@ def message_of(
         message_id,
         place,
         message_id.slot,
-        record.offset_of(entry.number_low, member.newest),
+        record.offset_of(entry.offset_low, member.newest),
         body,
         entry.priority or None,
         moment(due) if due else None,
@@ -96,14 +96,14 @@ def message_of(
 def body_of(entry: Record) -> Any:
     """Return the decoded body; of a collecting message, the list of its bodies."""
     if entry.flags & record.COLLECTS:
-        return codec.decode_all(entry.codec, record.pieces(entry.body))
+        return codec.decode_all(entry.codec, record.collected_bodies(entry.body))
     return codec.decode(entry.codec, entry.body)
 
 
 def get(context: TopicContext, id: Id) -> Flow[Message | None]:
     """Return one message, whichever queue it is in; None when it is settled or never was."""
     yield from open_topic.ensure_open(context, create=False)
-    message_id = context.own_id(id)
+    message_id = context.check_id(id)
     member = yield commands.get(context.slots[message_id.slot], message_id)
     return None if member is None else message_of(member, context.settings.max_retries)
 

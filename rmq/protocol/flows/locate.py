@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rmq.core.ids import MessageId
-from rmq.core.message import Place
+from rmq.core.message import QueueName
 from rmq.core.topic_context import TopicContext
 from rmq.errors import TopicVanished
 from rmq.protocol import commands
@@ -19,7 +19,7 @@ from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Flow, pipeline
 
 PAGE = 1000  # ids in one call
-_PLACES: dict[str, Place | None] = {"s": "store", "p": "prepare", "d": "dead", "g": None}
+_PLACES: dict[str, QueueName | None] = {"s": "store", "p": "prepare", "d": "dead", "g": None}
 
 Ids = Callable[[TopicContext], Sequence[MessageId]]
 
@@ -33,7 +33,7 @@ class Located(NamedTuple):
         idle: whether nothing waits in its slot and nothing is in flight.
     """
 
-    place: Place | None
+    place: QueueName | None
     newest: int
     idle: bool
 

@@ -31,7 +31,7 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
         SettingsMismatch: it has other settings than this client named.
         TopicVanished: it is being deleted, or a slot belongs to another life of the topic.
     """
-    wanted = Settings(**context.asked)
+    wanted = Settings(**context.requested)
     reply = yield commands.topic(context, wanted.to_redis() if create else None)
     if reply.state < 0:
         raise TopicNotFound(
@@ -40,7 +40,7 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
         )
     kept = settings.from_redis(context.name, reply.kept)
     _refuse_deleting(context, reply)
-    settings.check_matches(context.name, context.asked, kept)
+    settings.check_matches(context.name, context.requested, kept)
     # Other threads may use this context meanwhile: for them it is ready once its slots are.
     was_ready = context.is_ready and context.created == reply.kept["created"].encode()
     _adopt(context, reply, kept, was_ready)
@@ -81,7 +81,7 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
 
 def _adopt(context: TopicContext, reply: TopicReply, kept: Settings, ready: bool) -> None:
     revision = int(reply.kept.get("revision", 0))
-    context.opened(kept, _created(reply), ready, revision)
+    context.mark_open(kept, _created(reply), ready, revision)
 
 
 def give_slots(context: TopicContext) -> Flow[int]:

@@ -222,7 +222,7 @@ def reject(context: TopicContext, holder: QueryLease, upto: Offsets, reason: str
         QueryOwned: another driver runs it.
     """
     yield from open_topic.ensure_open(context, create=False)
-    told, total = failure.tell(reason), 0
+    told, total = failure.encode(reason), 0
     left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
     while left:
         answers = yield from pipeline(

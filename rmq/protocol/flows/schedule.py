@@ -21,7 +21,7 @@ PriorityStatus = Literal["changed", "unchanged", "in_flight", "dead", "gone"]
 def cancel(context: TopicContext, id: Id) -> Flow[CancelStatus]:
     """Withdraw a waiting message."""
     yield from open_topic.ensure_open(context, create=False)
-    message_id = context.own_id(id)
+    message_id = context.check_id(id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
         status: CancelStatus = yield commands.cancel(keys, session, message_id)
@@ -39,7 +39,7 @@ def reschedule(
     else:
         due = check_due_ms(at, "at", commands.now_ms())
     yield from open_topic.ensure_open(context, create=False)
-    message_id = context.own_id(id)
+    message_id = context.check_id(id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
         status, _ = yield commands.reschedule(context, keys, session, message_id, due)
@@ -51,7 +51,7 @@ def set_priority(context: TopicContext, id: Id, priority: int) -> Flow[PriorityS
     """Give a waiting message another priority."""
     priority = check_priority(priority)
     yield from open_topic.ensure_open(context, create=False)
-    message_id = context.own_id(id)
+    message_id = context.check_id(id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
         status: PriorityStatus = yield commands.set_priority(keys, session, message_id, priority)

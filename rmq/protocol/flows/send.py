@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from rmq.core import ids, record, sequence
 from rmq.core.ids import MessageId
-from rmq.core.interceptor import each
+from rmq.core.interceptor import start_hooks
 from rmq.core.message import Outgoing, SendResult, SendStatus
-from rmq.core.sequence import Line
+from rmq.core.sequence import SlotSequence
 from rmq.core.settings import (
     BATCH_MAX,
     CALL_BYTES,
@@ -21,7 +21,7 @@ from rmq.core.settings import (
     Fsync,
     describe_durability,
 )
-from rmq.core.slots import RUN, slot_of
+from rmq.core.slots import RUN_LENGTH, slot_of
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_priority
 from rmq.errors import InvalidType, NotDurable, QueueFull, RMQError, TopicVanished
@@ -86,7 +86,7 @@ def _send_intercepted(
             raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
         copies.append(replace(out, marks=dict(out.marks) if out.marks else None))
     for out in copies:
-        for awaitable in each(hooks.before_send, context.name, out):
+        for awaitable in start_hooks(hooks.before_send, context.name, out):
             yield Await(awaitable)
     try:
         results = yield from _send(context, copies, durability, timeout)
@@ -94,11 +94,11 @@ def _send_intercepted(
         partial = error.results if isinstance(error, QueueFull | NotDurable) else []
         for index, out in enumerate(copies):
             result = partial[index] if index < len(partial) else None
-            for awaitable in each(hooks.after_send, context.name, out, result or error):
+            for awaitable in start_hooks(hooks.after_send, context.name, out, result or error):
                 yield Await(awaitable)
         raise
     for out, result in zip(copies, results, strict=True):
-        for awaitable in each(hooks.after_send, context.name, out, result):
+        for awaitable in start_hooks(hooks.after_send, context.name, out, result):
             yield Await(awaitable)
     return results
 
@@ -113,12 +113,12 @@ def _send(
         yield from open_topic.ensure_open(context)
     groups: list[Group] = []
     results: list[SendResult | None] = []
-    numbering = context.hooks.numbering
+    producer_sequence = context.hooks.producer_sequence
     try:
         group_messages(context, messages, groups)
         if not groups:
             return []
-        if numbering is not None:
+        if producer_sequence is not None:
             yield from audit.begin({group.line for group in groups if group.line is not None})
         calls = [_command(context, group) for group in groups]
         results += [None] * sum(len(group.indexes) for group in groups)
@@ -128,10 +128,10 @@ def _send(
             yield from open_topic.forget_if_recreated(context, error)
             raise
     finally:
-        if numbering is not None:
+        if producer_sequence is not None:
             _settle_numbers(groups, results)
-    if numbering is not None:
-        yield from audit.soon(numbering)
+    if producer_sequence is not None:
+        yield from audit.soon(producer_sequence)
     return [result for result in results if result is not None]
 
 
@@ -154,7 +154,7 @@ class Group:
         self.indexes: list[int] = []  # of the messages, and so of their results
         self.bytes = 0
         self.numbers: list[int] = []  # of each, where the client has rmq.Audit
-        self.line: Line | None = None
+        self.line: SlotSequence | None = None
 
 
 def _is_plain(out: Outgoing) -> bool:
@@ -186,7 +186,7 @@ def group_messages(
     allow_past: bool = False,
 ) -> None:
     """Check, encode and name all messages; append groups of at most so many to `groups`."""
-    settings, codec, numbering = context.settings, context.codec, context.hooks.numbering
+    settings, codec, producer_sequence = context.settings, context.codec, context.hooks.producer_sequence
     plain_head = record.head(codec.number, 0, settings.default_priority)
     filling: dict[int, Group] = {}
     run_slot = run_left = 0
@@ -208,15 +208,15 @@ def group_messages(
             slot = slot if given_id is None else given_id.slot
         if slot < 0:  # any slot will do
             if not run_left:
-                run_slot, run_left = context.spread.next(), RUN
+                run_slot, run_left = context.spread.next(), RUN_LENGTH
             slot, run_left = run_slot, run_left - 1
-        if numbering is not None:
-            line = numbering.line(context.slots[slot], context.created)
+        if producer_sequence is not None:
+            line = producer_sequence.slot_sequence(context.slots[slot], context.created)
             number = line.take()
             headers = sequence.headers(line.producer, number, headers)
         if headers:
             head = bytes((head[0] | record.HEADERS,)) + head[1:]
-            envelope += record.sized(headers)
+            envelope += record.length_prefixed(headers)
             if merging is not None:
                 merging.head, merging.envelope = head, envelope
         rest = envelope + body if envelope else body
@@ -240,7 +240,7 @@ def group_messages(
         group.parts.append(head)
         group.parts.append(rest)
         group.bytes += size
-        if numbering is not None:
+        if producer_sequence is not None:
             group.line = line
             group.numbers.append(number)
     for group in groups:
@@ -263,7 +263,7 @@ def _settle_numbers(groups: list[Group], results: list[SendResult | None]) -> No
             if status != "stored" and not (made_here and status == "duplicate"):
                 void.append(number)
         if group.line is not None:
-            group.line.settle(group.numbers, void)
+            group.line.finish(group.numbers, void)
 
 
 # --- calls -------------------------------------------------------------------------------------

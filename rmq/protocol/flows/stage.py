@@ -25,7 +25,7 @@ from rmq.core.settings import (
     Settings,
     describe_durability,
 )
-from rmq.core.slots import RUN
+from rmq.core.slots import RUN_LENGTH
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
 from rmq.protocol import commands
@@ -73,7 +73,7 @@ class Published(NamedTuple):
 
 def _ready(context: TopicContext) -> Flow[Settings]:
     hooks = context.hooks
-    if hooks.before_send or hooks.after_send or hooks.numbering is not None:
+    if hooks.before_send or hooks.after_send or hooks.producer_sequence is not None:
         raise InvalidValue(
             "stage: the client has interceptors, which a stage does not run; use a client without"
         )
@@ -97,7 +97,7 @@ def push(
         if _alike(group):
             calls.add_alike(group.slot, group.parts[0], group.ids[0], group.parts[1::2])
         else:
-            calls.add(group.slot, _entry(context, group), len(group.ids))
+            calls.add(group.slot, _record(context, group), len(group.ids))
     return (yield from calls.made())
 
 
@@ -119,7 +119,7 @@ def push_bodies(
             raise body_too_large(codec, len(one), most)
         data.append(one)
     longest = max(map(len, data), default=0)
-    run = max(RUN, -(-len(data) // settings.slots))
+    run = max(RUN_LENGTH, -(-len(data) // settings.slots))
     run = min(run, _entry_max(settings), max(1, CALL_BYTES // (longest + 64)))
     head = record.head(codec.number, 0, settings.default_priority)
     calls = _Calls(context, stage, keep_ms)
@@ -174,7 +174,7 @@ def _alike(group: Group) -> bool:
     return plain and heads.count(heads[0]) == len(heads)
 
 
-def _entry(context: TopicContext, group: Group) -> list[bytes]:
+def _record(context: TopicContext, group: Group) -> list[bytes]:
     """What publish moves in one step."""
     draft = group.merging
     if draft is None:

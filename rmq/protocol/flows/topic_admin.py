@@ -74,7 +74,7 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)
-    context.opened(kept, context.created, False, int(changed.kept.get("revision", 0)))
+    context.mark_open(kept, context.created, False, int(changed.kept.get("revision", 0)))
     try:
         yield from open_topic.give_slots(context)
     except RMQError as error:
@@ -108,7 +108,7 @@ def topic_delete(
         )
     created = opened.kept["created"].encode()
     kept = settings.from_redis(context.name, opened.kept)
-    context.opened(kept, created, False, int(opened.kept.get("revision", 0)))
+    context.mark_open(kept, created, False, int(opened.kept.get("revision", 0)))
     held = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:
         return held

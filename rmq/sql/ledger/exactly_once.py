@@ -12,17 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from rmq.client.idempotency import KeyOf
+from rmq.core.business_key import Key, check_consumer, key_reader
 from rmq.core.delivery import DeliveryData, Reject, Retry, Snooze
-from rmq.core.middleware import (
-    Guard,
-    Guarded,
-    Inner,
-    InnerAsync,
-    Key,
-    attach,
-    check_consumer,
-    key_reader,
-)
+from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
 from rmq.sql.database import code_of, needing, refuse_autocommit
@@ -133,22 +125,22 @@ def _parameter(function: Callable[..., Any], once: _Settings, asked: str | None)
     return name
 
 
-class ExactlyOnce(Guard):
+class ExactlyOnce(Middleware):
     """A transaction around a handler; made by `exactly_once`."""
 
-    def __init__(self, once: _Settings, passes: str) -> None:
+    def __init__(self, once: _Settings, parameter: str) -> None:
         self._once = once
         self._source: Any = once.source
-        self.passes = passes
+        self.parameter = parameter
         self._outage = Outage(f"the database of @{_WORD}")
         self._losses: dict[Any, int] = {}
 
-    def fits(self, handler: Guarded) -> None:
-        """As `Guard.fits`."""
+    def check_handler(self, handler: HandlerInfo) -> None:
+        """As `Middleware.check_handler`."""
         check_kind(handler, self._once.is_async, f"@{_WORD}")
 
-    def opened(self, lease_ms: int) -> None:
-        """As `Guard.opened`."""
+    def check_lease(self, lease_ms: int) -> None:
+        """As `Middleware.check_lease`."""
         if self._once.ttl_ms is not None:
             check_ttl(self._once.ttl_ms, lease_ms)
 
@@ -159,8 +151,8 @@ class ExactlyOnce(Guard):
         """A session or connection to use as a context."""
         return self._source() if self._once.of_sessions else self._source.connect()
 
-    def run(self, one: DeliveryData, inner: Inner) -> bool:
-        """As `Guard.run`."""
+    def run(self, one: DeliveryData, inner: Next) -> bool:
+        """As `Middleware.run`."""
         row = self._row(one)
         with self._outage.reaching() as reach, self._open() as work, work.begin() as transaction:
             connection = work.connection() if self._once.of_sessions else work
@@ -168,7 +160,7 @@ class ExactlyOnce(Guard):
                 transaction.rollback()
                 return False
             try:
-                inner(**{self.passes: work})
+                inner(**{self.parameter: work})
             except Exception as error:
                 reach.theirs = error
                 self._look_at(connection, one, error)
@@ -181,8 +173,8 @@ class ExactlyOnce(Guard):
         self._losses.pop(one.id, None)
         return True
 
-    async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
-        """As `Guard.run_async`."""
+    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+        """As `Middleware.run_async`."""
         row = self._row(one)
         with self._outage.reaching() as reach:
             async with self._open() as work, work.begin() as transaction:
@@ -191,7 +183,7 @@ class ExactlyOnce(Guard):
                     await transaction.rollback()
                     return False
                 try:
-                    await inner(**{self.passes: work})
+                    await inner(**{self.parameter: work})
                 except Exception as error:
                     reach.theirs = error
                     self._look_at(connection, one, error)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rmq.core.business_key import check_consumer
 from rmq.core.message import moment
-from rmq.core.middleware import check_consumer
 from rmq.errors import InvalidType
 from rmq.sql.database import needing
 from rmq.sql.ledger import rows

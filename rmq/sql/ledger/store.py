@@ -14,8 +14,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq.client.idempotency import Check, KeyOf
+from rmq.core.business_key import check_consumer
 from rmq.core.delivery import DeliveryData
-from rmq.core.middleware import Guard, Guarded, Inner, InnerAsync, check_consumer
+from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.sql.database import is_conflict, needing, own_connections
@@ -93,7 +94,7 @@ class Ledger:
         """Whether it is for async handlers."""
         return isinstance(self._engine, AsyncEngine)
 
-    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Guard:
+    def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
         """What `idempotent` puts around a handler."""
         return LedgerGuard(self, key, ttl_ms, check)
 
@@ -166,7 +167,7 @@ class Ledger:
         return self._tasks[loop]
 
 
-class LedgerGuard(Guard):
+class LedgerGuard(Middleware):
     """Claims in a `Ledger` around a handler; made by `idempotent`."""
 
     def __init__(self, store: Ledger, key: KeyOf, ttl_ms: int, check: Check | None) -> None:
@@ -180,8 +181,8 @@ class LedgerGuard(Guard):
     def _hold_ms(self) -> int:
         return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
 
-    def fits(self, handler: Guarded) -> None:
-        """As `Guard.fits`."""
+    def check_handler(self, handler: HandlerInfo) -> None:
+        """As `Middleware.check_handler`."""
         check_kind(handler, self._store.is_async, "its ledger")
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
@@ -189,13 +190,13 @@ class LedgerGuard(Guard):
                 "make both of one kind"
             )
 
-    def opened(self, lease_ms: int) -> None:
-        """As `Guard.opened`."""
+    def check_lease(self, lease_ms: int) -> None:
+        """As `Middleware.check_lease`."""
         check_ttl(self._ttl_ms, lease_ms)
         self._lease_ms = max(self._lease_ms, lease_ms)  # of several topics, one function serves
 
-    def run(self, one: DeliveryData, inner: Inner) -> bool:
-        """As `Guard.run`."""
+    def run(self, one: DeliveryData, inner: Next) -> bool:
+        """As `Middleware.run`."""
         call = self._store.call
         row = rows.row_of(self._store.consumer, one, self._key(one))
         if not call(rows.claim, row, self._hold_ms):
@@ -217,8 +218,8 @@ class LedgerGuard(Guard):
             told_lost(row)
         return bool(wanted)
 
-    async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
-        """As `Guard.run_async`."""
+    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+        """As `Middleware.run_async`."""
         call = self._store.call_async
         row = rows.row_of(self._store.consumer, one, self._key(one))
         try:
@@ -259,7 +260,7 @@ class LedgerGuard(Guard):
             _left(row)
 
 
-def check_kind(handler: Guarded, is_async: bool, what: str) -> None:
+def check_kind(handler: HandlerInfo, is_async: bool, what: str) -> None:
     """Refuse a handler of the other kind.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from rmq.core.middleware import CONSUMER_BYTES, KEY_BYTES
+from rmq.core.business_key import CONSUMER_BYTES, KEY_BYTES
 from rmq.sql.database import ExactText
 
 CONSUMING, CONSUMED = "consuming", "consumed"

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq.client.topic import AsyncTopic, Topic
 from rmq.core.delivery import DeliveryData, Reject
-from rmq.core.middleware import F, Guard, Guarded, Inner, InnerAsync, attach, standing
+from rmq.core.middleware import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.sql.database import insert_new, needing, now_ms, write_first
 from rmq.sql.outage import Outage
@@ -89,7 +89,7 @@ def _is_open(connection: Connection, id: str) -> bool:
 # --- the guard -----------------------------------------------------------------------------------
 
 
-class Confirms(Guard):
+class Confirms(Middleware):
     """Notes the receipt, runs the handler, confirms; made by `Outbox.confirms`."""
 
     def __init__(self, engine: Engine | AsyncEngine, via: Topic | AsyncTopic | None) -> None:
@@ -105,14 +105,15 @@ class Confirms(Guard):
         self._via = via
         self._outage = Outage("the database of confirmations, or its topic")
 
-    def fits(self, handler: Guarded) -> None:
-        """As `Guard.fits`."""
-        above = standing(handler.guards[: handler.guards.index(self)])
+    def check_handler(self, handler: HandlerInfo) -> None:
+        """As `Middleware.check_handler`."""
+        above = active(handler.middleware[: handler.middleware.index(self)])
         if above:
             raise InvalidValue(
-                f"handler {handler.name}: @{above[0].word} stands above @{self.word}: what it "
-                "rolls back would be confirmed, and what it finds done before would not; put "
-                f"@{self.word} on top, right below @topic.handler"
+                f"handler {handler.name}: @{above[0].decorator} stands above "
+                f"@{self.decorator}: what it rolls back would be confirmed, and what it finds "
+                "done before would not; put "
+                f"@{self.decorator} on top, right below @topic.handler"
             )
         if handler.is_async == isinstance(self._engine, AsyncEngine):
             return
@@ -122,8 +123,8 @@ class Confirms(Guard):
             f"give @outbox.confirms an {wanted}"
         )
 
-    def run(self, one: DeliveryData, inner: Inner) -> bool:
-        """As `Guard.run`."""
+    def run(self, one: DeliveryData, inner: Next) -> bool:
+        """As `Middleware.run`."""
         assert isinstance(self._engine, Engine)
         id = str(stub_id(one.id))
         with self._outage.reaching(), self._engine.begin() as connection:
@@ -140,7 +141,7 @@ class Confirms(Guard):
             self._failed(id)
         else:
             _worked(one)
-            self.done_before(one)
+            self.on_duplicate(one)
         return True
 
     def _failed(self, id: str) -> None:
@@ -151,8 +152,8 @@ class Confirms(Guard):
         except Exception as error:  # of an async driver, which need not be one of SQLAlchemy
             _left_behind(id, error)
 
-    def done_before(self, one: DeliveryData) -> None:
-        """As `Guard.done_before`: work that was done is confirmed, whoever did it."""
+    def on_duplicate(self, one: DeliveryData) -> None:
+        """As `Middleware.on_duplicate`: work that was done is confirmed, whoever did it."""
         assert isinstance(self._engine, Engine)
         id = str(stub_id(one.id))
         with self._outage.reaching():
@@ -162,8 +163,8 @@ class Confirms(Guard):
             with self._engine.begin() as connection:
                 (_confirm if self._via is None else _unlog)(connection, id)
 
-    async def run_async(self, one: DeliveryData, inner: InnerAsync) -> bool:
-        """As `Guard.run_async`."""
+    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+        """As `Middleware.run_async`."""
         assert isinstance(self._engine, AsyncEngine)
         id = str(stub_id(one.id))
         with self._outage.reaching():
@@ -181,7 +182,7 @@ class Confirms(Guard):
             await self._failed_async(id)
         else:
             _worked(one)
-            await self.done_before_async(one)
+            await self.on_duplicate_async(one)
         return True
 
     async def _failed_async(self, id: str) -> None:
@@ -192,8 +193,8 @@ class Confirms(Guard):
         except Exception as error:
             _left_behind(id, error)
 
-    async def done_before_async(self, one: DeliveryData) -> None:
-        """As `done_before`."""
+    async def on_duplicate_async(self, one: DeliveryData) -> None:
+        """As `on_duplicate`."""
         assert isinstance(self._engine, AsyncEngine)
         id = str(stub_id(one.id))
         with self._outage.reaching():
@@ -207,7 +208,7 @@ class Confirms(Guard):
 def _worked(one: DeliveryData) -> None:
     """Note that the work is done: if it cannot be confirmed, its claim is marked all the same."""
     if one._claim is not None:
-        one._claim.worked = True
+        one._claim.work_done = True
 
 
 def _is_async(engine: object) -> bool:

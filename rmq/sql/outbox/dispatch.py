@@ -109,13 +109,13 @@ class Dispatcher:
                 client._prefix, topic, AsWritten(codec), client._sessions, {}, client._hooks
             )
             self._contexts[topic, codec] = context
-        if not context.is_open and not context.asked:
-            context.asked = dict(self._client._declared.get(topic, {}))
+        if not context.is_open and not context.requested:
+            context.requested = dict(self._client._declared.get(topic, {}))
         try:
             self._client._transport.run(open_topic.ensure_open(context))
         except SettingsMismatch as error:  # somebody else has created it; it is taken as it is
             log.warning("outbox: topic %r has other settings than here: %s", topic, error)
-            context.asked = {}
+            context.requested = {}
             self._client._transport.run(open_topic.ensure_open(context))
         return context
 
@@ -144,7 +144,9 @@ class Dispatcher:
         for (name, _), context in list(self._contexts.items()):
             if name == topic and context.is_open:
                 before = context.settings
-                context.asked = {one.name: getattr(before, one.name) for one in fields(Settings)}
+                context.requested = {
+                    one.name: getattr(before, one.name) for one in fields(Settings)
+                }
                 context.forget()
 
     def _prepared(self, context: TopicContext, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:

@@ -12,7 +12,7 @@ import pytest
 
 import rmq
 from rmq.client.handler import Handler
-from rmq.core.middleware import Guard, attach
+from rmq.core.middleware import Middleware, attach
 from rmq.core.settings import BATCH_MAX
 
 if TYPE_CHECKING:
@@ -427,8 +427,8 @@ def test_a_handler_without_options_needs_no_parentheses() -> None:
 # --- guards --------------------------------------------------------------------------------------
 
 
-class Filling(Guard):
-    passes = "connection"
+class Filling(Middleware):
+    parameter = "connection"
 
 
 def filled(function: Any) -> Handler:
