@@ -1,8 +1,8 @@
-"""Numbers for messages: one producer counts 1, 2, 3, ... in every slot it sends to. No Redis here.
+"""Sequence numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
 
-A producer is one client in one process; after a fork, or a restart, it is another one. What is
-known here of each slot: which numbers are under way, up to which all are settled (their messages
-were accepted, or no message has them), and what of this Redis has been told.
+A producer is one client in one process; after a fork or a restart it is new. The sequence of a slot
+knows the numbers under way, the number up to which all are complete (their messages were
+accepted, or no message has them), and how much of that was reported to Redis.
 """
 
 from __future__ import annotations
@@ -13,86 +13,103 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rmq.core import ids
+from rmq.core import ids, ranges
 from rmq.core.keys import SlotKeys
+from rmq.core.ranges import Ranges
 
-HEADER = "rmq-audit"  # the header; lua/lib/audit.lua reads it
-REPORT_S = 1.0  # how long a number may be known here alone
-RESTART_S = 3600.0  # after such a silence a producer begins anew; Redis forgets it after a day
-NUMBERS_MAX = 1000  # accounted for in one call
+HEADER = "rmq-audit"  # the header with a message's number; the scripts read it
+REPORT_S = 1.0  # the longest that a complete number stays unreported
+RESTART_S = 3600.0  # a producer silent for longer reports first; Redis forgets it after a day
+NUMBERS_MAX = 1000  # unused numbers that one report carries
 
-_HEADERS = b"\x81"  # a msgpack map of one
+_MAP_OF_ONE = b"\x81"  # msgpack
 _KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
 
 
 class Report(NamedTuple):
-    """What a call tells Redis of one slot."""
+    """One report to Redis about a slot.
+
+    Attributes:
+        old: the number up to which the last report went.
+        sent: all numbers up to here are complete.
+        ranges: numbers that no message has.
+        unused: the same numbers, one by one.
+    """
 
     old: int
     sent: int
-    ranges: list[tuple[int, int]]
-    void: list[int]
+    ranges: Ranges
+    unused: list[int]
 
 
 class SlotSequence:
-    """The numbers of one producer in one slot."""
+    """The sequence numbers of one producer in one slot.
 
-    __slots__ = ("_done", "_lock", "_next", "_void", "heard", "keys", "low", "producer", "told")
+    Attributes:
+        complete: all numbers up to here are complete.
+        reported: all numbers up to here were reported to Redis.
+        reported_at: the time of the last report, by the monotonic clock; None: never.
+    """
+
+    __slots__ = (
+        "_above", "_lock", "_next", "_unused", "complete", "keys", "producer", "reported",
+        "reported_at",
+    )  # fmt: skip
 
     def __init__(self, producer: str, keys: SlotKeys) -> None:
         self.producer = producer
         self.keys = keys
-        self.reported_at: float | None = None  # when Redis heard of us last, by the monotonic clock
-        self.low = 0  # all up to here are settled
-        self.reported = 0  # and Redis knows of these
+        self.reported_at: float | None = None
+        self.complete = 0
+        self.reported = 0
         self._next = 1
-        self._done: set[int] = set()  # settled, above low
-        self._void: set[int] = set()  # no message has them, and Redis does not know
+        self._above: set[int] = set()  # complete numbers above `complete`
+        self._unused: set[int] = set()  # no message has these, and Redis does not know it
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """The next number."""
+        """Return the next number."""
         with self._lock:
             number = self._next
             self._next = number + 1
         return number
 
-    def settle(self, numbers: Iterable[int], void: Iterable[int] = ()) -> None:
-        """What was under way has come to its end; `void`: no accepted message has these."""
+    def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
+        """Mark numbers as complete; no accepted message has those in `unused`."""
         with self._lock:
-            self._void.update(void)
-            self._done.update(numbers)
-            low, done = self.low + 1, self._done
-            while low in done:
-                done.remove(low)
-                low += 1
-            self.low = low - 1
+            self._unused.update(unused)
+            self._above.update(numbers)
+            number, above = self.complete + 1, self._above
+            while number in above:
+                above.remove(number)
+                number += 1
+            self.complete = number - 1
 
     @property
     def must_register(self) -> bool:
-        """Whether Redis has to hear of us before the next message."""
+        """Whether Redis has to know of this producer before its next message."""
         return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
 
     def next_report(self) -> Report | None:
-        """What Redis does not know yet, as much as one call carries."""
+        """Return a report of all that Redis does not know, as much as one call carries."""
         with self._lock:
-            if self.low == self.reported and not self._void:
+            if self.complete == self.reported and not self._unused:
                 return None
-            void = sorted(self._void)[:NUMBERS_MAX]
-            # What no message has is told before the rest is: else it would be open for a moment.
-            sent = self.low if len(void) == len(self._void) else self.reported
-            return Report(self.reported, sent, ranges(void), void)
+            unused = sorted(self._unused)[:NUMBERS_MAX]
+            # Unused numbers are reported first: otherwise they would be open for a moment.
+            sent = self.complete if len(unused) == len(self._unused) else self.reported
+            return Report(self.reported, sent, ranges.from_numbers(unused), unused)
 
-    def confirm(self, reported: Report) -> None:
-        """Redis knows."""
+    def confirm(self, report: Report) -> None:
+        """Take note that Redis has a report."""
         with self._lock:
-            self.reported = max(self.reported, reported.sent)
-            self._void.difference_update(reported.void)
+            self.reported = max(self.reported, report.sent)
+            self._unused.difference_update(report.unused)
             self.reported_at = time.monotonic()
 
 
 class ProducerSequence:
-    """The numbers of one client."""
+    """The sequence numbers of one client, in all slots."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,112 +118,51 @@ class ProducerSequence:
     def _start(self) -> None:
         self._process = ids.process_bytes()
         self._producer = os.urandom(5).hex()
-        self._lines: dict[tuple[bytes, bytes], SlotSequence] = {}
-        self._will_tell = False
+        self._slots: dict[tuple[bytes, bytes], SlotSequence] = {}
+        self._is_scheduled = False
 
-    def _known(self) -> None:
-        """A forked child is another producer, and knows nothing of what its parent has sent."""
+    def _check_fork(self) -> None:
+        """Start anew in a forked child: it is another producer."""
         if self._process is not ids.process_bytes():
             self._lock = threading.Lock()
             self._start()
 
-    def slot_sequence(self, keys: SlotKeys, life: bytes) -> SlotSequence:
-        """The numbers of one slot, in one life of its topic."""
-        self._known()
-        found = self._lines.get((keys.slot, life))
-        if found is None:
+    def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
+        """Return the sequence of a slot of the topic that was created with this stamp."""
+        self._check_fork()
+        sequence = self._slots.get((keys.slot, created))
+        if sequence is None:
             with self._lock:
-                found = self._lines.setdefault((keys.slot, life), SlotSequence(self._producer, keys))
-        return found
+                sequence = self._slots.setdefault(
+                    (keys.slot, created), SlotSequence(self._producer, keys)
+                )
+        return sequence
 
     def slot_sequences(self) -> list[SlotSequence]:
-        """Every slot that was sent to."""
-        self._known()
+        """Return the sequences of all slots that were sent to."""
+        self._check_fork()
         with self._lock:
-            return list(self._lines.values())
+            return list(self._slots.values())
 
     def schedule_report(self) -> bool:
-        """Whether the caller is to see to it that Redis is told, TELL_S from now."""
+        """Return whether the caller has to report to Redis, REPORT_S from now."""
         with self._lock:
-            before, self._will_tell = self._will_tell, True
-        return not before
+            was_scheduled, self._is_scheduled = self._is_scheduled, True
+        return not was_scheduled
 
     def report_started(self) -> None:
-        """Redis is being told: what is sent from now on needs another call."""
+        """Take note that a report is on its way: messages sent from now on need another one."""
         with self._lock:
-            self._will_tell = False
+            self._is_scheduled = False
 
 
 def headers(producer: str, number: int, others: bytes = b"") -> bytes:
-    """A msgpack map of headers with the number in front of the others (a map, or nothing)."""
+    """Return a msgpack map of headers: the number first, then those of `others` (a map, or b"")."""
     text = b"%s.%d" % (producer.encode(), number)
     entry = _KEY + bytes((0xA0 | len(text),)) + text
     if not others:
-        return _HEADERS + entry
-    count, at = (others[0] & 15, 1) if others[0] != 0xDE else (int.from_bytes(others[1:3]), 3)
+        return _MAP_OF_ONE + entry
+    count, start = (others[0] & 15, 1) if others[0] != 0xDE else (int.from_bytes(others[1:3]), 3)
     count += 1
     size = bytes((0x80 | count,)) if count < 16 else b"\xde" + count.to_bytes(2)
-    return size + entry + others[at:]
-
-
-# --- ranges ------------------------------------------------------------------------------------
-
-Ranges = list[tuple[int, int]]  # (first, last), growing, apart
-
-
-def ranges(numbers: Iterable[int]) -> Ranges:
-    """Growing numbers as ranges."""
-    found: Ranges = []
-    for number in numbers:
-        if found and number <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(number, found[-1][1]))
-        else:
-            found.append((number, number))
-    return found
-
-
-def union(some: Iterable[tuple[int, int]]) -> Ranges:
-    """Ranges in any order, in order and merged."""
-    found: Ranges = []
-    for first, last in sorted(some):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
-        else:
-            found.append((first, last))
-    return found
-
-
-def intersection(some: Ranges, others: Ranges) -> Ranges:
-    """What is in both."""
-    found, a, b = [], 0, 0
-    while a < len(some) and b < len(others):
-        first, last = max(some[a][0], others[b][0]), min(some[a][1], others[b][1])
-        if first <= last:
-            found.append((first, last))
-        if some[a][1] < others[b][1]:
-            a += 1
-        else:
-            b += 1
-    return found
-
-
-def difference(some: Ranges, others: Ranges) -> Ranges:
-    """What is in `some` and not in `others`."""
-    found, at = [], 0
-    for first, last in some:
-        while at < len(others) and others[at][1] < first:
-            at += 1
-        place = at
-        while place < len(others) and others[place][0] <= last:
-            if others[place][0] > first:
-                found.append((first, others[place][0] - 1))
-            first = others[place][1] + 1
-            place += 1
-        if first <= last:
-            found.append((first, last))
-    return found
-
-
-def count(some: Iterable[tuple[int, int]]) -> int:
-    """How many numbers."""
-    return sum(last - first + 1 for first, last in some)
+    return size + entry + others[start:]

@@ -186,7 +186,11 @@ def group_messages(
     allow_past: bool = False,
 ) -> None:
     """Check, encode and name all messages; append groups of at most so many to `groups`."""
-    settings, codec, producer_sequence = context.settings, context.codec, context.hooks.producer_sequence
+    settings, codec, producer_sequence = (
+        context.settings,
+        context.codec,
+        context.hooks.producer_sequence,
+    )
     plain_head = record.head(codec.number, 0, settings.default_priority)
     filling: dict[int, Group] = {}
     run_slot = run_left = 0
