@@ -1,0 +1,21 @@
+"""Admin: operate topics, in parts along the verbs. Sync and async side by side in each part."""
+
+from __future__ import annotations
+
+from rmq.client.admin.accounts import AccountAdmin, AsyncAccountAdmin
+from rmq.client.admin.dead_letters import AsyncDeadLetterAdmin, DeadLetterAdmin
+from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
+from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
+from rmq.client.admin.topics import AsyncTopicAdmin, TopicAdmin
+
+__all__ = ["Admin", "AsyncAdmin"]
+
+
+class Admin(TopicAdmin, MessageAdmin, DeadLetterAdmin, AccountAdmin, QueryAdmin):
+    """Operates the topics of a client. Every verb names its topic, which must exist."""
+
+
+class AsyncAdmin(
+    AsyncTopicAdmin, AsyncMessageAdmin, AsyncDeadLetterAdmin, AsyncAccountAdmin, AsyncQueryAdmin
+):
+    """Operates the topics of an async client. The methods are those of `Admin`."""

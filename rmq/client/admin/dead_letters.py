@@ -1,0 +1,108 @@
+"""Dead letters: redrive and purge them; purge waiting messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rmq.client.admin.part import AdminPart, AsyncAdminPart
+from rmq.core.ids import Id
+from rmq.core.message import QueueName
+from rmq.protocol.flows import dead_letters
+from rmq.protocol.flows.dead_letters import Filter, Redriven
+from rmq.protocol.steps import Progress
+
+
+class DeadLetterAdmin(AdminPart):
+    """Verbs on dead letters."""
+
+    def redrive(
+        self,
+        topic: str,
+        *,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older_than: float | timedelta | None = None,
+        dry_run: bool = False,
+        rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> Redriven:
+        """Send dead letters back to be consumed again, with all their retries.
+
+        Args:
+            topic: its name.
+            ids: only these.
+            reason: only those of it: failed, lease ran out, rejected, undecodable, expired.
+            error: only those whose error this regular expression is found in.
+            older_than: only those dead for so long, seconds or timedelta.
+            dry_run: only count them.
+            rate: at most so many a second.
+            progress: called with (done, all) as it goes.
+
+        Guarantee:
+            A dead letter is in the DeadQueue or in the StoreQueue, never in both or neither.
+            Stopped half-way, run it again: it goes on with what is still dead.
+        """
+        wanted = Filter(ids, reason, error, older_than)
+        context = self._context(topic)
+        return self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
+
+    def purge(
+        self,
+        topic: str,
+        place: QueueName,
+        *,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older_than: float | timedelta | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Delete waiting messages ("store") or dead letters ("dead") for good; return how many.
+
+        The filters are those of `redrive`, for dead letters only. Messages in flight are not
+        touched.
+        """
+        wanted = Filter(ids, reason, error, older_than)
+        context = self._context(topic)
+        return self._run(dead_letters.purge(context, place, wanted, dry_run, progress))
+
+
+class AsyncDeadLetterAdmin(AsyncAdminPart):
+    """As `DeadLetterAdmin`, for asyncio."""
+
+    async def redrive(
+        self,
+        topic: str,
+        *,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older_than: float | timedelta | None = None,
+        dry_run: bool = False,
+        rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> Redriven:
+        """As `Admin.redrive`."""
+        wanted = Filter(ids, reason, error, older_than)
+        context = self._context(topic)
+        return await self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
+
+    async def purge(
+        self,
+        topic: str,
+        place: QueueName,
+        *,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older_than: float | timedelta | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """As `Admin.purge`."""
+        wanted = Filter(ids, reason, error, older_than)
+        context = self._context(topic)
+        return await self._run(dead_letters.purge(context, place, wanted, dry_run, progress))

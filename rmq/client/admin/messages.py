@@ -1,0 +1,121 @@
+"""Messages: look at them without taking them, and give expired leases back."""
+
+from __future__ import annotations
+
+from rmq.client.admin.part import AdminPart, AsyncAdminPart
+from rmq.client.query import value_of
+from rmq.core.ids import Id
+from rmq.core.message import Message, QueueName
+from rmq.protocol.flows import (
+    inspect,
+    pages,
+    rollback,
+)
+from rmq.protocol.flows.pages import Cursor, Page, Span
+
+
+class MessageAdmin(AdminPart):
+    """Verbs on the messages of a topic, wherever they are."""
+
+    def get(self, topic: str, id: Id) -> Message | None:
+        """Return one message, wherever it is; None if it is settled or never was."""
+        context = self._context(topic)
+        return self._run(inspect.get(context, id))
+
+    def peek(
+        self, topic: str, limit: int = 10, place: QueueName = "store", slot: int | None = None
+    ) -> list[Message]:
+        """Return messages without taking them.
+
+        Args:
+            topic: its name.
+            limit: how many at most.
+            place: "store" (in the order in which they would go), "prepare" or "dead" (oldest
+                first).
+            slot: only this one.
+        """
+        context = self._context(topic)
+        return self._run(inspect.peek(context, limit, place, slot))
+
+    def spans(self, topic: str, place: QueueName, slot: int, pieces: int = 1) -> list[Span]:
+        """Divide a queue of a slot into parts of about the same size, for `page`.
+
+        Args:
+            topic: its name.
+            place: "store", "prepare" or "dead".
+            slot: its index.
+            pieces: into how many parts, 1 to 10 000; a small queue has fewer.
+        """
+        context = self._context(topic)
+        return self._run(pages.spans(context, place, slot, pieces))
+
+    def page(
+        self,
+        topic: str,
+        place: QueueName,
+        span: Span,
+        cursor: Cursor | None = None,
+        *,
+        raw: bool = False,
+    ) -> Page:
+        """Return the next messages of a part of a queue, up to 1000 and 16 MiB. Takes nothing.
+
+        Args:
+            topic: its name.
+            place: "store", "prepare" or "dead".
+            span: one of those that `spans` gave.
+            cursor: of the page before; None: from the beginning.
+            raw: bodies as their producer's codec wrote them, instead of decoded.
+
+        Guarantee:
+            A message that stays where it is, is on one page. One that moves meanwhile may be seen
+            twice or not at all.
+        """
+        context = self._context(topic)
+        body = value_of if raw else None
+        return self._run(pages.page(context, place, span, cursor, body))
+
+    def rollback(self, topic: str) -> int:
+        """Roll back every expired lease; return how many. Consumers do it as they receive."""
+        context = self._context(topic)
+        return self._run(rollback.rollback_topic(context))
+
+
+class AsyncMessageAdmin(AsyncAdminPart):
+    """As `MessageAdmin`, for asyncio."""
+
+    async def get(self, topic: str, id: Id) -> Message | None:
+        """As `Admin.get`."""
+        context = self._context(topic)
+        return await self._run(inspect.get(context, id))
+
+    async def peek(
+        self, topic: str, limit: int = 10, place: QueueName = "store", slot: int | None = None
+    ) -> list[Message]:
+        """As `Admin.peek`."""
+        context = self._context(topic)
+        return await self._run(inspect.peek(context, limit, place, slot))
+
+    async def spans(self, topic: str, place: QueueName, slot: int, pieces: int = 1) -> list[Span]:
+        """As `Admin.spans`."""
+        context = self._context(topic)
+        return await self._run(pages.spans(context, place, slot, pieces))
+
+    async def page(
+        self,
+        topic: str,
+        place: QueueName,
+        span: Span,
+        cursor: Cursor | None = None,
+        *,
+        raw: bool = False,
+    ) -> Page:
+        """As `Admin.page`."""
+        context = self._context(topic)
+        body = value_of if raw else None
+        return await self._run(pages.page(context, place, span, cursor, body))
+
+    async def rollback(self, topic: str) -> int:
+        """As `Admin.rollback`."""
+        context = self._context(topic)
+        return await self._run(rollback.rollback_topic(context))

@@ -1,0 +1,129 @@
+"""Topics: list, read and change their settings, delete them, count what they hold."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from rmq.client.admin.part import AdminPart, AsyncAdminPart
+from rmq.core.settings import Settings, TopicSettings, check_changes
+from rmq.protocol.flows import (
+    inspect,
+    topic_admin,
+)
+from rmq.protocol.flows.topic_admin import Deleted
+from rmq.protocol.steps import Progress
+
+
+class TopicAdmin(AdminPart):
+    """Verbs on a topic as a whole."""
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        return self._run(topic_admin.topics(self._prefix))
+
+    def settings(self, topic: str) -> Settings:
+        """Return the settings of a topic. Raises TopicNotFound."""
+        return self._run(topic_admin.topic_settings(self._context(topic)))
+
+    def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
+        """Change settings of a topic while it is in use; return all its settings.
+
+        The scripts use the new ones from then on, for waiting messages, too. Clients keep
+        `default_priority`, `max_body`, `expires`, `durability` and `overflow`, and follow within
+        30 s of use. A running consumer or worker keeps its `lease`.
+        Programs that name another value when they open the topic get SettingsMismatch, so change
+        them too.
+
+        Args:
+            topic: its name.
+            settings: as for `Client.topic`. `slots` and `max_retries` cannot be changed.
+
+        Guarantee:
+            Stopped half-way, some slots have the old settings until this call is made again, or any
+            program opens the topic. Two callers at a time: each setting is the later one's.
+
+        Raises:
+            InvalidValue, InvalidType: a setting cannot be changed, or not to this.
+            TopicNotFound: there is no such topic.
+        """
+        asked = check_changes(settings)
+        return self._run(topic_admin.topic_set(self._context(topic), asked))
+
+    def topic_delete(
+        self,
+        topic: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Deleted:
+        """Delete a topic for good, with everything that belongs to it; return what it held.
+
+        Producers and consumers that have it open get TopicVanished. A topic of the same name is a
+        new one to them, until they open it again.
+
+        Args:
+            topic: its name.
+            force: delete it even if it holds messages.
+            dry_run: only count them.
+            progress: called with (slots done, all slots) as it goes.
+
+        Guarantee:
+            Stopped half-way, nobody opens the topic any more; run it again. A slot goes whole or
+            stays. Not forced, no message is deleted.
+
+        Raises:
+            TopicNotEmpty: it holds messages, and this is not forced; the topic stands.
+            TopicNotFound: there is no such topic.
+        """
+        context = self._context(topic)
+        return self._run(topic_admin.topic_delete(context, force, dry_run, progress))
+
+    def stats(self, topic: str) -> dict[str, int]:
+        """Return the counts of a topic over all slots; `lua/stats.lua` lists their names."""
+        context = self._context(topic)
+        return self._run(inspect.stats(context))
+
+    def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
+        """Return the counts of each slot, as `stats` over all."""
+        context = self._context(topic)
+        return self._run(inspect.stats_by_slot(context))
+
+
+class AsyncTopicAdmin(AsyncAdminPart):
+    """As `TopicAdmin`, for asyncio."""
+
+    async def topics(self) -> list[str]:
+        """As `Admin.topics`."""
+        return await self._run(topic_admin.topics(self._prefix))
+
+    async def settings(self, topic: str) -> Settings:
+        """As `Admin.settings`."""
+        return await self._run(topic_admin.topic_settings(self._context(topic)))
+
+    async def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
+        """As `Admin.topic_set`."""
+        asked = check_changes(settings)
+        return await self._run(topic_admin.topic_set(self._context(topic), asked))
+
+    async def topic_delete(
+        self,
+        topic: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Deleted:
+        """As `Admin.topic_delete`."""
+        context = self._context(topic)
+        return await self._run(topic_admin.topic_delete(context, force, dry_run, progress))
+
+    async def stats(self, topic: str) -> dict[str, int]:
+        """As `Admin.stats`."""
+        context = self._context(topic)
+        return await self._run(inspect.stats(context))
+
+    async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
+        """As `Admin.stats_by_slot`."""
+        context = self._context(topic)
+        return await self._run(inspect.stats_by_slot(context))
