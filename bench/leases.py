@@ -10,7 +10,7 @@ import psutil
 import rmq
 from bench.figures import Figure
 from bench.machine import settle
-from rmq.worker.lease_renewer import KeeperProcess
+from rmq.worker.lease_renewer import RenewerProcess
 from tests.servers import Server
 
 
@@ -33,8 +33,8 @@ def _held(server: Server, count: int, lease_s: float, watch_s: float) -> tuple[f
 
         worker = rmq.Worker(client)
         worker.start()
-        keeper = worker._keeper
-        assert isinstance(keeper, KeeperProcess)
+        keeper = worker._renewer
+        assert isinstance(keeper, RenewerProcess)
         processes = psutil.Process(keeper.process.pid), psutil.Process()
         while worker.counts()["leases"]["held"] < count:
             time.sleep(0.05)
@@ -46,7 +46,7 @@ def _held(server: Server, count: int, lease_s: float, watch_s: float) -> tuple[f
             (_seconds(one) - was) / took * 100 for one, was in zip(processes, before, strict=True)
         )
         lost = client.admin.stats("leases")["rolled_back"] + worker.counts()["leases"]["lost"]
-        worker._loop.loop.call_soon_threadsafe(over.set)  # type: ignore[union-attr]
+        worker._loop_thread.loop.call_soon_threadsafe(over.set)  # type: ignore[union-attr]
         worker.stop()
     return own, own + all_of_it, lost
 

@@ -243,7 +243,9 @@ class Handler:
 
     # --- what becomes of a failure ---------------------------------------------------------------
 
-    def ruling(self, error: BaseException, delivery: DeliveryData) -> BaseException | Policy | None:
+    def rule_for(
+        self, error: BaseException, delivery: DeliveryData
+    ) -> BaseException | Policy | None:
         """What an exception means: Snooze, Reject, Retry or a policy; None: the topic's policy."""
         if isinstance(error, Snooze | Reject | Retry):
             return error

@@ -170,7 +170,9 @@ class DeliveryData:
         In a worker, which renews leases, this is known all the time; elsewhere, once a verb
         found out.
         """
-        return self._state == LOST or (self._row >= 0 and self._origin.consumer.board.lost(self))
+        return self._state == LOST or (
+            self._row >= 0 and self._origin.consumer.lease_table.is_lost(self)
+        )
 
     @property
     def claim_lost(self) -> bool:

@@ -15,7 +15,7 @@ SHOWN = 10  # messages in the text of a failure
 WITHIN_S = 1.0  # how far a due time may be off, where a test names one
 
 
-class Wanted(NamedTuple):
+class MessageCriteria(NamedTuple):
     """What a test asks of a message; None: anything."""
 
     body: Any

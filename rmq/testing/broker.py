@@ -17,13 +17,13 @@ from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
 from rmq.testing import assertions, clock as clocks, drain as drain_module
 from rmq.testing.adoption import Adoption, Family
-from rmq.testing.assertions import Wanted
+from rmq.testing.assertions import MessageCriteria
 from rmq.testing.clock import Clock
 from rmq.testing.drain import Drain, Line, Result
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.servers import Backend, Database
 from rmq.transport import Transport
-from rmq.worker.lease_table import Board
+from rmq.worker.lease_table import LeaseTable
 
 AnyTopic = str | Topic | AsyncTopic
 RUNS_MOST = 1_000_000
@@ -171,7 +171,7 @@ class Broker:
             Endless: `limit` is reached, and more is due.
             ConfigurationError: no handler is registered, or an event loop runs: use `adrain`.
         """
-        drain, lines, board = self._drain(topics, advance, raises, limit)
+        drain, lines, lease_table = self._drain(topics, advance, raises, limit)
         try:
             if not any(line.handler.is_async for line in lines):
                 return drain_module.run(drain, _no_loop)
@@ -181,7 +181,7 @@ class Broker:
                 return self._in_a_loop(drain)
             raise ConfigurationError("drain: an event loop runs here; use `await broker.adrain()`")
         finally:
-            _close_lines(lines, board)
+            _close_lines(lines, lease_table)
 
     def _in_a_loop(self, drain: Drain) -> list[Result]:
         transports = [
@@ -208,15 +208,15 @@ class Broker:
         limit: int = 1000,
     ) -> list[Result]:
         """As `drain`, inside an event loop: async handlers run in it, plain ones in its thread."""
-        drain, lines, board = self._drain(topics, advance, raises, limit)
+        drain, lines, lease_table = self._drain(topics, advance, raises, limit)
         try:
             return await drain_module.run_async(drain)
         finally:
-            _close_lines(lines, board)
+            _close_lines(lines, lease_table)
 
     def _drain(
         self, topics: Sequence[AnyTopic], advance: bool | Duration, raises: bool, limit: int
-    ) -> tuple[Drain, list[Line], Board]:
+    ) -> tuple[Drain, list[Line], LeaseTable]:
         self._open()
         check_int(limit, "limit", 1, RUNS_MOST)
         clock = None if advance is False else self.clock
@@ -236,16 +236,16 @@ class Broker:
                 "broker.adopting(shop.client)"
             )
         found = [pair for pair in found if not names or pair[1].context.name in names]
-        board = Board(sum(max(1, handler.batch) for _, handler in found))
+        lease_table = LeaseTable(sum(max(1, handler.batch) for _, handler in found))
         lines = [
             Line(
                 handler,
                 client._transport if isinstance(client, Client) else self._transport,
-                client._hooks, board, number,
+                client._hooks, lease_table, number,
             )
             for number, (client, handler) in enumerate(found)
         ]  # fmt: skip
-        return Drain(lines, self._plain, clock, most_us, raises, limit), lines, board
+        return Drain(lines, self._plain, clock, most_us, raises, limit), lines, lease_table
 
     # --- looks -----------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Broker:
         Raises:
             AssertionError: there is none, or another count; it tells what is there.
         """
-        wanted = Wanted(body, body is ANY, priority, due_in, within, headers, merge_key)
+        wanted = MessageCriteria(body, body is ANY, priority, due_in, within, headers, merge_key)
         now = self._time()
         found = [one for one in self.sent(topic) if wanted.fits(one, now)]
         if found if count is None else len(found) == count:
@@ -359,10 +359,10 @@ def _name(topic: AnyTopic) -> str:
     return topic if isinstance(topic, str) else topic.name
 
 
-def _close_lines(lines: Sequence[Line], board: Board) -> None:
+def _close_lines(lines: Sequence[Line], lease_table: LeaseTable) -> None:
     for line in lines:
-        line.desk.close()
-    board.close()
+        line.consumer.close()
+    lease_table.close()
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:

@@ -25,16 +25,16 @@ from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.transport import Transport
-from rmq.worker.lease_table import Board
-from rmq.worker.leased_consumer import Desk
-from rmq.worker.runner import Overrun, Ruling, Runner, exceeded
+from rmq.worker.lease_table import LeaseTable
+from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.runner import Disposition, Overrun, Runner, runtime_exceeded
 
 T = TypeVar("T")
 TRIES = 10  # a worker goes on trying for ever, with pauses; here a fault must come to an end
 STEP_US = 1000  # the least that the clock is moved
 
 Verb = Literal["ack", "nack", "reject", "release", "lost", "own"]
-Rulings = list[tuple[DeliveryData, Ruling]]
+Dispositions = list[tuple[DeliveryData, Disposition]]
 
 
 class Endless(AssertionError):
@@ -66,7 +66,12 @@ class Line:
     """One handler with what serves it."""
 
     def __init__(
-        self, handler: Handler, transport: Transport, hooks: Hooks, board: Board, number: int
+        self,
+        handler: Handler,
+        transport: Transport,
+        hooks: Hooks,
+        lease_table: LeaseTable,
+        number: int,
     ) -> None:
         self.name = handler.context.name
         self.context = handler.context
@@ -74,7 +79,7 @@ class Line:
         self.handler.function = self._noting(handler.function)
         if not handler.is_async:
             hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
-        self.desk = Desk(transport, handler, board, number)
+        self.consumer = LeasedConsumer(transport, handler, lease_table, number)
         self.runner = Runner(self.handler, hooks)
         self.raised: BaseException | None = None
 
@@ -102,58 +107,58 @@ class Line:
 
     def take(self) -> list[DeliveryData]:
         """The next message, or a batch."""
-        self.desk._reception.ready = []  # what it knows of its slots is in real time
+        self.consumer._reception.ready = []  # what it knows of its slots is in real time
         most = self.handler.batch or 1
-        return cast("list[DeliveryData]", tried(lambda: self.desk.take(most, 0)))
+        return cast("list[DeliveryData]", tried(lambda: self.consumer.take(most, 0)))
 
-    def run(self, found: list[DeliveryData]) -> Rulings:
+    def run(self, found: list[DeliveryData]) -> Dispositions:
         """Run a plain function."""
         self.raised, started = None, time.monotonic()
         if self.handler.batch:
-            rulings = self.runner.run_batch(found)
+            dispositions = self.runner.run_batch(found)
         else:
-            rulings = [(found[0], self.runner.run(found[0]))]
+            dispositions = [(found[0], self.runner.run(found[0]))]
         took = time.monotonic() - started
-        return [(one, self._in_time(one, ruling, took)) for one, ruling in rulings]
+        return [(one, self._in_time(one, disposition, took)) for one, disposition in dispositions]
 
-    def _in_time(self, one: DeliveryData, ruling: Ruling, took: float) -> Ruling:
+    def _in_time(self, one: DeliveryData, disposition: Disposition, took: float) -> Disposition:
         """The ruling, unless it came later than a worker waits for it."""
         limit = self.handler.runtime_of(one)
         if limit is None or took <= limit or one._state != OPEN:
-            return ruling
-        self.raised = exceeded(limit)
-        return self.runner.overran(Overrun(one, limit))
+            return disposition
+        self.raised = runtime_exceeded(limit)
+        return self.runner.disposition_of_overrun(Overrun(one, limit))
 
-    async def run_async(self, found: list[DeliveryData]) -> Rulings:
+    async def run_async(self, found: list[DeliveryData]) -> Dispositions:
         """Run an async function."""
         self.raised = None
         if self.handler.batch:
             return await self.runner.run_batch_async(found)
         return [(found[0], await self.runner.run_async(found[0]))]
 
-    def settle(self, one: DeliveryData, ruling: Ruling) -> Result:
+    def settle(self, one: DeliveryData, disposition: Disposition) -> Result:
         """Carry out a ruling."""
-        verb: Verb = ruling.verb
+        verb: Verb = disposition.verb
         mine, error = cast("list[Delivery]", [one]), self.raised
         if isinstance(error, asyncio.CancelledError):  # at its max_runtime
-            error = ruling.error if isinstance(ruling.error, BaseException) else None
-        elif ruling.verb == "reject" and ruling.kind == "u":
-            error = DecodeError(str(ruling.error))
+            error = disposition.error if isinstance(disposition.error, BaseException) else None
+        elif disposition.verb == "reject" and disposition.kind == "u":
+            error = DecodeError(str(disposition.error))
         if one._state != OPEN:
             verb = "own"
-        elif tried(lambda: self._carry_out(mine, ruling)):
+        elif tried(lambda: self._carry_out(mine, disposition)):
             verb = "lost"
-        self.desk.board.leave(mine)
+        self.consumer.lease_table.remove(mine)
         return Result(self.name, one.id, one.body, one.attempt, verb, error)
 
-    def _carry_out(self, mine: list[Delivery], ruling: Ruling) -> list[Delivery]:
-        if ruling.verb == "ack":
-            return self.desk.ack(mine)
-        if ruling.verb == "nack":
-            return self.desk.fail(mine, ruling.wait_s, {mine[0]: ruling.error})
-        if ruling.verb == "release":
-            return self.desk.release(mine, delay=ruling.wait_s or 0)
-        return self.desk.bury(mine, ruling.error or "rejected", ruling.kind)
+    def _carry_out(self, mine: list[Delivery], disposition: Disposition) -> list[Delivery]:
+        if disposition.verb == "ack":
+            return self.consumer.ack(mine)
+        if disposition.verb == "nack":
+            return self.consumer.fail(mine, disposition.wait_s, {mine[0]: disposition.error})
+        if disposition.verb == "release":
+            return self.consumer.release(mine, delay=disposition.wait_s or 0)
+        return self.consumer.bury(mine, disposition.error or "rejected", disposition.kind)
 
 
 def tried(call: Callable[[], T]) -> T:
@@ -192,7 +197,7 @@ class Drain:
         self._limit = limit
         self._results: list[Result] = []
 
-    def steps(self) -> Generator[tuple[Line, list[DeliveryData]], Rulings, list[Result]]:
+    def steps(self) -> Generator[tuple[Line, list[DeliveryData]], Dispositions, list[Result]]:
         """Yields what is to be run, and is sent the rulings."""
         idle = 0
         while True:
@@ -204,11 +209,11 @@ class Drain:
                 busy = True
                 self._bounded(len(self._results) >= self._limit, found, line)
                 try:
-                    rulings = yield line, found
+                    dispositions = yield line, found
                 except BaseException:
-                    line.desk.release([one for one in found if one._state == OPEN])  # type: ignore[misc]
+                    line.consumer.release([one for one in found if one._state == OPEN])  # type: ignore[misc]
                     raise
-                done = [line.settle(one, ruling) for one, ruling in rulings]
+                done = [line.settle(one, disposition) for one, disposition in dispositions]
                 self._results += done
                 self._raise(line, done)
             idle = 0 if busy else idle + 1
@@ -219,7 +224,7 @@ class Drain:
     def _bounded(self, over: bool, found: list[DeliveryData], line: Line) -> None:
         if not over:
             return
-        line.desk.release([one for one in found if one._state == OPEN])  # type: ignore[misc]
+        line.consumer.release([one for one in found if one._state == OPEN])  # type: ignore[misc]
         last = ", ".join(f"{one.topic} {one.body!r} {one.verb}" for one in self._results[-5:])
         raise Endless(
             f"drain: {len(self._results)} runs, and there is more in {line.name!r}; a handler "
@@ -261,11 +266,13 @@ def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
         line, found = next(steps)
         while True:
             try:
-                rulings = loop(line.run_async(found)) if line.handler.is_async else line.run(found)
+                dispositions = (
+                    loop(line.run_async(found)) if line.handler.is_async else line.run(found)
+                )
             except BaseException as error:
                 steps.throw(error)
                 raise
-            line, found = steps.send(rulings)
+            line, found = steps.send(dispositions)
     except StopIteration as stop:
         results: list[Result] = stop.value
         return results
@@ -279,16 +286,16 @@ async def run_async(drain: Drain) -> list[Result]:
         while True:
             try:
                 if line.handler.is_async:
-                    rulings = await line.run_async(found)
+                    dispositions = await line.run_async(found)
                 else:
-                    rulings = line.run(found)
+                    dispositions = line.run(found)
                 await asyncio.sleep(0)
                 if task is not None and task.cancelling():
                     raise asyncio.CancelledError  # a runner makes a release of it, and goes on
             except BaseException as error:
                 steps.throw(error)
                 raise
-            line, found = steps.send(rulings)
+            line, found = steps.send(dispositions)
     except StopIteration as stop:
         results: list[Result] = stop.value
         return results

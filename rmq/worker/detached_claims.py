@@ -27,7 +27,7 @@ TICK_S = 0.1  # between two looks at which runs have ended
 AGAIN_S = 0.5  # after a call that failed
 
 
-class KeptClaims:
+class DetachedClaims:
     """The claims of one handler's runs. Its methods may be called from any thread."""
 
     def __init__(self, transport: Transport, handler: Handler) -> None:
@@ -67,7 +67,7 @@ class KeptClaims:
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
 
-    def look(self) -> None:
+    def keep_lost(self) -> None:
         """Keep the claims of runs whose leases are lost; called a few times a second."""
         if self._running:
             self.keep([one for one in list(self._running) if one.lost])

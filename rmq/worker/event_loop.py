@@ -9,7 +9,7 @@ import time
 TICK_S = 0.5
 
 
-class Beat:
+class LoopHeartbeat:
     """Tells from outside whether an event loop still runs what it is given."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,7 +32,7 @@ class Beat:
         self._ended = True
 
 
-class Loop:
+class EventLoopThread:
     """A loop in a thread of its own. It ends as `asyncio.run` does: what is left is cancelled."""
 
     def __init__(self) -> None:

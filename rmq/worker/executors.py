@@ -20,30 +20,30 @@ from typing import Any, Protocol
 log = logging.getLogger("rmq")
 
 Work = Any
-Spoilt = Callable[[Work, BaseException], None]
-AIR = 100  # pieces of work in a row after which a task lets others have the loop
-_ABSENT = object()
+OnError = Callable[[Work, BaseException], None]
+YIELD_EVERY = 100  # pieces of work in a row after which a task lets others have the loop
+_UNSET = object()
 
 
-def _same(now: contextvars.Context, before: contextvars.Context) -> bool:
+def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
     """Whether every variable has the very object that it had.
 
     Not by ==: arrays and SQL expressions answer it with something that is not a bool.
     """
     return len(now) == len(before) and all(
-        before.get(variable, _ABSENT) is value for variable, value in now.items()
+        before.get(variable, _UNSET) is value for variable, value in now.items()
     )
 
 
-def _report(spoilt: Spoilt, work: Work, error: BaseException) -> None:
+def _report(on_error: OnError, work: Work, error: BaseException) -> None:
     """Report work that raised. Whatever happens in there, the hand goes on with the next."""
     try:
-        spoilt(work, error)
+        on_error(work, error)
     except Exception:
         log.exception("unexpected: a failure could not be reported")
 
 
-class Hands(Protocol):
+class Executor(Protocol):
     """What a crew asks of its hands."""
 
     def put(self, works: Sequence[Work]) -> None:
@@ -52,7 +52,7 @@ class Hands(Protocol):
     def waiting(self) -> int:
         """How many pieces of work nobody has begun."""
 
-    def take_back(self) -> list[Work]:
+    def withdraw(self) -> list[Work]:
         """The work that nobody has begun."""
 
     def close(self) -> None:
@@ -65,14 +65,16 @@ class Hands(Protocol):
         """End what still runs, where that can be done."""
 
 
-class Threads:
+class ThreadExecutor:
     """Hands that are threads, for plain functions."""
 
-    def __init__(self, name: str, count: int, run: Callable[[Work], None], spoilt: Spoilt) -> None:
+    def __init__(
+        self, name: str, count: int, run: Callable[[Work], None], on_error: OnError
+    ) -> None:
         self._name = name
         self._count = count
         self._run = run
-        self._spoilt = spoilt
+        self._on_error = on_error
         self._queue: SimpleQueue[Work] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._context = contextvars.copy_context()
@@ -83,23 +85,23 @@ class Threads:
             self._queue.put(one)
         for _ in range(min(len(works), self._count - len(self._threads))):
             name = f"{self._name}-{len(self._threads)}"
-            thread = threading.Thread(target=self._hand, name=name, daemon=True)
+            thread = threading.Thread(target=self._run_works, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _hand(self) -> None:
+    def _run_works(self) -> None:
         get, run, copy = self._queue.get, self._run, self._context.copy
         while (work := get()) is not None:
             try:
                 copy().run(run, work)
             except BaseException as error:
-                _report(self._spoilt, work, error)
+                _report(self._on_error, work, error)
 
     def waiting(self) -> int:
         """How many pieces of work nobody has begun."""
         return self._queue.qsize()
 
-    def take_back(self) -> list[Work]:
+    def withdraw(self) -> list[Work]:
         """The work that nobody has begun."""
         found: list[Work] = []
         ends = 0
@@ -132,19 +134,19 @@ class Threads:
         """A thread cannot be ended. It is a daemon, and ends with the process."""
 
 
-class Tasks:
+class TaskExecutor:
     """Hands that are tasks of one event loop, for async functions. The loop runs in any thread."""
 
     def __init__(
         self,
         count: int,
         run: Callable[[Work], Coroutine[Any, Any, None]],
-        spoilt: Spoilt,
+        on_error: OnError,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._count = count
         self._run = run
-        self._spoilt = spoilt
+        self._on_error = on_error
         self._loop = loop
         self._ready: deque[Work] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -171,7 +173,7 @@ class Tasks:
     def _start(self) -> None:
         self._empty.clear()
         # A fresh copy: a task keeps what its handlers set, and it is replaced when they did.
-        task = self._loop.create_task(self._hand(), context=self._context.copy())
+        task = self._loop.create_task(self._run_works(), context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -180,7 +182,7 @@ class Tasks:
         if not self._tasks:
             self._empty.set()
 
-    async def _hand(self) -> None:
+    async def _run_works(self) -> None:
         before, ready, done = contextvars.copy_context(), self._ready, 0
         while True:
             if ready:
@@ -188,15 +190,15 @@ class Tasks:
                 try:
                     await self._run(work)
                 except asyncio.CancelledError as error:
-                    _report(self._spoilt, work, error)
+                    _report(self._on_error, work, error)
                     raise
                 except BaseException as error:
-                    _report(self._spoilt, work, error)
+                    _report(self._on_error, work, error)
                 done += 1
-                if not _same(contextvars.copy_context(), before):
+                if not _is_same_context(contextvars.copy_context(), before):
                     self._loop.call_soon(self._start)
                     return
-                if done % AIR == 0:
+                if done % YIELD_EVERY == 0:
                     await asyncio.sleep(0)
             elif self._closing:
                 return
@@ -209,7 +211,7 @@ class Tasks:
         """How many pieces of work nobody has begun."""
         return len(self._ready)
 
-    def take_back(self) -> list[Work]:
+    def withdraw(self) -> list[Work]:
         """The work that nobody has begun."""
         found = []
         while True:

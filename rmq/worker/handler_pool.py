@@ -1,8 +1,9 @@
-"""A crew serves one handler: one thread takes messages, hands run them, one thread settles.
+"""A handler pool runs one handler: a fetcher thread, an executor, and a settler thread.
 
-fetch     takes as many as there is room for, and gives them to the hands
-hands     run the handler (`rmq.worker.executors`), and report a ruling for each delivery
-settler   carries out what was ruled (`rmq.worker.settler`)
+fetcher    receives as many messages as there is room for, and hands them to the executor
+executor   runs the handler in threads or tasks (`rmq.worker.executors`), and reports a disposition
+           for each delivery
+settler    settles the deliveries by their dispositions (`rmq.worker.settler`)
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import closing
 from typing import Any
 
 from rmq.client.consumer import Delivery
@@ -20,477 +22,477 @@ from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import RMQError
-from rmq.worker.detached_claims import KeptClaims
-from rmq.worker.event_loop import Beat
-from rmq.worker.executors import Hands, Tasks, Threads, Work
-from rmq.worker.leased_consumer import Desk
-from rmq.worker.poison_messages import FROM_DELIVERY, Suspects
-from rmq.worker.prefetch import Pace, Trickle
-from rmq.worker.runner import ACK, BACK, Halt, Overrun, Ruling, Runner
-from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, Settler, Trouble
+from rmq.worker.detached_claims import DetachedClaims
+from rmq.worker.event_loop import LoopHeartbeat
+from rmq.worker.executors import Executor, TaskExecutor, ThreadExecutor, Work
+from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.poison_messages import FROM_DELIVERY, PoisonSuspects
+from rmq.worker.prefetch import IN_ORDER, RunTimes, TrickleDetector
+from rmq.worker.runner import ACK, RELEASE, Disposition, Halt, Runner
+from rmq.worker.runtime_limits import RuntimeLimits
+from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState, Settler
 
 log = logging.getLogger("rmq")
 
-WAIT_S = 1.0  # one turn of the fetcher without messages; a turn is a sign of life
-GATHER_S = 0.001  # for more messages to come, where they trickle
-WAIT_MOST_S = 10.0  # for what a suspect must not take with it
-CANCEL_S = 1.0  # for a task to end that was cancelled at its limit
-BLOCKED_S = 1.0  # an event loop in which nothing runs for so long gets no more work
-IN_ORDER = 50  # messages of a slot in one hand; while they are, no other worker has the slot
+WAIT_S = 1.0  # the longest wait of the fetcher; each turn shows the watchdog that it is alive
+GATHER_S = 0.001  # pause in which messages gather, when they trickle in
+FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
+CANCEL_S = 1.0  # for a task to end after it was cancelled at its limit
+BLOCKED_S = 1.0  # an event loop that is blocked for so long gets no more work
 
 
-def most_held(handler: Handler) -> int:
-    """How many deliveries a handler's crew may have in hand."""
-    return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
-
-
-def left(until: float) -> float:
-    """Seconds from now to a time of the monotonic clock, at least 0."""
+def seconds_until(until: float) -> float:
+    """Return the seconds from now to a time of the monotonic clock, at least 0."""
     return max(0.0, until - time.monotonic())
 
 
-class Crew:
-    """Everything that serves one handler."""
+class HandlerPool:
+    """Fetches, runs and settles the messages of one handler."""
 
     def __init__(
         self,
         handler: Handler,
-        desk: Desk,
+        consumer: LeasedConsumer,
         hooks: Hooks,
         loop: asyncio.AbstractEventLoop | None,
-        beat: Beat | None = None,
+        heartbeat: LoopHeartbeat | None = None,
     ) -> None:
         self.handler = handler
-        self.desk = desk
-        self.kept = None if handler.claims is None else KeptClaims(desk._transport, handler)
-        self.runner = Runner(handler, hooks, self.kept)
+        self.consumer = consumer
+        self.detached_claims = (
+            None if handler.claims is None else DetachedClaims(consumer._transport, handler)
+        )
+        self.runner = Runner(handler, hooks, self.detached_claims)
         self.taken = 0
-        self.turned = time.monotonic()  # when the fetcher last came round
-        self.trouble = Trouble(handler)
+        self.last_turn = time.monotonic()  # when the fetcher began its last turn
+        self.error_state = ErrorState(handler)
         self._stopping = threading.Event()
-        self._moved = threading.Event()  # something was settled: there is room
-        self._pending: list[Delivery] = []  # of a batch that waits for more
-        self._pending_since = 0.0
-        self._free = threading.Semaphore(handler.concurrency)  # hands of an ordered crew
-        self._has_hand = False  # the fetcher of an ordered crew, for its next run
-        self._trickle = Trickle()
-        self._limits: dict[DeliveryData, tuple[float, float]] = {}  # when each is overdue, limit
-        self._limiting = threading.Lock()  # a run ends in time or late, not both
-        self._behind: dict[DeliveryData, list[DeliveryData]] = {}  # what waits for it, in order
-        self._suspects = Suspects()
-        self._suspect_below = 0.0
-        self.pace = Pace(
+        self._room_freed = threading.Event()  # set when deliveries were settled
+        self._partial_batch: list[Delivery] = []  # waits for more messages
+        self._partial_since = 0.0
+        # Of an ordered handler: one permit for each run. The fetcher holds that of its next run.
+        self._ordered_permits = threading.Semaphore(handler.concurrency)
+        self._has_permit = False
+        self._trickle = TrickleDetector()
+        self._suspects = PoisonSuspects()
+        self._suspect_below = 0.0  # retries left, as receipts hold them
+        self.runs = RunTimes(
             handler.concurrency, max(1, handler.batch), handler.prefetch, handler.is_prefetch_chosen
         )
-        self.hung_since = 0.0  # since when every hand is beyond its limit; 0: some is not
-        self._beat = beat
-        self.settler = Settler(handler, desk, self.runner.overran, self.trouble, self._moved)
+        self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
+        self._heartbeat = heartbeat
+        self.settler = Settler(
+            handler, consumer, self.runner.disposition_of_overrun, self.error_state,
+            self._room_freed,
+        )  # fmt: skip
         self._overdue = self.settler.overdue
-        self._hands = self._make_hands(loop)
-        name = f"rmq-{handler.context.name}"
-        self._fetcher = threading.Thread(target=self._fetch, name=f"{name}-fetch", daemon=True)
+        self._runtime_limits = RuntimeLimits(self._overdue)
+        self._name = f"rmq-{handler.context.name}"  # of its threads
+        self._executor = self._make_executor(loop)
+        name = f"{self._name}-fetch"
+        self._fetcher = threading.Thread(target=self._fetch, name=name, daemon=True)
 
-    def _make_hands(self, loop: asyncio.AbstractEventLoop | None) -> Hands:
-        handler = self.handler
+    def _make_executor(self, loop: asyncio.AbstractEventLoop | None) -> Executor:
+        ordered, batch, count = self.handler.ordered, self.handler.batch, self.handler.concurrency
         if loop is not None:
-            run: Callable[[Any], Coroutine[Any, Any, None]] = self._one_async
-            if handler.ordered:
-                run = self._in_order_async
-            elif handler.batch:
-                run = self._batch_async
-            return Tasks(handler.concurrency, run, self._spoilt, loop)
-        work: Callable[[Work], None] = self._one
-        if handler.ordered:
-            work = self._in_order
-        elif handler.batch:
-            work = self._batch
-        name = f"rmq-{handler.context.name}"
-        return Threads(name, handler.concurrency, work, self._spoilt)
+            in_task: Callable[[Any], Coroutine[Any, Any, None]] = (
+                self._run_in_order_async if ordered
+                else self._run_batch_async if batch else self._run_one_async
+            )  # fmt: skip
+            return TaskExecutor(count, in_task, self._on_error, loop)
+        in_thread: Callable[[Any], None] = (
+            self._run_in_order if ordered else self._run_batch if batch else self._run_one
+        )
+        return ThreadExecutor(self._name, count, in_thread, self._on_error)
 
     # --- fetch -----------------------------------------------------------------------------------
 
     @property
     def held(self) -> int:
-        """Deliveries in hand: waiting, running, or about to be settled."""
+        """The number of deliveries held: waiting, running, or about to be settled."""
         return self.taken - self.settler.finished
 
     def hung(self) -> int:
-        """How many hands are at a run beyond its limit: they have no delivery, and do not return.
+        """Return how many threads or tasks are busy with a run that exceeded its max_runtime.
 
-        With `max_runtime`, a thread that hangs, or a task that swallows its cancellation.
+        The thread hangs, or the task swallows its cancellation. The delivery is settled already.
         """
         if not self._overdue:
             return 0
-        return sum(one in self._overdue for one in list(self.pace.running))
+        return sum(delivery in self._overdue for delivery in list(self.runs.running))
 
     def lag(self) -> float:
-        """For how long the event loop of this handler has run nothing, seconds."""
-        return 0.0 if self._beat is None else self._beat.lag()
+        """Return for how many seconds the event loop of this handler has been blocked."""
+        return 0.0 if self._heartbeat is None else self._heartbeat.lag()
 
     def _room(self) -> int:
-        """How many to take now; 0 while it is better to wait for more room."""
+        """Return how many to receive now; 0 while it is better to wait for more room."""
         handler, held, hung = self.handler, self.held, self.hung()
-        most = self._most(hung)
-        room, hands = most - held, handler.concurrency - hung
-        spare = min(handler.prefetch // 4, (most - hands) // 2)
-        enough = 1 if held < hands else max(1, spare)
+        limit = self._held_limit(hung)
+        room, usable = limit - held, handler.concurrency - hung
+        spare = min(handler.prefetch // 4, (limit - usable) // 2)
+        enough = 1 if held < usable else max(1, spare)
         return min(room, BATCH_MAX) if room >= enough else 0
 
-    def _most(self, hung: int) -> int:
-        """How many to hold: while a suspect runs, nothing that would wait behind it."""
+    def _held_limit(self, hung: int) -> int:
+        """Return how many deliveries to hold; while a suspect runs, none may wait behind it."""
         if self.lag() > BLOCKED_S:
             return 0
-        most = self.pace.most(hung)
+        limit = self.runs.held_limit(hung)
         if not self._suspects.running:
-            return most
-        return 0 if self.handler.batch else min(most, self.handler.concurrency - hung)
+            return limit
+        return 0 if self.handler.batch else min(limit, self.handler.concurrency - hung)
 
     def _fetch(self) -> None:
         pause = PAUSE_S
         while not self._stopping.is_set():
             try:
                 if self._fetch_once():
-                    self.trouble.is_over()
+                    self.error_state.clear()
                     pause = PAUSE_S
             except Exception as error:
-                self.trouble.found(error)
-                self._moved.wait(pause)
+                self.error_state.note(error)
+                self._room_freed.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
 
     def _fetch_once(self) -> bool:
-        """Take what there is room for, and give it to the hands; whether Redis was asked."""
-        self._moved.clear()
-        self.turned = time.monotonic()
+        """Receive as many messages as there is room for; return whether Redis was asked."""
+        self._room_freed.clear()
+        self.last_turn = time.monotonic()
         if self.handler.ordered:
-            self._has_hand = self._has_hand or self._free.acquire(timeout=WAIT_S)
-            room = IN_ORDER if self._has_hand and self.lag() <= BLOCKED_S else 0
-            if self._has_hand and not room:
-                self._moved.wait(WAIT_S)
+            self._has_permit = self._has_permit or self._ordered_permits.acquire(timeout=WAIT_S)
+            room = IN_ORDER if self._has_permit and self.lag() <= BLOCKED_S else 0
+            if self._has_permit and not room:
+                self._room_freed.wait(WAIT_S)
         else:
             room = self._room()
             if not room:
-                self._moved.wait(min(WAIT_S, self._patience()))
+                self._room_freed.wait(min(WAIT_S, self._receive_wait_s()))
         if self._stopping.is_set():
             return False
-        found = self.desk.take(room, self._patience()) if room else []
-        self.taken += len(found)
+        deliveries = self.consumer.take(room, self._receive_wait_s()) if room else []
+        self.taken += len(deliveries)
         if self._stopping.is_set():
-            self._give_back(found)
+            self._release(deliveries)
             return False
         try:
-            self._hand_out(found)
+            self._dispatch(deliveries)
         except Exception as error:
-            self._spoilt(found, error)
+            self._on_error(deliveries, error)
             raise
-        if self._trickle.goes_on(len(found)) and not self.handler.ordered:
+        if self._trickle.is_trickling(len(deliveries)) and not self.handler.ordered:
             time.sleep(GATHER_S)
         return room > 0
 
-    def _hand_out(self, found: list[Delivery]) -> None:
-        """Give what was taken to the hands; suspects by themselves, and only those in turn."""
-        if found and not self._suspect_below:
-            retries = self.desk._context.settings.max_retries
+    def _dispatch(self, deliveries: list[Delivery]) -> None:
+        """Hand deliveries to the executor; suspects alone, and only as many as may run."""
+        if deliveries and not self._suspect_below:
+            retries = self.consumer._context.settings.max_retries
             self._suspect_below = retries - FROM_DELIVERY + 2
-        old = [one for one in found if one._score % 1000 < self._suspect_below]
-        lapsed = self.desk.lapsed(old) if old else set()
+        old = [delivery for delivery in deliveries if delivery._score % 1000 < self._suspect_below]
+        suspects = self.consumer.with_expired_leases(old) if old else set()
         if self.handler.ordered:
-            run = self._cut(found, lapsed) if lapsed else found
+            run = self._until_suspect(deliveries, suspects) if suspects else deliveries
             if run:
-                self._has_hand = False
-                self._hands.put([run])
+                self._has_permit = False
+                self._executor.put([run])
             return
-        if lapsed or self._suspects.running:
-            found = self._isolate(found, lapsed)
+        if suspects or self._suspects.running:
+            deliveries = self._start_suspects(deliveries, suspects)
         if self.handler.batch:
-            self._gather(found)
-        elif found:
-            self._hands.put(found)
+            self._fill_batches(deliveries)
+        elif deliveries:
+            self._executor.put(deliveries)
 
-    def _isolate(self, found: list[Delivery], lapsed: set[DeliveryData]) -> list[Delivery]:
-        """Begin the suspects that may; what could only wait beside one goes back.
+    def _start_suspects(
+        self, deliveries: list[Delivery], suspects: set[DeliveryData]
+    ) -> list[Delivery]:
+        """Begin the suspects that may run; release what would have to wait beside them.
 
         Returns:
-            What else can begin at once.
+            The other deliveries that can begin at once.
         """
-        mine = [one for one in found if one in lapsed]
-        others = [one for one in found if one not in lapsed]
-        free = self.handler.concurrency - len(self.pace.running)
-        begin: list[Delivery] = []
-        for one in mine:
-            if len(begin) < free and self._suspects.begin(one, one.attempt):
-                begin.append(one)
+        suspected = [delivery for delivery in deliveries if delivery in suspects]
+        others = [delivery for delivery in deliveries if delivery not in suspects]
+        free = self.handler.concurrency - len(self.runs.running)
+        begun: list[Delivery] = []
+        for delivery in suspected:
+            if len(begun) < free and self._suspects.begin(delivery, delivery.attempt):
+                begun.append(delivery)
             else:
-                self._give_back(one, Ruling("release", self._suspects.wait_s()))
+                self._release(delivery, Disposition("release", self._suspects.wait_s()))
         if not self._suspects.running:
             return others
-        self._give_back([*self._pending, *others[max(0, free - len(begin)) :]])
-        self._pending = []
-        others = others[: max(0, free - len(begin))]
-        if self.handler.batch:  # to fill a batch is to wait
-            self._give_back(others)
+        free = max(0, free - len(begun))
+        self._release([*self._partial_batch, *others[free:]])
+        self._partial_batch = []
+        others = others[:free]
+        if self.handler.batch:  # they would have to wait until a batch is full
+            self._release(others)
             others = []
-        if begin:
-            # This process may be about to end: what is done is to be known before.
-            self._hand_back_now(self._hands.take_back())
-            self._hands.put([[one] for one in begin] if self.handler.batch else begin)
+        if begun:
+            # A suspect may kill this process: settle first what has been done.
+            for work in self._executor.withdraw():
+                self._release(work)
+            self.settler.flush(FLUSH_MOST_S)
+            self._executor.put([[delivery] for delivery in begun] if self.handler.batch else begun)
         return others
 
-    def _cut(self, run: list[Delivery], lapsed: set[DeliveryData]) -> list[Delivery]:
-        """What of a run in order can be given to a hand: up to a suspect, or that one alone."""
-        place = next(n for n, one in enumerate(run) if one in lapsed)
+    def _until_suspect(self, run: list[Delivery], suspects: set[DeliveryData]) -> list[Delivery]:
+        """Return the part of an ordered run before its first suspect, or that suspect alone."""
+        place = next(n for n, delivery in enumerate(run) if delivery in suspects)
         if place:
             self.settler.put(Halt(None, list(run[place:])))
             return run[:place]
         first = run[0]
         if self._suspects.begin(first, first.attempt):
             self.settler.put(Halt(None, list(run[1:])))
-            self.settler.wait(WAIT_MOST_S)
+            self.settler.flush(FLUSH_MOST_S)
             return [first]
-        wait = Ruling("release", self._suspects.wait_s())
+        wait = Disposition("release", self._suspects.wait_s())
         self.settler.put(Halt((first, wait), list(run[1:])))
         return []
 
-    def _patience(self) -> float:
-        """How long to wait for messages."""
-        if not self._pending:
+    def _receive_wait_s(self) -> float:
+        """Return how long to wait for messages, seconds."""
+        if not self._partial_batch:
             return WAIT_S
-        return max(0.0, self._pending_since + self.handler.linger_s - time.monotonic())
+        return max(0.0, self._partial_since + self.handler.linger_s - time.monotonic())
 
-    def _gather(self, found: list[Delivery]) -> None:
-        """Make batches; one that is not full waits for `linger`."""
+    def _fill_batches(self, deliveries: list[Delivery]) -> None:
+        """Hand full batches to the executor; one that is not full waits for `linger`."""
         size = self.handler.batch
-        if not self._pending:
-            self._pending_since = time.monotonic()
-        self._pending += found
+        if not self._partial_batch:
+            self._partial_since = time.monotonic()
+        self._partial_batch += deliveries
         works = []
-        while len(self._pending) >= size:
-            works.append(self._pending[:size])
-            self._pending = self._pending[size:]
+        while len(self._partial_batch) >= size:
+            works.append(self._partial_batch[:size])
+            self._partial_batch = self._partial_batch[size:]
         if works:
-            self._pending_since = time.monotonic()  # what is left has come just now
-        if self._pending and self._patience() <= 0:
-            works.append(self._pending)
-            self._pending = []
+            self._partial_since = time.monotonic()  # the rest has just arrived
+        if self._partial_batch and self._receive_wait_s() <= 0:
+            works.append(self._partial_batch)
+            self._partial_batch = []
         if works:
-            self._hands.put(works)
+            self._executor.put(works)
 
-    # --- in the hands ----------------------------------------------------------------------------
+    # --- runs ------------------------------------------------------------------------------------
 
-    def _may_start(self, one: DeliveryData) -> bool:
-        """Whether this one is still ours; what is lost is put aside."""
-        if time.monotonic() >= one._origin.until and one.lost:
-            one._state = LOST
-            self._report(one, ACK)
+    def _may_run(self, delivery: DeliveryData) -> bool:
+        """Return whether the lease and the claim still stand; otherwise report the delivery."""
+        if time.monotonic() >= delivery._origin.until and delivery.lost:
+            delivery._state = LOST
+            self._report(delivery, ACK)
             return False
-        if one._claim is not None and self.desk.board.claim_lost(one):
-            self._report(one, BACK)  # it is claimed anew when it comes again
+        if delivery._claim is not None and self.consumer.lease_table.is_claim_lost(delivery):
+            self._report(delivery, RELEASE)  # the next delivery claims the key again
             return False
         return True
 
-    def _hand_back_now(self, works: Sequence[Work]) -> None:
-        """Give these back, and wait until all that was reported is settled."""
-        for work in works:
-            self._give_back(work)
-        self.settler.wait(WAIT_MOST_S)
+    def _run_one(self, delivery: DeliveryData) -> None:
+        if self._may_run(delivery):
+            self._begin_run([delivery])
+            self._report(delivery, self.runner.run(delivery))
 
-    def _one(self, one: DeliveryData) -> None:
-        if self._may_start(one):
-            self._begin([one])
-            self._report(one, self.runner.run(one))
+    async def _run_one_async(self, delivery: DeliveryData) -> None:
+        if self._may_run(delivery):
+            self._begin_run([delivery], CANCEL_S)
+            self._report(delivery, await self._run_cancellable(delivery))
 
-    async def _one_async(self, one: DeliveryData) -> None:
-        if self._may_start(one):
-            self._begin([one], CANCEL_S)
-            self._report(one, await self._run_async(one))
-
-    async def _run_async(self, one: DeliveryData) -> Ruling:
+    async def _run_cancellable(self, delivery: DeliveryData) -> Disposition:
         try:
-            return await self.runner.run_async(one)
+            return await self.runner.run_async(delivery)
         except asyncio.CancelledError as error:
-            return self._cancelled(error)
+            return self._disposition_of_cancel(error)
 
-    def _cancelled(self, error: BaseException) -> Ruling:
-        """The worker is stopping; else a hook did it, which must not go on for ever uncounted."""
-        return BACK if self._stopping.is_set() else Ruling("nack", None, error)
+    def _disposition_of_cancel(self, error: BaseException) -> Disposition:
+        """Decide for a cancelled task: by the worker's stop, or by a hook, which is a failure."""
+        return RELEASE if self._stopping.is_set() else Disposition("nack", None, error)
 
-    def _batch(self, batch: list[DeliveryData]) -> None:
-        ready = [one for one in batch if self._may_start(one)]
+    def _begin_batch(self, batch: list[DeliveryData], margin_s: float = 0.0) -> list[DeliveryData]:
+        ready = [delivery for delivery in batch if self._may_run(delivery)]
         if ready:
-            self._begin(ready)
-        for one, ruling in self.runner.run_batch(ready):
-            self._report(one, ruling)
+            self._begin_run(ready, margin_s)
+        return ready
 
-    async def _batch_async(self, batch: list[DeliveryData]) -> None:
-        ready = [one for one in batch if self._may_start(one)]
-        if ready:
-            self._begin(ready, CANCEL_S)
+    def _run_batch(self, batch: list[DeliveryData]) -> None:
+        ready = self._begin_batch(batch)
+        for delivery, disposition in self.runner.run_batch(ready):
+            self._report(delivery, disposition)
+
+    async def _run_batch_async(self, batch: list[DeliveryData]) -> None:
+        ready = self._begin_batch(batch, CANCEL_S)
         try:
-            rulings = await self.runner.run_batch_async(ready)
+            dispositions = await self.runner.run_batch_async(ready)
         except asyncio.CancelledError as error:
-            rulings = [(one, self._cancelled(error)) for one in ready]
-        for one, ruling in rulings:
-            self._report(one, ruling)
+            dispositions = [(delivery, self._disposition_of_cancel(error)) for delivery in ready]
+        for delivery, disposition in dispositions:
+            self._report(delivery, disposition)
 
-    def _in_order(self, run: list[DeliveryData]) -> None:
+    def _run_in_order(self, run: list[DeliveryData]) -> None:
+        with closing(self._steps_in_order(run)) as steps:
+            delivery = next(steps, None)
+            while delivery is not None:
+                delivery = _resume(steps, self.runner.run(delivery))
+
+    async def _run_in_order_async(self, run: list[DeliveryData]) -> None:
+        with closing(self._steps_in_order(run, CANCEL_S)) as steps:
+            delivery = next(steps, None)
+            while delivery is not None:
+                delivery = _resume(steps, await self._run_cancellable(delivery))
+
+    def _steps_in_order(
+        self, run: list[DeliveryData], margin_s: float = 0.0
+    ) -> Generator[DeliveryData, Disposition, None]:
+        """Yield each delivery of an ordered run that is to be run; take its disposition."""
         try:
-            for place, one in enumerate(run):
+            for place, delivery in enumerate(run):
                 if self._stopping.is_set():
                     self.settler.put(Halt(None, run[place:]))
                     break
-                if not self._may_start(one):
+                if not self._may_run(delivery):
                     self.settler.put(Halt(None, run[place + 1 :]))
                     break
-                self._behind[one] = run[place + 1 :]
-                self._begin([one])
-                if self._halts(run, place, self.runner.run(one)):
+                self._runtime_limits.wait_behind(delivery, run[place + 1 :])
+                self._begin_run([delivery], margin_s)
+                disposition = yield delivery
+                if self._report_in_order(run, place, disposition):
                     break
         finally:
-            self._free.release()
+            self._ordered_permits.release()
 
-    async def _in_order_async(self, run: list[DeliveryData]) -> None:
-        try:
-            for place, one in enumerate(run):
-                if self._stopping.is_set():
-                    self.settler.put(Halt(None, run[place:]))
-                    break
-                if not self._may_start(one):
-                    self.settler.put(Halt(None, run[place + 1 :]))
-                    break
-                self._behind[one] = run[place + 1 :]
-                self._begin([one], CANCEL_S)
-                if self._halts(run, place, await self._run_async(one)):
-                    break
-        finally:
-            self._free.release()
-
-    def _halts(self, run: list[DeliveryData], place: int, ruling: Ruling) -> bool:
-        """Report one of an ordered run; whether those behind it have to wait."""
-        one, rest = run[place], run[place + 1 :]
-        self._over(one)
-        if one in self._overdue:  # given back when its time was over, and the rest before it
-            self._overdue.discard(one)
+    def _report_in_order(
+        self, run: list[DeliveryData], place: int, disposition: Disposition
+    ) -> bool:
+        """Report a delivery of an ordered run; return whether the run has to stop here."""
+        delivery, rest = run[place], run[place + 1 :]
+        self._end_run(delivery)
+        if delivery in self._overdue:  # settled when it exceeded its max_runtime, with the rest
+            self._overdue.discard(delivery)
             return True
-        if ruling.verb in ("ack", "reject") and one._state == OPEN:
-            self._report(one, ruling)
+        if disposition.verb in ("ack", "reject") and delivery._state == OPEN:
+            self._report(delivery, disposition)
             return False
-        # Failed, or settled by the handler itself, who knows how.
-        self.settler.put(Halt((one, ruling), rest))
+        # It failed, or the handler settled it by itself, perhaps as failed.
+        self.settler.put(Halt((delivery, disposition), rest))
         return True
 
-    def _begin(self, batch: list[DeliveryData], more_s: float = 0.0) -> None:
-        """A run begins; the first of its deliveries stands for it.
+    def _begin_run(self, batch: list[DeliveryData], margin_s: float = 0.0) -> None:
+        """Note that a run begins. Its first delivery identifies it.
 
         Args:
             batch: its deliveries; most runs have one.
-            more_s: for a task, which its own timer cancels, to come to its end.
+            margin_s: added to the limit of a task, so that its own timer can cancel it first.
         """
-        self.pace.begin(batch[0])
-        begun, runtime_of = self.desk.board.begun, self.handler.runtime_of
-        for one in batch:
-            begun(one)
-            seconds = runtime_of(one)
+        self.runs.begin(batch[0])
+        mark_begun, runtime_of = self.consumer.lease_table.mark_begun, self.handler.runtime_of
+        for delivery in batch:
+            mark_begun(delivery)
+            seconds = runtime_of(delivery)
             if seconds is not None:
-                until = time.monotonic() + seconds + more_s
-                self._limits[one] = until, seconds
-                self.desk.board.limit(one, until)
+                until = time.monotonic() + seconds + margin_s
+                self._runtime_limits.begin(delivery, until, seconds)
+                self.consumer.lease_table.renew_until(delivery, until)
 
-    def _report(self, one: DeliveryData, ruling: Ruling) -> None:
-        self._over(one)
-        self.settler.put(one if ruling is ACK else (one, ruling))
+    def _report(self, delivery: DeliveryData, disposition: Disposition) -> None:
+        self._end_run(delivery)
+        self.settler.put(delivery if disposition is ACK else (delivery, disposition))
 
-    def _over(self, one: DeliveryData) -> None:
-        """It runs no longer, or never did."""
-        if self._limits:
-            with self._limiting:
-                self._limits.pop(one, None)
-        began = self.pace.end(one)
-        if self._behind:
-            self._behind.pop(one, None)
+    def _end_run(self, delivery: DeliveryData) -> None:
+        """Note that a delivery runs no longer, or never began."""
+        self._runtime_limits.end(delivery)
+        began = self.runs.end(delivery)
         if self._suspects.running:
-            self._suspects.end(one, began)
+            self._suspects.end(delivery, began)
 
-    def _spoilt(self, work: Work, error: BaseException) -> None:
-        """Something of ours raised in a hand; the messages must not hang."""
+    def _on_error(self, work: Work, error: BaseException) -> None:
+        """Report the deliveries of work in which RMQ itself raised, so that they do not hang."""
         log.error("%s: unexpected", self.handler, exc_info=error)
-        for one in work if isinstance(work, list) else [work]:
-            self._report(one, Ruling("nack", None, error))
+        for delivery in work if isinstance(work, list) else [work]:
+            self._report(delivery, Disposition("nack", None, error))
 
-    def _give_back(self, work: Work, ruling: Ruling = BACK) -> None:
-        for one in work if isinstance(work, list) else [work]:
-            self._report(one, ruling)
+    def _release(self, work: Work, disposition: Disposition = RELEASE) -> None:
+        for delivery in work if isinstance(work, list) else [work]:
+            self._report(delivery, disposition)
 
-    def watch(self) -> None:
-        """Find what runs for too long; called a few times a second."""
-        if self.kept is not None:
-            self.kept.look()
+    def check_limits(self) -> None:
+        """Find the runs that exceeded their max_runtime; called a few times a second."""
+        if self.detached_claims is not None:
+            self.detached_claims.keep_lost()
         now = time.monotonic()
-        for one, (until, seconds) in list(self._limits.items()):
-            if now < until:
-                continue
-            with self._limiting:
-                if one not in self._limits:
-                    continue  # it has ended just now
-                self._overdue.add(one)
-                del self._limits[one]
-                rest = self._behind.pop(one, [])
-            if self.kept is not None:
-                self.kept.keep([one])
-            log.error("%s: %s ran for more than %g s", self.handler, one.id, seconds)
-            self.settler.put(Overrun(one, seconds, rest))
+        for overrun in self._runtime_limits.take_overdue(now):
+            delivery = overrun.delivery
+            if self.detached_claims is not None:
+                self.detached_claims.keep([delivery])
+            log.error(
+                "%s: %s ran for more than %g s", self.handler, delivery.id, overrun.max_runtime_s
+            )
+            self.settler.put(overrun)
         all_hung = self.hung() >= self.handler.concurrency
-        self.hung_since = (self.hung_since or now) if all_hung else 0.0
-        if all_hung or self.lag() > BLOCKED_S or self.pace.is_stalled():
-            for work in self._hands.take_back() if self._hands.waiting() else []:
-                self._give_back(work)
+        self.all_hung_since = (self.all_hung_since or now) if all_hung else 0.0
+        if all_hung or self.lag() > BLOCKED_S or self.runs.is_stalled():
+            for work in self._executor.withdraw() if self._executor.waiting() else []:
+                self._release(work)
                 if self.handler.ordered:
-                    self._free.release()
+                    self._ordered_permits.release()
 
-    def give_up(self) -> None:
-        """Renew what runs no longer: nothing moves here any more, and others have to do it."""
-        for one in list(self.pace.running):
-            self.desk.board.limit(one, 0.0)
+    def stop_renewing(self) -> None:
+        """Let the leases of running deliveries expire, so that other workers run them."""
+        for delivery in list(self.runs.running):
+            self.consumer.lease_table.renew_until(delivery, 0.0)
 
     # --- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to take messages."""
+        """Begin to fetch messages."""
         self.settler.start()
         self._fetcher.start()
 
-    def stop_taking(self) -> None:
-        """Take no more. Returns at once."""
+    def stop_fetching(self) -> None:
+        """Stop fetching. Returns at once."""
         self._stopping.set()
-        self._free.release()
-        self.desk._interrupt()
-        self._moved.set()
+        self._ordered_permits.release()
+        self.consumer._interrupt()
+        self._room_freed.set()
 
-    def hand_back(self, until: float) -> None:
-        """Hand back what has not begun. `until`: when not to wait for the fetcher any longer."""
-        self._fetcher.join(left(until))
-        for work in [*self._hands.take_back(), *self._pending]:
-            self._give_back(work)
-        self._pending = []
-        self._hands.close()
+    def release_waiting(self, until: float) -> None:
+        """Release the deliveries that have not begun; wait for the fetcher until `until`."""
+        self._fetcher.join(seconds_until(until))
+        for work in [*self._executor.withdraw(), *self._partial_batch]:
+            self._release(work)
+        self._partial_batch = []
+        self._executor.close()
 
     def join(self, wait_s: float) -> bool:
-        """Wait for what runs; whether all of it has ended."""
-        return self._hands.join(wait_s)
+        """Wait for running handlers; return whether all have ended."""
+        return self._executor.join(wait_s)
 
     def end(self, until: float) -> bool:
-        """Cancel what still runs, hand it back, and let go.
+        """Cancel the running handlers, release their deliveries, and close the consumer.
 
         Returns:
-            Whether Redis knows what became of every delivery.
+            Whether every delivery is settled in Redis.
         """
-        self._hands.cancel(left(until))
-        self.settler.end(left(until))
-        if self.kept is not None:
-            self.kept.keep()
+        self._executor.cancel(seconds_until(until))
+        self.settler.end(seconds_until(until))
+        if self.detached_claims is not None:
+            self.detached_claims.keep()
         try:
-            self.desk.close()
-            self.settler.handed_back(self.held)
+            self.consumer.close()
+            self.settler.count_released(self.held)
         except RMQError as error:
-            log.warning("%s: what was in hand waits for its leases to run out: %s",
+            log.warning("%s: the deliveries held wait until their leases expire: %s",
                         self.handler, error)  # fmt: skip
             return False
         return not self.settler.unsettled
+
+
+def _resume(
+    steps: Generator[DeliveryData, Disposition, None], disposition: Disposition
+) -> DeliveryData | None:
+    """Send a disposition to an ordered run; return the next delivery, None at its end."""
+    try:
+        return steps.send(disposition)
+    except StopIteration:
+        return None

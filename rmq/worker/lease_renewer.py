@@ -34,7 +34,7 @@ from rmq.protocol.flows import claim, open_topic, receive, settle
 from rmq.protocol.flows.settle import Lease, Leases
 from rmq.protocol.steps import Flow
 from rmq.transport import Transport, url as urls
-from rmq.worker.lease_table import Board, Row
+from rmq.worker.lease_table import LeaseRow, LeaseTable
 
 log = logging.getLogger("rmq")
 
@@ -51,19 +51,23 @@ GONE_SIGNAL = signal.SIGUSR2  # sent by Linux when the worker has gone
 LAST_S = 3.0  # how long handing back is tried for a worker that is dead
 
 
-class Keeper:
+class LeaseRenewer:
     """Renews what stands on a board."""
 
-    def __init__(self, board: Board, transport: Transport, contexts: list[TopicContext]) -> None:
-        self.board = board
+    def __init__(
+        self, lease_table: LeaseTable, transport: Transport, contexts: list[TopicContext]
+    ) -> None:
+        self.lease_table = lease_table
         self.transport = transport
         self.contexts = contexts
         self.renewals = 0
 
     def hand_back(self) -> None:
         """Release what no handler was called with: it costs no retry, and waits for no lease."""
-        topics: dict[int, list[Row]] = {}
-        for row in sorted(self.board.held(), key=lambda row: row.serial):  # as they were delivered
+        topics: dict[int, list[LeaseRow]] = {}
+        for row in sorted(
+            self.lease_table.held_rows(), key=lambda row: row.serial
+        ):  # as they were delivered
             if not row.begun:
                 topics.setdefault(row.topic, []).append(row)
         for topic, rows in topics.items():
@@ -76,7 +80,7 @@ class Keeper:
                 if isinstance(error, Unavailable | OutcomeUnknown):
                     return
 
-    def _release(self, context: TopicContext, rows: list[Row]) -> Flow[None]:
+    def _release(self, context: TopicContext, rows: list[LeaseRow]) -> Flow[None]:
         yield from open_topic.ensure_open(context, create=False)
         leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
         claimed: Any = [SimpleNamespace(_claim=row.claim) for row in rows]
@@ -86,10 +90,10 @@ class Keeper:
 
     def round(self) -> float:
         """Renew what is due; how long to wait until the next round, seconds."""
-        self.board.came_round()
-        groups: dict[tuple[int, int], list[Row]] = {}
+        self.lease_table.note_round()
+        groups: dict[tuple[int, int], list[LeaseRow]] = {}
         now, pause = time.monotonic(), LOOK_MOST_S
-        for row in self.board.held():
+        for row in self.lease_table.held_rows():
             if row.until > now:
                 groups.setdefault((row.topic, row.lease_ms), []).append(row)
         for (topic, lease_ms), rows in groups.items():
@@ -101,12 +105,12 @@ class Keeper:
                 some = [row for row in rows if row.safe <= early]
                 if not self._renew(self.contexts[topic], lease_ms, some):
                     pause = AGAIN_S
-        return min(pause, self.board.shortest_ms() / 1000 / LOOKS)
+        return min(pause, self.lease_table.shortest_lease_ms() / 1000 / LOOKS)
 
-    def _renew(self, context: TopicContext, lease_ms: int, rows: list[Row]) -> bool:
+    def _renew(self, context: TopicContext, lease_ms: int, rows: list[LeaseRow]) -> bool:
         """Renew these; whether it is known what became of them."""
         started = time.monotonic()
-        self.board.begin(rows)
+        self.lease_table.begin_renewal(rows)
         try:
             rows = self._found(context, rows)
             deadlines = self.transport.run(self._extend(context, lease_ms, rows))
@@ -114,28 +118,28 @@ class Keeper:
             log.warning("leases of %s are not renewed just now: %s", context.name, error)
             if isinstance(error, Unavailable):
                 # Nothing was done. In any other case the rows stay marked as begun.
-                self.board.end(row for row in rows if not row.unsure)
+                self.lease_table.end_renewal(row for row in rows if not row.unsure)
             return False
         for row, deadline in zip(rows, deadlines, strict=True):
             if deadline is None:
-                self.board.gone(row)
+                self.lease_table.mark_lost(row)
             else:
-                self.board.renewed(
+                self.lease_table.record_renewal(
                     row, receipt_with_deadline(row.score, deadline), started + lease_ms / 1000
                 )
             if row.claim is not None and row.claim.lost:
-                self.board.unclaimed(row)
+                self.lease_table.mark_claim_lost(row)
         self.renewals += len(rows)
-        self.board.end(rows)
+        self.lease_table.end_renewal(rows)
         return True
 
-    def _found(self, context: TopicContext, rows: list[Row]) -> list[Row]:
+    def _found(self, context: TopicContext, rows: list[LeaseRow]) -> list[LeaseRow]:
         """The rows with the receipts that Redis has for them, where we cannot know.
 
         A renewal without an answer may have been carried out, even long after it was given up. A
         receipt of the same delivery differs in its deadline only.
         """
-        unsure: dict[int, list[Row]] = {}
+        unsure: dict[int, list[LeaseRow]] = {}
         for row in rows:
             if row.unsure:
                 unsure.setdefault(MessageId(row.id).slot, []).append(row)
@@ -153,7 +157,7 @@ class Keeper:
         return [row._replace(score=scores.get(row.serial, row.score)) for row in rows]
 
     def _extend(
-        self, context: TopicContext, lease_ms: int, rows: list[Row]
+        self, context: TopicContext, lease_ms: int, rows: list[LeaseRow]
     ) -> Flow[list[int | None]]:
         yield from open_topic.ensure_open(context, create=False)
         leases = [Lease(MessageId(row.id).slot, row.id, row.score) for row in rows]
@@ -166,11 +170,13 @@ class Keeper:
 # --- beside the worker ---------------------------------------------------------------------------
 
 
-class KeeperThread:
+class RenewerThread:
     """The keeper as a thread of the worker."""
 
-    def __init__(self, board: Board, transport: Transport, contexts: list[TopicContext]) -> None:
-        self._keeper = Keeper(board, transport, contexts)
+    def __init__(
+        self, lease_table: LeaseTable, transport: Transport, contexts: list[TopicContext]
+    ) -> None:
+        self._renewer = LeaseRenewer(lease_table, transport, contexts)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-keeper", daemon=True)
         self._thread.start()
@@ -179,7 +185,7 @@ class KeeperThread:
         pause = 0.0
         while not self._stop.wait(pause):
             try:
-                pause = self._keeper.round()
+                pause = self._renewer.round()
             except Exception:
                 log.exception("unexpected: leases were not looked at")
                 pause = AGAIN_S
@@ -193,17 +199,19 @@ class KeeperThread:
         self._thread.join(wait_s)
 
 
-class KeeperProcess:
+class RenewerProcess:
     """The keeper as a process. `check` starts another one where it has died, or else a thread."""
 
-    def __init__(self, board: Board, transport: Transport, contexts: list[TopicContext]) -> None:
-        self._board, self._transport, self._contexts = board, transport, contexts
-        self._thread: KeeperThread | None = None  # where a process cannot be started any more
+    def __init__(
+        self, lease_table: LeaseTable, transport: Transport, contexts: list[TopicContext]
+    ) -> None:
+        self._lease_table, self._transport, self._contexts = lease_table, transport, contexts
+        self._thread: RenewerThread | None = None  # where a process cannot be started any more
         self._task = {
             "url": transport.address.url,
             "timeout": transport.timeout_s,
             "retry_for": transport.retry_for,
-            "rows": board.rows,
+            "rows": lease_table.capacity,
             "topics": [[one.prefix, one.name] for one in contexts],
             "parent": os.getpid(),
         }
@@ -216,10 +224,10 @@ class KeeperProcess:
             "from rmq.worker import lease_renewer; lease_renewer.main()"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(self._board.fd)],
+            [sys.executable, "-c", code, str(self._lease_table.fd)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(self._board.fd,),
+            pass_fds=(self._lease_table.fd,),
             start_new_session=True,  # a Ctrl-C at the terminal is for the worker, not for it
         )
         assert process.stdin is not None
@@ -241,7 +249,7 @@ class KeeperProcess:
             self.process = self._start()
         except OSError as error:
             log.error("it cannot be started: %s; leases are renewed from a thread", error)
-            self._thread = KeeperThread(self._board, self._transport, self._contexts)
+            self._thread = RenewerThread(self._lease_table, self._transport, self._contexts)
 
     def stop(self, wait_s: float = END_S) -> None:
         """End it; kill it where it is in a call for longer than that."""
@@ -269,29 +277,29 @@ def runs_python(executable: str | None) -> bool:
 
 
 def start(
-    where: Where, board: Board, transport: Transport, contexts: list[TopicContext]
-) -> KeeperThread | KeeperProcess:
+    where: Where, lease_table: LeaseTable, transport: Transport, contexts: list[TopicContext]
+) -> RenewerThread | RenewerProcess:
     """Start a keeper, and wait until it is at work: nothing may be taken that nobody renews."""
     if where == "thread" or os.name != "posix":
-        return KeeperThread(board, transport, contexts)
+        return RenewerThread(lease_table, transport, contexts)
     if not runs_python(sys.executable):
         log.warning(
             "sys.executable is %r, not a Python interpreter; leases are renewed from a thread. "
             "Give Worker(keeper='thread') if that is meant", sys.executable,
         )  # fmt: skip
-        return KeeperThread(board, transport, contexts)
+        return RenewerThread(lease_table, transport, contexts)
     try:
-        made = KeeperProcess(board, transport, contexts)
+        made = RenewerProcess(lease_table, transport, contexts)
     except OSError as error:
         log.error("the keeper of leases cannot be started: %s; leases are renewed from a thread",
                   error)  # fmt: skip
-        return KeeperThread(board, transport, contexts)
+        return RenewerThread(lease_table, transport, contexts)
     until = time.monotonic() + READY_S
-    while not board.beat():
+    while not lease_table.last_round():
         if made.process.poll() is not None or time.monotonic() > until:
             made.stop()
             log.error("the keeper of leases does not start; leases are renewed from a thread")
-            return KeeperThread(board, transport, contexts)
+            return RenewerThread(lease_table, transport, contexts)
         time.sleep(0.005)
     return made
 
@@ -351,12 +359,12 @@ def main() -> None:
     if task is None:
         return
     parent = int(task["parent"])
-    board = Board(int(task["rows"]), int(sys.argv[1]))
+    lease_table = LeaseTable(int(task["rows"]), int(sys.argv[1]))
     address, timeout = urls.parse(task["url"]), task["timeout"]
     transport = Transport(address, min(2.0, task["retry_for"]), timeout)
     sessions = ReplaySessions()
     contexts = [TopicContext(prefix, name, JSON, sessions, {}) for prefix, name in task["topics"]]
-    keeper = Keeper(board, transport, contexts)
+    keeper = LeaseRenewer(lease_table, transport, contexts)
     pause = 0.0
     try:
         _watch_over(parent, task["bound"])

@@ -50,7 +50,7 @@ _KEPT_SERIAL, _SCORE, _BUSY, _SAFE, _GONE = (_KEPT_AT + 8 * n for n in range(5))
 FOREVER = float("inf")
 
 
-class Row(NamedTuple):
+class LeaseRow(NamedTuple):
     """One delivery in hand, as the keeper sees it."""
 
     number: int
@@ -67,19 +67,19 @@ class Row(NamedTuple):
     begun: bool = False  # a handler was called with it, or with its batch
 
 
-class Board:
+class LeaseTable:
     """Rows in shared memory. The worker's side and the keeper's side use different methods."""
 
-    def __init__(self, rows: int, fd: int = -1) -> None:
-        self.rows = rows
-        size = _HEADER + rows * _ROW
+    def __init__(self, capacity: int, fd: int = -1) -> None:
+        self.capacity = capacity
+        size = _HEADER + capacity * _ROW
         self.fd = _shared(size) if fd < 0 else fd
         self._memory = mmap.mmap(self.fd, size)
         if fd < 0:
-            self.expect(LEASE_MIN_MS)
-        self._free = list(range(rows - 1, -1, -1))
+            self.set_shortest_lease_ms(LEASE_MIN_MS)
+        self._free = list(range(capacity - 1, -1, -1))
         self._serials = itertools.count(1)
-        self._serial = [0] * rows  # of the worker's side: what stands in each row
+        self._serial = [0] * capacity  # of the worker's side: what stands in each row
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -88,7 +88,7 @@ class Board:
 
     # --- the worker's side -----------------------------------------------------------------------
 
-    def enter(
+    def add(
         self, deliveries: Iterable[DeliveryData], topic: int, lease_ms: int, held: float
     ) -> None:
         """Note deliveries that were just leased. `held`: a time before they were."""
@@ -106,7 +106,7 @@ class Board:
             pack(memory, at + 8, topic, lease_ms, one._id, one._score, held, head, FOREVER)
             _SERIAL.pack_into(memory, at, serial)
 
-    def claim(self, deliveries: Iterable[DeliveryData]) -> None:
+    def add_claims(self, deliveries: Iterable[DeliveryData]) -> None:
         """Note the claims that deliveries on the board hold, to be renewed with their leases."""
         memory = self._memory
         for one in deliveries:
@@ -120,14 +120,14 @@ class Board:
             _CLAIM.pack_into(memory, at, 0, *sizes, 0)
             _SERIAL.pack_into(memory, at, self._serial[one._row])
 
-    def claim_lost(self, one: DeliveryData) -> bool:
+    def is_claim_lost(self, one: DeliveryData) -> bool:
         """Whether the keeper has found that its claim is gone."""
         if one._row < 0:
             return False
         at = _HEADER + one._row * _ROW + _UNCLAIMED
         return bool(_SERIAL.unpack_from(self._memory, at)[0] == self._serial[one._row])
 
-    def leave(self, deliveries: Iterable[DeliveryData]) -> None:
+    def remove(self, deliveries: Iterable[DeliveryData]) -> None:
         """Forget deliveries that are done with."""
         memory, free, serials = self._memory, self._free, self._serial
         for one in deliveries:
@@ -138,12 +138,12 @@ class Board:
                 _SERIAL.pack_into(memory, _HEADER + row * _ROW, 0)
                 free.append(row)
 
-    def limit(self, one: DeliveryData, until: float) -> None:
+    def renew_until(self, one: DeliveryData, until: float) -> None:
         """Renew this one no longer than `until`."""
         if one._row >= 0:
             _FLOAT.pack_into(self._memory, _HEADER + one._row * _ROW + _BEGUN_AT - 8, until)
 
-    def begun(self, one: DeliveryData) -> None:
+    def mark_begun(self, one: DeliveryData) -> None:
         """A handler is about to be called with it."""
         row = one._row
         if row >= 0:
@@ -183,25 +183,25 @@ class Board:
         _, lease_ms, _, _, held, *_ = _HELD.unpack_from(self._memory, at + 8)
         return float(held + lease_ms / 1000)
 
-    def lost(self, one: DeliveryData) -> bool:
+    def is_lost(self, one: DeliveryData) -> bool:
         """Whether its lease is gone, or may be: its time has passed and nothing was renewed."""
         return one._state == LOST or time.monotonic() >= self.safe_until(one)
 
-    def expect(self, lease_ms: int) -> None:
+    def set_shortest_lease_ms(self, lease_ms: int) -> None:
         """Leases will be no shorter: so often the keeper has to look."""
         _FLOAT.pack_into(self._memory, 8, lease_ms)
 
-    def beat(self) -> float:
+    def last_round(self) -> float:
         """When the keeper last came round; 0: never."""
         found: float = _FLOAT.unpack_from(self._memory, 0)[0]
         return found
 
     # --- the keeper's side -----------------------------------------------------------------------
 
-    def held(self) -> Iterator[Row]:
+    def held_rows(self) -> Iterator[LeaseRow]:
         """What the worker holds and has not lost."""
         memory, serial_at = self._memory, _SERIAL.unpack_from
-        for number in range(self.rows):
+        for number in range(self.capacity):
             at = _HEADER + number * _ROW
             (serial,) = serial_at(memory, at)
             if not serial:
@@ -215,7 +215,7 @@ class Board:
                 score = renewed
             else:
                 safe = since + lease_ms / 1000
-            yield Row(
+            yield LeaseRow(
                 number, serial, topic, lease_ms, id, score, until, safe, busy == serial,
                 self._claim(at + _CLAIM_AT, serial), head[:14], begun == serial,
             )  # fmt: skip
@@ -228,36 +228,36 @@ class Board:
             return None
         return Claim(text[:name], text[name:], 0)
 
-    def shortest_ms(self) -> float:
+    def shortest_lease_ms(self) -> float:
         """The shortest lease that may stand here."""
         found: float = _FLOAT.unpack_from(self._memory, 8)[0]
         return found
 
-    def came_round(self) -> None:
+    def note_round(self) -> None:
         """Say that the keeper is at work."""
         _FLOAT.pack_into(self._memory, 0, time.monotonic())
 
-    def begin(self, rows: Iterable[Row]) -> None:
+    def begin_renewal(self, rows: Iterable[LeaseRow]) -> None:
         """A renewal of these is under way."""
         for row in rows:
             _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _BUSY, row.serial)
 
-    def renewed(self, row: Row, score: float, safe: float) -> None:
+    def record_renewal(self, row: LeaseRow, score: float, safe: float) -> None:
         """It has this receipt now, until then. The serial comes last: it makes the rest count."""
         at = _HEADER + row.number * _ROW
         _FLOAT.pack_into(self._memory, at + _SCORE, score)
         _FLOAT.pack_into(self._memory, at + _SAFE, safe)
         _SERIAL.pack_into(self._memory, at + _KEPT_SERIAL, row.serial)
 
-    def gone(self, row: Row) -> None:
+    def mark_lost(self, row: LeaseRow) -> None:
         """Its lease is lost."""
         _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _GONE, row.serial)
 
-    def unclaimed(self, row: Row) -> None:
+    def mark_claim_lost(self, row: LeaseRow) -> None:
         """Its claim is lost."""
         _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _UNCLAIMED, row.serial)
 
-    def end(self, rows: Iterable[Row]) -> None:
+    def end_renewal(self, rows: Iterable[LeaseRow]) -> None:
         """The renewal is over."""
         for row in rows:
             _SERIAL.pack_into(self._memory, _HEADER + row.number * _ROW + _BUSY, 0)

@@ -25,7 +25,7 @@ from rmq.protocol.flows import claim, settle
 from rmq.protocol.flows.settle import Leases, Settling
 from rmq.protocol.steps import Flow, Sleep, pipeline
 from rmq.transport import Transport
-from rmq.worker.lease_table import Board
+from rmq.worker.lease_table import LeaseTable
 
 log = logging.getLogger("rmq")
 
@@ -33,19 +33,21 @@ RENEWAL_S = 0.005  # between two looks at a renewal that is under way
 LOOKS_MAX = 2000  # a renewal that takes longer than ten seconds has failed
 
 
-class Desk(Consumer):
+class LeasedConsumer(Consumer):
     """A consumer for the handler of one topic. Its verbs may be called from any thread."""
 
-    def __init__(self, transport: Transport, handler: Handler, board: Board, topic: int) -> None:
+    def __init__(
+        self, transport: Transport, handler: Handler, lease_table: LeaseTable, topic: int
+    ) -> None:
         lease = None if handler.lease_ms is None else handler.lease_ms / 1000
         super().__init__(transport, handler.context, lease, "at_least_once", handler.ordered)
-        self.board = board
+        self.lease_table = lease_table
         self._topic = topic
         self._guard = handler.claims
         self._fit = handler.fit
         if handler.is_async:
             self._delivery = AsyncDelivery  # type: ignore[assignment]
-            self._awaited = AwaitedDesk(self)
+            self._awaited = AsyncLeasedConsumer(self)
 
     def _face(self) -> object:
         return self._awaited if self._delivery is AsyncDelivery else self  # type: ignore[comparison-overlap]
@@ -71,13 +73,13 @@ class Desk(Consumer):
             self._transport.run(self._claim(found))
         except Exception as error:  # what is in hand must not be forgotten
             log.warning("claims of %s are not known: %s", self._context.name, error)
-        self.board.claim(found)
+        self.lease_table.add_claims(found)
 
     def _enter(self, deliveries: Iterable[Delivery], lease_ms: int | None, held: float) -> None:
         assert lease_ms is not None
-        self.board.enter(deliveries, self._topic, lease_ms, held)
+        self.lease_table.add(deliveries, self._topic, lease_ms, held)
 
-    def lapsed(self, deliveries: Iterable[Delivery]) -> set[DeliveryData]:
+    def with_expired_leases(self, deliveries: Iterable[Delivery]) -> set[DeliveryData]:
         """Those of which the delivery before ended with its consumer's silence; in one call."""
         mine = list(deliveries)
         calls = [commands.get(one._origin.keys, one._id) for one in mine]
@@ -122,7 +124,7 @@ class Desk(Consumer):
         mine = list(deliveries)
         for one in mine:
             if isinstance(one, DeliveryData):
-                self.board.refresh(one)
+                self.lease_table.refresh(one)
         return super()._leases(mine)
 
     def _renewed(
@@ -132,8 +134,8 @@ class Desk(Consumer):
         asked, lost = mine, []
         for _ in range(LOOKS_MAX):
             lost += yield from verb(asked)
-            renewing = [one for one in lost if self.board.is_renewing(one)]
-            asked = [one for one in lost if self.board.refresh(one)]
+            renewing = [one for one in lost if self.lease_table.is_renewing(one)]
+            asked = [one for one in lost if self.lease_table.refresh(one)]
             if not asked and not renewing:
                 break
             for one in asked:
@@ -142,7 +144,7 @@ class Desk(Consumer):
             lost = [one for one in lost if one not in asked]
             if not asked:
                 yield Sleep(RENEWAL_S)
-        self.board.leave(one for one in mine if one._state != OPEN)
+        self.lease_table.remove(one for one in mine if one._state != OPEN)
         return lost
 
     def _ack(self, deliveries: Iterable[Delivery]) -> Flow[list[Delivery]]:
@@ -188,28 +190,28 @@ class Desk(Consumer):
             lease_ms = max(lease_ms, duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS))
         lost = yield from self._renewed(lambda some: verb(some, lease_ms / 1000), mine)
         kept = [one for one in mine if one._state == OPEN]
-        self.board.leave(kept)
+        self.lease_table.remove(kept)
         self._enter(kept, lease_ms, held)
-        self.board.claim(kept)
+        self.lease_table.add_claims(kept)
         return lost
 
 
-class AwaitedDesk:
+class AsyncLeasedConsumer:
     """The verbs of a desk for async handlers: they run in a thread, the loop goes on."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self.board = desk.board
-        self._verdict = desk._verdict
+    def __init__(self, consumer: LeasedConsumer) -> None:
+        self._consumer = consumer
+        self.lease_table = consumer.lease_table
+        self._verdict = consumer._verdict
         self._transport = self
 
     async def run(self, flow: Flow[Any]) -> Any:
         """Drive a conversation of the desk."""
-        return await asyncio.to_thread(self._desk._transport.run, flow)
+        return await asyncio.to_thread(self._consumer._transport.run, flow)
 
     async def ack(self, deliveries: Iterable[Any]) -> list[Any]:
         """As `Consumer.ack`."""
-        return await asyncio.to_thread(self._desk.ack, deliveries)
+        return await asyncio.to_thread(self._consumer.ack, deliveries)
 
     async def nack(
         self,
@@ -219,16 +221,16 @@ class AwaitedDesk:
         error: BaseException | str | None = None,
     ) -> list[Any]:
         """As `Consumer.nack`."""
-        return await asyncio.to_thread(self._desk.nack, deliveries, delay=delay, error=error)
+        return await asyncio.to_thread(self._consumer.nack, deliveries, delay=delay, error=error)
 
     async def reject(self, deliveries: Iterable[Any], reason: BaseException | str) -> list[Any]:
         """As `Consumer.reject`."""
-        return await asyncio.to_thread(self._desk.reject, deliveries, reason)
+        return await asyncio.to_thread(self._consumer.reject, deliveries, reason)
 
     async def release(self, deliveries: Iterable[Any], *, delay: Duration = 0) -> list[Any]:
         """As `Consumer.release`."""
-        return await asyncio.to_thread(self._desk.release, deliveries, delay=delay)
+        return await asyncio.to_thread(self._consumer.release, deliveries, delay=delay)
 
     async def extend(self, deliveries: Iterable[Any], lease: Duration | None = None) -> list[Any]:
         """As `Consumer.extend`."""
-        return await asyncio.to_thread(self._desk.extend, deliveries, lease)
+        return await asyncio.to_thread(self._consumer.extend, deliveries, lease)

@@ -23,7 +23,7 @@ ALONE_S = 60.0  # one that has run for so long keeps no other from its turn
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # until one is tried again that did not get its turn
 
 
-class Suspects:
+class PoisonSuspects:
     """Which suspects may run at the same time in this process."""
 
     def __init__(self) -> None:

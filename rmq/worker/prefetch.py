@@ -1,8 +1,8 @@
-"""Pace: how long handlers take, and so how many deliveries a worker holds for them.
+"""Prefetch: how many deliveries a worker holds for a handler, computed from its run times.
 
-What is held waits while others may have nothing to do. So a worker takes no more than its hands
-(threads or tasks) can begin in AHEAD_S, as far as it knows: none ahead before a run has ended, or
-while runs take longer than that. A `prefetch` that somebody has chosen stays as it is.
+A held delivery waits although another worker may be idle. So a worker holds no more than its
+threads or tasks can begin within AHEAD_S: none in advance before the first run has ended, or while
+runs take longer than that. A `prefetch` that the user chose is used as it is.
 """
 
 from __future__ import annotations
@@ -10,38 +10,46 @@ from __future__ import annotations
 import time
 from typing import Any
 
-AHEAD_S = 0.2  # a round trip to a Redis far away, and a busy machine, take less
-STALLED_S = 1.0  # what waits is handed back when nothing has begun or ended for so long
+from rmq.client.handler import Handler
+
+IN_ORDER = 50  # messages in one ordered run; no other worker has the slot meanwhile
+AHEAD_S = 0.2  # longer than a round trip to a distant Redis on a busy machine
+STALLED_S = 1.0  # waiting deliveries are released when no run began or ended for so long
 WEIGHT = 0.2  # of the newest run in the mean
-GATHER_RATE = 2500  # messages trickle where more than this come in a second, ...
-FEW = 20  # ... each take finding less than this
+GATHER_RATE = 2500  # messages trickle in if more than this arrive in a second ...
+FEW = 20  # ... and each receive finds fewer than this
 
 
-class Pace:
-    """The runs of one handler, by the monotonic clock.
+def most_held(handler: Handler) -> int:
+    """Return how many deliveries a worker may hold for a handler at most."""
+    return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
+
+
+class RunTimes:
+    """The running and past runs of one handler, by the monotonic clock.
 
     Args:
-        hands: how many run at a time.
-        batch: deliveries that a run takes.
-        most: deliveries to hold at most.
-        is_chosen: whether `most` was chosen for this handler; then it does not follow the runs.
+        concurrency: how many run at a time.
+        batch: deliveries of one run.
+        prefetch: deliveries to hold at most.
+        is_chosen: whether the user chose `prefetch`; then the limit does not follow the run times.
     """
 
-    def __init__(self, hands: int, batch: int, most: int, is_chosen: bool) -> None:
-        self.running: dict[Any, float] = {}  # when each began
-        self.moved = time.monotonic()  # when a run began or ended last
-        self._hands = hands
+    def __init__(self, concurrency: int, batch: int, prefetch: int, is_chosen: bool) -> None:
+        self.running: dict[Any, float] = {}  # run -> when it began
+        self.moved = time.monotonic()  # when the last run began or ended
+        self._concurrency = concurrency
         self._batch = batch
-        self._most = most
+        self._prefetch = prefetch
         self._is_chosen = is_chosen
-        self._mean = -1.0  # of the time that runs took; negative: none has ended
+        self._mean = -1.0  # run time, seconds; negative: no run has ended
 
     def begin(self, run: Any) -> None:
-        """A run begins."""
+        """Note that a run begins."""
         self.moved = self.running[run] = time.monotonic()
 
     def end(self, run: Any) -> bool:
-        """It has ended; False where it had never begun."""
+        """Note that a run has ended; return False if it had never begun."""
         began = self.running.pop(run, None)
         if began is None:
             return False
@@ -50,46 +58,48 @@ class Pace:
         self._mean = took if mean < 0 else mean + (took - mean) * WEIGHT
         return True
 
-    def most(self, hung: int = 0) -> int:
-        """How many deliveries to hold now, running ones among them.
+    def held_limit(self, hung: int = 0) -> int:
+        """Return how many deliveries to hold now, including running ones.
 
         Args:
-            hung: runs beyond their limit, which have a hand and no delivery any more.
+            hung: runs beyond their limit; each occupies a thread or task, and has no delivery.
         """
-        hands = self._hands - hung
-        if hands <= 0:
+        concurrency = self._concurrency - hung
+        if concurrency <= 0:
             return 0
         if self._is_chosen:
-            return max(1, self._most - hung * self._batch)
+            return max(1, self._prefetch - hung * self._batch)
         ahead = 0
         if self._mean >= 0:
-            between = max(self._mean / hands, self.idle())
-            ahead = int(min(AHEAD_S / between, self._most)) if between > 0 else self._most
-        return min(self._most, self._batch * (hands + ahead))
+            between = max(self._mean / concurrency, self.saturated_s())
+            ahead = int(min(AHEAD_S / between, self._prefetch)) if between > 0 else self._prefetch
+        return min(self._prefetch, self._batch * (concurrency + ahead))
 
-    def idle(self) -> float:
-        """For how long no hand has become free, seconds; 0 while one is."""
-        if len(self.running) < self._hands:
+    def saturated_s(self) -> float:
+        """Return for how many seconds no thread or task has become free; 0 while one is free."""
+        if len(self.running) < self._concurrency:
             return 0.0
         return max(0.0, time.monotonic() - self.moved)
 
     def is_stalled(self) -> bool:
-        """Whether what waits would better wait in Redis, where others can take it."""
-        return not self._is_chosen and self.idle() > STALLED_S
+        """Return whether waiting deliveries should be released, so that other workers get them."""
+        return not self._is_chosen and self.saturated_s() > STALLED_S
 
 
-class Trickle:
-    """Tells whether many messages come a few at a time: then some time lets them gather.
+class TrickleDetector:
+    """Detects many messages that arrive a few at a time, so that a short pause lets them gather.
 
-    Each take and each ack is then for several, and what that saves of a machine's time its
-    producers have. A message that comes alone is never kept waiting.
+    Each receive and each ack is then for several messages, which saves CPU time. A message that
+    arrives alone never waits.
     """
 
     def __init__(self) -> None:
-        self._took = 0.0  # when the last messages were taken
+        self._received_at = 0.0  # when the last messages were received
 
-    def goes_on(self, count: int) -> bool:
-        """So many messages were taken just now."""
+    def is_trickling(self, count: int) -> bool:
+        """Return whether `count` messages, received just now, are part of a trickle."""
         now = time.monotonic()
-        gap, self._took = now - self._took, now if count else self._took
+        gap = now - self._received_at
+        if count:
+            self._received_at = now
         return 0 < count < FEW and count > gap * GATHER_RATE

@@ -15,10 +15,10 @@ from rmq.transport import Transport
 log = logging.getLogger("rmq")
 
 PROBE_S = 1.0  # how long Redis is asked for a sign
-AGAIN_S = 5.0  # between two lines of the log
+REPORT_EVERY_S = 5.0  # between two lines of the log
 
 
-def problem(transport: Transport) -> RMQError | None:
+def ping_error(transport: Transport) -> RMQError | None:
     """Ask Redis for a sign, on a connection of its own; what came instead of one."""
     try:
         probe = Transport(transport.address, 0.0, PROBE_S)
@@ -31,7 +31,7 @@ def problem(transport: Transport) -> RMQError | None:
     return None
 
 
-class Opening:
+class TopicOpener:
     """Opens the topics of handlers in a thread, so that whoever waits can be asked to stop.
 
     Attributes:
@@ -66,24 +66,26 @@ class Opening:
                 log.error("%s: its topic cannot be opened yet: %s", one, error)
 
 
-class Away:
+class OutageLog:
     """Tells in the log that Redis cannot be reached, every few seconds, and when it is back."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
         self._since = 0.0  # when it was first found to be away; 0: it is there
-        self._told = float("-inf")
+        self._reported_at = float("-inf")
 
-    def look(self) -> None:
+    def report(self) -> None:
         """Something has had no answer for a while: find out why, in a thread. Returns at once."""
-        if time.monotonic() - self._told >= AGAIN_S and self._lock.acquire(blocking=False):
-            self._told = time.monotonic()
-            threading.Thread(target=self._tell, name="rmq-away", daemon=True).start()
+        if time.monotonic() - self._reported_at >= REPORT_EVERY_S and self._lock.acquire(
+            blocking=False
+        ):
+            self._reported_at = time.monotonic()
+            threading.Thread(target=self._ping_and_log, name="rmq-away", daemon=True).start()
 
-    def _tell(self) -> None:
+    def _ping_and_log(self) -> None:
         try:
-            error, now = problem(self._transport), time.monotonic()
+            error, now = ping_error(self._transport), time.monotonic()
             if error is not None:
                 self._since = self._since or now
                 log.error("waiting for Redis, for %.0f s so far: %s", now - self._since, error)
@@ -93,7 +95,7 @@ class Away:
         finally:
             self._lock.release()
 
-    def is_over(self) -> None:
+    def clear(self) -> None:
         """Everything has been answered."""
         if self._since:
-            self.look()
+            self.report()

@@ -1,6 +1,6 @@
-"""Run a handler for one delivery or a batch, and rule what becomes of it.
+"""Run a handler for one delivery or a batch, and decide how each delivery is settled.
 
-Nothing here talks to Redis: a ruling is handed to the crew, which carries it out.
+Nothing here talks to Redis. The decision is a `Disposition`; the settler carries it out.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rmq.core.middleware import active, run_through, run_through_async
 from rmq.core.retry import Policy, draw_wait_ms
 from rmq.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.errors import DecodeError, InvalidType, RMQError
-from rmq.worker.detached_claims import KeptClaims
+from rmq.worker.detached_claims import DetachedClaims
 
 log = logging.getLogger("rmq")
 
 
-class Ruling(NamedTuple):
-    """What the worker does about a delivery."""
+class Disposition(NamedTuple):
+    """How a delivery is settled after its run."""
 
     verb: Literal["ack", "nack", "reject", "release"]
     wait_s: float | None = None  # until it comes back; None: the topic's policy
@@ -37,27 +37,27 @@ class Ruling(NamedTuple):
     kind: str = "r"  # of a rejection: r by the handler, u because the body does not fit
 
 
-ACK = Ruling("ack")
-DONE_BEFORE = Ruling("ack")  # a duplicate: its work was done, and this delivery did nothing
-BACK = Ruling("release", 0.0)
+ACK = Disposition("ack")
+DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier run
+RELEASE = Disposition("release", 0.0)
 
-
-_Ruled = tuple[DeliveryData, Ruling, BaseException | None]  # and what was raised
+Settled = tuple[DeliveryData, Disposition]
+_Result = tuple[DeliveryData, Disposition, BaseException | None]  # with the raised exception
 
 
 class Overrun(NamedTuple):
-    """A run that goes on beyond its max_runtime, seconds; and what waits behind it in order."""
+    """A run that exceeded its max_runtime, and the deliveries that wait behind it in order."""
 
-    one: DeliveryData
-    seconds: float
+    delivery: DeliveryData
+    max_runtime_s: float
     rest: Sequence[DeliveryData] = ()
 
 
 class Halt:
-    """An ordered run that cannot go on: what failed, and those behind it, which go back first."""
+    """An ordered run that cannot go on: the failed delivery, and the rest, released before it."""
 
     def __init__(
-        self, failed: tuple[DeliveryData, Ruling] | None, rest: list[DeliveryData]
+        self, failed: tuple[DeliveryData, Disposition] | None, rest: list[DeliveryData]
     ) -> None:
         self.failed = failed
         self.rest = rest
@@ -67,46 +67,48 @@ class RuntimeExceeded(RMQError):
     """A handler ran for longer than its max_runtime."""
 
 
-def exceeded(seconds: float) -> RuntimeExceeded:
-    """The error that stands in the DeadQueue for a handler that ran too long."""
+def runtime_exceeded(seconds: float) -> RuntimeExceeded:
+    """Return the error that is kept with a message whose handler ran too long."""
     return RuntimeExceeded(
         f"the handler was still running after max_runtime, {seconds:g} s; it counts as failed"
     )
 
 
-def rule(handler: Handler, one: DeliveryData, error: BaseException) -> Ruling:
-    """What becomes of a delivery whose handler raised."""
+def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseException) -> Disposition:
+    """Decide how a delivery is settled whose handler raised."""
     try:
-        found = handler.ruling(error, one)
-        if isinstance(found, Snooze):
-            return Ruling("release", _seconds(found.delay))
-        if isinstance(found, Reject):
-            return Ruling("reject", None, _reason(found, error))
-        if isinstance(found, Retry):
-            told = error if found is not error else (error.__cause__ or "asked for a retry")
-            return Ruling("nack", None if found.delay is None else _seconds(found.delay), told)
-        if isinstance(found, Policy):
-            return Ruling("nack", draw_wait_ms(found, one.attempt) / 1000, error)
+        rule = handler.rule_for(error, delivery)
+        if isinstance(rule, Snooze):
+            return Disposition("release", _seconds(rule.delay))
+        if isinstance(rule, Reject):
+            return Disposition("reject", None, _reject_reason(rule, error))
+        if isinstance(rule, Retry):
+            reason = error if rule is not error else (error.__cause__ or "asked for a retry")
+            return Disposition("nack", None if rule.delay is None else _seconds(rule.delay), reason)
+        if isinstance(rule, Policy):
+            return Disposition("nack", draw_wait_ms(rule, delivery.attempt) / 1000, error)
     except Exception:
-        log.exception("%s: its retry rule failed for %s; the topic's policy rules", handler, one.id)
-    return Ruling("nack", None, error)
+        log.exception(
+            "%s: its retry rule failed for %s; the topic's policy applies", handler, delivery.id
+        )
+    return Disposition("nack", None, error)
 
 
-def misfit(error: DecodeError) -> Ruling:
-    """What becomes of a delivery whose body does not fit: to the DeadQueue, once."""
-    return Ruling("reject", None, failure.text_of(error), "u")
+def undecodable(error: DecodeError) -> Disposition:
+    """Reject a delivery whose body does not fit the handler: it goes to the DeadQueue at once."""
+    return Disposition("reject", None, failure.text_of(error), "u")
 
 
-def _reason(found: Reject, error: BaseException) -> BaseException | str:
-    """What stands in the DeadQueue: the words of the handler, or of a rule and of what."""
-    reason = failure.text_of(found)
-    if found is error:
+def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
+    """Return the reason kept with the dead letter, and the error that a rule was applied to."""
+    reason = failure.text_of(rule)
+    if rule is error:
         return reason or "rejected"
     if not reason:
         return error
-    told = Reject(reason)  # a rule is one object for many errors
-    told.__cause__ = error
-    return told
+    rejection = Reject(reason)  # a copy: a rule is one object for many errors
+    rejection.__cause__ = error
+    return rejection
 
 
 def _seconds(delay: Any) -> float:
@@ -114,230 +116,249 @@ def _seconds(delay: Any) -> float:
 
 
 class Runner:
-    """Runs one handler, with the hooks around it."""
+    """Runs one handler, with its middleware and the hooks of interceptors."""
 
-    def __init__(self, handler: Handler, hooks: Hooks, claims: KeptClaims | None = None) -> None:
+    def __init__(
+        self, handler: Handler, hooks: Hooks, claims: DetachedClaims | None = None
+    ) -> None:
         self.handler = handler
         self.hooks = hooks
         self.claims = claims
-        self.guards = active(handler.middleware)
+        self.middleware = active(handler.middleware)
 
     @contextmanager
-    def _claimed_run(self, some: Iterable[DeliveryData]) -> Iterator[set[DeliveryData]]:
-        """The time of a run, for claims; whoever runs puts the deliveries that are done in."""
+    def _tracked_claims(self, deliveries: Iterable[DeliveryData]) -> Iterator[set[DeliveryData]]:
+        """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""
         done: set[DeliveryData] = set()
         claims = self.claims
         if claims is None:
             yield done
             return
-        for one in some:
-            claims.begin(one)
+        for delivery in deliveries:
+            claims.begin(delivery)
         try:
             yield done
         finally:
-            for one in some:
-                claims.end(one, one in done)
+            for delivery in deliveries:
+                claims.end(delivery, delivery in done)
 
-    def claimed(self, one: DeliveryData) -> Ruling | None:
-        """What its claim says before anything is run; None: run it."""
-        claim = one._claim
+    def disposition_by_claim(self, delivery: DeliveryData) -> Disposition | None:
+        """Decide by the state of its claim, before the handler is run; None: run it."""
+        claim = delivery._claim
         if claim is None or claim.state == FIRST:
             return None
         if claim.state == DONE:
             return DONE_BEFORE
         if claim.state in (BUSY, UNSURE):
-            return Ruling("release", claim.wait_s)
+            return Disposition("release", claim.wait_s)
         assert claim.state == FAILED
         assert claim.error is not None
         if isinstance(claim.error, DecodeError):
-            return misfit(claim.error)
-        return rule(self.handler, one, claim.error)
+            return undecodable(claim.error)
+        return disposition_for(self.handler, delivery, claim.error)
 
-    def _done_before(self, one: DeliveryData) -> Ruling:
+    def _done_before(self, delivery: DeliveryData) -> Disposition:
         try:
-            for guard in self.guards:
-                guard.on_duplicate(one)
+            for guard in self.middleware:
+                guard.on_duplicate(delivery)
         except Exception as error:
-            return rule(self.handler, one, error)
+            return disposition_for(self.handler, delivery, error)
         return DONE_BEFORE
 
-    async def _done_before_async(self, one: DeliveryData) -> Ruling:
+    async def _done_before_async(self, delivery: DeliveryData) -> Disposition:
         try:
-            for guard in self.guards:
-                await guard.on_duplicate_async(one)
+            for guard in self.middleware:
+                await guard.on_duplicate_async(delivery)
         except asyncio.CancelledError:
-            return BACK  # the worker is stopping
+            return RELEASE  # the worker is stopping
         except Exception as error:
-            return rule(self.handler, one, error)
+            return disposition_for(self.handler, delivery, error)
         return DONE_BEFORE
 
     # --- in a thread -----------------------------------------------------------------------------
 
-    def run(self, one: DeliveryData) -> Ruling:
-        """Run a plain function."""
+    def run(self, delivery: DeliveryData) -> Disposition:
+        """Run a plain function for one delivery."""
         if self.claims is None:
-            return self._run(one)
-        with self._claimed_run([one]) as done:
-            ruling = self._run(one)
-            done.update([one] if ruling.verb == "ack" else [])
-        return ruling
+            return self._run(delivery)
+        with self._tracked_claims([delivery]) as done:
+            disposition = self._run(delivery)
+            done.update([delivery] if disposition.verb == "ack" else [])
+        return disposition
 
-    def _run(self, one: DeliveryData) -> Ruling:
-        if one._claim is not None and (told := self.claimed(one)):
-            return self._done_before(one) if told is DONE_BEFORE else told
+    def _run(self, delivery: DeliveryData) -> Disposition:
+        if delivery._claim is not None and (disposition := self.disposition_by_claim(delivery)):
+            return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
         for hook in self.hooks.before_handle:
-            call_hook(hook, one)
+            call_hook(hook, delivery)
         started = time.monotonic()
         raised: BaseException | None = None
         try:
-            arguments = self.handler.arguments(one)
+            arguments = self.handler.arguments(delivery)
         except DecodeError as error:
-            raised, ruling = error, misfit(error)
+            raised, disposition = error, undecodable(error)
         else:
             try:
-                if not self.guards:
+                if not self.middleware:
                     self._call(*arguments)
-                    ruling = ACK
+                    disposition = ACK
                 else:
                     call = partial(self._call, *arguments)
-                    ruling = ACK if run_through(self.guards, one, call) else DONE_BEFORE
+                    disposition = (
+                        ACK if run_through(self.middleware, delivery, call) else DONE_BEFORE
+                    )
             except BaseException as error:  # sys.exit() in a handler is a failure of the handler
-                raised, ruling = error, rule(self.handler, one, error)
+                raised, disposition = error, disposition_for(self.handler, delivery, error)
         if self.hooks.after_handle:
-            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
+            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             for hook in self.hooks.after_handle:
-                call_hook(hook, one, outcome)
-        return ruling
+                call_hook(hook, delivery, outcome)
+        return disposition
 
     def _call(self, *arguments: Any, **filled: Any) -> None:
-        found = self.handler.function(*arguments, **filled)
-        if inspect.iscoroutine(found):
-            found.close()
+        returned = self.handler.function(*arguments, **filled)
+        if inspect.iscoroutine(returned):
+            returned.close()
             raise InvalidType(
-                f"handler {self.handler.name}: it returned a coroutine, and nobody awaits what a "
-                "plain function returns; make it an async def"
+                f"handler {self.handler.name}: it returned a coroutine, which nobody awaits; make "
+                "it an async def"
             )
-        self._refuse_generator(found)
+        self._refuse_generator(returned)
 
-    async def _called(self, *arguments: Any, **filled: Any) -> None:
+    async def _call_async(self, *arguments: Any, **filled: Any) -> None:
         self._refuse_generator(await self.handler.function(*arguments, **filled))
 
-    def _refuse_generator(self, found: object) -> None:
-        """Refuse what a function with a yield returns: it would be taken for done."""
-        if inspect.isgenerator(found):
-            found.close()
-        elif not inspect.isasyncgen(found):
+    def _refuse_generator(self, returned: object) -> None:
+        """Refuse a generator: none of its code has run, and the message would be acked."""
+        if inspect.isgenerator(returned):
+            returned.close()
+        elif not inspect.isasyncgen(returned):
             return
         raise InvalidType(
-            f"handler {self.handler.name}: it returned a generator, so nothing of it has run; a "
-            "decorator hides a function with a yield. Take the yield out"
+            f"handler {self.handler.name}: it returned a generator, so none of its code has run; a "
+            "decorator hides a function with a yield. Remove the yield"
         )
 
-    def overran(self, late: Overrun) -> Ruling:
-        """What becomes of a delivery whose run goes on beyond its limit."""
-        return rule(self.handler, late.one, exceeded(late.seconds))
+    def disposition_of_overrun(self, overrun: Overrun) -> Disposition:
+        """Decide how a delivery is settled whose run goes on beyond its max_runtime."""
+        error = runtime_exceeded(overrun.max_runtime_s)
+        return disposition_for(self.handler, overrun.delivery, error)
 
-    def run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
-        """Run a plain function for a list."""
-        with self._claimed_run(batch) as done:
-            rulings = self._run_batch(batch)
-            done.update(one for one, ruling in rulings if ruling.verb == "ack")
-        return rulings
+    def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
+        """Run a plain function for a list of deliveries."""
+        with self._tracked_claims(batch) as done:
+            dispositions = self._run_batch(batch)
+            done.update(_acked(dispositions))
+        return dispositions
 
-    def _run_batch(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
-        batch, early = self._claimed(batch)
-        for one in batch:
+    def _run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
+        batch, early = self._split_by_claim(batch)
+        for delivery in batch:
             for hook in self.hooks.before_handle:
-                call_hook(hook, one)
-        started, failed = time.monotonic(), None
-        ready, rulings = self._fit(batch)
+                call_hook(hook, delivery)
+        started, raised = time.monotonic(), None
+        ready, results = self._split_by_fit(batch)
         try:
             if ready:
                 self._call(ready)
         except BaseException as error:
-            failed = error
-        rulings += [self._of_batch(one, failed) for one in ready]
-        for one, ruling, raised in rulings:
-            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
+            raised = error
+        results += self._batch_results(ready, raised)
+        for delivery, outcome in _outcomes(results, started):
             for hook in self.hooks.after_handle:
-                call_hook(hook, one, outcome)
-        return early + [(one, ruling) for one, ruling, _ in rulings]
+                call_hook(hook, delivery, outcome)
+        return early + [(delivery, disposition) for delivery, disposition, _ in results]
 
-    def _claimed(
+    def _split_by_claim(
         self, batch: list[DeliveryData]
-    ) -> tuple[list[DeliveryData], list[tuple[DeliveryData, Ruling]]]:
-        """Those to run, and rulings about those whose claims say otherwise."""
+    ) -> tuple[list[DeliveryData], list[Settled]]:
+        """Return the deliveries to run, and the dispositions of those that claims decide."""
         if self.handler.claims is None:
             return batch, []
-        told = [(one, self.claimed(one)) for one in batch]
-        return (
-            [one for one, ruling in told if ruling is None],
-            [(one, ruling) for one, ruling in told if ruling is not None],
-        )
+        ready: list[DeliveryData] = []
+        decided: list[Settled] = []
+        for delivery in batch:
+            disposition = self.disposition_by_claim(delivery)
+            if disposition is None:
+                ready.append(delivery)
+            else:
+                decided.append((delivery, disposition))
+        return ready, decided
 
-    def _fit(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[_Ruled]]:
-        """Those whose bodies fit, read; and rulings about the others."""
+    def _split_by_fit(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[_Result]]:
+        """Read the bodies; return the deliveries whose bodies fit, and the results of the rest."""
         if self.handler.read is None:
             return batch, []
         ready: list[DeliveryData] = []
-        rulings: list[_Ruled] = []
-        for one in batch:
+        results: list[_Result] = []
+        for delivery in batch:
             try:
-                self.handler.fit(one)
-                ready.append(one)
+                self.handler.fit(delivery)
+                ready.append(delivery)
             except DecodeError as error:
-                rulings.append((one, misfit(error), error))
-        return ready, rulings
+                results.append((delivery, undecodable(error), error))
+        return ready, results
 
-    def _of_batch(self, one: DeliveryData, error: BaseException | None) -> _Ruled:
-        return one, ACK if error is None else rule(self.handler, one, error), error
+    def _batch_results(
+        self, batch: list[DeliveryData], raised: BaseException | None
+    ) -> list[_Result]:
+        if raised is None:
+            return [(delivery, ACK, None) for delivery in batch]
+        return [
+            (delivery, disposition_for(self.handler, delivery, raised), raised)
+            for delivery in batch
+        ]
 
     # --- in an event loop ------------------------------------------------------------------------
 
-    async def run_async(self, one: DeliveryData) -> Ruling:
-        """Run an async function."""
+    async def run_async(self, delivery: DeliveryData) -> Disposition:
+        """Run an async function for one delivery."""
         if self.claims is None:
-            return await self._run_async(one)
-        with self._claimed_run([one]) as done:
-            ruling = await self._run_async(one)
-            done.update([one] if ruling.verb == "ack" else [])
-        return ruling
+            return await self._run_async(delivery)
+        with self._tracked_claims([delivery]) as done:
+            disposition = await self._run_async(delivery)
+            done.update([delivery] if disposition.verb == "ack" else [])
+        return disposition
 
-    async def _run_async(self, one: DeliveryData) -> Ruling:
-        if one._claim is not None and (told := self.claimed(one)):
-            return await self._done_before_async(one) if told is DONE_BEFORE else told
+    async def _run_async(self, delivery: DeliveryData) -> Disposition:
+        if delivery._claim is not None and (disposition := self.disposition_by_claim(delivery)):
+            if disposition is DONE_BEFORE:
+                return await self._done_before_async(delivery)
+            return disposition
         if self.hooks.before_handle:
-            await call_hooks_async(self.hooks.before_handle, one)
+            await call_hooks_async(self.hooks.before_handle, delivery)
         started = time.monotonic()
         raised: BaseException | None = None
         try:
-            arguments = self.handler.arguments(one)
+            arguments = self.handler.arguments(delivery)
         except DecodeError as error:
-            raised, ruling = error, misfit(error)
+            raised, disposition = error, undecodable(error)
         else:
             try:
-                call: Callable[..., Awaitable[object]] = partial(self._called, *arguments)
-                if self.guards:
-                    call = partial(run_through_async, self.guards, one, call)
-                found = await self._await(call, self.handler.runtime_of(one))
-                if isinstance(found, BaseException):
-                    raised, ruling = found, rule(self.handler, one, found)
+                call: Callable[..., Awaitable[object]] = partial(self._call_async, *arguments)
+                if self.middleware:
+                    call = partial(run_through_async, self.middleware, delivery, call)
+                result = await self._call_with_limit(call, self.handler.runtime_of(delivery))
+                if isinstance(result, BaseException):
+                    raised, disposition = result, disposition_for(self.handler, delivery, result)
                 else:
-                    ruling = DONE_BEFORE if self.guards and not found else ACK
+                    disposition = DONE_BEFORE if self.middleware and not result else ACK
             except asyncio.CancelledError:
-                ruling = BACK  # the worker is stopping
+                disposition = RELEASE  # the worker is stopping
         if self.hooks.after_handle:
-            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
-            await call_hooks_async(self.hooks.after_handle, one, outcome)
-        return ruling
+            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
+            await call_hooks_async(self.hooks.after_handle, delivery, outcome)
+        return disposition
 
-    async def _await(self, call: Callable[[], Awaitable[object]], seconds: float | None) -> object:
-        """Wait for a call; what it returned, or the exception that it raised."""
+    async def _call_with_limit(
+        self, call: Callable[[], Awaitable[object]], seconds: float | None
+    ) -> object:
+        """Await a call within its limit; return its value, or the exception that it raised."""
         if seconds is None:
             try:
                 return await call()
             except asyncio.CancelledError:
-                if _being_cancelled():
+                if _is_cancelled_from_outside():
                     raise
                 return RMQError("the handler cancelled itself")
             except BaseException as error:
@@ -345,52 +366,59 @@ class Runner:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                found = await self._await(call, None)
+                result = await self._call_with_limit(call, None)
         except TimeoutError:
-            return exceeded(seconds)
-        return exceeded(seconds) if limit.expired() else found  # it may swallow a cancellation
+            return runtime_exceeded(seconds)
+        # A handler may swallow the cancellation and return.
+        return runtime_exceeded(seconds) if limit.expired() else result
 
-    async def run_batch_async(self, batch: list[DeliveryData]) -> list[tuple[DeliveryData, Ruling]]:
-        """Run an async function for a list."""
-        with self._claimed_run(batch) as done:
-            rulings = await self._run_batch_async(batch)
-            done.update(one for one, ruling in rulings if ruling.verb == "ack")
-        return rulings
+    async def run_batch_async(self, batch: list[DeliveryData]) -> list[Settled]:
+        """Run an async function for a list of deliveries."""
+        with self._tracked_claims(batch) as done:
+            dispositions = await self._run_batch_async(batch)
+            done.update(_acked(dispositions))
+        return dispositions
 
-    async def _run_batch_async(
-        self, batch: list[DeliveryData]
-    ) -> list[tuple[DeliveryData, Ruling]]:
-        batch, early = self._claimed(batch)
-        for one in batch:
-            await call_hooks_async(self.hooks.before_handle, one)
+    async def _run_batch_async(self, batch: list[DeliveryData]) -> list[Settled]:
+        batch, early = self._split_by_claim(batch)
+        for delivery in batch:
+            await call_hooks_async(self.hooks.before_handle, delivery)
         started = time.monotonic()
-        ready, rulings = self._fit(batch)
+        ready, results = self._split_by_fit(batch)
         if ready:
-            limits = [self.handler.runtime_of(one) for one in ready]
-            seconds = min((one for one in limits if one is not None), default=None)
+            limits = [self.handler.runtime_of(delivery) for delivery in ready]
+            seconds = min((limit for limit in limits if limit is not None), default=None)
             try:
-                found = await self._await(partial(self._called, ready), seconds)
-                failed = found if isinstance(found, BaseException) else None
-                rulings += [self._of_batch(one, failed) for one in ready]
-            except asyncio.CancelledError:
-                rulings += [(one, BACK, None) for one in ready]  # the worker is stopping
-        for one, ruling, raised in rulings:
-            outcome = outcome_of(one, ruling, time.monotonic() - started, raised)
-            await call_hooks_async(self.hooks.after_handle, one, outcome)
-        return early + [(one, ruling) for one, ruling, _ in rulings]
+                result = await self._call_with_limit(partial(self._call_async, ready), seconds)
+                raised = result if isinstance(result, BaseException) else None
+                results += self._batch_results(ready, raised)
+            except asyncio.CancelledError:  # the worker is stopping
+                results += [(delivery, RELEASE, None) for delivery in ready]
+        for delivery, outcome in _outcomes(results, started):
+            await call_hooks_async(self.hooks.after_handle, delivery, outcome)
+        return early + [(delivery, disposition) for delivery, disposition, _ in results]
+
+
+def _acked(settled: Iterable[Settled]) -> list[DeliveryData]:
+    return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
+
+
+def _outcomes(results: Iterable[_Result], started: float) -> Iterator[tuple[DeliveryData, Outcome]]:
+    for delivery, disposition, raised in results:
+        yield delivery, outcome_of(delivery, disposition, time.monotonic() - started, raised)
 
 
 def outcome_of(
-    one: DeliveryData, ruling: Ruling, seconds: float, raised: BaseException | None
+    delivery: DeliveryData, disposition: Disposition, seconds: float, raised: BaseException | None
 ) -> Outcome:
-    """What the hooks are told."""
+    """Return the outcome of a run, for the hooks."""
     error = None if isinstance(raised, Snooze) else raised
-    if one.lost:
+    if delivery.lost:
         return Outcome("lost", seconds, error)
-    return Outcome("own" if one._state == SETTLED else ruling.verb, seconds, error)
+    return Outcome("own" if delivery._state == SETTLED else disposition.verb, seconds, error)
 
 
-def _being_cancelled() -> bool:
-    """Whether the cancellation came from outside the handler: the worker is stopping."""
+def _is_cancelled_from_outside() -> bool:
+    """Return whether the worker cancelled the task, and not the handler itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,6 +1,7 @@
-"""Settle what the hands report: all that has come in one call of each kind.
+"""The settler of a handler pool: a thread that settles the deliveries whose runs have ended.
 
-Settling at once gathers by itself: while a call is under way the next rulings collect.
+It settles all reports that are queued with one call for each verb. While a call is under way the
+next reports collect, so calls grow with the load.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from rmq.core import failure
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
-from rmq.worker.leased_consumer import Desk
-from rmq.worker.runner import DONE_BEFORE, Halt, Overrun, Ruling
+from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.runner import DONE_BEFORE, Disposition, Halt, Overrun
 
 log = logging.getLogger("rmq")
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
 
 
-class Trouble:
-    """What keeps a crew from its work just now; said once."""
+class ErrorState:
+    """The error that stops a handler pool at present. A new kind of error is logged once."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self.error: RMQError | None = None
 
-    def found(self, error: Exception) -> RMQError:
-        """Note it, and say so where it is another one than before."""
+    def note(self, error: Exception) -> RMQError:
+        """Store an error, and log it if it is of another kind than the one before."""
         known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
         if self.error is None or type(self.error) is not type(known):
             log.error(
@@ -45,27 +46,31 @@ class Trouble:
         self.error = known
         return known
 
-    def is_over(self, one: RMQError | None = None) -> None:
-        """Forget it. `one`: only where it is this one."""
-        if one is None or self.error is one:
+    def clear(self, error: RMQError | None = None) -> None:
+        """Forget the error. `error`: only if it is still this one."""
+        if error is None or self.error is error:
             self.error = None
 
 
-class Reports:
-    """Reports of one turn. What is in `overdue` was given back before, when its time was over."""
+class ReportBatch:
+    """The reports of one turn, sorted by kind.
+
+    A delivery in `overdue` was settled when its run exceeded `max_runtime`; the report of the end
+    of that run is dropped.
+    """
 
     def __init__(
         self,
         items: Iterable[Any],
         overdue: set[DeliveryData],
-        overran: Callable[[Overrun], Ruling],
+        disposition_of_overrun: Callable[[Overrun], Disposition],
     ) -> None:
         self.acks: list[DeliveryData] = []
-        self.duplicates = 0  # of them: their work was done before
-        self.others: list[tuple[DeliveryData, Ruling]] = []
+        self.duplicates = 0  # acks of deliveries whose work had been done before
+        self.others: list[tuple[DeliveryData, Disposition]] = []
         self.halts: list[Halt] = []
-        self.late: list[DeliveryData] = []
-        self.awaited: list[threading.Event] = []  # set when all of this is carried out
+        self.overran: list[DeliveryData] = []
+        self.flushed: list[threading.Event] = []  # set when all reports are carried out
         for item in items:
             if isinstance(item, DeliveryData):
                 if overdue and item in overdue:
@@ -75,14 +80,14 @@ class Reports:
             elif isinstance(item, Halt):
                 self.halts.append(item)
             elif isinstance(item, threading.Event):
-                self.awaited.append(item)
+                self.flushed.append(item)
             elif isinstance(item, Overrun):
-                self.late.append(item.one)
-                late = (item.one, overran(item))
+                self.overran.append(item.delivery)
+                failed = (item.delivery, disposition_of_overrun(item))
                 if item.rest:
-                    self.halts.append(Halt(late, list(item.rest)))
+                    self.halts.append(Halt(failed, list(item.rest)))
                 else:
-                    self.others.append(late)
+                    self.others.append(failed)
             elif item[0] in overdue:
                 overdue.discard(item[0])
             elif item[1] is DONE_BEFORE:
@@ -92,43 +97,43 @@ class Reports:
                 self.others.append(item)
 
 
-def _deliveries(item: Any) -> list[DeliveryData]:
-    """The deliveries that a report is about."""
+def _deliveries_of(item: Any) -> list[DeliveryData]:
+    """Return the deliveries that a report is about."""
     if isinstance(item, DeliveryData):
         return [item]
     if isinstance(item, Halt):
         return item.rest + ([item.failed[0]] if item.failed is not None else [])
     if isinstance(item, Overrun):
-        return [item.one, *item.rest]
+        return [item.delivery, *item.rest]
     return [] if isinstance(item, threading.Event) else [item[0]]
 
 
 class Settler:
-    """The thread that settles for one crew."""
+    """The thread that settles the deliveries of one handler pool."""
 
     def __init__(
         self,
         handler: Handler,
-        desk: Desk,
-        overran: Callable[[Overrun], Ruling],
-        trouble: Trouble,
-        moved: threading.Event,
+        consumer: LeasedConsumer,
+        disposition_of_overrun: Callable[[Overrun], Disposition],
+        error_state: ErrorState,
+        room_freed: threading.Event,
     ) -> None:
         self._handler = handler
-        self._desk = desk
-        self._overran = overran
-        self._trouble = trouble
-        self._moved = moved
-        self._done: SimpleQueue[Any] = SimpleQueue()
+        self._consumer = consumer
+        self._disposition_of_overrun = disposition_of_overrun
+        self._error_state = error_state
+        self._room_freed = room_freed
+        self._reports: SimpleQueue[Any] = SimpleQueue()
         self._abandoned = False
-        self.overdue: set[DeliveryData] = set()  # given back while their runs go on
+        self.overdue: set[DeliveryData] = set()  # settled while their runs go on
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
-        # What else there is to say of those acked, where the handler has guards.
-        self.guarded = {"duplicate": 0, "claim_lost": 0} if handler.middleware else {}
-        self.since = 0.0  # when the call began that is under way
-        self.unsettled = 0  # given up at the end, because Redis was away
-        self._counted: list[list[DeliveryData]] = []  # in `finished`, since this turn began
+        # Further counts of acked deliveries, where the handler has middleware.
+        self.claim_counts = {"duplicate": 0, "claim_lost": 0} if handler.middleware else {}
+        self.call_began = 0.0  # when the present call to Redis began; 0: none
+        self.unsettled = 0  # given up at the end, because Redis could not be reached
+        self._counted: list[list[DeliveryData]] = []  # added to `finished` in this turn
         name = f"rmq-{handler.context.name}-settle"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -137,32 +142,32 @@ class Settler:
         self._thread.start()
 
     def put(self, report: Any) -> None:
-        """A delivery to ack, (delivery, ruling), a Halt or an Overrun."""
-        self._done.put(report)
+        """Queue a report: a delivery to ack, (delivery, disposition), a Halt or an Overrun."""
+        self._reports.put(report)
 
-    def mark(self) -> threading.Event:
-        """An event that is set once all that was put before is settled."""
-        done = threading.Event()
-        self._done.put(done)
-        return done
+    def flushed_event(self) -> threading.Event:
+        """Return an event that is set when all reports queued so far are settled."""
+        flushed = threading.Event()
+        self._reports.put(flushed)
+        return flushed
 
-    def wait(self, seconds: float) -> None:
-        """Wait until all that was put before is settled."""
-        self.mark().wait(seconds)
+    def flush(self, seconds: float) -> None:
+        """Wait until all reports queued so far are settled, at most for `seconds`."""
+        self.flushed_event().wait(seconds)
 
     def end(self, wait_s: float) -> None:
-        """Settle what was put, without patience for an absent Redis, and end."""
+        """Settle what is queued, without retries while Redis cannot be reached, and end."""
         self._abandoned = True
-        self._done.put(None)
+        self._reports.put(None)
         self._thread.join(wait_s)
 
-    def handed_back(self, count: int) -> None:
-        """So many were released past this thread, which has ended."""
+    def count_released(self, count: int) -> None:
+        """Count deliveries that were released without this thread, after its end."""
         self.tally["release"] += count
         self.finished += count
 
     def _run(self) -> None:
-        get, get_nowait = self._done.get, self._done.get_nowait
+        get, get_nowait = self._reports.get, self._reports.get_nowait
         running = True
         while running:
             items = [get()]
@@ -174,139 +179,148 @@ class Settler:
             if None in items:
                 items = [item for item in items if item is not None]
                 running = False
-            self.since = time.monotonic()
+            self.call_began = time.monotonic()
             self._counted.clear()
             try:
                 self._carry_out(items)
             except Exception:
-                # A fault of ours, or of something a user gave us. This thread must outlive it.
+                # A bug, ours or of an object that the user passed in. This thread has to go on.
                 log.exception("%s: unexpected; settling one by one", self._handler)
-                self._one_by_one(items)
-            self.since = 0.0
-            self._moved.set()
+                self._settle_one_by_one(items)
+            self.call_began = 0.0
+            self._room_freed.set()
 
-    def _one_by_one(self, items: list[Any]) -> None:
-        """Carry out what is left of these reports; where one fails again, its leases run out."""
+    def _settle_one_by_one(self, items: list[Any]) -> None:
+        """Carry out the rest of these reports. If one fails again, its leases expire."""
         for item in items:
-            counted = {one for some in self._counted for one in some}
-            left = [one for one in _deliveries(item) if one not in counted]
+            counted = self._counted_deliveries()
+            left = [delivery for delivery in _deliveries_of(item) if delivery not in counted]
             if not left and not isinstance(item, threading.Event):
                 continue
             try:
                 self._carry_out([item])
             except Exception:
-                log.exception("%s: %d deliveries are not settled; their leases run out",
+                log.exception("%s: %d deliveries are not settled; their leases expire",
                               self._handler, len(left))  # fmt: skip
-                counted = {one for some in self._counted for one in some}
-                left = [one for one in left if one not in counted]
-                self._desk.board.leave(left)
+                counted = self._counted_deliveries()
+                left = [delivery for delivery in left if delivery not in counted]
+                self._consumer.lease_table.remove(left)
                 self.finished += len(left)
 
+    def _counted_deliveries(self) -> set[DeliveryData]:
+        return {delivery for deliveries in self._counted for delivery in deliveries}
+
     def _carry_out(self, items: list[Any]) -> None:
-        """Settle what was reported, each kind in one call."""
-        found = Reports(items, self.overdue, self._overran)
-        self._do("ack", found.acks, self._desk.ack)
-        if self.guarded:
-            self._count(found)
-        self._others(found.others)
-        for halt in found.halts:
-            self._do("release", halt.rest, self._desk.release)
+        """Settle the reported deliveries, with one call for each verb."""
+        reports = ReportBatch(items, self.overdue, self._disposition_of_overrun)
+        self._settle("ack", reports.acks, self._consumer.ack)
+        if self.claim_counts:
+            self._count_claims(reports)
+        self._settle_others(reports.others)
+        for halt in reports.halts:
+            self._settle("release", halt.rest, self._consumer.release)
             if halt.failed is not None:
-                self._others([halt.failed])
-        for one in found.late:
-            one._state = LOST  # told to the handler that still runs
-        for event in found.awaited:
+                self._settle_others([halt.failed])
+        for delivery in reports.overran:
+            delivery._state = LOST  # the handler, which still runs, can see it
+        for event in reports.flushed:
             event.set()
 
-    def _count(self, found: Reports) -> None:
-        self.guarded["duplicate"] += found.duplicates
-        for one in found.acks:
-            if one.claim_lost:
-                self.guarded["claim_lost"] += 1
+    def _count_claims(self, reports: ReportBatch) -> None:
+        self.claim_counts["duplicate"] += reports.duplicates
+        for delivery in reports.acks:
+            if delivery.claim_lost:
+                self.claim_counts["claim_lost"] += 1
                 log.error(
                     "%s: the claim of %s was gone when its work was done: it had expired, or was "
                     "deleted. It is acked; look whether the work was done twice",
-                    self._handler, one.id,
+                    self._handler, delivery.id,
                 )  # fmt: skip
 
-    def _others(self, rulings: Sequence[tuple[DeliveryData, Ruling]]) -> None:
+    def _settle_others(self, dispositions: Sequence[tuple[DeliveryData, Disposition]]) -> None:
         failed: dict[float | None, list[tuple[DeliveryData, Any]]] = {}
-        back: dict[float, list[DeliveryData]] = {}
-        for one, ruling in rulings:
-            if ruling.verb == "ack":
-                self._do("ack", [one], self._desk.ack)
-            elif ruling.verb == "nack":
-                failed.setdefault(ruling.wait_s, []).append((one, ruling.error))
-            elif ruling.verb == "release":
-                back.setdefault(ruling.wait_s or 0.0, []).append(one)
+        released: dict[float, list[DeliveryData]] = {}
+        for delivery, disposition in dispositions:
+            if disposition.verb == "ack":
+                self._settle("ack", [delivery], self._consumer.ack)
+            elif disposition.verb == "nack":
+                failed.setdefault(disposition.wait_s, []).append((delivery, disposition.error))
+            elif disposition.verb == "release":
+                released.setdefault(disposition.wait_s or 0.0, []).append(delivery)
             else:
-                told, kind = ruling.error or "rejected", ruling.kind
-                self._do("reject", [one], partial(self._desk.bury, reason=told, kind=kind))
-                self._tell(one, "is rejected", told)
+                reason, kind = disposition.error or "rejected", disposition.kind
+                self._settle(
+                    "reject", [delivery], partial(self._consumer.bury, reason=reason, kind=kind)
+                )
+                self._log_failure(delivery, "is rejected", reason)
         for wait_s, pairs in failed.items():
             errors: dict[Any, Any] = dict(pairs)
-            self._do(
+            self._settle(
                 "nack",
-                [one for one, _ in pairs],
-                partial(self._desk.fail, wait_s=wait_s, errors=errors),
+                [delivery for delivery, _ in pairs],
+                partial(self._consumer.fail, wait_s=wait_s, errors=errors),
             )
-            for one, error in pairs:
-                dead = "" if one.retries_left else ", and is a dead letter"
-                self._tell(one, f"failed{dead}", error)
-        for delay, some in back.items():
-            self._do("release", some, partial(self._desk.release, delay=delay))
+            for delivery, error in pairs:
+                dead = "" if delivery.retries_left else ", and is a dead letter"
+                self._log_failure(delivery, f"failed{dead}", error)
+        for delay, deliveries in released.items():
+            self._settle("release", deliveries, partial(self._consumer.release, delay=delay))
 
-    def _tell(self, one: DeliveryData, what: str, error: BaseException | str | None) -> None:
-        """One line for what went wrong; the traceback is in the message, and in a debug log."""
+    def _log_failure(
+        self, delivery: DeliveryData, what: str, error: BaseException | str | None
+    ) -> None:
+        """Log a failure in one line. The traceback is in the message, and in a DEBUG log."""
         trace = None
         if isinstance(error, BaseException):
             trace = error if log.isEnabledFor(logging.DEBUG) else None
             error = failure.summary(error)
         log.warning(
-            "%s: %s, attempt %d, %s: %s", self._handler.name, one.id, one.attempt, what, error,
-            exc_info=trace,
+            "%s: %s, attempt %d, %s: %s", self._handler.name, delivery.id, delivery.attempt, what,
+            error, exc_info=trace,
         )  # fmt: skip
 
-    def _do(
-        self, verb: str, some: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
+    def _settle(
+        self, verb: str, deliveries: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
     ) -> None:
-        """Settle these, however long Redis is away; give up only what it refuses."""
-        pause, left, lost = PAUSE_S, some, []
-        trouble: RMQError | None = None
+        """Settle deliveries, retrying until Redis answers; give up only what Redis refuses."""
+        pause, left, lost = PAUSE_S, deliveries, []
+        outage: RMQError | None = None
         while True:
-            # One whose reply came late is settled, and its verb is still to be told so.
-            left = [one for one in left if one._state == OPEN or one._unconfirmed]
+            # A delivery that a late reply showed as settled still has to be reported by its verb.
+            left = [
+                delivery for delivery in left if delivery._state == OPEN or delivery._unconfirmed
+            ]
             try:
                 lost = call(left) if left else []
-                if trouble is not None:
-                    self._trouble.is_over(trouble)
+                if outage is not None:
+                    self._error_state.clear(outage)
                 self.tally[verb] += len(left) - len(lost)
                 if lost:
                     self.tally["lost"] += len(lost)
                     log.warning(
-                        "%s: the lease of %s%s had run out before it could be settled (%s); it is "
+                        "%s: the lease of %s%s expired before it could be settled (%s); it is "
                         "delivered again", self._handler, lost[0].id,
                         f" and {len(lost) - 1} more" if len(lost) > 1 else "", verb,
                     )  # fmt: skip
                 break
             except AlreadySettled:
-                continue  # by the handler itself, between two lines of ours
+                continue  # the handler settled it just now
             except (Unavailable, OutcomeUnknown) as error:
-                trouble = self._trouble.found(error)
+                outage = self._error_state.note(error)
                 if self._abandoned:
                     self.unsettled += len(left)
                     break
-                self._moved.wait(pause)
+                self._room_freed.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
             except Exception:
-                log.exception("%s: %d deliveries could not be settled (%s); their leases run out",
+                log.exception("%s: %d deliveries could not be settled (%s); their leases expire",
                               self._handler, len(left), verb)  # fmt: skip
-                self._desk.board.leave(left)
+                self._consumer.lease_table.remove(left)
                 break
-        if len(left) < len(some):
-            before = sum(one._state == LOST for one in some) - len(lost)  # it never began
-            self.tally["lost"] += before
-            self.tally["own"] += len(some) - len(left) - before
-        self.finished += len(some)
-        self._counted.append(some)
-        self._desk.board.leave(one for one in some if one._state != OPEN)
+        if len(left) < len(deliveries):
+            lost_before = sum(one._state == LOST for one in deliveries) - len(lost)  # never begun
+            self.tally["lost"] += lost_before
+            self.tally["own"] += len(deliveries) - len(left) - lost_before
+        self.finished += len(deliveries)
+        self._counted.append(deliveries)
+        self._consumer.lease_table.remove(one for one in deliveries if one._state != OPEN)

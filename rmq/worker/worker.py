@@ -28,23 +28,24 @@ from rmq.errors import (
 )
 from rmq.protocol.flows import open_topic
 from rmq.transport import Transport
-from rmq.worker import auditor as auditors, lease_renewer as keepers
-from rmq.worker.event_loop import Beat, Loop
-from rmq.worker.handler_pool import Crew, left, most_held
-from rmq.worker.lease_table import Board
-from rmq.worker.leased_consumer import Desk
-from rmq.worker.redis_outage import Away, Opening
-from rmq.worker.watchdog import WATCH_S, Health, Watch
+from rmq.worker import auditor, lease_renewer
+from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
+from rmq.worker.handler_pool import HandlerPool, seconds_until
+from rmq.worker.lease_table import LeaseTable
+from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.prefetch import most_held
+from rmq.worker.redis_outage import OutageLog, TopicOpener
+from rmq.worker.watchdog import WATCH_S, Health, Watchdog
 
 log = logging.getLogger("rmq")
 
 FINISHED, HANDED_BACK, STUCK = 0, 4, 70
-FETCHER_S = 5.0  # for a fetcher that is in the midst of a call
+FETCHER_STOP_S = 5.0  # for a fetcher that is in the midst of a call
 CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
-KEEPER_S = 0.2  # for a keeper that does nothing to see that it is over
-AWAY_S = 0.5  # a start that takes longer is told of in the log
+RENEWER_STOP_S = 0.2  # for a keeper that does nothing to see that it is over
+OUTAGE_LOG_AFTER_S = 0.5  # a start that takes longer is told of in the log
 ABANDON_S = 5.0  # for handlers beside one that hangs to finish
-LAST_CALL_S = 5.0  # for what runs at the exit of a process whose handlers still run
+LEAVE_AFTER_S = 5.0  # for what runs at the exit of a process whose handlers still run
 
 
 class Worker:
@@ -70,7 +71,7 @@ class Worker:
         interceptors: Sequence[Interceptor] = (),
         grace: Duration = 30.0,
         watchdog: Duration | None = 60.0,
-        keeper: keepers.Where = "process",
+        keeper: lease_renewer.Where = "process",
     ) -> None:
         if not isinstance(client, Client | AsyncClient):
             raise InvalidType(
@@ -79,7 +80,7 @@ class Worker:
         if keeper not in ("process", "thread"):
             raise InvalidValue(f"keeper: {keeper!r}; give 'process' or 'thread'")
         self._client = client
-        self.handlers = _chosen(client, topics)
+        self.handlers = _chosen_handlers(client, topics)
         self._hooks = Hooks((*client._hooks.chain, *interceptors))
         if not all(one.is_async for one in self.handlers):
             self._hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
@@ -87,19 +88,21 @@ class Worker:
         self._watchdog_s = (
             None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000
         )
-        self._where = keeper
-        self._crews: list[Crew] = []
+        self._renewer_kind = keeper
+        self._pools: list[HandlerPool] = []
         self._transport: Transport | None = None
-        self._owns_executor = False
-        self._keeper: keepers.KeeperThread | keepers.KeeperProcess | None = None
-        self._board: Board | None = None
-        self._loop: Loop | None = None
-        self._beat: Beat | None = None
-        self._watch: Watch | None = None
-        self._auditor: auditors.Auditor | None = None
+        self._owns_transport = False
+        self._renewer: lease_renewer.RenewerThread | lease_renewer.RenewerProcess | None = None
+        self._lease_table: LeaseTable | None = None
+        self._loop_thread: EventLoopThread | None = None
+        self._heartbeat: LoopHeartbeat | None = None
+        self._watchdog: Watchdog | None = None
+        self._auditor: auditor.Auditor | None = None
         self._stopping = threading.Event()
-        self._heard: SimpleQueue[int] = SimpleQueue()  # signals: `put` may interrupt itself
-        self._told = self._hurry = False  # by a first signal, and by a second
+        self._signals_received: SimpleQueue[int] = (
+            SimpleQueue()
+        )  # signals: `put` may interrupt itself
+        self._asked_to_stop = self._stop_at_once = False  # by a first signal, and by a second
         self._signal = 0
         self._counts: dict[str, dict[str, int]] = {}
 
@@ -126,7 +129,7 @@ class Worker:
                 except TopicNotFound:
                     found[one.context.name] = False
         finally:
-            if self._owns_executor:
+            if self._owns_transport:
                 transport.close()
         return found
 
@@ -141,18 +144,18 @@ class Worker:
         Raises:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
         """
-        if self._crews:
+        if self._pools:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
         transport = self._connect()
         try:
             if not self._open_topics(transport):
                 log.info("asked to stop before it began")
-                self._let_go()
+                self._undo_start()
                 return
-            self._begin(transport, loop)
+            self._start_parts(transport, loop)
         except BaseException:
-            self._let_go()
+            self._undo_start()
             raise
 
     def _open_topics(self, transport: Transport) -> bool:
@@ -161,65 +164,71 @@ class Worker:
         Returns:
             False where the worker was asked to stop meanwhile.
         """
-        opening = Opening(transport, self.handlers)
-        away = Away(transport)
-        look_at = time.monotonic() + AWAY_S
+        opening = TopicOpener(transport, self.handlers)
+        outage_log = OutageLog(transport)
+        log_at = time.monotonic() + OUTAGE_LOG_AFTER_S
         while not opening.ended.wait(WATCH_S / 4):
-            if self._told or self._stopping.is_set():
+            if self._asked_to_stop or self._stopping.is_set():
                 return False
-            if time.monotonic() >= look_at:
-                away.look()
+            if time.monotonic() >= log_at:
+                outage_log.report()
         if opening.error is not None:
             raise opening.error
         return True
 
-    def _begin(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
+    def _start_parts(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is None and any(one.is_async for one in self.handlers):
-            self._loop = Loop()
-            loop = self._loop.loop
+            self._loop_thread = EventLoopThread()
+            loop = self._loop_thread.loop
         if loop is not None:
-            self._beat = Beat(loop)
-        board = self._board = Board(sum(map(most_held, self.handlers)))
-        crews = [
-            Crew(one, Desk(transport, one, board, number), self._hooks,
-                 loop if one.is_async else None, self._beat if one.is_async else None)
+            self._heartbeat = LoopHeartbeat(loop)
+        lease_table = self._lease_table = LeaseTable(sum(map(most_held, self.handlers)))
+        pools = [
+            HandlerPool(one, LeasedConsumer(transport, one, lease_table, number), self._hooks,
+                 loop if one.is_async else None, self._heartbeat if one.is_async else None)
             for number, one in enumerate(self.handlers)
         ]  # fmt: skip
-        board.expect(min(map(_lease_ms, self.handlers)))
+        lease_table.set_shortest_lease_ms(min(map(_lease_ms, self.handlers)))
         contexts = [one.context for one in self.handlers]
-        self._keeper = keepers.start(self._where, board, transport, contexts)
+        self._renewer = lease_renewer.start(self._renewer_kind, lease_table, transport, contexts)
         for interceptor in self._hooks.chain:
             call_hook(interceptor.watch, self)
-        self._auditor = auditors.start(self._hooks.chain, transport, contexts)
-        self._crews = crews
-        for crew in crews:
-            crew.start()
-        self._watch = Watch(
-            crews, self._keeper, board, self._beat, transport, self._watchdog_s, self._stopping
+        self._auditor = auditor.start(self._hooks.chain, transport, contexts)
+        self._pools = pools
+        for pool in pools:
+            pool.start()
+        self._watchdog = Watchdog(
+            pools,
+            self._renewer,
+            lease_table,
+            self._heartbeat,
+            transport,
+            self._watchdog_s,
+            self._stopping,
         )
-        self._watch.start()
+        self._watchdog.start()
 
-    def _let_go(self) -> None:
+    def _undo_start(self) -> None:
         """Undo a start that has failed half-way."""
-        if self._keeper is not None:
-            self._keeper.stop()
-        if self._loop is not None:
-            self._loop.stop(CANCEL_S)
-        if self._board is not None and not self._crews:
-            self._board.close()
-        if self._owns_executor and self._transport is not None:
+        if self._renewer is not None:
+            self._renewer.stop()
+        if self._loop_thread is not None:
+            self._loop_thread.stop(CANCEL_S)
+        if self._lease_table is not None and not self._pools:
+            self._lease_table.close()
+        if self._owns_transport and self._transport is not None:
             self._transport.close()
-        self._crews, self._keeper, self._board = [], None, None
-        self._loop = self._beat = None
+        self._pools, self._renewer, self._lease_table = [], None, None
+        self._loop_thread = self._heartbeat = None
 
     def _connect(self) -> Transport:
         """The client's executor, or a blocking one to the same Redis for an async client."""
         if isinstance(self._client, Client):
-            self._transport, self._owns_executor = self._client._transport, False
+            self._transport, self._owns_transport = self._client._transport, False
         else:
             theirs = self._client._transport
             self._transport = Transport(theirs.address, theirs.retry_for, theirs.timeout_s)
-            self._owns_executor = True
+            self._owns_transport = True
         return self._transport
 
     def stop(self, grace: Duration | None = None) -> bool:
@@ -230,87 +239,87 @@ class Worker:
         Returns:
             Whether everything that had begun came to its end, and Redis knows of it.
         """
-        if not self._crews:
+        if not self._pools:
             return True
         seconds = self._grace_s
         if grace is not None:
             seconds = duration_ms(grace, "grace", zero=True) / 1000
         self._stopping.set()
-        for crew in self._crews:
-            crew.stop_taking()
+        for pool in self._pools:
+            pool.stop_fetching()
         if self._auditor is not None:
             self._auditor.ask_to_stop()
         # Hands that have nothing to do need a moment to end too.
         began = time.monotonic()
         until = began + max(seconds, WATCH_S)
-        for crew in self._crews:
-            crew.hand_back(began + min(FETCHER_S, max(seconds, CANCEL_S / 2)))
-        finished = self._wait(until)
-        settled = self._end(until + CANCEL_S)
+        for pool in self._pools:
+            pool.release_waiting(began + min(FETCHER_STOP_S, max(seconds, CANCEL_S / 2)))
+        finished = self._wait_for_runs(until)
+        settled = self._close_parts(until + CANCEL_S)
         if not settled:
             log.error(
                 "Redis was not told what became of all deliveries; those are delivered again, and "
                 "what was done may be done twice"
             )
         self._counts = self.counts()
-        self._crews, self._keeper, self._board, self._watch = [], None, None, None
+        self._pools, self._renewer, self._lease_table, self._watchdog = [], None, None, None
         return finished and settled
 
-    def _wait(self, until: float) -> bool:
+    def _wait_for_runs(self, until: float) -> bool:
         """Wait for what runs, and until it is settled; whether all of it has ended."""
-        for crew in self._crews:
-            while not crew.join(min(WATCH_S, left(until))):
-                if self._hurry or not left(until):
+        for pool in self._pools:
+            while not pool.join(min(WATCH_S, seconds_until(until))):
+                if self._stop_at_once or not seconds_until(until):
                     return False
-        for mark in [crew.settler.mark() for crew in self._crews]:
-            while not mark.wait(min(WATCH_S, left(until))):
-                if self._hurry or not left(until):
+        for flushed in [pool.settler.flushed_event() for pool in self._pools]:
+            while not flushed.wait(min(WATCH_S, seconds_until(until))):
+                if self._stop_at_once or not seconds_until(until):
                     break
         return True
 
-    def _end(self, until: float) -> bool:
+    def _close_parts(self, until: float) -> bool:
         """Cancel and hand back what is left, and let go of everything, before `until`.
 
         Returns:
             Whether Redis knows what became of all deliveries.
         """
-        assert self._keeper is not None
-        assert self._board is not None
+        assert self._renewer is not None
+        assert self._lease_table is not None
         assert self._transport is not None
-        assert self._watch is not None
+        assert self._watchdog is not None
         settled: list[bool] = []
         # At the same time: each of them may be waiting for an absent Redis.
         ends = [
             threading.Thread(
-                target=lambda one=crew: settled.append(one.end(until)), name="rmq-end", daemon=True
+                target=lambda one=pool: settled.append(one.end(until)), name="rmq-end", daemon=True
             )
-            for crew in self._crews
+            for pool in self._pools
         ]
         for end in ends:
             end.start()
         for end in ends:
-            end.join(left(until))
+            end.join(seconds_until(until))
         if self._auditor is not None:
-            self._auditor.stop(left(until))
+            self._auditor.stop(seconds_until(until))
             self._auditor = None
-        self._watch.end()
-        self._keeper.stop(max(KEEPER_S, left(until)))
-        if self._beat is not None:
-            self._beat.stop()
-            self._beat = None
-        if self._loop is not None:
-            self._loop.stop(left(until))
-            self._loop = None
+        self._watchdog.end()
+        self._renewer.stop(max(RENEWER_STOP_S, seconds_until(until)))
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+        if self._loop_thread is not None:
+            self._loop_thread.stop(seconds_until(until))
+            self._loop_thread = None
         all_told = len(settled) == len(ends) and all(settled)
-        if all_told and all(crew.join(0) for crew in self._crews):
-            self._board.close()  # else a thread may still look at it
-        if self._owns_executor:
+        if all_told and all(pool.join(0) for pool in self._pools):
+            self._lease_table.close()  # else a thread may still look at it
+        if self._owns_transport:
             self._transport.close()
         return all_told
 
     def ask_to_stop(self) -> None:
         """Ask `run` to end, with its grace time. Asked again, nothing changes."""
-        self._heard.put(0)
+        self._signals_received.put(0)
         self._stopping.set()
 
     def run(self, started: Callable[[], object] | None = None) -> int:
@@ -327,37 +336,37 @@ class Worker:
         """
         with self._signals():
             self.start()
-            if not self._crews:
+            if not self._pools:
                 return FINISHED  # a signal came before anything had begun
             log.info("working on %s", ", ".join(one.context.name for one in self.handlers))
             if started is not None:
                 started()
-            while not self._told and not self._stopping.is_set():
+            while not self._asked_to_stop and not self._stopping.is_set():
                 with contextlib.suppress(Empty):
-                    self._heard.get(timeout=0.5)
-            if self._watch is not None and self._watch.stuck:
-                self._abandon()
-                return self._leaving(STUCK)
+                    self._signals_received.get(timeout=0.5)
+            if self._watchdog is not None and self._watchdog.stuck:
+                self._finish_others()
+                return self._leave_with(STUCK)
             log.info("stopping: %g s for what runs; a second signal ends at once", self._grace_s)
             finished = self.stop()
-        if self._hurry:
+        if self._stop_at_once:
             return 128 + self._signal
-        return FINISHED if finished else self._leaving(HANDED_BACK)
+        return FINISHED if finished else self._leave_with(HANDED_BACK)
 
-    def _abandon(self) -> None:
+    def _finish_others(self) -> None:
         """Nothing moves in some crew: hand back what waits, and let the others finish.
 
         What hangs is not handed back. It is taken back when its lease has run out, and counts, so
         that a message that hangs its worker each time is a dead letter in the end.
         """
         until = time.monotonic() + min(self._grace_s, ABANDON_S)
-        for crew in self._crews:
-            crew.stop_taking()
-        for crew in self._crews:
-            crew.hand_back(until)
-        self._wait(until)
+        for pool in self._pools:
+            pool.stop_fetching()
+        for pool in self._pools:
+            pool.release_waiting(until)
+        self._wait_for_runs(until)
 
-    def _leaving(self, code: int) -> int:
+    def _leave_with(self, code: int) -> int:
         """An exit code, with which this process ends even though handlers still run in threads.
 
         Python waits for the threads of `asyncio.to_thread` and of other pools when it exits, and
@@ -366,7 +375,7 @@ class Worker:
         """
         register = getattr(threading, "_register_atexit", None)
         if register is not None and threading.current_thread() is threading.main_thread():
-            register(_last_call, code)
+            register(_leave_later, code)
         return code
 
     @contextlib.contextmanager
@@ -374,30 +383,30 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._told = self._hurry = False
+        self._asked_to_stop = self._stop_at_once = False
         numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self._signalled) for number in numbers]
+        before = [signal.signal(number, self._on_signal) for number in numbers]
         try:
             yield
         finally:
             for number, one in zip(numbers, before, strict=True):
                 signal.signal(number, one)
-            self._told = False
+            self._asked_to_stop = False
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first signal asks to stop, the second to do so at once.
 
         No lock is taken here: the code that is interrupted may have it.
         """
-        if self._told:
+        if self._asked_to_stop:
             self._signal = number
-            self._hurry = True
+            self._stop_at_once = True
             # It may be that nothing can be handed back: Redis is away, or a thread is deaf.
             end = threading.Timer(CANCEL_S, os._exit, (128 + number,))
             end.daemon = True
             end.start()
-        self._told = True
-        self._heard.put(number)
+        self._asked_to_stop = True
+        self._signals_received.put(number)
 
     def __enter__(self) -> Worker:
         self.start()
@@ -417,7 +426,7 @@ class Worker:
 
     def health(self) -> Health:
         """How it is: for a liveness or readiness check."""
-        watch = self._watch
+        watch = self._watchdog
         return Health(False, ["it is not running"], True) if watch is None else watch.health()
 
     def missing(self) -> dict[str, int]:
@@ -435,23 +444,24 @@ class Worker:
         Of a worker that has stopped: when it did. Where the handler has guards, "duplicate" tells
         how many of those acked had been done before, and "claim_lost" whose claims were gone.
         """
-        if not self._crews:
+        if not self._pools:
             return self._counts
         return {
-            crew.handler.context.name: {
-                "taken": crew.taken, "held": crew.held, **crew.settler.tally, **crew.settler.guarded
+            pool.handler.context.name: {
+                "taken": pool.taken, "held": pool.held,
+                **pool.settler.tally, **pool.settler.claim_counts,
             }
-            for crew in self._crews
+            for pool in self._pools
         }  # fmt: skip
 
 
-def _last_call(code: int) -> None:
+def _leave_later(code: int) -> None:
     """The main thread has ended: end this process some seconds later, whatever still runs."""
-    threading.Thread(target=_end, args=(code,), name="rmq-leave", daemon=True).start()
+    threading.Thread(target=_close_parts, args=(code,), name="rmq-leave", daemon=True).start()
 
 
-def _end(code: int) -> None:
-    time.sleep(LAST_CALL_S)
+def _close_parts(code: int) -> None:
+    time.sleep(LEAVE_AFTER_S)
     mine = threading.main_thread()
     names = [one.name for one in threading.enumerate() if not one.daemon and one is not mine]
     log.warning("ended although threads of yours still run: %s", ", ".join(names) or "in a pool")
@@ -468,7 +478,7 @@ def _lease_ms(handler: Handler) -> int:
     return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
 
 
-def _chosen(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[Handler]:
+def _chosen_handlers(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[Handler]:
     known = client._handlers.by_topic
     if not known:
         raise ConfigurationError(

@@ -32,7 +32,7 @@ from rmq.protocol.flows import claim
 from rmq.protocol.steps import Pipeline
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerGuard
-from rmq.worker.leased_consumer import Desk
+from rmq.worker.leased_consumer import LeasedConsumer
 from tests.faults import bank, bank_mutants
 from tests.faults.worker_child import Book
 
@@ -83,13 +83,13 @@ class Faults:
 
 def watch(faults: Faults) -> None:
     """Have the steps that RMQ takes told to the faults."""
-    claim_keys, ack = Desk._claim_keys, Desk.ack
+    claim_keys, ack = LeasedConsumer._claim_keys, LeasedConsumer.ack
 
-    def claims(self: Desk, found: list[Any]) -> None:
+    def claims(self: LeasedConsumer, found: list[Any]) -> None:
         faults.reach("taken")
         claim_keys(self, found)
 
-    def acks(self: Desk, deliveries: Any) -> Any:
+    def acks(self: LeasedConsumer, deliveries: Any) -> Any:
         def finish_alone() -> None:
             beside = claim.finish(self._context, deliveries)
             if beside is not None:
@@ -100,7 +100,7 @@ def watch(faults: Faults) -> None:
         faults.reach("acked")
         return lost
 
-    Desk._claim_keys, Desk.ack = claims, acks  # type: ignore[method-assign, assignment]
+    LeasedConsumer._claim_keys, LeasedConsumer.ack = claims, acks  # type: ignore[method-assign, assignment]
     for guard in (LedgerGuard, ExactlyOnce):
         guard.run = _told(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 

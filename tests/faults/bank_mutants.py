@@ -10,7 +10,7 @@ from rmq.protocol.flows import claim as claim_flow
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.tables import CONSUMED
-from rmq.worker.leased_consumer import Desk
+from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.runner import DONE_BEFORE, Runner
 
 LONG_MS = 600_000
@@ -19,9 +19,9 @@ DAY_MS = 86_400_000
 
 def deletes_any_claim(faults: Any) -> None:
     """Whoever hands a message back deletes the claim on its key, be it another's."""
-    release = Desk.release
+    release = LeasedConsumer.release
 
-    def releases(self: Desk, deliveries: Any, *, delay: Any = 0) -> Any:
+    def releases(self: LeasedConsumer, deliveries: Any, *, delay: Any = 0) -> Any:
         mine = [deliveries] if isinstance(deliveries, DeliveryData) else list(deliveries)
         for one in mine:
             if one._claim is not None:
@@ -29,7 +29,7 @@ def deletes_any_claim(faults: Any) -> None:
                 self._transport.raw_command("unclaim", "DEL", key)
         return release(self, mine, delay=delay)
 
-    Desk.release = releases  # type: ignore[method-assign, assignment]
+    LeasedConsumer.release = releases  # type: ignore[method-assign, assignment]
 
 
 def acks_busy(faults: Any) -> None:
@@ -37,13 +37,13 @@ def acks_busy(faults: Any) -> None:
 
     Claims live on for a while when their owner is dead, so that a test need not hit the second.
     """
-    claimed = Runner.claimed
+    disposition_by_claim = Runner.disposition_by_claim
 
     def acks(self: Runner, one: Any) -> Any:
         busy = one._claim is not None and one._claim.state == BUSY
-        return DONE_BEFORE if busy else claimed(self, one)
+        return DONE_BEFORE if busy else disposition_by_claim(self, one)
 
-    Runner.claimed = acks  # type: ignore[method-assign]
+    Runner.disposition_by_claim = acks  # type: ignore[method-assign]
     claim_flow.BEYOND_MS = LONG_MS
 
 

@@ -29,7 +29,7 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
         again = scene.seen("deliver", pid=other.pid, n=held)[0]
         zombie.go_on()
         scene.seen("done", pid=zombie.pid, n=held)
-        wait_for(lambda: "had run out before it could be settled" in zombie.said(), "a refusal")
+        wait_for(lambda: "expired before it could be settled" in zombie.said(), "a refusal")
         still_held = scene.client.admin.get(name, scene.ids[held])
         done_by_other = scene.events("done", pid=other.pid, n=held)
         scene.drained()

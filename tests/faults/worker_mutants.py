@@ -10,9 +10,9 @@ from typing import Any
 
 from rmq.core.delivery import SETTLED
 from rmq.worker import lease_renewer
-from rmq.worker.handler_pool import Crew
-from rmq.worker.lease_table import Board
-from rmq.worker.leased_consumer import Desk
+from rmq.worker.handler_pool import HandlerPool
+from rmq.worker.lease_table import LeaseTable
+from rmq.worker.leased_consumer import LeasedConsumer
 
 
 def blind_keeper() -> None:
@@ -31,54 +31,54 @@ def blind_keeper() -> None:
 def idle_keeper() -> None:
     """Nobody renews. Give keeper="thread"."""
 
-    def rest(self: lease_renewer.Keeper) -> float:
-        self.board.came_round()
+    def rest(self: lease_renewer.LeaseRenewer) -> float:
+        self.lease_table.note_round()
         return 0.1
 
-    lease_renewer.Keeper.round = rest  # type: ignore[method-assign]
+    lease_renewer.LeaseRenewer.round = rest  # type: ignore[method-assign]
 
 
 def acks_first() -> None:
     """It settles before it handles, as at_most_once does."""
-    begin = Crew._may_start
+    begin = HandlerPool._may_run
 
-    def settled(self: Crew, one: Any) -> bool:
+    def settled(self: HandlerPool, one: Any) -> bool:
         if not begin(self, one):
             return False
-        self.desk.ack([one])
+        self.consumer.ack([one])
         return True
 
-    Crew._may_start = settled  # type: ignore[method-assign]
+    HandlerPool._may_run = settled  # type: ignore[method-assign]
 
 
 def acks_by_id() -> None:
     """Its acks look at the id alone."""
 
-    def ack(self: Desk, deliveries: Any) -> list[Any]:
+    def ack(self: LeasedConsumer, deliveries: Any) -> list[Any]:
         for one in deliveries:
             keys = one._origin.keys
             self._transport.raw_command("ack", "ZREM", keys.prepare, one._id)
             self._transport.raw_command("ack", "HDEL", keys.records, one._id)
             one._state = SETTLED
-        self.board.leave(deliveries)
+        self.lease_table.remove(deliveries)
         return []
 
-    Desk.ack = ack  # type: ignore[method-assign]
+    LeasedConsumer.ack = ack  # type: ignore[method-assign]
 
 
 def begins_anything() -> None:
     """It does not look whether the lease is still there before it begins."""
-    Crew._may_start = lambda self, one: True  # type: ignore[method-assign]
+    HandlerPool._may_run = lambda self, one: True  # type: ignore[method-assign]
 
 
 def never_tells() -> None:
     """d.lost is never true."""
-    Board.lost = lambda self, one: False  # type: ignore[method-assign]
+    LeaseTable.is_lost = lambda self, one: False  # type: ignore[method-assign]
 
 
 def stuck_fetcher() -> None:
-    Desk.take = lambda self, most, wait: time.sleep(3600)  # type: ignore[method-assign]
+    LeasedConsumer.take = lambda self, most, wait: time.sleep(3600)  # type: ignore[method-assign]
 
 
 def stuck_settler() -> None:
-    Desk.ack = lambda self, deliveries: time.sleep(3600)  # type: ignore[method-assign]
+    LeasedConsumer.ack = lambda self, deliveries: time.sleep(3600)  # type: ignore[method-assign]

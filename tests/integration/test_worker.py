@@ -283,7 +283,9 @@ def test_nothing_is_left_of_a_worker_that_has_stopped(
     once(20)
 
     eventually(lambda: {one.ident for one in threading.enumerate()} <= threads)
-    assert not [one for one in psutil.Process().children() if "keeper" in " ".join(one.cmdline())]
+    assert not [
+        one for one in psutil.Process().children() if "lease_renewer" in " ".join(one.cmdline())
+    ]
     eventually(lambda: descriptors() <= fds)
 
 

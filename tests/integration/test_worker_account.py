@@ -65,13 +65,15 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
     with scene.working() as worker:
         eventually(lambda: (s := api.admin.stats(name))["settled"] + s["dead"] == COUNT + 1, 60)
         counts = eventually(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
-        board = worker._board
-        assert board is not None
-        assert list(board.held()) == []
-        assert len(board._free) == board.rows
-        crew = worker._crews[0]
+        lease_table = worker._lease_table
+        assert lease_table is not None
+        assert list(lease_table.held_rows()) == []
+        assert len(lease_table._free) == lease_table.capacity
+        pool = worker._pools[0]
         # A thread that ran too long may run still.
-        eventually(lambda: not (crew._limits or crew._overdue or crew._suspects.running))
+        eventually(
+            lambda: not (pool._runtime_limits.running or pool._overdue or pool._suspects.running)
+        )
 
     stats = api.admin.stats(name)
     assert stats["in_flight"] == 0

@@ -21,8 +21,8 @@ import pytest
 
 import rmq
 from rmq.worker import handler_pool
-from rmq.worker.lease_renewer import Keeper, KeeperProcess, stopped
-from rmq.worker.lease_table import Board
+from rmq.worker.lease_renewer import LeaseRenewer, RenewerProcess, stopped
+from rmq.worker.lease_table import LeaseTable
 from tests.integration.handling import Scene, eventually
 from tests.servers import Server, _die_with_parent
 
@@ -297,7 +297,7 @@ PARENT = """
     client = rmq.Client(sys.argv[1])
     @client.topic(sys.argv[2], retry="immediate").handler(lease=1)
     def handle(body):
-        print("handling", worker._keeper.process.pid, flush=True)
+        print("handling", worker._renewer.process.pid, flush=True)
         time.sleep(600)
     worker = rmq.Worker(client)
     worker.start()
@@ -367,13 +367,13 @@ def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
     topic.send(1)
     with rmq.Worker(client) as worker:
         eventually(lambda: worker.counts()[name]["held"] == 1)
-        keeper = worker._keeper
-        assert isinstance(keeper, KeeperProcess)
-        first, beat = keeper.process.pid, worker._board.beat()
+        keeper = worker._renewer
+        assert isinstance(keeper, RenewerProcess)
+        first, beat = keeper.process.pid, worker._lease_table.last_round()
         os.kill(first, signal.SIGKILL)
 
         eventually(lambda: keeper.process.pid != first)
-        eventually(lambda: worker._board.beat() > beat + 1)
+        eventually(lambda: worker._lease_table.last_round() > beat + 1)
         with topic.consumer() as other:
             assert other.receive(wait=3.5) == []
         go.set()
@@ -391,10 +391,10 @@ def test_a_keeper_outlives_the_thread_that_started_the_worker(
     thread.start()
     thread.join()
     try:
-        keeper = worker._keeper
-        assert isinstance(keeper, KeeperProcess)
-        pid, beat = keeper.process.pid, worker._board.beat()
-        eventually(lambda: worker._board.beat() > beat + 1.1)
+        keeper = worker._renewer
+        assert isinstance(keeper, RenewerProcess)
+        pid, beat = keeper.process.pid, worker._lease_table.last_round()
+        eventually(lambda: worker._lease_table.last_round() > beat + 1.1)
         assert keeper.process.pid == pid
     finally:
         worker.stop()
@@ -403,8 +403,8 @@ def test_a_keeper_outlives_the_thread_that_started_the_worker(
 def test_the_password_is_not_on_the_keeper_s_command_line(client: rmq.Client, name: str) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        keeper = worker._keeper
-        assert isinstance(keeper, KeeperProcess)
+        keeper = worker._renewer
+        assert isinstance(keeper, RenewerProcess)
         words = " ".join(psutil.Process(keeper.process.pid).cmdline())
 
     assert "redis://" not in words
@@ -414,21 +414,21 @@ def test_the_password_is_not_on_the_keeper_s_command_line(client: rmq.Client, na
 def test_a_keeper_and_a_worker_are_of_one_redis(client: rmq.Client, name: str) -> None:
     topic = client.topic(name)
     topic.send_many([rmq.Outgoing(n) for n in range(50)])
-    board = Board(50)
+    lease_table = LeaseTable(50)
     with topic.consumer(lease=3) as consumer:
         held = time.monotonic()
         ones = consumer.receive(50)
         before = [one.deadline for one in ones]
-        board.enter(ones, 0, 3000, held)
+        lease_table.add(ones, 0, 3000, held)
         time.sleep(1.1)  # a third of the lease, and the server's clock is in its next second
 
-        Keeper(board, client._transport, [topic._context]).round()
+        LeaseRenewer(lease_table, client._transport, [topic._context]).round()
 
-        assert all(map(board.refresh, ones))
+        assert all(map(lease_table.refresh, ones))
         assert all(one.deadline > then for one, then in zip(ones, before, strict=True))
-        board.leave(ones)
+        lease_table.remove(ones)
         assert consumer.ack(ones) == []
-    board.close()
+    lease_table.close()
 
 
 def test_a_handler_that_asks_for_less_than_the_lease_does_not_shorten_it(

@@ -371,15 +371,15 @@ def test_a_fault_in_settling_one_message_does_not_end_the_thread_that_settles(
     scene.handle(topic, lambda d: done.append(d.body), concurrency=1)
     topic.send_many([rmq.Outgoing(n) for n in range(6)])
     with scene.working() as worker:
-        [crew] = worker._crews
-        plain = crew.settler._do
+        [pool] = worker._pools
+        plain = pool.settler._settle
 
         def faulty(verb: str, some: Any, call: Any) -> None:
             if any(one.body == 2 for one in some):
                 raise SystemError("a fault")
             plain(verb, some, call)
 
-        monkeypatch.setattr(crew.settler, "_do", faulty)
+        monkeypatch.setattr(pool.settler, "_settle", faulty)
         eventually(lambda: len(done) == 6)
         eventually(lambda: worker.counts()[name]["held"] == 0)
         stats = api.admin.stats(name)
@@ -422,5 +422,5 @@ def test_a_generator_behind_a_decorator_is_a_failure_and_not_work_that_is_done(
         eventually(lambda: api.admin.stats(name)["dead"] == 1)
 
     (letter,) = api.admin.peek(name, place="dead")
-    assert "returned a generator, so nothing of it has run" in letter.failure.error
+    assert "returned a generator, so none of its code has run" in letter.failure.error
     assert (ran, worker.counts()[name]["ack"]) == ([], 0)

@@ -294,11 +294,11 @@ def test_lease_that_another_took_is_lost(broker: Broker) -> None:
 def test_interceptors_see_the_runs(broker: Broker) -> None:
     told: list[Any] = []
 
-    class Watch(rmq.Interceptor):
+    class Watching(rmq.Interceptor):
         def after_handle(self, delivery: Any, outcome: rmq.Outcome) -> None:
             told.append((delivery.body, outcome.verb))
 
-    shop = rmq.Client("redis://127.0.0.1:1/0", interceptors=[Watch()])
+    shop = rmq.Client("redis://127.0.0.1:1/0", interceptors=[Watching()])
     topic = shop.topic("t")
 
     @topic.handler()

@@ -19,8 +19,8 @@ from rmq.core.settings import BATCH_MAX, Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import Unavailable
 from rmq.protocol.commands import ExtendReply
-from rmq.worker.lease_renewer import LOOK_MOST_S, LOOKS, Keeper
-from rmq.worker.lease_table import Board
+from rmq.worker.lease_renewer import LOOK_MOST_S, LOOKS, LeaseRenewer
+from rmq.worker.lease_table import LeaseTable
 
 LEASE_MS, LEASE_S = 30_000, 30.0
 DEADLINE_S = 1_790_000_100
@@ -65,22 +65,22 @@ class Scene:
         ]
         for handle in self.handles:
             handle.mark_open(Settings(), b"1")
-        self.board = Board(rows)
+        self.lease_table = LeaseTable(rows)
         self.redis = Redis()
-        self.keeper = Keeper(self.board, self.redis, self.handles)  # type: ignore[arg-type]
+        self.keeper = LeaseRenewer(self.lease_table, self.redis, self.handles)  # type: ignore[arg-type]
 
     def hold(
         self, count: int, age: float, topic: int = 0, lease_ms: int = LEASE_MS
     ) -> list[DeliveryData]:
         """Deliveries that were leased `age` seconds ago."""
         origin = BatchOrigin(
-            SimpleNamespace(board=self.board), SimpleNamespace(index=0), 1, 16, 0.0
+            SimpleNamespace(lease_table=self.lease_table), SimpleNamespace(index=0), 1, 16, 0.0
         )  # type: ignore[arg-type]
         made = [
             DeliveryData(origin, one, receipt_score(1_790_000_000, 16, n), b"", n, None)
             for n, one in enumerate(ids.make(0, self.handles[topic].check, count))
         ]
-        self.board.enter(made, topic, lease_ms, time.monotonic() - age)
+        self.lease_table.add(made, topic, lease_ms, time.monotonic() - age)
         return made
 
 
@@ -88,7 +88,7 @@ class Scene:
 def scene() -> Iterator[Scene]:
     made = Scene(20_000)
     yield made
-    made.board.close()
+    made.lease_table.close()
 
 
 def test_ten_thousand_leases_are_ten_calls(scene: Scene) -> None:
@@ -129,12 +129,12 @@ def test_after_a_renewal_the_worker_has_the_new_receipt_and_the_new_time(scene: 
 
     scene.keeper.round()
 
-    assert scene.board.refresh(one)
+    assert scene.lease_table.refresh(one)
     assert receipt_deadline_ms(one._score) == DEADLINE_S * 1000
     assert one.retries_left == 16
     # Counted from before Redis was asked: never later than the lease that it gave.
-    assert before + LEASE_S <= scene.board.safe_until(one) <= time.monotonic() + LEASE_S
-    assert not scene.board.is_renewing(one)
+    assert before + LEASE_S <= scene.lease_table.safe_until(one) <= time.monotonic() + LEASE_S
+    assert not scene.lease_table.is_renewing(one)
 
 
 def test_topics_and_leases_of_another_length_have_calls_of_their_own(scene: Scene) -> None:
@@ -153,8 +153,8 @@ def test_topics_and_leases_of_another_length_have_calls_of_their_own(scene: Scen
 
 def test_beyond_its_limit_a_lease_is_not_renewed(scene: Scene) -> None:
     over, within, free = scene.hold(3, age=15)
-    scene.board.limit(over, time.monotonic() - 0.001)
-    scene.board.limit(within, time.monotonic() + 60)
+    scene.lease_table.renew_until(over, time.monotonic() - 0.001)
+    scene.lease_table.renew_until(within, time.monotonic() + 60)
 
     scene.keeper.round()
 
@@ -170,7 +170,7 @@ def test_what_redis_says_is_lost_is_marked_and_never_asked_for_again(scene: Scen
     assert taken.lost
     assert not ours.lost
     scene.redis.calls.clear()
-    scene.board.leave([ours])
+    scene.lease_table.remove([ours])
     scene.keeper.round()
     assert scene.redis.calls == []
 
@@ -186,10 +186,10 @@ def test_while_redis_is_away_nothing_is_lost_before_its_time_and_it_is_tried_aga
 
     assert "not renewed just now" in caplog.text
     assert not one.lost
-    assert not scene.board.is_renewing(one)
+    assert not scene.lease_table.is_renewing(one)
     scene.redis.away = False
     scene.keeper.round()
-    assert scene.board.refresh(one)
+    assert scene.lease_table.refresh(one)
 
 
 def test_a_lease_that_has_passed_is_asked_for_all_the_same(scene: Scene) -> None:
@@ -203,16 +203,16 @@ def test_a_lease_that_has_passed_is_asked_for_all_the_same(scene: Scene) -> None
 
 def test_it_looks_more_often_the_shorter_the_leases_are(scene: Scene) -> None:
     assert scene.keeper.round() == pytest.approx(1 / LOOKS)  # before anybody knows
-    scene.board.expect(12_000)
+    scene.lease_table.set_shortest_lease_ms(12_000)
     assert scene.keeper.round() == pytest.approx(12 / LOOKS)
-    scene.board.expect(3_600_000)
+    scene.lease_table.set_shortest_lease_ms(3_600_000)
     assert scene.keeper.round() == LOOK_MOST_S
 
 
 def test_every_round_is_a_beat_even_with_nothing_in_hand(scene: Scene) -> None:
     scene.keeper.round()
-    first = scene.board.beat()
+    first = scene.lease_table.last_round()
     assert first > 0
     time.sleep(0.01)  # the clock is to move
     scene.keeper.round()
-    assert scene.board.beat() > first
+    assert scene.lease_table.last_round() > first

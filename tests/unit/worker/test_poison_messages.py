@@ -7,7 +7,13 @@ import random
 import pytest
 
 from rmq.worker import poison_messages as module
-from rmq.worker.poison_messages import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, Suspects
+from rmq.worker.poison_messages import (
+    ALONE_S,
+    FROM_DELIVERY,
+    WAIT_LEAST_S,
+    WAIT_MOST_S,
+    PoisonSuspects,
+)
 from tests.unit.monotonic import Clock
 
 
@@ -18,14 +24,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def harmless(suspects: Suspects, count: int) -> None:
+def harmless(suspects: PoisonSuspects, count: int) -> None:
     for n in range(count):
         assert suspects.begin(("harmless", n), FROM_DELIVERY)
         suspects.end(("harmless", n))
 
 
 def test_at_first_one_runs_at_a_time(clock: Clock) -> None:
-    suspects = Suspects()
+    suspects = PoisonSuspects()
 
     assert suspects.begin("a", 3)
     assert not suspects.begin("b", 3)
@@ -37,7 +43,7 @@ def test_at_first_one_runs_at_a_time(clock: Clock) -> None:
 def test_the_more_often_one_came_back_the_more_harmless_ones_it_takes(
     clock: Clock, attempt: int, needed: int
 ) -> None:
-    suspects = Suspects()
+    suspects = PoisonSuspects()
     harmless(suspects, needed - 1)
     assert suspects.begin("a", attempt)
     assert not suspects.begin("b", 3), "the worse of the two decides"
@@ -48,7 +54,7 @@ def test_the_more_often_one_came_back_the_more_harmless_ones_it_takes(
 
 
 def test_one_that_never_began_proves_nothing(clock: Clock) -> None:
-    suspects = Suspects()
+    suspects = PoisonSuspects()
     for _ in range(10):
         assert suspects.begin("a", 3)
         suspects.end("a", counts=False)
@@ -58,7 +64,7 @@ def test_one_that_never_began_proves_nothing(clock: Clock) -> None:
 
 
 def test_one_that_has_run_for_long_keeps_no_other_from_its_turn(clock: Clock) -> None:
-    suspects = Suspects()
+    suspects = PoisonSuspects()
     assert suspects.begin("long", 17)
     clock.now += ALONE_S
 
@@ -67,7 +73,7 @@ def test_one_that_has_run_for_long_keeps_no_other_from_its_turn(clock: Clock) ->
 
 
 def test_the_wait_grows_with_what_runs(clock: Clock) -> None:
-    suspects = Suspects()
+    suspects = PoisonSuspects()
     suspects.begin("a", 3)
     assert suspects.wait_s() == WAIT_LEAST_S
     clock.now += 1.5
@@ -86,7 +92,7 @@ def test_one_that_kills_is_dead_after_its_tries_and_harms_others_as_often_as_pro
     killer = rng.randrange(100)
     dead: list[int] = []
     while attempts:
-        suspects, running, alive = Suspects(), [], True
+        suspects, running, alive = PoisonSuspects(), [], True
         while alive and attempts:
             waiting = [n for n in attempts if n not in running]
             rng.shuffle(waiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rmq.worker.event_loop import TICK_S, Beat, Loop
+from rmq.worker.event_loop import TICK_S, EventLoopThread, LoopHeartbeat
 
 
 async def forever(ended: list[str]) -> None:
@@ -17,7 +17,7 @@ async def forever(ended: list[str]) -> None:
 
 
 def test_what_is_left_in_it_is_cancelled_when_it_ends() -> None:
-    loop, ended = Loop(), []
+    loop, ended = EventLoopThread(), []
     asyncio.run_coroutine_threadsafe(forever(ended), loop.loop)
     time.sleep(0.05)  # until it sleeps
 
@@ -29,8 +29,8 @@ def test_what_is_left_in_it_is_cancelled_when_it_ends() -> None:
 
 
 def test_a_beat_tells_for_how_long_its_loop_is_blocked() -> None:
-    loop = Loop()
-    beat = Beat(loop.loop)
+    loop = EventLoopThread()
+    beat = LoopHeartbeat(loop.loop)
     assert beat.lag() == 0
     loop.loop.call_soon_threadsafe(time.sleep, TICK_S + 0.6)
     time.sleep(TICK_S + 0.5)  # it is blocked for longer

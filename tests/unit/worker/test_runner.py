@@ -19,7 +19,13 @@ from rmq.core.delivery import BatchOrigin, DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.core.score import receipt_score
 from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
-from rmq.worker.runner import Ruling, Runner, RuntimeExceeded, exceeded, rule
+from rmq.worker.runner import (
+    Disposition,
+    Runner,
+    RuntimeExceeded,
+    disposition_for,
+    runtime_exceeded,
+)
 
 POLICY_OF_THE_TOPIC = None  # a ruling that names no wait leaves it to the topic
 
@@ -45,9 +51,9 @@ def delivered(
 
 
 def wait_of(handler: Handler, error: BaseException, one: Any = None) -> float | None:
-    ruling = rule(handler, one or delivered(), error)
-    assert ruling.verb == "nack"
-    return ruling.wait_s
+    disposition = disposition_for(handler, one or delivered(), error)
+    assert disposition.verb == "nack"
+    return disposition.wait_s
 
 
 FIXED = rmq.Levels((7,))  # no jitter: seven seconds
@@ -56,7 +62,9 @@ FIXED = rmq.Levels((7,))  # no jitter: seven seconds
 def test_without_any_option_the_topic_rules() -> None:
     error = ValueError("no")
 
-    assert rule(registered(), delivered(), error) == Ruling("nack", POLICY_OF_THE_TOPIC, error)
+    assert disposition_for(registered(), delivered(), error) == Disposition(
+        "nack", POLICY_OF_THE_TOPIC, error
+    )
 
 
 def test_the_handler_s_policy_comes_before_the_topic_s() -> None:
@@ -82,9 +90,9 @@ def test_a_rule_for_the_error_comes_before_the_message_s_policy() -> None:
 def test_what_the_handler_raises_to_say_so_comes_before_all_rules() -> None:
     handler = registered(on_error={Exception: rmq.Reject("never"), rmq.Retry: rmq.Reject("nor")})
 
-    assert rule(handler, delivered(), rmq.Snooze(9)) == Ruling("release", 9.0)
-    assert rule(handler, delivered(), rmq.Retry(8)).wait_s == 8
-    assert rule(handler, delivered(), rmq.Reject("why")).error == "why"
+    assert disposition_for(handler, delivered(), rmq.Snooze(9)) == Disposition("release", 9.0)
+    assert disposition_for(handler, delivered(), rmq.Retry(8)).wait_s == 8
+    assert disposition_for(handler, delivered(), rmq.Reject("why")).error == "why"
 
 
 def test_the_rule_of_the_most_derived_type_decides_in_any_order() -> None:
@@ -109,14 +117,14 @@ def test_a_rule_may_be_a_policy_by_object_or_word() -> None:
 def test_a_rule_to_snooze_costs_no_retry() -> None:
     handler = registered(on_error={ValueError: rmq.Snooze(60)})
 
-    assert rule(handler, delivered(), ValueError()) == Ruling("release", 60.0)
+    assert disposition_for(handler, delivered(), ValueError()) == Disposition("release", 60.0)
 
 
 def test_a_rule_to_reject_tells_its_words_and_the_error() -> None:
     handler = registered(on_error={ValueError: rmq.Reject("bad order"), KeyError: rmq.Reject})  # type: ignore[dict-item]
 
-    told = rule(handler, delivered(), ValueError("no id"))
-    bare = rule(handler, delivered(), error := KeyError("id"))
+    told = disposition_for(handler, delivered(), ValueError("no id"))
+    bare = disposition_for(handler, delivered(), error := KeyError("id"))
 
     assert (told.verb, str(told.error)) == ("reject", "bad order")
     assert isinstance(told.error, rmq.Reject)
@@ -129,7 +137,9 @@ def test_a_retry_without_delay_leaves_the_wait_to_the_topic_and_tells_its_cause(
     asked = rmq.Retry()
     asked.__cause__ = cause
 
-    assert rule(registered(), delivered(), asked) == Ruling("nack", POLICY_OF_THE_TOPIC, cause)
+    assert disposition_for(registered(), delivered(), asked) == Disposition(
+        "nack", POLICY_OF_THE_TOPIC, cause
+    )
 
 
 def test_a_policy_climbs_with_the_attempts() -> None:
@@ -180,18 +190,20 @@ def test_a_broken_retry_function_leaves_it_to_the_topic_and_is_logged(
     error = ValueError("the handler's own")
 
     with caplog.at_level(logging.ERROR, "rmq"):
-        ruling = rule(registered(retry=nonsense), delivered(), error)
+        disposition = disposition_for(registered(retry=nonsense), delivered(), error)
 
-    assert ruling == Ruling("nack", POLICY_OF_THE_TOPIC, error)
-    assert "the topic's policy rules" in caplog.text
+    assert disposition == Disposition("nack", POLICY_OF_THE_TOPIC, error)
+    assert "the topic's policy applies" in caplog.text
 
 
 @pytest.mark.parametrize("bad", [rmq.Snooze("9"), rmq.Retry(-1), rmq.Snooze(float("nan"))])  # type: ignore[arg-type]
 def test_a_delay_that_is_none_counts_as_a_failure_and_is_logged(
     bad: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert rule(registered(), delivered(), bad) == Ruling("nack", POLICY_OF_THE_TOPIC, bad)
-    assert "the topic's policy rules" in caplog.text
+    assert disposition_for(registered(), delivered(), bad) == Disposition(
+        "nack", POLICY_OF_THE_TOPIC, bad
+    )
+    assert "the topic's policy applies" in caplog.text
 
 
 def test_a_policy_that_nobody_can_read_in_a_message_leaves_it_to_the_topic(
@@ -200,7 +212,7 @@ def test_a_policy_that_nobody_can_read_in_a_message_leaves_it_to_the_topic(
     one = delivered(retry="fibonacci:1:2")
 
     assert wait_of(registered(retry=FIXED), ValueError(), one) is POLICY_OF_THE_TOPIC
-    assert "the topic's policy rules" in caplog.text
+    assert "the topic's policy applies" in caplog.text
 
 
 def test_the_message_s_max_runtime_comes_before_the_handler_s() -> None:
@@ -215,17 +227,17 @@ def test_the_message_s_max_runtime_comes_before_the_handler_s() -> None:
 def test_running_too_long_is_an_error_that_rules_can_name() -> None:
     handler = registered(on_error={rmq.RMQError: rmq.Reject("too slow")})
 
-    assert rule(handler, delivered(), exceeded(2)).verb == "reject"
+    assert disposition_for(handler, delivered(), runtime_exceeded(2)).verb == "reject"
 
 
 # --- a run ---------------------------------------------------------------------------------------
 
 
-def run(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Ruling:
+def run(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Disposition:
     return Runner(registered(function, **options), Hooks()).run(delivered(given))
 
 
-def run_async(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Ruling:
+def run_async(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Disposition:
     one = delivered(given, kind=AsyncDelivery)
     return asyncio.run(Runner(registered(function, **options), Hooks()).run_async(one))
 
@@ -238,27 +250,27 @@ def test_even_an_exit_inside_a_handler_is_the_handler_s_failure(error: BaseExcep
     async def handle_async(body: Any) -> None:
         raise error
 
-    assert run(handle) == Ruling("nack", POLICY_OF_THE_TOPIC, error)
-    assert run_async(handle_async) == Ruling("nack", POLICY_OF_THE_TOPIC, error)
+    assert run(handle) == Disposition("nack", POLICY_OF_THE_TOPIC, error)
+    assert run_async(handle_async) == Disposition("nack", POLICY_OF_THE_TOPIC, error)
 
 
 def test_a_handler_that_cancels_itself_has_failed() -> None:
     async def handle(body: Any) -> None:
         raise asyncio.CancelledError
 
-    ruling = run_async(handle)
+    disposition = run_async(handle)
 
-    assert ruling.verb == "nack"
-    assert "cancelled itself" in str(ruling.error)
+    assert disposition.verb == "nack"
+    assert "cancelled itself" in str(disposition.error)
 
 
 def test_a_plain_function_that_returns_a_coroutine_has_failed() -> None:
     async def work() -> None: ...
 
-    ruling = run(lambda body: work())
+    disposition = run(lambda body: work())
 
-    assert ruling.verb == "nack"
-    assert "async def" in str(ruling.error)
+    assert disposition.verb == "nack"
+    assert "async def" in str(disposition.error)
 
 
 def test_a_body_that_does_not_fit_is_undecodable_and_the_handler_is_not_called() -> None:
@@ -270,9 +282,9 @@ def test_a_body_that_does_not_fit_is_undecodable_and_the_handler_is_not_called()
     async def handle_async(body: int) -> None:
         called.append(body)
 
-    for ruling in (run(handle, "seven"), run_async(handle_async, "seven")):
-        assert (ruling.verb, ruling.kind) == ("reject", "u")
-        assert ruling.error == "body: str does not fit int"
+    for disposition in (run(handle, "seven"), run_async(handle_async, "seven")):
+        assert (disposition.verb, disposition.kind) == ("reject", "u")
+        assert disposition.error == "body: str does not fit int"
     assert called == []
 
 
@@ -296,10 +308,10 @@ def test_an_async_run_that_is_too_long_is_cancelled_and_has_failed() -> None:
         finally:
             ends.append("cleaned up")
 
-    ruling = run_async(handle, max_runtime=0.05)
+    disposition = run_async(handle, max_runtime=0.05)
 
-    assert ruling.verb == "nack"
-    assert isinstance(ruling.error, RuntimeExceeded)
+    assert disposition.verb == "nack"
+    assert isinstance(disposition.error, RuntimeExceeded)
     assert ends == ["cleaned up"]
 
 
@@ -307,12 +319,12 @@ def test_a_timeout_of_the_handler_s_own_is_not_max_runtime() -> None:
     async def handle(body: Any) -> None:
         raise TimeoutError("upstream")
 
-    ruling = run_async(handle, max_runtime=60)
+    disposition = run_async(handle, max_runtime=60)
 
-    assert type(ruling.error) is TimeoutError
+    assert type(disposition.error) is TimeoutError
 
 
-def run_batch(function: Callable[..., Any], bodies: list[Any], **options: Any) -> list[Ruling]:
+def run_batch(function: Callable[..., Any], bodies: list[Any], **options: Any) -> list[Disposition]:
     handler = registered(function, batch=10, **options)
     runner = Runner(handler, Hooks())
     if handler.is_async:
@@ -323,7 +335,7 @@ def run_batch(function: Callable[..., Any], bodies: list[Any], **options: Any) -
         found = runner.run_batch(batch)
     assert {id(one) for one, _ in found} == {id(one) for one in batch}
     assert len(found) == len(batch)
-    by_id = {id(one): ruling for one, ruling in found}
+    by_id = {id(one): disposition for one, disposition in found}
     return [by_id[id(one)] for one in batch]
 
 
@@ -352,14 +364,14 @@ def test_what_a_batch_raises_is_ruled_alike_in_threads_and_tasks(
     async def handle_async(batch: list[Any]) -> None:
         raise error
 
-    rulings = run_batch(
+    dispositions = run_batch(
         handle_async if is_async else handle, [1, 2, 3], retry=FIXED,
         on_error={KeyError: rmq.Reject("bad key")},
     )  # fmt: skip
 
-    assert [(r.verb, r.wait_s, str(r.error)) for r in rulings] == [(verb, wait_s, told)] * 3
+    assert [(r.verb, r.wait_s, str(r.error)) for r in dispositions] == [(verb, wait_s, told)] * 3
     if isinstance(error, KeyError):
-        assert all(isinstance(r.error, rmq.Reject) and r.error.__cause__ for r in rulings)
+        assert all(isinstance(r.error, rmq.Reject) and r.error.__cause__ for r in dispositions)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -372,8 +384,8 @@ def test_of_a_batch_only_the_misfits_are_rejected(is_async: bool) -> None:
     async def handle_async(batch: list[Any]) -> None:
         seen.extend(d.body for d in batch)
 
-    rulings = run_batch(handle_async if is_async else handle, [1, "two", 3], body=int)
+    dispositions = run_batch(handle_async if is_async else handle, [1, "two", 3], body=int)
 
-    assert [r.verb for r in rulings] == ["ack", "reject", "ack"]
-    assert rulings[1].kind == "u"
+    assert [r.verb for r in dispositions] == ["ack", "reject", "ack"]
+    assert dispositions[1].kind == "u"
     assert seen == [1, 3]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rmq.worker.event_loop import Loop
-from rmq.worker.executors import AIR, Hands, Tasks, Threads
+from rmq.worker.event_loop import EventLoopThread
+from rmq.worker.executors import YIELD_EVERY, Executor, TaskExecutor, ThreadExecutor
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 
@@ -31,16 +31,16 @@ class Bench:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.spoilt: list[Any] = []
-        self._loop = Loop()
+        self.on_error: list[Any] = []
+        self._loop = EventLoopThread()
         self.loop = self._loop.loop
 
-    def hands(self, count: int, function: Callable[[Any], None]) -> Hands:
+    def hands(self, count: int, function: Callable[[Any], None]) -> Executor:
         def note(work: Any, error: BaseException) -> None:
-            self.spoilt.append(work)
+            self.on_error.append(work)
 
         if self.kind == "threads":
-            return Threads("hand", count, function, note)
+            return ThreadExecutor("hand", count, function, note)
 
         async def run(work: Any) -> None:
             # In a thread where it waits, so that the tasks run beside each other.
@@ -49,7 +49,7 @@ class Bench:
             else:
                 function(work)
 
-        return Tasks(count, run, note, self.loop)
+        return TaskExecutor(count, run, note, self.loop)
 
     def close(self) -> None:
         self._loop.stop(10)
@@ -108,7 +108,7 @@ def test_what_has_not_begun_can_be_taken_back(bench: Bench) -> None:
     hands.put(list(range(6)))
     eventually(lambda: gate.inside == 2)
 
-    back = hands.take_back()
+    back = hands.withdraw()
     gate.open()
     hands.close()
 
@@ -122,7 +122,7 @@ def test_hands_end_although_work_is_taken_back_after_they_were_closed(bench: Ben
     hands.put([1, 2, 3])
 
     hands.close()
-    hands.take_back()  # a suspect that begins while the worker stops does so
+    hands.withdraw()  # a suspect that begins while the worker stops does so
 
     assert hands.join(20)
 
@@ -178,7 +178,7 @@ def test_work_that_raises_is_told_and_the_rest_is_done(bench: Bench) -> None:
     hands.put([0, 1, 2, 3, 4])
 
     eventually(lambda: done == [3, 4])
-    assert bench.spoilt == [0, 1, 2]
+    assert bench.on_error == [0, 1, 2]
     hands.close()
     assert hands.join(20)
 
@@ -191,10 +191,10 @@ def test_tasks_let_others_have_the_loop() -> None:
         order.append("work")
 
     async def scenario() -> None:
-        hands = Tasks(1, run, lambda work, error: None, asyncio.get_running_loop())
-        hands._ready.extend(range(3 * AIR))
+        hands = TaskExecutor(1, run, lambda work, error: None, asyncio.get_running_loop())
+        hands._ready.extend(range(3 * YIELD_EVERY))
         hands._wake(1)
-        while order.count("work") < 3 * AIR:
+        while order.count("work") < 3 * YIELD_EVERY:
             order.append("other")
             await asyncio.sleep(0)
 
@@ -232,7 +232,7 @@ def test_a_context_variable_whose_value_has_no_truth_value_harms_no_hand(bench: 
     hands.put([0, 1, 2, 3, 4])
 
     eventually(lambda: done == [0, 1, 2, 3, 4])
-    assert bench.spoilt == []
+    assert bench.on_error == []
     hands.close()
     assert hands.join(20)
 
@@ -246,11 +246,11 @@ def test_a_hand_goes_on_although_a_failure_cannot_be_reported(bench: Bench) -> N
         done.append(n)
 
     hands = bench.hands(1, work)
-    spoilt = bench.spoilt
-    bench.spoilt = None  # type: ignore[assignment]  # so that reporting raises too
+    on_error = bench.on_error
+    bench.on_error = None  # type: ignore[assignment]  # so that reporting raises too
     hands.put([0, 1, 2])
 
     eventually(lambda: done == [1, 2])
-    bench.spoilt = spoilt
+    bench.on_error = on_error
     hands.close()
     assert hands.join(20)
