@@ -11,7 +11,7 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
-from rmq.cli.param_types import MESSAGE_ID
+from rmq.cli.param_types import MESSAGE_ID, QUEUE
 
 PLACES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
@@ -71,16 +71,17 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
     cls=Command,
     examples=(
         "rmq peek orders --limit 5",
-        "rmq peek orders --place prepare --json | jq .id",
+        "rmq peek orders --place in-flight --json | jq .id",
     ),
 )
 @click.argument("topic")
 @click.option(
     "--place",
-    type=click.Choice(list(PLACES)),
+    type=QUEUE,
     default="store",
     show_default=True,
-    help="store: waiting; prepare: in flight; dead: dead letters.",
+    metavar="QUEUE",
+    help="store (or waiting), prepare (or in-flight), or dead.",
 )
 @click.option(
     "--limit", type=int, default=10, show_default=True, help="The largest number to show."

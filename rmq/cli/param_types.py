@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rmq
+from rmq.core.queues import parse_queue
 from rmq.core.retry import parse_policy
 from rmq.core.settings import parse_durability
 from rmq.core.validation import parse_duration
@@ -78,3 +79,4 @@ HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
 DURABILITY = _Parsed("level", lambda text: parse_durability(text) or "memory")
 MESSAGE_ID = _Parsed("id", rmq.MessageId.parse)
+QUEUE = _Parsed("queue", parse_queue)

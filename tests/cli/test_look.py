@@ -29,7 +29,18 @@ def test_peek_shows_what_waits_in_order_and_takes_nothing(shell, topic):
     assert topic.get(low.id).place == "store"
 
 
-def test_peek_of_other_places(run, topic):
+@pytest.mark.parametrize("queue", ["waiting", "in flight", "in-flight", "dead"])
+def test_peek_accepts_the_everyday_name_of_a_queue(run, topic, queue):
+    assert run("peek", topic.name, "--place", queue).exit_code == 0
+
+
+def test_peek_of_an_unknown_queue_names_those_there_are(run, topic):
+    done = run("peek", topic.name, "--place", "flight")
+
+    assert (done.exit_code, "store (or waiting)" in done.stderr) == (2, True)
+
+
+def test_peek_of_other_queues(run, topic):
     bury(topic, "boom")
     topic.send("held")
     consumer = topic.consumer()

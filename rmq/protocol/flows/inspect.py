@@ -10,17 +10,17 @@ from rmq.core import codec, failure, record
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Message, QueueName, moment
+from rmq.core.queues import parse_queue
 from rmq.core.record import Record
 from rmq.core.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int
-from rmq.errors import DecodeError, InvalidValue
+from rmq.errors import DecodeError
 from rmq.protocol import commands
 from rmq.protocol.commands import STATS, QueueMember
 from rmq.protocol.flows import open_topic, tidy
 from rmq.protocol.steps import Flow, pipeline
 
-PLACES: tuple[QueueName, ...] = ("store", "prepare", "dead")
 PAGE = 200  # messages of one call
 NOT_SUMMED = ("late_ms", "now_ms")  # a topic's value is the largest of its slots, not their sum
 
@@ -31,10 +31,7 @@ def check_place(value: object) -> QueueName:
     Raises:
         InvalidValue: it is no such name.
     """
-    for place in PLACES:
-        if value == place:
-            return place
-    raise InvalidValue(f"place: {value!r}; give one of {', '.join(PLACES)}")
+    return parse_queue(value, "place")
 
 
 # --- messages ----------------------------------------------------------------------------------
