@@ -15,7 +15,6 @@ PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: pip install "rmq[sq
 `rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
 """
 
-import rmq.sql.database  # noqa: F401 - first: it names the extra that is missing
 from rmq.sql.ledger.exactly_once import exactly_once
 from rmq.sql.ledger.inspect import Entry, look, look_async
 from rmq.sql.ledger.purge import purge, purge_async

@@ -13,7 +13,6 @@ The message is written in the business transaction and sent once that is committ
 tables     rmq_stub and rmq_log, for migrations
 """
 
-import rmq.sql.database  # noqa: F401 - first: it names the extra that is missing
 from rmq.errors import StubNotFound, StubSettled
 from rmq.sql.outbox.ids import stub_id
 from rmq.sql.outbox.notify import Exhausted, Webhook

@@ -34,7 +34,7 @@ def address(given: str | None) -> sa.URL:
         UsageError: no URL was given, or --database has a password.
         ConfigurationError: it is not a URL, or SQLAlchemy is not installed.
     """
-    from rmq.sql import database  # it needs SQLAlchemy, which other commands do without
+    from rmq.sql.url import parse, secrets  # SQLAlchemy, which other commands do without
 
     text = given or os.environ.get(VARIABLE)
     if not text:
@@ -42,8 +42,8 @@ def address(given: str | None) -> sa.URL:
             f"which database? Set {VARIABLE}, or give --database, as "
             "postgresql+psycopg://user@host/name"
         )
-    url = database.parse(text)
-    if given and database.secrets(url):
+    url = parse(text)
+    if given and secrets(url):
         raise click.UsageError(
             f"--database: it has a password, which others can read in the list of processes; set "
             f"{VARIABLE} instead"
@@ -55,9 +55,9 @@ def address(given: str | None) -> sa.URL:
 def opened(given: str | None) -> Iterator[sa.Engine]:
     """Open an engine for the time of a command."""
     url = address(given)
-    from rmq.sql import database
+    from rmq.sql.url import opened as opened_engine
 
-    with database.opened(url) as engine:
+    with opened_engine(url) as engine:
         yield engine
 
 

@@ -171,7 +171,7 @@ def status(database: str | None) -> None:
     from rmq.sql.outbox import inspect
 
     with opened(database) as engine:
-        summary = inspect.standing(engine)
+        summary = inspect.counts(engine)
     if common_options().json:
         output.document(summary._asdict() | {"next_resend": output.iso(summary.next_resend)})
         return

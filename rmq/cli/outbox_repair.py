@@ -114,7 +114,7 @@ def _check_only(engine: sa.Engine, id: str, verb: str) -> str | None:
     from rmq.sql.outbox import repair
 
     with engine.connect() as connection:
-        stub = repair.whose(connection, id)
+        stub = repair.destination(connection, id)
     if stub is None:
         return NO_STUB
     refused_statuses = ("confirmed", "void") if verb == "resend" else ("confirmed",)
@@ -228,7 +228,7 @@ def _cancelled(client: rmq.Client, engine: sa.Engine, id: str) -> str:
     from rmq.sql.outbox import ids as outbox_ids, repair
 
     with engine.connect() as connection:
-        stub = repair.whose(connection, id)
+        stub = repair.destination(connection, id)
     if stub is None:
         return "gone"
     topic = client.topic(stub.topic)

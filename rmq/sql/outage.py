@@ -1,7 +1,7 @@
-"""Outages of a guard's database: which errors mean one, and when a delivery comes back.
+"""Outages of a database: which errors mean one, and when a delivery comes back.
 
-A delivery that finds the store of its guard away goes back as a `Snooze`: that costs no retry,
-because the message is not at fault. How long it waits grows with the outage.
+A handler whose database is away is not run: its delivery goes back as a `Snooze`, which costs no
+retry, because the message is not at fault. The wait grows with the outage.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ from contextlib import contextmanager
 
 from rmq.core.delivery import Snooze
 from rmq.errors import OutcomeUnknown, Unavailable
-from rmq.sql.database import is_away, is_conflict, line
+from rmq.sql.db_errors import is_away, is_conflict, one_line
 
 log = logging.getLogger("rmq")
 
-LEAST_S, MOST_S = 0.5, 30.0  # until a delivery comes back
-CONFLICT_S = 0.1  # after two transactions stood in each other's way
-QUIET_S = 2 * MOST_S  # without an error for so long, the next one begins another outage
-TELL_S = 30.0  # between two lines of the log about one outage
+MIN_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # until a delivery comes back
+CONFLICT_WAIT_S = 0.1  # after a conflict of two transactions
+QUIET_S = 2 * MAX_WAIT_S  # an error after so long begins another outage
+LOG_INTERVAL_S = 30.0  # between two log lines about one outage
+
+_REDIS_AWAY = (Unavailable, OutcomeUnknown)
 
 
 class StoreAway(Snooze):
-    """The store of a guard cannot be reached: the delivery comes back, which costs no retry."""
+    """The store of a middleware cannot be reached: the delivery comes back, at no retry."""
 
 
-class Reach:
-    """What is done to reach a store.
+class Attempt:
+    """An attempt to reach a store.
 
     Attributes:
-        theirs: an error that the handler raised, whose kind says nothing about the store.
+        handler_error: an error that the handler raised; its kind says nothing about the store.
     """
 
-    theirs: BaseException | None = None
+    handler_error: BaseException | None = None
 
 
 class Outage:
-    """How long one store has been away.
+    """Measure how long a store has been away.
 
     Args:
         store: its name, for the log.
@@ -46,41 +48,38 @@ class Outage:
 
     def __init__(self, store: str) -> None:
         self._store = store
-        self._since = self._last = self._told = float("-inf")
+        self._since = self._last = self._logged = float("-inf")
 
     @contextmanager
-    def reaching(self) -> Iterator[Reach]:
-        """Put the delivery off if what is done within finds the store away.
+    def watch(self) -> Iterator[Attempt]:
+        """Put the delivery off if the store is away within this block.
 
         Raises:
-            StoreAway: the database or Redis is away, or another transaction stood in the way.
+            StoreAway: the database or Redis is away, or two transactions were in conflict.
         """
-        reach = Reach()
+        attempt = Attempt()
         try:
-            yield reach
+            yield attempt
         except Exception as error:
             away = is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
-            if not away or error is reach.theirs:
+            if not away or error is attempt.handler_error:
                 raise
             raise self.snooze(error) from error
         self._since = float("-inf")
 
     def snooze(self, error: BaseException) -> StoreAway:
-        """Put a delivery off: for as long again as the store has been away, within limits."""
+        """Return a snooze as long as the outage so far, within limits."""
         if is_conflict(error):
-            return StoreAway(CONFLICT_S)  # it is there, and busy
+            return StoreAway(CONFLICT_WAIT_S)  # the database is there, and busy
         now = time.monotonic()
         if self._since == float("-inf") or now - self._last > QUIET_S:
             self._since = now
         self._last = now
-        wait_s = min(max(now - self._since, LEAST_S), MOST_S)
-        if now - self._told > TELL_S:
-            self._told = now
+        wait_s = min(max(now - self._since, MIN_WAIT_S), MAX_WAIT_S)
+        if now - self._logged > LOG_INTERVAL_S:
+            self._logged = now
             log.warning(
                 "%s is away; deliveries come back later, which costs no retry: %s",
-                self._store, line(error),
+                self._store, one_line(error),
             )  # fmt: skip
         return StoreAway(wait_s)
-
-
-_REDIS_AWAY = (Unavailable, OutcomeUnknown)

@@ -31,7 +31,7 @@ from rmq.ledger import Ledger, exactly_once
 from rmq.protocol.flows import claim
 from rmq.protocol.steps import Pipeline
 from rmq.sql.ledger.exactly_once import ExactlyOnce
-from rmq.sql.ledger.store import LedgerGuard
+from rmq.sql.ledger.store import LedgerMiddleware
 from rmq.worker.leased_consumer import LeasedConsumer
 from tests.faults import bank, bank_mutants
 from tests.faults.worker_child import Book
@@ -101,7 +101,7 @@ def watch(faults: Faults) -> None:
         return lost
 
     LeasedConsumer._claim_keys, LeasedConsumer.ack = claims, acks  # type: ignore[method-assign, assignment]
-    for guard in (LedgerGuard, ExactlyOnce):
+    for guard in (LedgerMiddleware, ExactlyOnce):
         guard.run = _told(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 
 

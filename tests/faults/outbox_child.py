@@ -36,6 +36,7 @@ from rmq.outbox import Relay, Resender, stub_id
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.outbox import relay_queries
 from rmq.sql.outbox.dispatch import Dispatcher
+from rmq.sql.outbox.lost import LossDetector
 from tests.faults import outbox_mutants, outbox_shop
 from tests.faults.worker_child import Book
 
@@ -146,7 +147,7 @@ class Recorder(rmq.Interceptor):
 
 def watch(faults: Faults, recorder: Recorder) -> None:
     """Have sends, their counts, and where messages were found told."""
-    send, mark, ask = Dispatcher.send, relay_queries.mark, Resender._ask
+    send, mark, ask = Dispatcher.send, relay_queries.mark, LossDetector._ask
 
     def sends(self: Dispatcher, *what: Any) -> Any:
         recorder.sent.clear()
@@ -156,14 +157,14 @@ def watch(faults: Faults, recorder: Recorder) -> None:
         faults.reach(f"{threading.current_thread().name} unmarked", recorder.sent)
         return mark(*what)
 
-    def asks(self: Resender, topic: str, these: Any) -> Any:
+    def asks(self: LossDetector, topic: str, these: Any) -> Any:
         found = ask(self, topic, these)
         places = ["?" if one is None else one.place for one in found]
         at = dict(zip([due.id for due in these], places, strict=True))
         recorder.book.write("looked", at=at)
         return found
 
-    Dispatcher.send, relay_queries.mark, Resender._ask = sends, marks, asks  # type: ignore[method-assign]
+    Dispatcher.send, relay_queries.mark, LossDetector._ask = sends, marks, asks  # type: ignore[method-assign]
     for kind, name in ((Relay, "_turn"), (Resender, "_send")):
         setattr(kind, name, _accounted(getattr(kind, name), recorder))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.outbox import Relay, Resender
+from rmq.outbox import Relay
 from rmq.protocol.flows.locate import NOWHERE
 from rmq.sql.outbox import relay_queries
+from rmq.sql.outbox.lost import LossDetector
 from rmq.sql.outbox.relay import _Turn
 from rmq.sql.outbox.relay_queries import Mark
 from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED
@@ -17,7 +18,7 @@ def marks_first(faults: Any) -> None:
 
     def turn(self: Any, connection: Any) -> Any:
         with connection.begin():
-            taken, looked, now = relay_queries.take(connection, self._batch)
+            taken, locked, now = relay_queries.take(connection, self._batch)
             later = now + self._outbox.resend_after_ms(1)
             marks = [
                 Mark(one.seq, 0, 0, later, UNCONFIRMED if one.confirm else CONFIRMED, one.sends)
@@ -28,17 +29,17 @@ def marks_first(faults: Any) -> None:
         if taken:
             faults.reach("relay unsent", [one.id for one in taken])
             self._dispatcher.send(taken, now)
-        return _Turn(looked, len(taken))
+        return _Turn(locked, len(taken))
 
     Relay._turn = turn  # type: ignore[method-assign]
 
 
 def ignores_the_queue(faults: Any) -> None:
     """The resender takes for lost whatever nobody has confirmed in time."""
-    locate = Resender._locate
+    locate = LossDetector._locate
 
     def nowhere(self: Any, found: Any) -> Any:
         locate(self, found)
         return {one.seq: NOWHERE for one in found}
 
-    Resender._locate = nowhere  # type: ignore[method-assign]
+    LossDetector._locate = nowhere  # type: ignore[method-assign]

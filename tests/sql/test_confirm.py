@@ -14,7 +14,7 @@ import rmq
 from rmq.ledger import Ledger, exactly_once
 from rmq.outbox import Outbox, Round, metadata
 from rmq.sql.database import now_ms
-from rmq.sql.outbox import confirm
+from rmq.sql.outbox import confirm_queries
 from rmq.sql.outbox.tables import logs, stubs
 from tests.databases import Database
 from tests.integration.working import until
@@ -376,14 +376,14 @@ def test_work_that_is_done_and_cannot_be_confirmed_is_confirmed_later_and_not_do
     scene: Consuming, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     id, done, failures = scene.sent(), [], [error]
-    real = confirm._confirm
+    real = confirm_queries.confirm
 
     def flaky(*arguments: Any) -> None:
         if failures:
             raise failures.pop()
         real(*arguments)
 
-    monkeypatch.setattr(confirm, "_confirm", flaky)
+    monkeypatch.setattr(confirm_queries, "confirm", flaky)
     scene.consume(
         lambda body, d: done.append(d.attempt), scene.confirms(), rmq.idempotent(rmq.Claims())
     )

@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.sql import database as db
-from rmq.sql.database import Bytes, ExactText, insert_new, needing, now_ms
+from rmq.sql import url as urls
+from rmq.sql.database import Bytes, ExactText, insert_new, now_ms
+from rmq.sql.db_errors import is_conflict, require_table
 
 metadata = sa.MetaData()
 things = sa.Table(
@@ -214,7 +215,7 @@ def test_a_missing_table_is_told_with_the_command_that_makes_it(database):
     engine = database.engine()
 
     told = pytest.raises(rmq.ConfigurationError, match="no table things; run `rmq things create`")
-    with told, engine.connect() as connection, needing(things, "rmq things create"):
+    with told, engine.connect() as connection, require_table(things, "rmq things create"):
         connection.execute(sa.select(things))
 
 
@@ -222,7 +223,7 @@ def test_another_missing_table_is_no_matter_of_ours(database):
     engine = database.engine()
 
     told = pytest.raises(sa.exc.DBAPIError)
-    with told, engine.connect() as connection, needing(things, "rmq things create"):
+    with told, engine.connect() as connection, require_table(things, "rmq things create"):
         connection.exec_driver_sql("SELECT * FROM others")
 
 
@@ -246,7 +247,7 @@ def test_a_deadlock_is_a_conflict_and_a_duplicate_is_none(database):
                 )
             found.append(None)
         except sa.exc.DBAPIError as error:
-            found.append(db.is_conflict(error))
+            found.append(is_conflict(error))
 
     threads = [threading.Thread(target=change, args=pair) for pair in ("ab", "ba")]
     for one in threads:
@@ -257,7 +258,7 @@ def test_a_deadlock_is_a_conflict_and_a_duplicate_is_none(database):
     assert sorted(found, key=str) == [None, True]
     with pytest.raises(sa.exc.IntegrityError) as raised, engine.begin() as connection:
         connection.execute(sa.insert(things).values(key="a", value="x"))
-    assert not db.is_conflict(raised.value)
+    assert not is_conflict(raised.value)
 
 
 # --- URLs of the command line ---------------------------------------------------------------------
@@ -277,7 +278,7 @@ SECRET = "hunter2-hunter2"
 )
 def test_a_wrong_url_is_refused_and_not_repeated(url):
     with pytest.raises(rmq.InvalidValue) as raised:
-        db.parse(url)
+        urls.parse(url)
 
     assert "postgresql" in str(raised.value)
     if not url.startswith(SECRET):
@@ -294,13 +295,13 @@ def test_a_wrong_url_is_refused_and_not_repeated(url):
     ],
 )
 def test_the_url_of_an_async_program_serves_the_command_line(given, used):
-    assert str(db.parse(given)) == used
+    assert str(urls.parse(given)) == used
 
 
 def test_a_driver_that_is_not_installed_is_named():
-    url = db.parse(f"postgresql+pg8000://u:{SECRET}@127.0.0.1/x")
+    url = urls.parse(f"postgresql+pg8000://u:{SECRET}@127.0.0.1/x")
 
-    with pytest.raises(rmq.ConfigurationError, match="pg8000") as raised, db.opened(url):
+    with pytest.raises(rmq.ConfigurationError, match="pg8000") as raised, urls.opened(url):
         pass
     assert SECRET not in str(raised.value)
 
@@ -308,9 +309,9 @@ def test_a_driver_that_is_not_installed_is_named():
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "mysql+pymysql"])
 @pytest.mark.parametrize("place", [":{secret}@127.0.0.1:1/x", "@127.0.0.1:1/x?password={secret}"])
 def test_a_database_that_is_away_is_told_without_the_password(scheme, place):
-    url = db.parse(f"{scheme}://u" + place.format(secret=SECRET))
+    url = urls.parse(f"{scheme}://u" + place.format(secret=SECRET))
 
-    with pytest.raises(rmq.Unavailable) as raised, db.opened(url):
+    with pytest.raises(rmq.Unavailable) as raised, urls.opened(url):
         pass
     told = str(raised.value)
     assert "127.0.0.1:1" in told
@@ -321,8 +322,8 @@ def test_a_database_that_is_away_is_told_without_the_password(scheme, place):
 def test_a_refused_login_is_told_without_the_password(database):
     if database.dialect == "sqlite":
         pytest.skip("SQLite has no login")
-    url = db.parse(database.url()).set(password=SECRET)
+    url = urls.parse(database.url()).set(password=SECRET)
 
-    with pytest.raises(rmq.Unavailable) as raised, db.opened(url):
+    with pytest.raises(rmq.Unavailable) as raised, urls.opened(url):
         pass
     assert SECRET not in str(raised.value)

@@ -168,8 +168,8 @@ def test_at_every_isolation_level_one_takes_effect(books: Books, level: str) -> 
 
 
 def test_that_check_fails_without_the_row(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactly_once_module, "_first", lambda connection, row, ttl_ms: True)
-    monkeypatch.setattr(exactly_once_module, "_proved", lambda connection, row, one: None)
+    monkeypatch.setattr(exactly_once_module, "_mark_done", lambda connection, row, ttl_ms: True)
+    monkeypatch.setattr(exactly_once_module, "_check_row", lambda connection, row, one: None)
     guard = books.once()
 
     together(*(lambda n=n: until_settled(books, guard, Copy(fence=n)) for n in range(COPIES)))
@@ -444,7 +444,7 @@ def test_that_check_fails_where_nobody_looks_for_the_row(
 ) -> None:
     if books.database.dialect == "mariadb":
         pytest.skip("one way to lose a transaction is enough")
-    monkeypatch.setattr(exactly_once_module, "_proved", lambda connection, row, one: None)
+    monkeypatch.setattr(exactly_once_module, "_check_row", lambda connection, row, one: None)
 
     def work(**given: Any) -> Any:
         def then(connection: sa.Connection) -> None:

@@ -204,7 +204,7 @@ def test_a_row_that_was_deleted_meanwhile_is_told_and_the_work_counts_as_done(
 ) -> None:
     assert books.run(books.guard(), Copy(), books.clear)
 
-    assert "key 'k' of t ran out, or was deleted, while m1:1:" in caplog.text
+    assert "key 'k' of t expired, or was deleted, while m1:1:" in caplog.text
     assert books.rows() == []
 
 
@@ -354,7 +354,7 @@ def test_a_claim_that_is_not_renewed_is_taken_over(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard, other = books.guard(hold=1), Ran()
-    monkeypatch.setattr(renewal._Renewing, "_batches", lambda self: [])
+    monkeypatch.setattr(renewal.Renewal, "_due", lambda self: [])
 
     def work() -> None:
         outlive_hold()
@@ -384,7 +384,7 @@ def test_all_that_is_held_is_renewed_in_one_update(books: Books) -> None:
         if statement.startswith("UPDATE") and "owner IN" in statement:
             updates.append(statement)
 
-    engine: Any = store._own
+    engine: Any = store._renewal_engine
     sa.event.listen(getattr(engine, "sync_engine", engine), "before_cursor_execute", told)
 
     def work() -> None:
@@ -489,8 +489,8 @@ def test_a_process_that_dies_before_it_could_mark_leaves_the_claim_until_it_expi
     own_books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, again = own_books.database.server, Ran()
-    monkeypatch.setattr(renewal._Renewing, "_unmarked", lambda self: [])  # it is dead
-    monkeypatch.setattr(renewal._Renewing, "_batches", lambda self: [])
+    monkeypatch.setattr(renewal.Renewal, "_unmarked", lambda self: [])  # it is dead
+    monkeypatch.setattr(renewal.Renewal, "_due", lambda self: [])
 
     with pytest.raises(rmq.Snooze):
         own_books.run(own_books.guard(), Copy(), server.kill)

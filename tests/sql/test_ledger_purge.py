@@ -41,7 +41,7 @@ def add(books: Books, key: str, state: str, age_ms: int, left_ms: int | None) ->
         )  # fmt: skip
 
 
-def test_purge_removes_what_is_old_and_says_nothing_for_the_future(books: Books) -> None:
+def test_purge_delete_batchs_what_is_old_and_says_nothing_for_the_future(books: Books) -> None:
     add(books, "old, kept until purged", "consumed", 10 * DAY_MS, None)
     add(books, "old, expired", "consumed", 10 * DAY_MS, -DAY_MS)
     add(books, "old, of a crash", "consuming", 10 * DAY_MS, -DAY_MS)
@@ -60,14 +60,14 @@ def test_purge_removes_what_is_old_and_says_nothing_for_the_future(books: Books)
 def test_purge_works_in_batches(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(purge_module, "BATCH", 10)
     counts: list[int] = []
-    real = purge_module._remove
+    real = purge_module._delete_batch
 
     def counted(*arguments: Any) -> Any:
         found = real(*arguments)
         counts.append(found[0])
         return found
 
-    monkeypatch.setattr(purge_module, "_remove", counted)
+    monkeypatch.setattr(purge_module, "_delete_batch", counted)
     for n in range(35):
         add(books, str(n), "consumed", 10 * DAY_MS + n * 60_000, None)
     add(books, "alive", "consuming", 11 * DAY_MS, 60_000)

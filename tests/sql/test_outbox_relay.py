@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import rmq
 from rmq.outbox import Outbox, Relay, Resender, stub_id
 from rmq.protocol import commands
-from rmq.sql.outbox import confirm, relay_queries as sql
+from rmq.sql.outbox import confirm_queries, relay_queries as sql
 from rmq.sql.outbox.tables import stubs
 from tests.databases import impatience
 from tests.sql.stubs import drain, prepared, rows
@@ -107,7 +107,7 @@ def test_what_happens_to_a_stub_while_it_is_sent_stands(
             if meanwhile == "withdrawn":
                 outbox.void(connection, id)
             else:
-                confirm._confirm(connection, str(id))
+                confirm_queries.confirm(connection, str(id))
 
     sending(relay, monkeypatch, change)
     assert relay.run_once() == (meanwhile != "sent by another relay")

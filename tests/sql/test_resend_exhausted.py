@@ -15,7 +15,7 @@ import pytest
 
 import rmq
 from rmq.outbox import Exhausted, Round, Webhook
-from rmq.sql.outbox import resend
+from rmq.sql.outbox import notify
 from tests.databases import Database
 from tests.servers import Server
 from tests.sql.lossy import MINUTE, Lossy
@@ -134,7 +134,7 @@ def test_resender_that_dies_while_it_tells_leaves_it_to_another_after_a_while(
         scene.resends(dies).run_once()
     assert scene.round() == Round()
     row = scene.row(id)
-    assert 0 < row.resend_at - row.now <= resend.TELL_MS == MINUTE
+    assert 0 < row.resend_at - row.now <= notify.REPORT_MS == MINUTE
     scene.age(id)
 
     assert scene.round() == Round(told=1)

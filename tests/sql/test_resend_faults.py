@@ -15,9 +15,9 @@ import pytest
 
 import rmq
 from rmq.ledger import Ledger, exactly_once, metadata as ledger_tables
-from rmq.outbox import Relay, Round
+from rmq.outbox import Relay, Resender, Round
 from rmq.sql.outbox import resend_queries
-from rmq.sql.outbox.resend import Resender
+from rmq.sql.outbox.lost import LossDetector
 from tests.databases import Database, impatience
 from tests.integration.working import until
 from tests.servers import Server, _die_with_parent
@@ -197,8 +197,8 @@ def test_nothing_changes_while_redis_is_away_and_it_goes_on_when_it_is_back(scen
 def test_loop_outlives_an_outage_of_redis_and_stops_when_told(
     scene: Lossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.sql.outbox.resend.TROUBLE_S", 0.05)
-    monkeypatch.setattr("rmq.sql.outbox.resend.EVERY_S", 0.05)
+    monkeypatch.setattr("rmq.sql.outbox.resend.RETRY_MIN_S", 0.05)
+    monkeypatch.setattr("rmq.sql.outbox.resend.ROUND_INTERVAL_S", 0.05)
     id = scene.lost()
     scene.server.kill()
     stop = threading.Event()
@@ -272,14 +272,14 @@ def test_two_processes_share_what_was_lost_and_send_nothing_more_often_than_is_c
 def _together(scene: Lossy, monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     """Two resenders that have both found the same stubs lost, before either locks one."""
     both = threading.Barrier(2, timeout=30)
-    behind = Resender._behind
+    passed = LossDetector._passed
 
-    def met(self: Resender, *args: Any) -> Any:
-        found = behind(self, *args)
+    def met(self: LossDetector, *args: Any) -> Any:
+        found = passed(self, *args)
         both.wait()
         return found
 
-    monkeypatch.setattr(Resender, "_behind", met)
+    monkeypatch.setattr(LossDetector, "_passed", met)
     rounds: list[Round] = []
     resenders = [scene.resends(client=rmq.Client(scene.server.url)) for _ in range(2)]
     threads = [

@@ -1,4 +1,4 @@
-"""`exactly_once`: the ledger's row and the handler's own writes commit in one transaction."""
+"""`exactly_once`: commit the ledger's row and the handler's own writes in one transaction."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from rmq.client.idempotency import KeyOf
+from rmq.core import procedures
 from rmq.core.business_key import Key, check_consumer, key_reader
 from rmq.core.delivery import DeliveryData, Reject, Retry, Snooze
 from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync, attach
+from rmq.core.procedures import Call, Procedure
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
-from rmq.sql.database import code_of, needing, refuse_autocommit
+from rmq.sql.connections import OnConnection, refuse_autocommit
+from rmq.sql.db_errors import code_of, require_table
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.rows import Row
 from rmq.sql.ledger.store import check_kind, check_ttl
 from rmq.sql.ledger.tables import COMMAND, ledger
-from rmq.sql.outage import Outage
+from rmq.sql.outage import Attempt, Outage
 
 F = TypeVar("F", bound=Callable[..., Any])
-FAILED_TRANSACTION = "25P02"  # PostgreSQL: a statement failed, so it takes no other
-LOSSES = 3  # of the connection, in runs of one message in a row: then they count as failures
-LOSSES_KEPT = 1000  # messages of which that is known
+FAILED_TRANSACTION = "25P02"  # PostgreSQL: refuses statements after one has failed
+MAX_LOSSES = 3  # of the connection, in a row for one message: the last one counts as a failure
+LOSSES_KEPT = 1000  # messages whose losses are counted
 Source = sa.Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]
 
 
@@ -42,10 +45,10 @@ def exactly_once(
     """Run a handler in a transaction that takes effect once for each business key.
 
     Stands below `@topic.handler`. For each delivery a transaction is opened, a row of the ledger is
-    inserted, and the handler is called with the connection, or the session, to write with; when it
-    returns, all of it commits together. The handler does not commit or roll back; to roll back it
-    raises, be it `rmq.Snooze`, `rmq.Retry` or `rmq.Reject`. Called directly, in a unit test, the
-    function is the plain function that it is.
+    inserted, and the handler is called with the connection, or the session, to write with. When the
+    handler returns, everything commits together. The handler must not commit or roll back; to roll
+    back it raises an exception, for instance `rmq.Snooze`, `rmq.Retry` or `rmq.Reject`. A direct
+    call, as in a unit test, calls the plain function.
 
     Args:
         source: an Engine, whose connection the handler gets, or a sessionmaker, whose session; an
@@ -53,7 +56,7 @@ def exactly_once(
             `rmq_ledger` (`rmq ledger create`).
         key: what makes two messages the same, as in `rmq.idempotent`: None, the message's id;
             "header:NAME"; or a function of the body.
-        consumer: whose rows they are; another consumer of the same topic has others.
+        consumer: the owner of the rows; each consumer of a topic has rows of its own.
         ttl: how long a key is remembered, seconds or timedelta, not less than the lease; None:
             until `rmq.ledger.purge`.
         parameter: the handler's parameter for the connection or session, unless it is named
@@ -61,14 +64,13 @@ def exactly_once(
 
     Guarantee:
         Exactly once, for what the handler writes through its connection or session: while the row
-        is there, the writes of one delivery commit, and those of no other. A crash, a lost lease or
-        a lost Redis leaves all of them or none. A copy of the message that comes meanwhile waits
-        for the end of the transaction, by the unique index, and then runs or is acked. What the
-        handler does elsewhere (a mail, another database) has no part in it. Before the commit the
-        row is looked up in the same transaction: a handler that caught an error of the database
-        after which nothing is kept fails with `rmq.WorkRolledBack`. A database that is away, or
-        did not answer the commit, puts the delivery off, which costs no retry. Any other error of
-        the database is a failure.
+        exists, the writes of exactly one delivery commit. A crash, a lost lease or a lost Redis
+        leaves all of them or none. A copy of the message that comes meanwhile waits for the end of
+        the transaction, at the unique index, and is then run or acked. Other effects of the handler
+        (a mail, another database) are not covered. Before the commit, the row is looked up in the
+        same transaction: a handler that caught a database error after which nothing is kept fails
+        with `rmq.WorkRolledBack`. If the database is away, or did not answer the commit, the
+        delivery is put off, at no retry. Any other error of the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: an argument cannot work, or the function takes no such parameter.
@@ -76,10 +78,11 @@ def exactly_once(
     Source:
         DESIGN 6, rung 5; the fifth of the published designs, with the business key for the row's.
     """
-    once = _Settings(source, key_reader(key), check_consumer(consumer), ttl)
+    settings = _Settings(source, key_reader(key), check_consumer(consumer), ttl)
 
     def decorate(function: F) -> F:
-        return attach(function, ExactlyOnce(once, _parameter(function, once, parameter)), _WORD)
+        name = _parameter_name(function, settings, parameter)
+        return attach(function, ExactlyOnce(settings, name), _WORD)
 
     return decorate
 
@@ -101,25 +104,27 @@ class _Settings:
         self.consumer = consumer
         self.ttl_ms = None if ttl is None else duration_ms(ttl, "ttl", low_ms=1000)
         self.is_async = isinstance(source, AsyncEngine | async_sessionmaker)
-        self.of_sessions = isinstance(source, sessionmaker | async_sessionmaker)
+        self.has_sessions = isinstance(source, sessionmaker | async_sessionmaker)
 
 
-def _parameter(function: Callable[..., Any], once: _Settings, asked: str | None) -> str:
-    """Which parameter of the function gets the connection or session."""
-    usual = "session" if once.of_sessions else "connection"
-    if asked is not None and not isinstance(asked, str):
-        raise InvalidType(f"parameter: {asked!r}; give the name of the handler's parameter")
-    name = usual if asked is None else asked
+def _parameter_name(
+    function: Callable[..., Any], settings: _Settings, requested: str | None
+) -> str:
+    """Return the name of the parameter that gets the connection or session."""
+    default = "session" if settings.has_sessions else "connection"
+    if requested is not None and not isinstance(requested, str):
+        raise InvalidType(f"parameter: {requested!r}; give the name of the handler's parameter")
+    name = default if requested is None else requested
     try:
-        given = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise InvalidType(f"@{_WORD}: the signature of {function!r} cannot be read") from error
-    one = given.get(name)
-    kinds = inspect.Parameter
-    if one is None or one.kind not in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+    parameter = parameters.get(name)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if parameter is None or parameter.kind not in by_name:
         title = getattr(function, "__qualname__", repr(function))
         raise InvalidType(
-            f"@{_WORD}: {title} takes no {name!r} by name; write def {title}(body, {usual}), or "
+            f"@{_WORD}: {title} takes no {name!r} by name; write def {title}(body, {default}), or "
             "name its parameter with parameter="
         )
     return name
@@ -128,137 +133,146 @@ def _parameter(function: Callable[..., Any], once: _Settings, asked: str | None)
 class ExactlyOnce(Middleware):
     """A transaction around a handler; made by `exactly_once`."""
 
-    def __init__(self, once: _Settings, parameter: str) -> None:
-        self._once = once
-        self._source: Any = once.source
+    def __init__(self, settings: _Settings, parameter: str) -> None:
+        self._settings = settings
+        self._source: Any = settings.source
         self.parameter = parameter
         self._outage = Outage(f"the database of @{_WORD}")
         self._losses: dict[Any, int] = {}
 
     def check_handler(self, handler: HandlerInfo) -> None:
         """As `Middleware.check_handler`."""
-        check_kind(handler, self._once.is_async, f"@{_WORD}")
+        check_kind(handler, self._settings.is_async, f"@{_WORD}")
 
     def check_lease(self, lease_ms: int) -> None:
         """As `Middleware.check_lease`."""
-        if self._once.ttl_ms is not None:
-            check_ttl(self._once.ttl_ms, lease_ms)
+        if self._settings.ttl_ms is not None:
+            check_ttl(self._settings.ttl_ms, lease_ms)
 
-    def _row(self, one: DeliveryData) -> Row:
-        return rows.row_of(self._once.consumer, one, self._once.key(one))
+    def _row(self, delivery: DeliveryData) -> Row:
+        return rows.row_of(self._settings.consumer, delivery, self._settings.key(delivery))
 
     def _open(self) -> Any:
-        """A session or connection to use as a context."""
-        return self._source() if self._once.of_sessions else self._source.connect()
+        """Open a session or connection, to be used as a context."""
+        return self._source() if self._settings.has_sessions else self._source.connect()
 
-    def run(self, one: DeliveryData, inner: Next) -> bool:
+    def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
-        row = self._row(one)
-        with self._outage.reaching() as reach, self._open() as work, work.begin() as transaction:
-            connection = work.connection() if self._once.of_sessions else work
-            if not _first(connection, row, self._once.ttl_ms):
-                transaction.rollback()
-                return False
-            try:
-                inner(**{self.parameter: work})
-            except Exception as error:
-                reach.theirs = error
-                self._look_at(connection, one, error)
-                raise
-            self._look_at(connection, one)
-            _still(transaction, one)
-            if self._once.of_sessions:
-                work.flush()
-            _proved(connection, row, one)
-        self._losses.pop(one.id, None)
-        return True
+        row = self._row(delivery)
+        with self._outage.watch() as attempt, self._open() as opened, opened.begin() as transaction:
+            is_new = procedures.run(
+                self._in_transaction(opened, transaction, attempt, row, delivery, call_next)
+            )
+        return self._committed(delivery, is_new)
 
-    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+    async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
         """As `Middleware.run_async`."""
-        row = self._row(one)
-        with self._outage.reaching() as reach:
-            async with self._open() as work, work.begin() as transaction:
-                connection = await work.connection() if self._once.of_sessions else work
-                if not await connection.run_sync(_first, row, self._once.ttl_ms):
-                    await transaction.rollback()
-                    return False
-                try:
-                    await inner(**{self.parameter: work})
-                except Exception as error:
-                    reach.theirs = error
-                    self._look_at(connection, one, error)
-                    raise
-                self._look_at(connection, one)
-                _still(transaction, one)
-                if self._once.of_sessions:
-                    await work.flush()
-                await connection.run_sync(_proved, row, one)
-        self._losses.pop(one.id, None)
+        row = self._row(delivery)
+        with self._outage.watch() as attempt:
+            async with self._open() as opened, opened.begin() as transaction:
+                is_new = await procedures.run_async(
+                    self._in_transaction(opened, transaction, attempt, row, delivery, call_next)
+                )
+        return self._committed(delivery, is_new)
+
+    def _in_transaction(
+        self,
+        opened: Any,
+        transaction: Any,
+        attempt: Attempt,
+        row: Row,
+        delivery: DeliveryData,
+        call_next: Next | NextAsync,
+    ) -> Procedure[bool]:
+        """Insert the row and run the handler; return False if its work was done before."""
+        has_sessions = self._settings.has_sessions
+        connection = (yield Call(opened.connection)) if has_sessions else opened
+        if not (yield OnConnection(connection, _mark_done, row, self._settings.ttl_ms)):
+            yield Call(transaction.rollback)
+            return False
+        try:
+            yield Call(call_next, **{self.parameter: opened})
+        except Exception as error:
+            attempt.handler_error = error
+            self._check_connection(connection, delivery, error)
+            raise
+        self._check_connection(connection, delivery)
+        _check_open(transaction, delivery)
+        if has_sessions:
+            yield Call(opened.flush)
+        yield OnConnection(connection, _check_row, row, delivery)
         return True
 
-    def _look_at(self, connection: Any, one: DeliveryData, error: Exception | None = None) -> None:
+    def _committed(self, delivery: DeliveryData, is_new: bool) -> bool:
+        if is_new:
+            self._losses.pop(delivery.id, None)
+        return is_new
+
+    def _check_connection(
+        self, connection: Any, delivery: DeliveryData, error: Exception | None = None
+    ) -> None:
         """Put the delivery off if the database ended the connection while the handler ran.
 
-        Nothing was committed then, and the message is not at fault. But a message whose statement
-        makes the server end the connection would come back for ever, so the third such end in a row
-        is a failure like any other.
+        Nothing was committed then, and as a rule the message is not at fault. But a message whose
+        statement makes the server end the connection would come back for ever, so the third lost
+        connection in a row is a failure like any other.
 
         Raises:
-            StoreAway: the connection is gone.
-            WorkRolledBack: it is gone for the third time, and the handler returned all the same.
+            StoreAway: the connection is lost.
+            WorkRolledBack: it is lost for the third time, and the handler returned all the same.
         """
         if not connection.invalidated or isinstance(error, Snooze | Retry | Reject):
             return
-        losses = self._losses.pop(one.id, 0) + 1
-        if losses < LOSSES:
-            self._losses[one.id] = losses
+        losses = self._losses.pop(delivery.id, 0) + 1
+        if losses < MAX_LOSSES:
+            self._losses[delivery.id] = losses
             while len(self._losses) > LOSSES_KEPT:
                 self._losses.pop(next(iter(self._losses)), None)
             raise self._outage.snooze(error or ConnectionError("the connection ended")) from error
         if error is None:
-            raise _rolled_back(one)
+            raise _rolled_back(delivery)
 
 
-def _first(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
-    """Note the work as done, as the first of the transaction; False: it was done before."""
+def _mark_done(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
+    """Mark the work as done, at the start of the transaction; return False if it was before."""
     refuse_autocommit(connection)
-    with needing(ledger, COMMAND):
+    with require_table(ledger, COMMAND):
         return rows.claim_done(connection, row, ttl_ms)
 
 
-def _still(transaction: Any, one: DeliveryData) -> None:
-    """Refuse a handler that has ended its transaction; it must leave that to us."""
+def _check_open(transaction: Any, delivery: DeliveryData) -> None:
+    """Refuse a handler that has ended its transaction itself."""
     if not transaction.is_active:
         raise ConfigurationError(
-            f"@{_WORD}: the handler of {one.topic} has ended its transaction itself, or went on "
-            "after an error that ended it; leave the commit to it, and raise an exception to roll "
-            "back"
+            f"@{_WORD}: the handler of {delivery.topic} has ended its transaction itself, or went "
+            "on after an error that ended it; leave the commit to it, and raise an exception to "
+            "roll back"
         )
 
 
-def _proved(connection: sa.Connection, row: Row, one: DeliveryData) -> None:
-    """Prove, as the last of the transaction, that it is still the one that our row began.
+def _check_row(connection: sa.Connection, row: Row, delivery: DeliveryData) -> None:
+    """Check, at the end of the transaction, that our row is still in it.
 
-    A handler may catch a database's error and return. PostgreSQL then turns our COMMIT into a
-    ROLLBACK and says nothing; MariaDB, after a deadlock, and SQLite, after some errors, have rolled
-    back already, and what the handler did since is a transaction without our row.
+    A handler may catch a database error and return. PostgreSQL then silently turns our COMMIT into
+    a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have rolled back already,
+    and what the handler did since is another transaction, without our row.
 
     Raises:
-        WorkRolledBack: it is not; what there is of the transaction is rolled back.
+        WorkRolledBack: the row is gone; the rest of the transaction is rolled back.
     """
     try:
-        there = rows.is_there(connection, row)
+        is_there = rows.is_there(connection, row)
     except DBAPIError as error:
         if code_of(error) != FAILED_TRANSACTION:
             raise
-        raise _rolled_back(one) from error
-    if not there:
-        raise _rolled_back(one)
+        raise _rolled_back(delivery) from error
+    if not is_there:
+        raise _rolled_back(delivery)
 
 
-def _rolled_back(one: DeliveryData) -> WorkRolledBack:
+def _rolled_back(delivery: DeliveryData) -> WorkRolledBack:
     return WorkRolledBack(
-        f"@{_WORD}: the handler of {one.topic} returned for {one.id}, but a statement had failed "
-        "and the database had rolled its transaction back, so nothing of it is kept. Let the error "
-        "pass, or put begin_nested() around what may fail"
+        f"@{_WORD}: the handler of {delivery.topic} returned for {delivery.id}, but a statement "
+        "had failed and the database had rolled its transaction back, so nothing of it is kept. "
+        "Let the error pass, or put begin_nested() around what may fail"
     )

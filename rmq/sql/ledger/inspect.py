@@ -1,4 +1,4 @@
-"""Look at a row of the ledger."""
+"""Inspection of the ledger: the row of a business key."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rmq.core import procedures
 from rmq.core.business_key import check_consumer
 from rmq.core.message import moment
-from rmq.errors import InvalidType
-from rmq.sql.database import needing
+from rmq.core.procedures import Procedure
+from rmq.sql.connections import AnyEngine, WithConnection, check_engine
+from rmq.sql.db_errors import require_table
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.rows import Row
 from rmq.sql.ledger.tables import COMMAND, ledger
 
 
 class Entry(NamedTuple):
-    """What stands in the ledger for a business key.
+    """The ledger's row of a business key.
 
     Attributes:
-        state: "consuming": a delivery is at its work, or died at it; "consumed": the work is done.
+        state: "consuming": a delivery works on it, or died at it; "consumed": the work is done.
         message_id: of the message that claimed it, or did the work.
         delivery: its delivery number (`d.fence`).
         since: when it was claimed, by the database's clock.
-        left_s: seconds until the row expires, 0 where it has; None: it stays until it is purged.
+        left_s: seconds until the row expires, 0 if it has; None: it stays until it is purged.
     """
 
     state: str
@@ -36,29 +38,24 @@ class Entry(NamedTuple):
 
 
 def look(engine: sa.Engine, topic: str, key: str, consumer: str = "default") -> Entry | None:
-    """What stands in the ledger for a business key; None: nothing."""
-    if not isinstance(engine, sa.Engine):
-        raise InvalidType(f"engine: {type(engine).__name__}; give an Engine, or use look_async")
-    row = Row(check_consumer(consumer), topic, key, "")
-    with needing(ledger, COMMAND), engine.connect() as connection:
-        return _entry(rows.look(connection, row))
+    """Return the ledger's row of a business key, or None."""
+    check_engine(engine, sa.Engine, "look_async")
+    return procedures.run(_look(engine, Row(check_consumer(consumer), topic, key, "")))
 
 
 async def look_async(
     engine: AsyncEngine, topic: str, key: str, consumer: str = "default"
 ) -> Entry | None:
     """As `look`."""
-    if not isinstance(engine, AsyncEngine):
-        raise InvalidType(f"engine: {type(engine).__name__}; give an AsyncEngine, or use look")
-    row = Row(check_consumer(consumer), topic, key, "")
-    with needing(ledger, COMMAND):
-        async with engine.connect() as connection:
-            return _entry(await connection.run_sync(rows.look, row))
+    check_engine(engine, AsyncEngine, "look")
+    return await procedures.run_async(_look(engine, Row(check_consumer(consumer), topic, key, "")))
 
 
-def _entry(found: rows.Found | None) -> Entry | None:
-    if found is None:
+def _look(engine: AnyEngine, row: Row) -> Procedure[Entry | None]:
+    with require_table(ledger, COMMAND):
+        stored: rows.StoredRow | None = yield WithConnection(engine, rows.look, row)
+    if stored is None:
         return None
-    message_id, delivery, *_ = found.owner.split(":")
-    left_s = None if found.left_ms is None else max(0, found.left_ms) / 1000
-    return Entry(found.state, message_id, int(delivery), moment(found.created_ms), left_s)
+    message_id, delivery, *_ = stored.owner.split(":")
+    left_s = None if stored.left_ms is None else max(0, stored.left_ms) / 1000
+    return Entry(stored.state, message_id, int(delivery), moment(stored.created_ms), left_s)

@@ -1,8 +1,8 @@
-"""Renewal: claims in the ledger live on while their handlers run.
+"""Renewal of claims in the ledger while their handlers run.
 
-A thread for a plain engine, a task for an async one, whose connections belong to their event loop.
-All claims that are held are renewed together, whether or not the deliveries still have their
-leases: a claim ends with its run. Work that is done and could not be marked is marked from here.
+A plain engine is served by a thread, an async one by a task, because its connections belong to an
+event loop. All claims of a process are renewed together, whether or not the deliveries still have
+their leases: a claim ends with its run. Work that is done and could not be marked is marked here.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rmq.core.procedures import Call, Procedure, run, run_async
 from rmq.errors import ClaimLost
+from rmq.sql.connections import AnyEngine
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.rows import Row
 
 log = logging.getLogger("rmq")
 
-TICK_S = 0.2  # how often it looks whether a claim is due; the shortest hold is 1 s
-IDLE_S = 10.0  # the thread ends when nothing was held for so long
-MARK_S = 1.0  # between two attempts to mark what is done
-MOST = 500  # rows in one UPDATE
+TICK_S = 0.2  # between two checks whether a claim is due; the shortest hold is 1 s
+IDLE_S = 10.0  # without a claim for so long, the thread or task ends
+MARK_S = 1.0  # between two attempts to mark done work
+BATCH = 500  # rows in one UPDATE
 
 Batch = tuple[list[Row], int]
 
 
-class Held:
-    """A claim that is held.
+class HeldClaim:
+    """A claim that a running handler has.
 
     Attributes:
         due: when to renew it next, by the monotonic clock.
-        ttl_ms: of work that is done and not marked yet: how long its row is to live; else None.
+        ttl_ms: of done work that is not marked yet: how long its row is to live; else None.
         mark_at: when to try to mark it, by the monotonic clock.
     """
 
@@ -45,109 +47,129 @@ class Held:
         self.hold_ms = hold_ms
         self.ttl_ms: int | None = None
         self.mark_at = 0.0
-        self.put_off()
+        self.schedule()
 
-    def put_off(self) -> None:
-        """It was renewed, or has failed to be: again in a third of its life."""
+    def schedule(self) -> None:
+        """Schedule the next renewal after a third of the claim's life."""
         self.due = time.monotonic() + self.hold_ms / 3000
 
     def mark_later(self, ttl_ms: int) -> None:
-        """Keep it beyond its run, until its row is marked as done."""
+        """Keep the claim beyond its run, until its row is marked as done."""
         self.ttl_ms = ttl_ms
         self.mark_at = time.monotonic() + MARK_S
 
 
-class _Renewing:
-    """The claims that are held, and which of them are due."""
+class Renewal:
+    """The claims that handlers have, and the rounds that renew them.
 
-    def __init__(self) -> None:
-        self._held: dict[int, Held] = {}
+    Args:
+        transact: calls a function with a connection of `engine`.
+        engine: has connections for renewal alone.
+        dispose: whether to close them when no claim is left.
+    """
+
+    def __init__(
+        self, transact: Callable[..., Procedure[Any]], engine: AnyEngine, dispose: bool
+    ) -> None:
+        self._transact = transact
+        self._engine = engine
+        self._dispose = dispose
+        self._claims: dict[int, HeldClaim] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def holding(self, row: Row, hold_ms: int) -> Iterator[Held]:
-        """Renew a claim within; and after, if its work could not be marked."""
-        held = Held(row, hold_ms)
+    def holding(self, row: Row, hold_ms: int) -> Iterator[HeldClaim]:
+        """Renew a claim within this block; and after it, if its work could not be marked."""
+        claim = HeldClaim(row, hold_ms)
         with self._lock:
-            self._held[id(held)] = held
+            self._claims[id(claim)] = claim
         try:
             self._start()
-            yield held
+            yield claim
         finally:
-            if held.ttl_ms is None:
-                self._drop(held)
+            if claim.ttl_ms is None:
+                self._drop(claim)
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, claim: HeldClaim) -> None:
         with self._lock:
-            self._held.pop(id(held), None)
+            self._claims.pop(id(claim), None)
 
     def _start(self) -> None:
         raise NotImplementedError
 
-    def _batches(self) -> list[Batch]:
-        """Rows to renew, by topic and life, if one of them is due."""
+    def _due(self) -> list[Batch]:
+        """Return rows to renew, by topic and life: all of a group if one of them is due."""
         with self._lock:
-            held = list(self._held.values())
-        groups: dict[tuple[str, int], list[Held]] = {}
-        for one in held:
-            groups.setdefault((one.row.topic, one.hold_ms), []).append(one)
-        now, found = time.monotonic(), []
-        for (_, hold_ms), some in groups.items():
-            if any(one.due <= now for one in some):
-                for one in some:
-                    one.put_off()
-                due = [one.row for one in some]
-                found += [(due[at : at + MOST], hold_ms) for at in range(0, len(due), MOST)]
-        return found
+            claims = list(self._claims.values())
+        groups: dict[tuple[str, int], list[HeldClaim]] = {}
+        for claim in claims:
+            groups.setdefault((claim.row.topic, claim.hold_ms), []).append(claim)
+        now, batches = time.monotonic(), []
+        for (_, hold_ms), group in groups.items():
+            if any(claim.due <= now for claim in group):
+                for claim in group:
+                    claim.schedule()
+                due = [claim.row for claim in group]
+                batches += [(due[at : at + BATCH], hold_ms) for at in range(0, len(due), BATCH)]
+        return batches
 
-    def _unmarked(self) -> list[Held]:
-        """Claims of work that is done, to be marked now."""
+    def _unmarked(self) -> list[HeldClaim]:
+        """Return claims of done work to mark now."""
         now = time.monotonic()
         with self._lock:
-            held = list(self._held.values())
-        found = [one for one in held if one.ttl_ms is not None and one.mark_at <= now]
-        for one in found:
-            one.mark_at = now + MARK_S
-        return found
+            claims = list(self._claims.values())
+        unmarked = [one for one in claims if one.ttl_ms is not None and one.mark_at <= now]
+        for claim in unmarked:
+            claim.mark_at = now + MARK_S
+        return unmarked
 
-    def _marked(self, held: Held, ours: bool) -> None:
-        self._drop(held)
-        if not ours:
-            told_lost(held.row)
+    def _round(self) -> Procedure[None]:
+        """Renew what is due, and mark done work."""
+        for batch, hold_ms in self._due():
+            try:
+                yield from self._transact(rows.renew, batch, hold_ms, engine=self._engine)
+            except Exception:
+                _log_not_renewed(batch)
+        for claim in self._unmarked():
+            try:
+                is_ours = yield from self._transact(
+                    rows.mark, claim.row, claim.ttl_ms, engine=self._engine
+                )
+            except Exception:
+                log.debug("ledger: %s is not marked yet", claim.row, exc_info=True)
+                continue
+            self._drop(claim)
+            if not is_ours:
+                log_claim_lost(claim.row)
+
+    def _close(self) -> Procedure[None]:
+        if self._dispose:
+            yield Call(self._engine.dispose)
 
 
-def told_lost(row: Row) -> None:
-    """Log that work was done whose claim was gone; repeating it would be worse: no exception."""
+def log_claim_lost(row: Row) -> None:
+    """Log that work was done under a claim that had gone; raising would make it be repeated."""
     error = ClaimLost(
-        f"the claim on key {row.key!r} of {row.topic} ran out, or was deleted, while {row.owner} "
+        f"the claim on key {row.key!r} of {row.topic} expired, or was deleted, while {row.owner} "
         "worked: another delivery may have done the same work. Give the ledger a longer hold"
     )
     log.error("ledger: %s", error)
 
 
-def _told(some: list[Row]) -> None:
+def _log_not_renewed(batch: list[Row]) -> None:
     log.warning(
         "ledger: %d claims of %s could not be renewed; what is not renewed before it expires "
         "may be run again",
-        len(some),
-        some[0].topic,
+        len(batch),
+        batch[0].topic,
         exc_info=True,
     )
 
 
-class ThreadRenewing(_Renewing):
-    """Renewal in a daemon thread, which runs while something is held.
+class ThreadRenewal(Renewal):
+    """Renewal in a daemon thread, which runs while there are claims."""
 
-    Args:
-        call: does something to rows in the database; called in that thread.
-        let_go: closes its connections; called at the end of the thread.
-    """
-
-    def __init__(self, call: Callable[..., Any], let_go: Callable[[], None]) -> None:
-        super().__init__()
-        self._call = call
-        self._let_go = let_go
-        self._thread: threading.Thread | None = None
+    _thread: threading.Thread | None = None
 
     def _start(self) -> None:
         with self._lock:
@@ -159,40 +181,20 @@ class ThreadRenewing(_Renewing):
         busy = time.monotonic()
         while True:
             time.sleep(TICK_S)
-            for some, hold_ms in self._batches():
-                try:
-                    self._call(rows.renew, some, hold_ms)
-                except Exception:
-                    _told(some)
-            for held in self._unmarked():
-                try:
-                    self._marked(held, self._call(rows.mark, held.row, held.ttl_ms))
-                except Exception:
-                    log.debug("ledger: %s is not marked yet", held.row, exc_info=True)
+            run(self._round())
             with self._lock:
-                if self._held:
+                if self._claims:
                     busy = time.monotonic()
                 elif time.monotonic() - busy > IDLE_S:
                     self._thread = None  # under the lock, so that the next claim starts another
                     break
-        self._let_go()
+        run(self._close())
 
 
-class TaskRenewing(_Renewing):
-    """Renewal in a task of the running event loop, which runs while something is held.
+class TaskRenewal(Renewal):
+    """Renewal in a task of the running event loop, which runs while there are claims."""
 
-    Args:
-        call: does something to rows in the database.
-        let_go: closes its connections; awaited at the end of the task.
-    """
-
-    def __init__(
-        self, call: Callable[..., Awaitable[Any]], let_go: Callable[[], Awaitable[None]]
-    ) -> None:
-        super().__init__()
-        self._call = call
-        self._let_go = let_go
-        self._task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[None] | None = None
 
     def _start(self) -> None:
         if self._task is None or self._task.done():
@@ -201,20 +203,11 @@ class TaskRenewing(_Renewing):
     async def _run(self) -> None:
         busy = time.monotonic()
         try:
-            while self._held or time.monotonic() - busy < IDLE_S:
+            while self._claims or time.monotonic() - busy < IDLE_S:
                 await asyncio.sleep(TICK_S)
-                if self._held:
+                if self._claims:
                     busy = time.monotonic()
-                for some, hold_ms in self._batches():
-                    try:
-                        await self._call(rows.renew, some, hold_ms)
-                    except Exception:
-                        _told(some)
-                for held in self._unmarked():
-                    try:
-                        self._marked(held, await self._call(rows.mark, held.row, held.ttl_ms))
-                    except Exception:
-                        log.debug("ledger: %s is not marked yet", held.row, exc_info=True)
+                await run_async(self._round())
         finally:
             self._task = None  # it keeps its loop alive
-            await self._let_go()
+            await run_async(self._close())

@@ -1,7 +1,7 @@
-"""What is done to a row of the ledger: each verb on a plain Connection, for sync and async alike.
+"""Statements on rows of the ledger; each verb takes a plain Connection, for sync and async alike.
 
-A row changes hands by compare-and-set on its owner, so whoever has lost it can neither mark it nor
-remove it. The database's clock decides what has expired.
+A row changes its owner by compare-and-set, so a run that has lost its row can neither mark it nor
+delete it. The database's clock decides what has expired.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rmq.errors import InvalidKey
 from rmq.sql.database import insert_new, now_ms
 from rmq.sql.ledger.tables import CONSUMED, CONSUMING, ledger
 
-LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
-ROUNDS = 3  # of a claim whose row comes and goes while we look
+MIN_WAIT_S, MAX_WAIT_S = 0.1, 30.0
+CLAIM_ATTEMPTS = 3  # while others insert and delete the row
 _C = ledger.c
 
 
 class Row(NamedTuple):
-    """Which row, and who is at it.
+    """The primary key of a row, and the run that wants it.
 
     Attributes:
-        owner: the run: message id, delivery number and a random part. A Redis that lost its last
-            second gives delivery numbers again, so these alone would not tell two runs apart.
+        owner: message id, delivery number and a random part. The random part is needed because a
+            Redis that lost its last second gives the same delivery numbers again.
     """
 
     consumer: str
@@ -36,8 +36,8 @@ class Row(NamedTuple):
     owner: str
 
 
-class Found(NamedTuple):
-    """What stands in a row that is there.
+class StoredRow(NamedTuple):
+    """The content of a row in the database.
 
     Attributes:
         created_ms: when it was claimed, epoch ms.
@@ -53,36 +53,37 @@ class Found(NamedTuple):
 
     @property
     def expired(self) -> bool:
-        """Whether it says nothing any more."""
+        """Whether anybody may take the row over."""
         return self.left_ms is not None and self.left_ms <= 0
 
     @property
     def snooze(self) -> Snooze:
-        """When to look again at a claim that lives: the older it is, the later, up to its end."""
-        wait_s = max(LEAST_WAIT_S, min(self.age_ms / 1000, MOST_WAIT_S))
+        """How long to wait for a claim: as long as it is old, and not beyond its expiry."""
+        wait_s = max(MIN_WAIT_S, min(self.age_ms / 1000, MAX_WAIT_S))
         return Snooze(wait_s if self.left_ms is None else min(wait_s, self.left_ms / 1000))
 
 
-def row_of(consumer: str, one: DeliveryData, key: str) -> Row:
-    """The row of a delivery.
+def row_of(consumer: str, delivery: DeliveryData, key: str) -> Row:
+    """Return the row of a delivery.
 
     Raises:
         InvalidKey: the key has a NUL.
     """
     if "\0" in key:
         raise InvalidKey(
-            f"key: it has a NUL character for {one.id}, and text in PostgreSQL cannot; "
+            f"key: it has a NUL character for {delivery.id}, and text in PostgreSQL cannot; "
             "give a digest of it. Nothing was run"
         )
-    return Row(consumer, one.topic, key, f"{one.id}:{one.fence}:{os.urandom(4).hex()}")
+    owner = f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}"
+    return Row(consumer, delivery.topic, key, owner)
 
 
-def _place(row: Row) -> sa.ColumnElement[bool]:
+def _has_key_of(row: Row) -> sa.ColumnElement[bool]:
     return sa.and_(_C.consumer == row.consumer, _C.topic == row.topic, _C.key == row.key)
 
 
-def _ours(row: Row) -> sa.ColumnElement[bool]:
-    return sa.and_(_place(row), _C.owner == row.owner, _C.state == CONSUMING)
+def _is_claim_of(row: Row) -> sa.ColumnElement[bool]:
+    return sa.and_(_has_key_of(row), _C.owner == row.owner, _C.state == CONSUMING)
 
 
 def _values(row: Row, state: str, lives_ms: int | None) -> dict[str, Any]:
@@ -91,109 +92,111 @@ def _values(row: Row, state: str, lives_ms: int | None) -> dict[str, Any]:
 
 
 def insert(connection: sa.Connection, row: Row, state: str, lives_ms: int | None) -> bool:
-    """Insert a row unless one is there; whether it was inserted."""
-    place = {"consumer": row.consumer, "topic": row.topic, "key": row.key}
-    return insert_new(connection, ledger, place | _values(row, state, lives_ms))
+    """Insert a row unless its key exists; return whether it was inserted."""
+    key = {"consumer": row.consumer, "topic": row.topic, "key": row.key}
+    return insert_new(connection, ledger, key | _values(row, state, lives_ms))
 
 
-def look(connection: sa.Connection, row: Row) -> Found | None:
-    """What stands there."""
-    found = connection.execute(
+def look(connection: sa.Connection, row: Row) -> StoredRow | None:
+    """Return the content of the row, or None if there is no such row."""
+    content = connection.execute(
         sa.select(
             _C.state,
             _C.owner,
             _C.created,
             (_C.expires - now_ms()).label("left"),
             (now_ms() - _C.created).label("age"),
-        ).where(_place(row))
+        ).where(_has_key_of(row))
     ).one_or_none()
-    return None if found is None else Found(*found)
+    return None if content is None else StoredRow(*content)
 
 
 def replace(
-    connection: sa.Connection, row: Row, found: Found, state: str, lives_ms: int | None
+    connection: sa.Connection, row: Row, stored: StoredRow, state: str, lives_ms: int | None
 ) -> bool:
-    """Take over an expired row, unless somebody was quicker; whether it is ours."""
-    done = connection.execute(
+    """Take over an expired row; return False if another run was quicker."""
+    result = connection.execute(
         sa.update(ledger)
-        .where(_place(row), _C.owner == found.owner, _C.state == found.state)
+        .where(_has_key_of(row), _C.owner == stored.owner, _C.state == stored.state)
         .where(_C.expires <= now_ms())
         .values(**_values(row, state, lives_ms))
     )
-    return bool(done.rowcount == 1)
+    return bool(result.rowcount == 1)
 
 
 def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
-    """Claim a row, in short transactions; False: its work was done before.
+    """Claim a row, in short transactions; return False if its work was done before.
 
     Raises:
-        Snooze: another delivery is at it.
+        Snooze: another delivery has the claim.
     """
-    for _ in range(ROUNDS):
-        fresh = insert(connection, row, CONSUMING, hold_ms)
+    for _ in range(CLAIM_ATTEMPTS):
+        inserted = insert(connection, row, CONSUMING, hold_ms)
         connection.commit()
-        if fresh:
+        if inserted:
             return True
-        found = look(connection, row)
+        stored = look(connection, row)
         connection.commit()
-        if found is None:
+        if stored is None:
             continue
-        if not found.expired:
-            if found.state == CONSUMED:
+        if not stored.expired:
+            if stored.state == CONSUMED:
                 return False
-            raise found.snooze
-        taken = replace(connection, row, found, CONSUMING, hold_ms)
+            raise stored.snooze
+        replaced = replace(connection, row, stored, CONSUMING, hold_ms)
         connection.commit()
-        if taken:
+        if replaced:
             return True
-    raise Snooze(LEAST_WAIT_S)
+    raise Snooze(MIN_WAIT_S)
 
 
 def claim_done(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
-    """Note in the caller's transaction that the work is done; False: it was done before.
+    """Mark the work as done in the caller's transaction; return False if it was done before.
 
-    The row is inserted first: where another transaction has it, this waits for that one's end.
+    The row is inserted first: if another open transaction has it, this waits for its end.
 
     Raises:
-        Snooze: a `Ledger` is at it, or somebody else was quicker to take over what has expired.
+        Snooze: a `Ledger` has the claim, or another run was quicker to take over an expired row.
     """
     if insert(connection, row, CONSUMED, ttl_ms):
         return True
-    found = look(connection, row)
-    if found is not None and not found.expired:
-        if found.state == CONSUMED:
+    stored = look(connection, row)
+    if stored is not None and not stored.expired:
+        if stored.state == CONSUMED:
             return False
-        raise found.snooze
-    if found is not None and replace(connection, row, found, CONSUMED, ttl_ms):
+        raise stored.snooze
+    if stored is not None and replace(connection, row, stored, CONSUMED, ttl_ms):
         return True
-    raise Snooze(LEAST_WAIT_S)
+    raise Snooze(MIN_WAIT_S)
 
 
 def is_there(connection: sa.Connection, row: Row) -> bool:
-    """Whether `claim_done` inserted our row in this very transaction, and it was not undone."""
-    query = sa.select(sa.literal(1)).where(_place(row), _C.owner == row.owner, _C.state == CONSUMED)
+    """Whether the row that `claim_done` wrote in this transaction is still in it."""
+    query = sa.select(sa.literal(1)).where(
+        _has_key_of(row), _C.owner == row.owner, _C.state == CONSUMED
+    )
     return connection.execute(query).first() is not None
 
 
 def mark(connection: sa.Connection, row: Row, ttl_ms: int) -> bool:
-    """Mark our row as done; False: it is not ours any more."""
-    done = connection.execute(
-        sa.update(ledger).where(_ours(row)).values(state=CONSUMED, expires=now_ms() + ttl_ms)
+    """Mark the row as done; return False if this run has lost it."""
+    result = connection.execute(
+        sa.update(ledger).where(_is_claim_of(row)).values(state=CONSUMED, expires=now_ms() + ttl_ms)
     )
     connection.commit()
-    return bool(done.rowcount == 1)
+    return bool(result.rowcount == 1)
 
 
 def forget(connection: sa.Connection, row: Row) -> None:
-    """Give our row up."""
-    connection.execute(sa.delete(ledger).where(_ours(row)))
+    """Delete the row if this run still has it."""
+    connection.execute(sa.delete(ledger).where(_is_claim_of(row)))
     connection.commit()
 
 
 def renew(connection: sa.Connection, rows: Sequence[Row], hold_ms: int) -> None:
-    """Let rows of one consumer and topic live for another while, as far as they are ours."""
-    # An owner has one key, so a pair that is none of ours is in no row: two lists find what pairs
-    # would, and MariaDB uses the index for lists only.
+    """Extend the claims of one consumer and topic that their runs still have."""
+    # Every owner has one key, so a wrong pair matches no row: two lists match the same rows as
+    # pairs would, and MariaDB uses the index only for lists.
     connection.execute(
         sa.update(ledger)
         .where(_C.consumer == rows[0].consumer, _C.topic == rows[0].topic)

@@ -14,55 +14,59 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq.client.idempotency import Check, KeyOf
+from rmq.core import procedures
 from rmq.core.business_key import check_consumer
 from rmq.core.delivery import DeliveryData
 from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync
+from rmq.core.procedures import Call, Procedure
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
-from rmq.sql.database import is_conflict, needing, own_connections
+from rmq.sql.connections import AnyEngine, WithConnection, with_own_pool
+from rmq.sql.db_errors import is_conflict, require_table
 from rmq.sql.ledger import rows
-from rmq.sql.ledger.renewal import TaskRenewing, ThreadRenewing, told_lost
+from rmq.sql.ledger.renewal import TaskRenewal, ThreadRenewal, log_claim_lost
 from rmq.sql.ledger.rows import Row
 from rmq.sql.ledger.tables import COMMAND, ledger
 from rmq.sql.outage import Outage
 
 log = logging.getLogger("rmq")
 
-T = TypeVar("T")
-LEASE_MS = 30_000  # where nobody has said what the lease is
+R = TypeVar("R", ThreadRenewal, TaskRenewal)
+LEASE_MS = 30_000  # if the lease is not known
 BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
-TRIES = 3  # of a transaction that another one stood in the way of
+ATTEMPTS = 3  # of a transaction that conflicts with another one
 
 
 class Ledger:
     """Claims in a database, in place of `rmq.Claims`: `@rmq.idempotent(Ledger(engine), key=...)`.
 
-    The key of a message is claimed in a transaction of its own before the handler runs: a row says
-    "consuming", and lives for `hold`, renewed while the handler runs. When it has returned, the row
-    says "consumed", and lives for the `ttl` of `idempotent`. A handler that fails has its row
-    removed. Whoever finds "consuming" comes back later, which costs no retry, and never acks.
+    Before the handler runs, the key of its message is claimed in a transaction of its own: a row
+    says "consuming" and lives for `hold`, renewed while the handler runs. When the handler has
+    returned, the row says "consumed" and lives for the `ttl` of `idempotent`. If the handler fails,
+    the row is deleted. A delivery that finds "consuming" comes back later, at no retry, and is not
+    acked.
 
     Args:
         engine: of SQLAlchemy: an Engine for plain handlers, an AsyncEngine for async ones. It needs
             the table `rmq_ledger` (`rmq ledger create`), and a connection for each handler that
             starts or ends, besides those that handlers use. Renewal has one of its own.
-        consumer: whose rows they are; another consumer of the same topic has others.
+        consumer: the owner of the rows; each consumer of a topic has rows of its own.
         hold: how long a claim lives unless it is renewed, seconds or timedelta, at least 1 s; as a
             rule the lease of the topic. After a crash, the message waits for the rest of it.
 
     Guarantee:
-        One run at a time for a key, and none after one that succeeded, for as long as its row is
-        there; Redis has no say in it. The row and what the handler does elsewhere are two things: a
-        process that dies between them, or is stopped for longer than `hold`, and an async handler
-        that blocks its event loop for so long, let the work be done again. Where the effect is in
-        this very database, `exactly_once` has no such gap. A claim lives as long as its run, also
-        where the delivery's lease is lost or its `max_runtime` over. A database that is away puts
-        the delivery off, which costs no retry. If work that is done cannot be marked, this process
-        goes on holding the claim, and tries to mark it until it succeeds.
+        At most one run at a time for a key, and none after a success, for as long as the row
+        exists; Redis has no part in it. The row and what the handler does elsewhere are separate:
+        the work is repeated if the process dies between the two, is stopped for longer than `hold`,
+        or if an async handler blocks its event loop for so long. For effects in this same database,
+        `exactly_once` has no such gap. A claim lives as long as its run, even if the delivery's
+        lease is lost or its `max_runtime` over. If the database is away, the delivery is put off,
+        at no retry. If done work cannot be marked, this process keeps the claim, and tries to mark
+        it until it succeeds.
 
     Source:
-        DESIGN 6, rung 4, after the RocketMQ dedup listener; ours has an owner, is renewed, and
-        takes no unknown error for success.
+        DESIGN 6, rung 4, after the RocketMQ dedup listener; ours has an owner, is renewed, and does
+        not take an unknown error for success.
     """
 
     def __init__(
@@ -79,10 +83,10 @@ class Ledger:
         self._engine = engine
         self.consumer = check_consumer(consumer)
         self.hold_ms = None if hold is None else duration_ms(hold, "hold", low_ms=1000)
-        self._own = own_connections(engine)
+        self._renewal_engine = with_own_pool(engine)
         self._outage = Outage("the database of the ledger")
-        self._thread = ThreadRenewing(self._renew, self._let_go)
-        self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TaskRenewing] = (
+        self._thread_renewal = self._new_renewal(ThreadRenewal)
+        self._task_renewals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TaskRenewal] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -95,79 +99,52 @@ class Ledger:
         return isinstance(self._engine, AsyncEngine)
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
-        """What `idempotent` puts around a handler."""
-        return LedgerGuard(self, key, ttl_ms, check)
+        """Make the middleware that `idempotent` attaches to a handler."""
+        return LedgerMiddleware(self, key, ttl_ms, check)
 
-    # --- what its guards ask ---------------------------------------------------------------------
+    # --- for its middleware ----------------------------------------------------------------------
 
-    def call(self, verb: Callable[..., T], *arguments: Any, own: bool = False) -> T:
-        """Do something in the database: a function of a Connection, in transactions of its own.
+    def transact(
+        self, verb: Callable[..., Any], *arguments: Any, engine: AnyEngine | None = None
+    ) -> Procedure[Any]:
+        """Call a function of a Connection, in transactions of its own; repeat it on a conflict.
 
         Args:
             verb: the function.
             arguments: what it takes beside the connection.
-            own: on the connection of the renewal, for which no handler has to make room.
+            engine: the one to use instead of the ledger's.
 
         Raises:
             StoreAway: the database is away.
         """
-        engine = self._own if own else self._engine
-        assert isinstance(engine, sa.Engine)
-        tries = 0
-        with self._outage.reaching():
+        action = WithConnection(engine or self._engine, verb, *arguments)
+        attempts = 0
+        with self._outage.watch():
             while True:
                 try:
-                    with needing(ledger, COMMAND), engine.connect() as connection:
-                        return verb(connection, *arguments)
+                    with require_table(ledger, COMMAND):
+                        return (yield action)
                 except DBAPIError as error:
-                    tries += 1
-                    if tries == TRIES or not is_conflict(error):
+                    attempts += 1
+                    if attempts == ATTEMPTS or not is_conflict(error):
                         raise
-
-    async def call_async(self, verb: Callable[..., T], *arguments: Any, own: bool = False) -> T:
-        """As `call`."""
-        engine = self._own if own else self._engine
-        assert isinstance(engine, AsyncEngine)
-        tries = 0
-        with self._outage.reaching():
-            while True:
-                try:
-                    with needing(ledger, COMMAND):
-                        async with engine.connect() as connection:
-                            return await connection.run_sync(verb, *arguments)
-                except DBAPIError as error:
-                    tries += 1
-                    if tries == TRIES or not is_conflict(error):
-                        raise
-
-    def _renew(self, verb: Callable[..., T], *arguments: Any) -> T:
-        return self.call(verb, *arguments, own=True)
-
-    async def _renew_async(self, verb: Callable[..., T], *arguments: Any) -> T:
-        return await self.call_async(verb, *arguments, own=True)
-
-    def _let_go(self) -> None:
-        assert isinstance(self._own, sa.Engine)
-        if self._own is not self._engine:
-            self._own.dispose()
-
-    async def _let_go_async(self) -> None:
-        assert isinstance(self._own, AsyncEngine)
-        if self._own is not self._engine:
-            await self._own.dispose()
 
     @property
-    def renewing(self) -> ThreadRenewing | TaskRenewing:
-        """Who renews the claims of this engine: for an async one, of the running loop."""
+    def renewal(self) -> ThreadRenewal | TaskRenewal:
+        """The renewal of this engine's claims; for an async engine, that of the running loop."""
         if not self.is_async:
-            return self._thread
+            return self._thread_renewal
         loop = asyncio.get_running_loop()
-        if loop not in self._tasks:
-            self._tasks[loop] = TaskRenewing(self._renew_async, self._let_go_async)
-        return self._tasks[loop]
+        if loop not in self._task_renewals:
+            self._task_renewals[loop] = self._new_renewal(TaskRenewal)
+        return self._task_renewals[loop]
+
+    def _new_renewal(self, kind: type[R]) -> R:
+        engine = self._renewal_engine
+        return kind(self.transact, engine, dispose=engine is not self._engine)
 
 
-class LedgerGuard(Middleware):
+class LedgerMiddleware(Middleware):
     """Claims in a `Ledger` around a handler; made by `idempotent`."""
 
     def __init__(self, store: Ledger, key: KeyOf, ttl_ms: int, check: Check | None) -> None:
@@ -193,110 +170,87 @@ class LedgerGuard(Middleware):
     def check_lease(self, lease_ms: int) -> None:
         """As `Middleware.check_lease`."""
         check_ttl(self._ttl_ms, lease_ms)
-        self._lease_ms = max(self._lease_ms, lease_ms)  # of several topics, one function serves
+        self._lease_ms = max(self._lease_ms, lease_ms)  # one function may serve several topics
 
-    def run(self, one: DeliveryData, inner: Next) -> bool:
+    def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
-        call = self._store.call
-        row = rows.row_of(self._store.consumer, one, self._key(one))
-        if not call(rows.claim, row, self._hold_ms):
-            return False
-        with self._store.renewing.holding(row, self._hold_ms) as held:
-            try:
-                wanted = self._check is None or self._check(one)
-                if wanted:
-                    inner()
-            except BaseException:
-                self._give_up(row)
-                raise
-            try:
-                ours = call(rows.mark, row, self._ttl_ms)
-            except BaseException:
-                held.mark_later(self._ttl_ms)  # the work is done, and must not be done again
-                raise
-        if not ours:
-            told_lost(row)
-        return bool(wanted)
+        return procedures.run(self._claimed_run(delivery, call_next))
 
-    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+    async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
         """As `Middleware.run_async`."""
-        call = self._store.call_async
-        row = rows.row_of(self._store.consumer, one, self._key(one))
+        return await procedures.run_async(self._claimed_run(delivery, call_next))
+
+    def _claimed_run(self, delivery: DeliveryData, call_next: Next | NextAsync) -> Procedure[bool]:
+        transact = self._store.transact
+        row = rows.row_of(self._store.consumer, delivery, self._key(delivery))
         try:
-            if not await call(rows.claim, row, self._hold_ms):
+            if not (yield from transact(rows.claim, row, self._hold_ms)):
                 return False
         except asyncio.CancelledError:
-            await self._give_up_async(row)  # whether it was claimed, nobody has heard
+            yield from self._give_up(row)  # the row may have been written
             raise
-        with self._store.renewing.holding(row, self._hold_ms) as held:
+        with self._store.renewal.holding(row, self._hold_ms) as claim:
             try:
-                wanted = self._check is None or self._check(one)
-                if inspect.isawaitable(wanted):
-                    wanted = await wanted
-                if wanted:
-                    await inner()
+                is_wanted = self._check is None or (yield Call(self._check, delivery))
+                if is_wanted:
+                    yield Call(call_next)
             except BaseException:
-                await self._give_up_async(row)
+                yield from self._give_up(row)
                 raise
             try:
-                ours = await call(rows.mark, row, self._ttl_ms)
+                is_ours = yield from transact(rows.mark, row, self._ttl_ms)
             except BaseException:
-                held.mark_later(self._ttl_ms)
+                claim.mark_later(self._ttl_ms)  # the work is done, and must not be repeated
                 raise
-        if not ours:
-            told_lost(row)
-        return bool(wanted)
+        if not is_ours:
+            log_claim_lost(row)
+        return bool(is_wanted)
 
-    def _give_up(self, row: Row) -> None:
+    def _give_up(self, row: Row) -> Procedure[None]:
         try:
-            self._store.call(rows.forget, row)
+            yield from self._store.transact(rows.forget, row)
         except Exception:
-            _left(row)
+            log.warning(
+                "ledger: the claim on key %r of %s could not be removed after a failure; the "
+                "message waits until it expires",
+                row.key,
+                row.topic,
+                exc_info=True,
+            )
 
-    async def _give_up_async(self, row: Row) -> None:
-        try:
-            await self._store.call_async(rows.forget, row)
-        except Exception:
-            _left(row)
 
-
-def check_kind(handler: HandlerInfo, is_async: bool, what: str) -> None:
+def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
     """Refuse a handler of the other kind.
 
+    Args:
+        handler: the one to be registered.
+        is_async: whether the engine is.
+        owner: the engine's owner, for the error.
+
     Raises:
-        InvalidType: a plain handler cannot await an async engine, and an async one would stand
-            still in a plain one.
+        InvalidType: a plain handler cannot await an async engine, and an async handler would block
+            its event loop in a plain one.
     """
     if handler.is_async == is_async:
         return
-    kind, found, wanted = (
+    kind, given, wanted = (
         ("async", "a plain Engine", "create_async_engine(url)")
         if handler.is_async
         else ("a plain function", "an AsyncEngine", "create_engine(url)")
     )
     raise InvalidType(
-        f"handler {handler.name}: it is {kind}, and {what} has {found}; give it {wanted}"
+        f"handler {handler.name}: it is {kind}, and {owner} has {given}; give it {wanted}"
     )
 
 
 def check_ttl(ttl_ms: int, lease_ms: int) -> None:
-    """Refuse a memory that is shorter than a lease.
+    """Refuse to remember a key for less than a lease.
 
     Raises:
-        InvalidValue: it is.
+        InvalidValue: the ttl is shorter than the lease.
     """
     if ttl_ms < lease_ms:
         raise InvalidValue(
             f"ttl: {ttl_ms / 1000:g} s, and a lease is {lease_ms / 1000:g} s: a message could come "
-            "back after its row is forgotten, and be run again. Give a longer ttl"
+            "back after its row has expired, and be run again. Give a longer ttl"
         )
-
-
-def _left(row: Row) -> None:
-    log.warning(
-        "ledger: the claim on key %r of %s could not be removed after a failure; the message waits "
-        "until it expires",
-        row.key,
-        row.topic,
-        exc_info=True,
-    )

@@ -8,11 +8,11 @@ from rmq.core.business_key import CONSUMER_BYTES, KEY_BYTES
 from rmq.sql.database import ExactText
 
 CONSUMING, CONSUMED = "consuming", "consumed"
-COMMAND = "rmq ledger create"  # what makes the table
+COMMAND = "rmq ledger create"  # creates the table
 
 metadata = sa.MetaData()
 
-# InnoDB by name: MyISAM, which a server may have for its default, knows no transactions.
+# InnoDB by name: the default of a server may be MyISAM, which has no transactions.
 ledger = sa.Table(
     "rmq_ledger",
     metadata,

@@ -1,14 +1,14 @@
-"""The consumer's half of the outbox: a log row while a message is worked on, then the confirmation.
+"""Confirmation, for consumers: a log row while a handler runs, then the confirmed stub.
 
     on receipt      the log row is written, in a transaction of its own
-    success         the stub is confirmed and the log row removed, in one transaction
-    failure         the log row is removed: the message is back in the queue, which keeps it
+    success         the stub is confirmed and the log row deleted, in one transaction
+    failure         the log row is deleted: the message is back in its queue
 
-A consumer that dies in between leaves its log row behind; it keeps the message from being sent
-again for `Outbox.log_for`, and no longer.
+If a consumer dies in between, its log row stays. It keeps the message from being sent again for
+`Outbox.log_for`, and no longer.
 
-Source: the stub and the log of notes on reliability from the business side, whose log row was
-for ever, so that a consumer that died hid a lost message.
+Source: the stub and the log of notes on reliability from the business side. There the log row was
+permanent, so that a consumer that died hid a lost message.
 """
 
 from __future__ import annotations
@@ -17,80 +17,30 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, select, update
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq.client.topic import AsyncTopic, Topic
+from rmq.core import procedures
 from rmq.core.delivery import DeliveryData, Reject
 from rmq.core.middleware import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
+from rmq.core.procedures import Action, Call, Procedure
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
-from rmq.sql.database import insert_new, needing, now_ms, write_first
+from rmq.sql.connections import InTransaction, WithConnection
 from rmq.sql.outage import Outage
+from rmq.sql.outbox import confirm_queries
 from rmq.sql.outbox.ids import stub_id
-from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, logs, stubs
-from rmq.sql.outbox.transaction import CREATE
 
 log = logging.getLogger("rmq")
 
 Check = Callable[[DeliveryData], bool] | Callable[[DeliveryData], Awaitable[bool]]
 ConfirmHandler = Callable[[Any], None] | Callable[[Any], Awaitable[None]]
 
-OPEN = (UNCONFIRMED, EXHAUSTED)  # an exhausted stub may still have been delivered
-FIELD = "stub"  # of the body of a confirmation that travels as a message
-
-
-# --- what is done in one transaction -------------------------------------------------------------
-
-
-def _note(connection: Connection, id: str, one: DeliveryData) -> None:
-    """Write the log row, or make it new."""
-    fresh = {"slot": one.slot, "offset": one.offset, "received": now_ms()}
-    renewal = update(logs).where(logs.c.id == id).values(**fresh)
-    if connection.execute(renewal).rowcount:
-        return
-    if not insert_new(connection, logs, {"id": id, "topic": one.topic, **fresh}):
-        connection.execute(renewal)  # another delivery of it was quicker
-
-
-def _received(connection: Connection, id: str, one: DeliveryData, elsewhere: bool) -> bool:
-    """Note a receipt; False where the message has no stub, which is known only beside the stubs."""
-    with needing(logs, CREATE):
-        write_first(connection, logs.c.id)
-    if not elsewhere and _status(connection, id) is None:
-        return False
-    with needing(logs, CREATE):
-        _note(connection, id, one)
-    return True
-
-
-def _unlog(connection: Connection, id: str) -> None:
-    connection.execute(delete(logs).where(logs.c.id == id))
-
-
-def _confirm(connection: Connection, id: str, logged: bool = True) -> None:
-    """Confirm a stub and remove its log row, if it has one here. Done twice, it is done once."""
-    open_one = update(stubs).where(stubs.c.id == id, stubs.c.status.in_(OPEN))
-    with needing(stubs, CREATE):
-        connection.execute(open_one.values(status=CONFIRMED))
-    if logged:
-        _unlog(connection, id)
-
-
-def _status(connection: Connection, id: str) -> str | None:
-    with needing(stubs, CREATE):
-        return connection.execute(select(stubs.c.status).where(stubs.c.id == id)).scalar()
-
-
-def _is_open(connection: Connection, id: str) -> bool:
-    status = _status(connection, id)
-    return status is None or status in OPEN
-
-
-# --- the guard -----------------------------------------------------------------------------------
+FIELD = "stub"  # of the body of a confirmation that is sent as a message
 
 
 class Confirms(Middleware):
-    """Notes the receipt, runs the handler, confirms; made by `Outbox.confirms`."""
+    """Note the receipt, run the handler, confirm the stub; made by `Outbox.confirms`."""
 
     def __init__(self, engine: Engine | AsyncEngine, via: Topic | AsyncTopic | None) -> None:
         is_async = _is_async(engine)
@@ -112,8 +62,7 @@ class Confirms(Middleware):
             raise InvalidValue(
                 f"handler {handler.name}: @{above[0].decorator} stands above "
                 f"@{self.decorator}: what it rolls back would be confirmed, and what it finds "
-                "done before would not; put "
-                f"@{self.decorator} on top, right below @topic.handler"
+                f"done before would not; put @{self.decorator} on top, right below @topic.handler"
             )
         if handler.is_async == isinstance(self._engine, AsyncEngine):
             return
@@ -123,92 +72,73 @@ class Confirms(Middleware):
             f"give @outbox.confirms an {wanted}"
         )
 
-    def run(self, one: DeliveryData, inner: Next) -> bool:
+    def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
-        assert isinstance(self._engine, Engine)
-        id = str(stub_id(one.id))
-        with self._outage.reaching(), self._engine.begin() as connection:
-            watched = _received(connection, id, one, self._via is not None)
-        if not watched:
-            inner()
-            return True
-        try:
-            inner()
-        except BaseException:
-            self._failed(id)
-            raise
-        if _settled_itself(one):
-            self._failed(id)
-        else:
-            _worked(one)
-            self.on_duplicate(one)
-        return True
+        return procedures.run(self._confirmed_run(delivery, call_next, self.on_duplicate))
 
-    def _failed(self, id: str) -> None:
-        assert isinstance(self._engine, Engine)
-        try:
-            with self._engine.begin() as connection:
-                _unlog(connection, id)
-        except Exception as error:  # of an async driver, which need not be one of SQLAlchemy
-            _left_behind(id, error)
-
-    def on_duplicate(self, one: DeliveryData) -> None:
-        """As `Middleware.on_duplicate`: work that was done is confirmed, whoever did it."""
-        assert isinstance(self._engine, Engine)
-        id = str(stub_id(one.id))
-        with self._outage.reaching():
-            if self._via is not None:
-                assert isinstance(self._via, Topic)
-                self._via.send({FIELD: id})
-            with self._engine.begin() as connection:
-                (_confirm if self._via is None else _unlog)(connection, id)
-
-    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+    async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
         """As `Middleware.run_async`."""
-        assert isinstance(self._engine, AsyncEngine)
-        id = str(stub_id(one.id))
-        with self._outage.reaching():
-            async with self._engine.begin() as connection:
-                watched = await connection.run_sync(_received, id, one, self._via is not None)
-        if not watched:
-            await inner()
+        return await procedures.run_async(
+            self._confirmed_run(delivery, call_next, self.on_duplicate_async)
+        )
+
+    def on_duplicate(self, delivery: DeliveryData) -> None:
+        """As `Middleware.on_duplicate`: confirm work that was done, whoever did it."""
+        procedures.run(self._confirm(delivery))
+
+    async def on_duplicate_async(self, delivery: DeliveryData) -> None:
+        """As `on_duplicate`."""
+        await procedures.run_async(self._confirm(delivery))
+
+    def _confirmed_run(
+        self,
+        delivery: DeliveryData,
+        call_next: Next | NextAsync,
+        confirm: Callable[[DeliveryData], object],
+    ) -> Procedure[bool]:
+        id = str(stub_id(delivery.id))
+        with self._outage.watch():
+            has_stub = yield self._transact(
+                confirm_queries.note_receipt, id, delivery, self._via is None
+            )
+        if not has_stub:
+            yield Call(call_next)
             return True
         try:
-            await inner()
+            yield Call(call_next)
         except BaseException:
-            await self._failed_async(id)
+            yield from self._delete_log_row(id)
             raise
-        if _settled_itself(one):
-            await self._failed_async(id)
+        if _settled_itself(delivery):
+            yield from self._delete_log_row(id)
         else:
-            _worked(one)
-            await self.on_duplicate_async(one)
+            _mark_worked(delivery)
+            yield Call(confirm, delivery)
         return True
 
-    async def _failed_async(self, id: str) -> None:
-        assert isinstance(self._engine, AsyncEngine)
+    def _confirm(self, delivery: DeliveryData) -> Procedure[None]:
+        id = str(stub_id(delivery.id))
+        with self._outage.watch():
+            if self._via is None:
+                yield self._transact(confirm_queries.confirm, id)
+            else:
+                yield Call(self._via.send, {FIELD: id})
+                yield self._transact(confirm_queries.delete_log_row, id)
+
+    def _delete_log_row(self, id: str) -> Procedure[None]:
         try:
-            async with self._engine.begin() as connection:
-                await connection.run_sync(_unlog, id)
-        except Exception as error:
-            _left_behind(id, error)
+            yield self._transact(confirm_queries.delete_log_row, id)
+        except Exception as error:  # errors of async drivers need not be SQLAlchemy's
+            log.warning("the log row of stub %s could not be removed; it ages: %s", id, error)
 
-    async def on_duplicate_async(self, one: DeliveryData) -> None:
-        """As `on_duplicate`."""
-        assert isinstance(self._engine, AsyncEngine)
-        id = str(stub_id(one.id))
-        with self._outage.reaching():
-            if self._via is not None:
-                assert isinstance(self._via, AsyncTopic)
-                await self._via.send({FIELD: id})
-            async with self._engine.begin() as connection:
-                await connection.run_sync(_confirm if self._via is None else _unlog, id)
+    def _transact(self, function: Callable[..., Any], *arguments: Any) -> Action:
+        return InTransaction(self._engine, function, *arguments)
 
 
-def _worked(one: DeliveryData) -> None:
-    """Note that the work is done: if it cannot be confirmed, its claim is marked all the same."""
-    if one._claim is not None:
-        one._claim.work_done = True
+def _mark_worked(delivery: DeliveryData) -> None:
+    """Note that the work is done, so that its claim is marked even if the stub is not confirmed."""
+    if delivery._claim is not None:
+        delivery._claim.work_done = True
 
 
 def _is_async(engine: object) -> bool:
@@ -219,41 +149,37 @@ def _is_async(engine: object) -> bool:
     return isinstance(engine, AsyncEngine)
 
 
-def _settled_itself(one: DeliveryData) -> bool:
-    """Whether the handler has settled its delivery; whether as done, nobody can tell."""
-    if not one.is_settled or one.lost:
+def _settled_itself(delivery: DeliveryData) -> bool:
+    """Whether the handler has settled its delivery; it cannot be known whether by an ack."""
+    if not delivery.is_settled or delivery.lost:
         return False
     log.warning(
         "the handler of %s has settled its delivery itself, so its stub is not confirmed; return "
         "to ack, raise rmq.Snooze, rmq.Retry or rmq.Reject for anything else",
-        one.id,
+        delivery.id,
     )
     return True
 
 
-def _left_behind(id: str, error: Exception) -> None:
-    log.warning("the log row of stub %s could not be removed; it ages: %s", id, error)
-
-
-# --- the outbox's methods ------------------------------------------------------------------------
+# --- methods of Outbox ---------------------------------------------------------------------------
 
 
 class Confirming:
-    """The consuming half of `Outbox`."""
+    """The methods of `Outbox` for consumers."""
 
     def confirms(
         self, engine: Engine | AsyncEngine, *, via: Topic | AsyncTopic | None = None
     ) -> Callable[[F], F]:
-        """Confirm stubs as their messages are handled. Stands above all other guards.
+        """Confirm stubs when their messages are handled. Stands above all other middleware.
 
             @orders.handler
             @outbox.confirms(engine)
             @rmq.idempotent(rmq.Claims())
             def handle(order): ...
 
-        On receipt a log row is written; on success the stub is confirmed and the log row removed,
-        in one transaction; on failure the log row is removed. A message without a stub, sent
-        directly, passes untouched.
+        On receipt a log row is written. On success the stub is confirmed and the log row deleted,
+        in one transaction. On failure the log row is deleted. A message that was sent directly, and
+        has no stub, is handled without any of this.
 
         Args:
             engine: of the database with the stubs: an Engine for a plain handler, an AsyncEngine
@@ -262,22 +188,22 @@ class Confirming:
             via: a topic back to the producer, where `confirm_handler` confirms.
 
         Guarantee:
-            A message is confirmed only after its handler has returned, or was found done before by
-            a guard below. A crash between the handler's commit and the confirmation leaves the
-            message to be delivered again: with a ledger it is then found done, and confirmed.
-            If the work is done and cannot be confirmed, its claim is marked as done and the
-            delivery is put off, which costs no retry: the next one confirms and runs nothing.
-            A handler that settles its delivery itself is not confirmed, because nobody can tell
-            whether that was an ack.
+            A message is confirmed only after its handler has returned, or a middleware below has
+            found its work done before. After a crash between the handler's commit and the
+            confirmation, the message is delivered again: with a ledger it is then found done, and
+            confirmed.
+            If done work cannot be confirmed, its claim is marked as done and the delivery is put
+            off, at no retry: the next delivery confirms and runs nothing. A delivery that its
+            handler settles itself is not confirmed, because that may not have been an ack.
 
         Raises:
-            InvalidType: engine, via and handler are not of one kind. InvalidValue: another guard
-                stands above it. Both when the handler is registered.
+            InvalidType: engine, via and handler are not of one kind. InvalidValue: another
+                middleware stands above it. Both when the handler is registered.
         """
-        guard = Confirms(engine, via)
+        middleware = Confirms(engine, via)
 
         def decorate(function: F) -> F:
-            return attach(function, guard, "outbox.confirms")
+            return attach(function, middleware, "outbox.confirms")
 
         return decorate
 
@@ -286,67 +212,59 @@ class Confirming:
 
             confirmations.handler(outbox.confirm_handler(engine))
 
-        It is async for an AsyncEngine. A stub that is confirmed, void or purged is left as it is; a
+        It is async for an AsyncEngine. A stub that is confirmed, void or purged stays as it is. A
         body that is no confirmation goes to the DeadQueue at once.
 
         Args:
             engine: of the database with the stubs.
         """
         outage = Outage("the database with the stubs")
-        if _is_async(engine):
 
-            async def confirm_async(body: Any) -> None:
-                id = _told(body)
-                assert isinstance(engine, AsyncEngine)
-                with outage.reaching():
-                    async with engine.begin() as connection:
-                        await connection.run_sync(_confirm, id, False)
-
-            return confirm_async
+        def confirm_stub(body: Any) -> Procedure[None]:
+            id = _stub_in(body)
+            with outage.watch():
+                yield InTransaction(engine, confirm_queries.confirm, id, has_log=False)
 
         def confirm(body: Any) -> None:
-            id = _told(body)
-            assert isinstance(engine, Engine)
-            with outage.reaching(), engine.begin() as connection:
-                _confirm(connection, id, False)
+            procedures.run(confirm_stub(body))
 
-        return confirm
+        async def confirm_async(body: Any) -> None:
+            await procedures.run_async(confirm_stub(body))
+
+        return confirm_async if _is_async(engine) else confirm
 
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
-        """A check for `@rmq.idempotent(..., check=...)`: is this work still to be done?
+        """Make a check for `@rmq.idempotent(..., check=...)`: is this work still to be done?
 
-        True while the stub of a delivery is unconfirmed or exhausted; False once it is confirmed or
-        void: the delivery is then acked, and nothing is run. True also where there is no stub: a
-        message that was sent directly, or whose stub was purged, cannot be checked. A database that
-        is away puts the delivery off, which costs no retry; any other error of it is an error of
-        the handler. So nothing is run on a guess.
+        The check returns True while the stub of a delivery is unconfirmed or exhausted. Once it is
+        confirmed or void, the check returns False: the delivery is acked, and nothing is run. The
+        check also returns True if there is no stub, because the message was sent directly or the
+        stub was purged. If the database is away, the delivery is put off, at no retry; any other
+        error of the database counts as an error of the handler.
 
         Args:
             engine: of the database with the stubs; an AsyncEngine for an async handler.
         """
         outage = Outage("the database with the stubs")
-        if _is_async(engine):
 
-            async def check_async(one: DeliveryData) -> bool:
-                assert isinstance(engine, AsyncEngine)
-                with outage.reaching():
-                    async with engine.connect() as connection:
-                        return await connection.run_sync(_is_open, str(stub_id(one.id)))
+        def is_open(delivery: DeliveryData) -> Procedure[bool]:
+            id = str(stub_id(delivery.id))
+            with outage.watch():
+                return bool((yield WithConnection(engine, confirm_queries.is_open, id)))
 
-            return check_async
+        def check(delivery: DeliveryData) -> bool:
+            return procedures.run(is_open(delivery))
 
-        def check(one: DeliveryData) -> bool:
-            assert isinstance(engine, Engine)
-            with outage.reaching(), engine.connect() as connection:
-                return _is_open(connection, str(stub_id(one.id)))
+        async def check_async(delivery: DeliveryData) -> bool:
+            return await procedures.run_async(is_open(delivery))
 
-        return check
+        return check_async if _is_async(engine) else check
 
 
-def _told(body: object) -> str:
-    """The stub id in a confirmation. What cannot be one goes to the DeadQueue at once."""
-    found = body.get(FIELD) if isinstance(body, dict) else None
+def _stub_in(body: object) -> str:
+    """Return the stub id in the body of a confirmation; dead-letter any other body."""
+    id = body.get(FIELD) if isinstance(body, dict) else None
     try:
-        return str(stub_id(found))  # type: ignore[arg-type]
+        return str(stub_id(id))  # type: ignore[arg-type]
     except ConfigurationError:
         raise Reject(f'{body!r:.100} confirms nothing; a confirmation is {{"stub": id}}') from None

@@ -1,9 +1,8 @@
-"""From stubs to Redis: one call for many, and an answer for each.
+"""Send stubs to Redis: many in one call, and an outcome for each.
 
-What cannot be sent is one of two things. Some of it is the stub's own fault and stays so: a body
-that the topic has no room for, a row that somebody edited. The rest is the topic's or the server's
-and passes: a full topic, a refused login. The first must not hold up the others; the second must
-not cost a message its life.
+A stub can be refused for two kinds of reasons. Permanent ones are the stub's own fault: its body is
+too large for the topic, its row was edited. They must not hold up other stubs. Temporary ones are
+the topic's or the server's: a full topic, a refused login. They must not cost a message its life.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.protocol.flows import open_topic, send as send_flow
-from rmq.sql.outbox.stub import AsWritten, Stub, outgoing
+from rmq.sql.outbox.stub import Encoded, Stub, outgoing
 
 log = logging.getLogger("rmq.outbox")
 
@@ -43,99 +42,99 @@ class Refused(NamedTuple):
     """A stub that was not sent.
 
     Attributes:
-        error: why.
-        for_good: whether it is the stub's own fault, so that sending it again is in vain.
+        error: the reason.
+        is_permanent: whether it is the stub's own fault, so that no send of it can succeed.
     """
 
     error: Exception
-    for_good: bool
+    is_permanent: bool
 
 
 Outcome = SendResult | Refused
 
-# By client, so that what any dispatcher of it has opened, all can open again as it was.
-_HANDLES: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = WeakKeyDictionary()
+# By client: any of its dispatchers can create a topic again as another one has seen it.
+_CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = WeakKeyDictionary()
 
 
 class Dispatcher:
-    """Sends stubs through a client, with its prefix and its interceptors."""
+    """Send stubs through a client, with its prefix and its interceptors."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._contexts = _HANDLES.setdefault(client, {})
+        self._contexts = _CONTEXTS.setdefault(client, {})
 
     def send(self, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
-        """Send stubs, those of one topic in their order; an outcome for each.
+        """Send stubs, those of one topic in their order; return an outcome for each.
 
         Args:
-            stubs: all of them of one life: none twice.
+            stubs: each of them once.
             now_ms: by the database's clock.
 
         Guarantee:
-            After a stub that was refused for a while, nothing of its slot is sent.
+            After a stub that was refused temporarily, no other stub of its slot is sent.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away; some may have been sent.
         """
         by_topic: dict[str, list[int]] = {}
-        for place, stub in enumerate(stubs):
-            by_topic.setdefault(stub.topic, []).append(place)
-        found: dict[int, Outcome] = {}
-        for topic, places in by_topic.items():
-            waits: Refused | None = None
-            for codec, run in groupby(places, key=lambda place: stubs[place].codec):
-                these = list(run)
-                if waits is None:
-                    outcomes = self._topic(topic, codec, [stubs[at] for at in these], now_ms)
+        for index, stub in enumerate(stubs):
+            by_topic.setdefault(stub.topic, []).append(index)
+        outcomes: dict[int, Outcome] = {}
+        for topic, indexes in by_topic.items():
+            refusal: Refused | None = None
+            for codec, group in groupby(indexes, key=lambda index: stubs[index].codec):
+                run = list(group)
+                if refusal is None:
+                    sent = self._send_to(topic, codec, [stubs[index] for index in run], now_ms)
                 else:
-                    outcomes = [waits] * len(these)
-                found.update(zip(these, outcomes, strict=True))
-                waits = waits or _waiting(outcomes)
-        return [found[place] for place in range(len(stubs))]
+                    sent = [refusal] * len(run)
+                outcomes.update(zip(run, sent, strict=True))
+                refusal = refusal or _temporary_refusal(sent)
+        return [outcomes[index] for index in range(len(stubs))]
 
     def context(self, topic: str, codec: int) -> TopicContext:
-        """A topic as this client sees it, for bodies that are written already, and open.
+        """Open a topic for bodies that are encoded already.
 
-        If it is not there, it is created with the settings that it had, as far as a dispatcher of
-        this client has seen them, else with those that the program declared on this client.
+        A topic that does not exist is created: with its former settings, if a dispatcher of this
+        client has seen them, else with those that the program declared on this client.
 
         Raises:
-            InvalidValue: it is no name of a topic. What opening it raises.
+            InvalidValue: it is no name of a topic. Other errors of opening a topic.
         """
         context = self._contexts.get((topic, codec))
         if context is None:
             client = self._client
             context = TopicContext(
-                client._prefix, topic, AsWritten(codec), client._sessions, {}, client._hooks
+                client._prefix, topic, Encoded(codec), client._sessions, {}, client._hooks
             )
             self._contexts[topic, codec] = context
         if not context.is_open and not context.requested:
             context.requested = dict(self._client._declared.get(topic, {}))
         try:
             self._client._transport.run(open_topic.ensure_open(context))
-        except SettingsMismatch as error:  # somebody else has created it; it is taken as it is
+        except SettingsMismatch as error:  # another program has created it; use it as it is
             log.warning("outbox: topic %r has other settings than here: %s", topic, error)
             context.requested = {}
             self._client._transport.run(open_topic.ensure_open(context))
         return context
 
-    def _topic(self, topic: str, codec: int, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
-        for last in (False, True):
+    def _send_to(self, topic: str, codec: int, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
+        for is_last in (False, True):
             try:
                 context = self.context(topic, codec)
-                return self._prepared(context, stubs, now_ms)
+                return self._send_readable(context, stubs, now_ms)
             except TopicVanished as error:
-                if last:
+                if is_last:
                     return [Refused(error, False)] * len(stubs)
-                self._anew(topic)
+                self._forget(topic)
             except (Unavailable, OutcomeUnknown):
                 raise
-            except Exception as error:  # also what an interceptor of the program raises
+            except Exception as error:  # an interceptor of the program may raise any
                 return [Refused(error, isinstance(error, InvalidValue))] * len(stubs)
-        raise AssertionError("two turns, and each returns or raises")
+        raise AssertionError("the second attempt returns or raises")
 
-    def _anew(self, topic: str) -> None:
-        """Let the topic be created again, as it was, by whoever opens it next."""
+    def _forget(self, topic: str) -> None:
+        """Let the next `context` create the topic again, with its former settings."""
         log.error(
             "outbox: topic %r is gone from Redis (deleted, flushed, or failed over empty) with all "
             "that waited in it; it is created again, and what is not yet sent follows",
@@ -143,73 +142,76 @@ class Dispatcher:
         )
         for (name, _), context in list(self._contexts.items()):
             if name == topic and context.is_open:
-                before = context.settings
-                context.requested = {
-                    one.name: getattr(before, one.name) for one in fields(Settings)
-                }
+                settings = context.settings
+                context.requested = {f.name: getattr(settings, f.name) for f in fields(Settings)}
                 context.forget()
 
-    def _prepared(self, context: TopicContext, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
-        """Those whose rows can be read are sent; TopicVanished passes through."""
-        found: list[Outcome | None] = []
-        ready: list[tuple[Stub, Outgoing]] = []
+    def _send_readable(
+        self, context: TopicContext, stubs: Sequence[Stub], now_ms: int
+    ) -> list[Outcome]:
+        """Send the stubs whose rows can be read."""
+        refused: list[Outcome | None] = []
+        pairs: list[tuple[Stub, Outgoing]] = []
         for stub in stubs:
             try:
-                ready.append((stub, outgoing(stub, context, now_ms)))
-                found.append(None)
+                pairs.append((stub, outgoing(stub, context, now_ms)))
+                refused.append(None)
             except OWN_FAULT as error:
-                found.append(Refused(error, True))
-        sent = iter(self._halving(context, ready))
-        return [next(sent) if one is None else one for one in found]
+                refused.append(Refused(error, True))
+        outcomes = iter(self._send_halving(context, pairs))
+        return [next(outcomes) if refusal is None else refusal for refusal in refused]
 
-    def _halving(self, context: TopicContext, ready: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        """Send; where one of them is at fault, find it by halves and send the others."""
-        if not ready:
+    def _send_halving(
+        self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
+    ) -> list[Outcome]:
+        """Send; if a stub is at fault, find it by halving and send the others."""
+        if not pairs:
             return []
         try:
-            return self._call(context, ready)
+            return self._call(context, pairs)
         except OWN_FAULT as error:
-            if len(ready) == 1:
+            if len(pairs) == 1:
                 return [Refused(error, True)]
-        middle = len(ready) // 2
-        first = self._halving(context, ready[:middle])
-        waits = _waiting(first)
-        if waits is not None:
-            return first + [waits] * (len(ready) - middle)
-        return first + self._halving(context, ready[middle:])
+        middle = len(pairs) // 2
+        first = self._send_halving(context, pairs[:middle])
+        refusal = _temporary_refusal(first)
+        if refusal is not None:
+            return first + [refusal] * (len(pairs) - middle)
+        return first + self._send_halving(context, pairs[middle:])
 
-    def _call(self, context: TopicContext, ready: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        asked = [out for _, out in ready]
+    def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
+        messages = [message for _, message in pairs]
+        # It does not wait for room in the topic, because rows are locked meanwhile.
+        flow = send_flow.send_many(context, messages, None, 0.0)
         try:
-            # Not a moment of waiting for room: rows are locked meanwhile.
-            return list(self._client._transport.run(send_flow.send_many(context, asked, None, 0.0)))
+            return list(self._client._transport.run(flow))
         except QueueFull as error:
-            return _sorted_out(error.results, error, [True] * len(ready))
+            return _outcomes(error.results, error, [True] * len(pairs))
         except NotDurable as error:
             # A stub that a consumer confirms is watched until then. The others are sent again,
-            # under the same id, until they are as durable as the topic asks.
+            # under the same id, until they are as durable as the topic demands.
             log.warning("outbox: topic %r: %s", context.name, error)
-            return _sorted_out(error.results, error, [stub.confirm for stub, _ in ready])
+            return _outcomes(error.results, error, [stub.confirm for stub, _ in pairs])
         except (*OWN_FAULT, TopicVanished, Unavailable, OutcomeUnknown):
             raise
         except Exception as error:
-            return [Refused(error, False)] * len(ready)
+            return [Refused(error, False)] * len(pairs)
 
 
-def _waiting(outcomes: Iterable[Outcome]) -> Refused | None:
-    """The first that was refused for a while."""
-    for one in outcomes:
-        if isinstance(one, Refused) and not one.for_good:
-            return one
+def _temporary_refusal(outcomes: Iterable[Outcome]) -> Refused | None:
+    """Return the first temporary refusal."""
+    for outcome in outcomes:
+        if isinstance(outcome, Refused) and not outcome.is_permanent:
+            return outcome
     return None
 
 
-def _sorted_out(
+def _outcomes(
     results: Sequence[SendResult | None], error: Exception, counts: Sequence[bool]
 ) -> list[Outcome]:
-    """A result where there is one that counts, else the error."""
-    told = list(results) or [None] * len(counts)
+    """Return the results that exist and count; a refusal in place of the others."""
+    all_results = list(results) or [None] * len(counts)
     return [
-        one if one is not None and yes else Refused(error, False)
-        for one, yes in zip(told, counts, strict=True)
+        result if result is not None and does_count else Refused(error, False)
+        for result, does_count in zip(all_results, counts, strict=True)
     ]

@@ -1,9 +1,9 @@
-"""The id of a stub and the id of its message: each is found from the other.
+"""Ids of stubs and of their messages: each is computed from the other.
 
-A message id carries its slot, and how many slots a topic has is known to Redis alone, which a
-business transaction must not need. So a stub has an id with slot 0 and check 0; the message has the
-same id with both filled in. That depends on nothing but the stub and the topic, so every send of a
-stub has one and the same id, and Redis answers the second with "duplicate".
+A message id contains its slot, and only Redis knows how many slots a topic has; a business
+transaction must not need Redis. So the id of a stub has slot 0 and check 0, and its message has the
+same id with both filled in. The message id depends on nothing but the stub and the topic: every
+send of a stub uses the same id, and Redis answers the second one with "duplicate".
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rmq.core.topic_context import TopicContext
 
 
 def new_id() -> MessageId:
-    """An id for a new stub."""
+    """Return an id for a new stub."""
     return ids.make(0, 0)[0]
 
 
 def stub_id(message_id: MessageId | str | bytes) -> MessageId:
-    """The id of the stub that a message was sent from.
+    """Return the id of the stub that a message was sent from.
 
     Raises:
         InvalidValue, InvalidType: it is no message id.
@@ -29,13 +29,13 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
 
 
 def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
-    """The id of the message that a stub becomes; only of a topic that is open.
+    """Return the id of a stub's message, for a topic that is open.
 
-    Without a basis the stub's own id chooses the slot.
+    Without a slot basis, the stub's id chooses the slot.
 
     Raises:
-        InvalidValue: that is no id.
+        InvalidValue: it is no id.
     """
-    own = MessageId.parse(stub, "rmq_stub.id")
-    basis = bytes(own) if slot_basis is None else bytes(slot_basis)
-    return own.placed(slot_of(basis, context.settings.slots), context.check)
+    id = MessageId.parse(stub, "rmq_stub.id")
+    basis = bytes(id) if slot_basis is None else bytes(slot_basis)
+    return id.placed(slot_of(basis, context.settings.slots), context.check)

@@ -1,4 +1,4 @@
-"""What stands in the outbox, for people and for monitoring. Nothing here locks or changes a row."""
+"""Inspection of the outbox, for people and monitoring; no row is locked or changed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from rmq.core import codec as codecs
 from rmq.core.message import moment
 from rmq.core.validation import check_int
 from rmq.errors import DecodeError, InvalidValue
-from rmq.sql.database import needing, now_ms
+from rmq.sql.database import now_ms
+from rmq.sql.db_errors import require_table
 from rmq.sql.outbox.tables import STATUSES, UNCONFIRMED, stubs, unsent
 from rmq.sql.outbox.transaction import CREATE
 
 UNSENT = "unsent"  # unconfirmed, and never sent
-WORDS = (UNSENT, *STATUSES)
-LIMIT_MOST = 10_000
+SHOWN_STATUSES = (UNSENT, *STATUSES)
+MAX_LIMIT = 10_000
 
 
-class Standing(NamedTuple):
-    """How an outbox stands.
+class Counts(NamedTuple):
+    """The numbers of stubs in an outbox, by status.
 
     Attributes:
-        unsent: stubs that the relay has yet to send.
+        unsent: stubs that are not sent yet.
         unconfirmed: stubs that were sent, and that no consumer has confirmed.
         confirmed: stubs whose work is done.
         void: stubs that were withdrawn.
         exhausted: stubs that were given up.
-        oldest_unsent_ms: how long the first of those unsent has been there; None where all is sent.
-        next_resend: when the next message counts as lost, or None.
+        oldest_unsent_ms: the age of the oldest unsent stub; None if all are sent.
+        next_resend: the next resend time, or None.
     """
 
     unsent: int
@@ -45,14 +46,14 @@ class Standing(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A stub as a person reads it.
+    """A stub, decoded for people.
 
     Attributes:
-        id: the stub's; of its message, `rmq.outbox.stub_id` gives it.
+        id: of the stub; `rmq.outbox.stub_id` computes it from the id of the message.
         status: "unsent", "unconfirmed", "confirmed", "void" or "exhausted".
-        body: decoded; the raw bytes where they cannot be.
-        due: when it may be taken, or None.
-        resend_at: when it counts as lost; None where that can no longer be.
+        body: decoded; the raw bytes if that fails.
+        due: the due time, or None.
+        resend_at: when its message counts as lost; None if it is settled or exhausted.
         error: why it is exhausted, or ''.
     """
 
@@ -71,19 +72,21 @@ class Entry(NamedTuple):
     error: str
 
 
-def standing(engine: sa.Engine) -> Standing:
-    """How the outbox stands; counting reads every row.
+def counts(engine: sa.Engine) -> Counts:
+    """Count the stubs of an outbox; this reads every row.
 
     Raises:
         ConfigurationError: the table is missing.
     """
-    fresh = sa.case((unsent, 1), else_=0).label("fresh")
-    with needing(stubs, CREATE), engine.connect() as connection:
-        counts = dict.fromkeys(WORDS, 0)
-        for status, is_fresh, count in connection.execute(
-            sa.select(stubs.c.status, fresh, sa.func.count()).group_by(stubs.c.status, fresh)
+    unsent_flag = sa.case((unsent, 1), else_=0).label("is_unsent")
+    with require_table(stubs, CREATE), engine.connect() as connection:
+        numbers = dict.fromkeys(SHOWN_STATUSES, 0)
+        for status, is_unsent, count in connection.execute(
+            sa.select(stubs.c.status, unsent_flag, sa.func.count()).group_by(
+                stubs.c.status, unsent_flag
+            )
         ):
-            counts[UNSENT if is_fresh else status] += count
+            numbers[UNSENT if is_unsent else status] += count
         oldest = connection.execute(
             sa.select(now_ms() - stubs.c.created).where(unsent).order_by(stubs.c.seq).limit(1)
         ).scalar()
@@ -93,8 +96,8 @@ def standing(engine: sa.Engine) -> Standing:
             .order_by(stubs.c.resend_at)
             .limit(1)
         ).scalar()
-    return Standing(
-        **counts,
+    return Counts(
+        **numbers,
         oldest_unsent_ms=None if oldest is None else max(0, oldest),
         next_resend=None if due is None else moment(due),
     )
@@ -106,38 +109,38 @@ def entries(
     topic: str | None = None,
     limit: int = 100,
 ) -> list[Entry]:
-    """Stubs, oldest first.
+    """List stubs, oldest first.
 
     Args:
         engine: of the database that holds them.
-        statuses: of `Entry.status`; none: all.
-        topic: only its stubs.
-        limit: how many at most, 1 to 10 000.
+        statuses: values of `Entry.status`; empty: all.
+        topic: only stubs of this topic.
+        limit: the most stubs, 1 to 10 000.
 
     Raises:
         InvalidValue: there is no such status. ConfigurationError: the table is missing.
     """
-    query = sa.select(stubs).order_by(stubs.c.seq).limit(check_int(limit, "limit", 1, LIMIT_MOST))
+    query = sa.select(stubs).order_by(stubs.c.seq).limit(check_int(limit, "limit", 1, MAX_LIMIT))
     if statuses:
-        query = query.where(sa.or_(*map(_is, statuses)))
+        query = query.where(sa.or_(*map(_has_status, statuses)))
     if topic is not None:
         query = query.where(stubs.c.topic == topic)
-    with needing(stubs, CREATE), engine.connect() as connection:
+    with require_table(stubs, CREATE), engine.connect() as connection:
         return [_entry(row) for row in connection.execute(query)]
 
 
-def _is(word: str) -> sa.ColumnElement[bool]:
-    if word not in WORDS:
-        raise InvalidValue(f"status: {word!r}; known are {', '.join(WORDS)}")
+def _has_status(word: str) -> sa.ColumnElement[bool]:
+    if word not in SHOWN_STATUSES:
+        raise InvalidValue(f"status: {word!r}; known are {', '.join(SHOWN_STATUSES)}")
     if word == UNSENT:
         return unsent
-    own = stubs.c.status == word
-    return sa.and_(own, stubs.c.sends > 0) if word == UNCONFIRMED else own
+    has_status = stubs.c.status == word
+    return sa.and_(has_status, stubs.c.sends > 0) if word == UNCONFIRMED else has_status
 
 
 def _entry(row: Any) -> Entry:
     body: Any = bytes(row.body)
-    with suppress(DecodeError):  # else it is shown as it is
+    with suppress(DecodeError):  # else the bytes are shown
         body = codecs.decode(row.codec, body)
     is_open = row.status == UNCONFIRMED
     return Entry(

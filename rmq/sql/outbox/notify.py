@@ -1,7 +1,7 @@
-"""Tell somebody that a stub is exhausted: sent as often as allowed, and never confirmed.
+"""Reports of exhausted stubs: sent as often as allowed, and never confirmed.
 
-A hook is any function of an `Exhausted`; returning means that it was told. One that raises is asked
-again, so every stub is told of at least once.
+A hook is any function of an `Exhausted`. If it raises an exception it is called again later, so
+every stub is reported at least once.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
+import sqlalchemy as sa
+
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
+from rmq.sql.outbox import resend_queries
 
-log = logging.getLogger("rmq")
+log = logging.getLogger("rmq.outbox")
 
-TIMEOUT_MAX_MS = 30_000  # a stub is somebody's to tell of for a minute (`rmq.sql.outbox.resend`)
+REPORT_MS = 60_000  # a process has so long to report a stub; then it counts as dead
+TIMEOUT_MAX_MS = 30_000  # less than REPORT_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """What a hook is told. Never the body: it may be nobody's business out there.
+    """The argument of a hook. It has no body, which may be confidential.
 
     Attributes:
         id: the stub id, as `Outbox.send` returned it.
-        topic: where it was sent to.
-        sends: how often.
+        topic: its topic.
+        sends: how often it was sent.
         created: when the stub was written, by the database's clock, UTC.
         error: why it is exhausted.
     """
@@ -44,7 +48,7 @@ class Exhausted:
     error: str
 
     def to_json(self) -> dict[str, str | int]:
-        """As JSON can carry it; `created` is ISO 8601."""
+        """Return it as values of JSON; `created` is ISO 8601."""
         created = self.created.astimezone(UTC).isoformat(timespec="milliseconds")
         return {
             "id": self.id,
@@ -58,27 +62,70 @@ class Exhausted:
 Notify = Callable[[Exhausted], object]
 
 
-def log_error(told: Exhausted) -> None:
-    """The hook where none is given: an error on the logger "rmq"."""
-    log.error(
+def log_error(stub: Exhausted) -> None:
+    """Log an error on the logger "rmq"; the default hook."""
+    logging.getLogger("rmq").error(
         "outbox: stub %s of topic %s is exhausted after %d sends: %s; send it again with "
         "rmq outbox resend %s, or withdraw it with rmq outbox void %s",
-        told.id, told.topic, told.sends, told.error, told.id, told.id,
+        stub.id, stub.topic, stub.sends, stub.error, stub.id, stub.id,
     )  # fmt: skip
 
 
+class Notifier:
+    """Report exhausted stubs to a hook, each by one process at a time.
+
+    Args:
+        engine: of the database with the stubs.
+        notify: the hook.
+        batch: the most stubs in a round.
+    """
+
+    def __init__(self, engine: sa.Engine, notify: Notify, batch: int) -> None:
+        self._engine = engine
+        self._notify = notify
+        self._batch = batch
+
+    def report(self) -> int:
+        """Report exhausted stubs until the hook fails; return how many."""
+        with self._engine.begin() as connection:
+            rows = resend_queries.unreported(connection, self._batch)
+        count = 0
+        for row in rows:
+            with self._engine.begin() as connection:
+                if not resend_queries.take_to_report(connection, row, REPORT_MS):
+                    continue
+            created = datetime.fromtimestamp(row.created / 1000, UTC)
+            stub = Exhausted(row.id, row.topic, row.sends, created, row.error or "")
+            try:
+                self._notify(stub)
+                success = True
+            except Exception as error:
+                success = False
+                log.warning(
+                    "outbox: the hook failed for stub %s, which is exhausted (%s: %s); it is tried "
+                    "again in the next round",
+                    stub.id, type(error).__name__, error,
+                )  # fmt: skip
+            with self._engine.begin() as connection:
+                resend_queries.record_report(connection, row.seq, success)
+            if not success:
+                break  # the next round begins with the others
+            count += 1
+        return count
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET without its content, and look like success."""
+    """Refuse redirects: a redirected POST would be a GET without its body, and look successful."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: HTTPMessage, newurl: str,
     ) -> None:  # fmt: skip
-        """Follow nothing: it is an error, which is told with its status."""
+        """Do not follow it; its status is reported as an error."""
 
 
 class Webhook:
-    """A hook that posts JSON: id, topic, sends, created, error.
+    """Post JSON to a URL: id, topic, sends, created, error. For `Resender(notify=...)`.
 
     Args:
         url: http:// or https://. It may hold a secret: it is never logged, only its host is.
@@ -87,8 +134,8 @@ class Webhook:
             30 s.
 
     Guarantee:
-        Told is what was answered with a status of 200 to 299. Redirects are not followed. It may be
-        posted twice where the answer is lost: `id` tells.
+        A stub counts as reported after an answer with a status of 200 to 299. Redirects are not
+        followed. If the answer is lost, a stub is posted twice, with the same `id`.
 
     Raises:
         InvalidValue, InvalidType: an argument cannot work.
@@ -98,22 +145,22 @@ class Webhook:
         self, url: str, headers: Mapping[str, str] | None = None, timeout: Duration = 10.0
     ) -> None:
         self._url, self._host = url, _host(url)
-        self._headers = _checked(headers)
+        self._headers = _checked_headers(headers)
         self._timeout_s = duration_ms(timeout, "timeout", high_ms=TIMEOUT_MAX_MS) / 1000
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def __repr__(self) -> str:
         return f"Webhook({self._host!r})"
 
-    def __call__(self, told: Exhausted) -> None:
-        """Post it.
+    def __call__(self, stub: Exhausted) -> None:
+        """Post a stub.
 
         Raises:
-            OSError: it was not taken; the text names the host and the status or the trouble.
+            OSError: it was not accepted; the text names the host and the status or the error.
         """
         request = urllib.request.Request(
             self._url,
-            data=json.dumps(told.to_json()).encode(),
+            data=json.dumps(stub.to_json()).encode(),
             headers={"User-Agent": "rmq", **self._headers, "Content-Type": "application/json"},
             method="POST",
         )
@@ -137,8 +184,8 @@ def _host(url: object) -> str:
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
-        whole = url.isascii() and url.isprintable() and " " not in url
-        if parts.scheme in ("http", "https") and parts.hostname and whole:
+        is_printable = url.isascii() and url.isprintable() and " " not in url
+        if parts.scheme in ("http", "https") and parts.hostname and is_printable:
             if parts.username is not None:
                 raise InvalidValue("url: it has a user in it; give headers={'Authorization': ...}")
             return f"{parts.scheme}://{parts.hostname}{port}"
@@ -148,7 +195,7 @@ def _host(url: object) -> str:
     raise InvalidValue("url: that is no URL to post to; give http:// or https://, with a host")
 
 
-def _checked(headers: Any) -> dict[str, str]:
+def _checked_headers(headers: Any) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
@@ -156,8 +203,8 @@ def _checked(headers: Any) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidType(f"headers: {name!r}; names and values are str")
-        word = name.replace("-", "").replace("_", "")
-        if not (word.isascii() and word.isalnum()) or not value.isprintable():
+        letters = name.replace("-", "").replace("_", "")
+        if not (letters.isascii() and letters.isalnum()) or not value.isprintable():
             raise InvalidValue(f"headers: {name!r}; a name is letters and -, a value one line")
         if not value.isascii():
             raise InvalidValue(f"headers: {name!r}; its value is not ASCII, which HTTP needs")

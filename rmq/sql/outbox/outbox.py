@@ -1,7 +1,7 @@
-"""The outbox: write a message in the transaction that has reason to send it.
+"""The outbox: write messages in the transaction of the business change that they report.
 
-A business change and the message that tells of it are one commit: both are there, or neither is. A
-relay sends what is committed (`rmq.sql.outbox.relay`); nothing here needs Redis.
+The change and its messages are committed together or not at all. A relay sends committed messages
+(`rmq.sql.outbox.relay`); nothing here needs Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.protocol.draft import make_draft
-from rmq.sql.database import needing, now_ms
+from rmq.sql.database import now_ms
+from rmq.sql.db_errors import require_table
 from rmq.sql.outbox import ids
 from rmq.sql.outbox.confirm import Confirming
 from rmq.sql.outbox.repair import Repair
@@ -36,43 +37,43 @@ from rmq.sql.outbox.transaction import (
     check,
     check_async,
     refuse_autocommit,
-    refuse_autocommit_async,
+    run_async,
 )
 
 MAX_SENDS = 16
-MAX_BODY = 256 * 1024  # as a topic's own default
+MAX_BODY = 256 * 1024  # the default of topics
 LOG_FOR_S = 3600.0
 RESEND = Exponential(base=60.0, cap=3600.0, jitter=0.0)
 
-_FREE = Settings(max_body=BODY_CEILING)  # what the outbox allows is checked here
+_NO_LIMITS = Settings(max_body=BODY_CEILING)  # the outbox checks its own limits
+_SESSIONS = ReplaySessions()
 
 
-class _Line(NamedTuple):
-    """A stub before it is a row: its columns, and the statement that fits them."""
+class _NewStub(NamedTuple):
+    """A stub that is not written yet."""
 
     id: MessageId
-    values: dict[str, Any]
-    is_delayed: bool
+    values: dict[str, Any]  # of its columns
+    insert: sa.Insert
 
 
 class Outbox(Confirming, Repair):
-    """Writes messages into the database of a business transaction, and knows how to resend them.
+    """Write messages into the database of a business transaction; the policy of their resends.
 
     Beside `send`: `confirms`, `unconfirmed` and `confirm_handler` for consumers, in
     `rmq.sql.outbox.confirm`; `resend`, `void` and `purge` for stubs, in `rmq.sql.outbox.repair`.
 
-    One for a program. It holds no connection; threads and tasks may share it. Its tables are those
-    of `rmq.outbox.metadata`: let your migrations create them, or `rmq outbox create`.
+    A program needs one object: it has no connection, and threads and tasks may share it. Its tables
+    are those of `rmq.outbox.metadata`: create them by a migration, or by `rmq outbox create`.
 
     Args:
-        max_sends: how often a message is sent that nobody confirms, 1 to 1000; then its stub is
-            "exhausted", and a person is told.
+        max_sends: how often an unconfirmed message is sent, 1 to 1000; then its stub is
+            "exhausted", and a person is notified.
         resend: how long after each send a message counts as lost: rmq.Exponential or rmq.Levels.
-            Their longest waits are taken; nothing is left to chance.
-        max_body: the largest encoded body, bytes, up to 16 MiB. What its topic allows may be less;
-            that is found when the message is sent, and its stub is then "exhausted" with the error.
-        log_for: how long a consumer's note of having begun holds back a resend, seconds or
-            timedelta.
+            Their longest waits are used, without jitter.
+        max_body: the largest encoded body, bytes, up to 16 MiB. The topic may allow less; then the
+            send fails, and the stub is "exhausted" with the error.
+        log_for: how long a consumer's log row holds back a resend, seconds or timedelta.
 
     Raises:
         InvalidValue, InvalidType: an argument cannot work.
@@ -97,7 +98,7 @@ class Outbox(Confirming, Repair):
         self.log_for_ms = duration_ms(log_for, "log_for")
 
     def resend_after_ms(self, sends: int) -> int:
-        """How long after so many sends a message that nobody confirmed counts as lost, ms."""
+        """Return the ms after which an unconfirmed message counts as lost, by number of sends."""
         return self._ladder[min(max(sends, 1), len(self._ladder)) - 1]
 
     def send(
@@ -119,13 +120,13 @@ class Outbox(Confirming, Repair):
     ) -> MessageId:
         """Write one message, as part of the caller's transaction.
 
-        The other arguments are the fields of `rmq.Outgoing`, which tells of each. Messages of an
-        outbox do not merge: each one is confirmed by itself.
+        The other arguments are the fields of `rmq.Outgoing`. Messages of an outbox do not merge,
+        because each is confirmed by itself.
 
         Args:
-            here: a Connection or a Session; its transaction decides. It is not committed here.
-            topic: where the message goes.
-            body: what the codec can write.
+            here: a Connection or a Session, in the caller's transaction. It is not committed here.
+            topic: the name of the topic.
+            body: a value that the codec can encode.
             delay: counts from now, by the database's clock.
             codec: "json", "msgpack", "bytes", rmq.Compressed(), or one of your own.
             confirm: whether a consumer confirms it (see docs/outbox.md). If not, it counts as
@@ -133,30 +134,28 @@ class Outbox(Confirming, Repair):
 
         Guarantee:
             If the transaction commits, the message is sent at least once, however often the relay,
-            Redis or this process dies; if it does not, never. Messages of one topic and slot_basis
-            are sent in the order in which they were written, where their transactions came one
-            after another.
+            Redis or this process dies; if it does not commit, never. Messages of one topic and
+            slot_basis are sent in the order in which they were written, if their transactions did
+            not overlap.
 
         Returns:
-            The id of the stub. `rmq.outbox.stub_id` finds it from the id of the message.
+            The id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.
 
         Raises:
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: an argument cannot work;
                 nothing was written.
             ConfigurationError: the table is missing, or the connection commits every statement
-                alone (AUTOCOMMIT), so that a rollback would keep the message. What the database
-                raises.
+                alone (AUTOCOMMIT), so that a rollback would keep the message. Errors of the
+                database.
         """
         check(here, "outbox.send")
-        out = Outgoing(
+        message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime,
         )  # fmt: skip
-        line = self._line(topic, out, codec, confirm)
-        refuse_autocommit(here, _INSERT[line.is_delayed])
-        with needing(stubs, CREATE):
-            here.execute(_INSERT[line.is_delayed], line.values)
-        return line.id
+        stub = self._new_stub(topic, message, codec, confirm)
+        _write(here, stub)
+        return stub.id
 
     async def send_async(
         self,
@@ -177,20 +176,21 @@ class Outbox(Confirming, Repair):
     ) -> MessageId:
         """As `send`, on an AsyncConnection or an AsyncSession."""
         check_async(here, "outbox.send_async")
-        out = Outgoing(
+        message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime,
         )  # fmt: skip
-        line = self._line(topic, out, codec, confirm)
-        await refuse_autocommit_async(here, _INSERT[line.is_delayed])
-        with needing(stubs, CREATE):
-            await here.execute(_INSERT[line.is_delayed], line.values)
-        return line.id
+        stub = self._new_stub(topic, message, codec, confirm)
+        await run_async(here, _write, stub)
+        return stub.id
 
-    def _line(self, topic: str, out: Outgoing, codec: str | Codec, confirm: bool) -> _Line:
+    def _new_stub(
+        self, topic: str, message: Outgoing, codec: str | Codec, confirm: bool
+    ) -> _NewStub:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
-        # The very checks of a direct send. The prefix is the relay's, and matters to none of them.
-        draft = make_draft(TopicContext("rmq", topic, chosen, _LANES, {}), _FREE, out)
+        # The checks of a direct send. They do not depend on the prefix, which the relay chooses.
+        context = TopicContext("rmq", topic, chosen, _SESSIONS, {})
+        draft = make_draft(context, _NO_LIMITS, message)
         if len(draft.body) > self.max_body:
             raise PayloadTooLarge(
                 f"body: {len(draft.body)} bytes as {chosen.name}; this outbox's max_body is "
@@ -198,58 +198,61 @@ class Outbox(Confirming, Repair):
             )
         if not isinstance(confirm, bool):
             raise InvalidType(f"confirm: {confirm!r}; give True or False")
-        delay_ms = 0 if out.delay is None else duration_ms(out.delay, "delay", zero=True)
-        at_ms = 0 if out.at is None else check_epoch_ms(out.at, "at")
-        made = ids.new_id()
-        return _Line(
-            made,
+        delay_ms = 0 if message.delay is None else duration_ms(message.delay, "delay", zero=True)
+        at_ms = 0 if message.at is None else check_epoch_ms(message.at, "at")
+        id = ids.new_id()
+        return _NewStub(
+            id,
             {
-                "id": str(made),
+                "id": str(id),
                 "topic": topic,
-                "slot_basis": _basis(draft.basis),
+                "slot_basis": _basis_bytes(draft.basis),
                 "body": draft.body,
                 "codec": chosen.number,
-                "options": _options(out),
+                "options": _options_json(message),
                 "confirm": confirm,
                 "wait_ms": delay_ms or at_ms,
                 "first_ms": self.resend_after_ms(1),
             },
-            bool(delay_ms),
+            _INSERT[bool(delay_ms)],
         )
 
 
-_LANES = ReplaySessions()
-
-
-def _basis(value: str | bytes | None) -> bytes | None:
+def _basis_bytes(value: str | bytes | None) -> bytes | None:
     if value is None:
         return None
-    slot_of(value, 1)  # its check of the type
+    slot_of(value, 1)  # checks the type
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def _options(out: Outgoing) -> str:
-    """What was checked, in the units of the table; ASCII, so that every database keeps it."""
-    found: dict[str, Any] = {}
-    if out.priority is not None:
-        found["priority"] = out.priority
-    if out.headers:
-        found["headers"] = dict(out.headers)
-    if out.expires is not None:
-        found["expires_ms"] = duration_ms(out.expires, "expires")
-    if out.retry is not None:
-        found["retry"] = parse_policy(out.retry).spell()
-    if out.max_runtime is not None:
-        found["max_runtime_ms"] = duration_ms(out.max_runtime, "max_runtime")
-    return json.dumps(found, separators=(",", ":"))
+def _options_json(message: Outgoing) -> str:
+    """Return checked options in the units of the table; ASCII, so that every database keeps it."""
+    options: dict[str, Any] = {}
+    if message.priority is not None:
+        options["priority"] = message.priority
+    if message.headers:
+        options["headers"] = dict(message.headers)
+    if message.expires is not None:
+        options["expires_ms"] = duration_ms(message.expires, "expires")
+    if message.retry is not None:
+        options["retry"] = parse_policy(message.retry).spell()
+    if message.max_runtime is not None:
+        options["max_runtime_ms"] = duration_ms(message.max_runtime, "max_runtime")
+    return json.dumps(options, separators=(",", ":"))
+
+
+def _write(here: Here, stub: _NewStub) -> None:
+    refuse_autocommit(here, stub.insert)
+    with require_table(stubs, CREATE):
+        here.execute(stub.insert, stub.values)
 
 
 def _insert(is_delayed: bool) -> sa.Insert:
-    """A delay counts from the database's now; a time is what it is, and 0 is none."""
+    """Make the INSERT of a stub; a delay counts from the database's clock."""
     wait = sa.bindparam("wait_ms", type_=sa.BigInteger)
     first = sa.bindparam("first_ms", type_=sa.BigInteger)
     due = now_ms() + wait if is_delayed else wait
-    # What is due tomorrow is not lost today.
+    # The resend time counts from the due time, because the message cannot be confirmed before.
     begins = due if is_delayed else sa.case((wait > now_ms(), wait), else_=now_ms())
     return sa.insert(stubs).values(
         due_ms=due,
@@ -257,7 +260,7 @@ def _insert(is_delayed: bool) -> sa.Insert:
         resend_at=begins + first,
         status=UNCONFIRMED,
         sends=0,
-    )  # the other columns are those of the values
+    )  # the values have the other columns
 
 
 _INSERT = {is_delayed: _insert(is_delayed).inline() for is_delayed in (False, True)}

@@ -1,11 +1,11 @@
-"""The relay: sends what committed transactions have left in the outbox.
+"""The relay: send the stubs of committed transactions.
 
-One turn is one transaction: lock the next stubs, send them to Redis, mark them, commit. On SQLite,
-which has one lock for all, it is two, one before the send and one after. A relay that dies between
-sending and marking leaves them unsent, and the next one sends them again under the same ids, which
-Redis answers with "duplicate" for as long as it knows them.
+A turn is one transaction: lock the next stubs, send them to Redis, mark them as sent, commit. On
+SQLite, which has one lock for all, it is two, one before the send and one after. If a relay dies
+between sending and marking, the next one sends the stubs again under the same ids, which Redis
+answers with "duplicate" for as long as it knows them.
 
-Any number of relays may run. What has been sent and then got lost is for the resend.
+Any number of relays may run. Messages that get lost after they were sent are the resender's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from rmq.core.message import SendResult
 from rmq.core.settings import BATCH_MAX
 from rmq.core.validation import check_int
 from rmq.errors import ConfigurationError, InvalidType, StorageError
-from rmq.sql.database import line, needing, without_snapshots
+from rmq.sql.connections import read_committed
+from rmq.sql.db_errors import one_line, require_table
 from rmq.sql.outbox import relay_queries
 from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused
 from rmq.sql.outbox.outbox import CREATE, Outbox
@@ -35,32 +36,32 @@ from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED, stubs
 
 log = logging.getLogger("rmq.outbox")
 
-BUSY_S, IDLE_S = 0.05, 1.0  # between polls: after something was found, and at last
-TROUBLE_S, TROUBLE_MOST_S = 0.1, 30.0  # between attempts, while Redis or the database is away
-HELD_S, HELD_MOST_S = 0.25, 30.0  # how long a topic that takes nothing is passed over
+BUSY_POLL_S, IDLE_POLL_S = 0.05, 1.0  # between polls: the first, and the longest
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0  # between attempts, while Redis or the database is away
+SKIP_MIN_S, SKIP_MAX_S = 0.25, 30.0  # how long a topic that refuses messages is skipped
 
 
 class _Turn(NamedTuple):
-    looked: int  # stubs that were locked
+    locked: int  # stubs
     done: int  # of these, sent or given up
 
 
-class _Hold(NamedTuple):
-    """A topic that takes nothing just now."""
+class _Skip(NamedTuple):
+    """A topic that is skipped because it has refused messages."""
 
     until: float
     pause: float
 
 
 class Relay:
-    """Sends stubs to Redis, in one thread.
+    """Send stubs to Redis, in one thread.
 
     Args:
-        outbox: its policy says when a sent message counts as lost.
-        engine: of the database that holds the stubs; a plain one, for the relay is not async.
+        outbox: its policy decides when a sent message counts as lost.
+        engine: of the database with the stubs; a plain one, because the relay is not async.
         client: its prefix and interceptors are used. Topics that do not exist are created with the
             settings that were declared on it (`client.topic(name, slots=8)`), else the defaults.
-        batch: how many stubs a turn takes at most, 1 to 1000.
+        batch: the most stubs in a turn, 1 to 1000.
 
     Raises:
         InvalidValue, InvalidType: an argument cannot work.
@@ -68,108 +69,112 @@ class Relay:
 
     def __init__(self, outbox: Outbox, engine: sa.Engine, client: Client, batch: int = 500) -> None:
         for value, kind in ((outbox, Outbox), (engine, sa.Engine), (client, Client)):
-            _must_be(value, kind)
+            _check_kind(value, kind)
         self._outbox = outbox
         self._client = client
         self._batch = check_int(batch, "batch", 1, BATCH_MAX)
         self._dispatcher = Dispatcher(client)
-        self._held: dict[str, _Hold] = {}
-        self._engine = without_snapshots(engine)
+        self._skipped: dict[str, _Skip] = {}
+        self._engine = read_committed(engine)
 
     def run_once(self) -> int:
         """Send one batch.
 
         Returns:
-            How many stubs are no longer waiting: those sent, and those that never can be, which are
+            How many stubs are no longer waiting: they were sent, or can never be sent and are
             "exhausted" now.
 
         Guarantee:
-            Nothing is sent of a transaction that is open or was rolled back. What is sent and not
-            marked, because this process or the database died, is sent again under the same id.
+            Only stubs of committed transactions are sent. Stubs that were sent and not marked,
+            because this process or the database died, are sent again under the same id.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away; nothing was marked.
-            ConfigurationError: the table is missing. What the database raises.
+            ConfigurationError: the table is missing. Errors of the database.
         """
         with self._engine.connect() as connection:
             return self._turn(connection).done
 
     def run(self, stop: threading.Event) -> None:
-        """Send until `stop` is set; what has begun is finished first.
+        """Send until `stop` is set; a turn that has begun is finished first.
 
-        While Redis or the database is away it tries again, more and more rarely, up to 30 s apart.
+        While Redis or the database is away, it tries again at growing intervals of up to 30 s.
 
         Raises:
             ConfigurationError: the table is missing.
         """
         log.info("outbox: the relay starts")
-        sent, pause, away = 0, TROUBLE_S, False
+        sent, pause, redis_away = 0, RETRY_MIN_S, False
         while not stop.is_set():
             try:
-                if away:  # asked outside of a transaction, which would hold locks meanwhile
+                if redis_away:  # ping outside of a transaction, which would hold locks meanwhile
                     self._client.ping()
-                    away = False
+                    redis_away = False
                 with self._engine.connect() as connection:
-                    wait = BUSY_S
+                    wait = BUSY_POLL_S
                     while not stop.is_set():
                         turn = self._turn(connection)
-                        sent, pause = sent + turn.done, TROUBLE_S
-                        if turn.done and turn.looked >= self._batch:
+                        sent, pause = sent + turn.done, RETRY_MIN_S
+                        if turn.done and turn.locked >= self._batch:
                             continue
-                        wait = BUSY_S if turn.looked else min(wait * 2, IDLE_S)
-                        # Two relays that wait for each other's stubs should not do so in step.
+                        wait = BUSY_POLL_S if turn.locked else min(wait * 2, IDLE_POLL_S)
+                        # Random, so that relays that wait for each other's stubs fall out of step.
                         stop.wait(wait * random.uniform(0.8, 1.0))
             except ConfigurationError:
                 raise
             except Exception as error:
-                away = isinstance(error, StorageError)
-                if away or isinstance(error, DBAPIError):
-                    told = "Redis is away" if away else "the database is away"
-                    log.warning("outbox: %s, again in %.1f s: %s", told, pause, line(error))
+                redis_away = isinstance(error, StorageError)
+                if redis_away or isinstance(error, DBAPIError):
+                    what = "Redis is away" if redis_away else "the database is away"
+                    log.warning("outbox: %s, again in %.1f s: %s", what, pause, one_line(error))
                 else:
                     log.exception("outbox: a turn failed, again in %.1f s", pause)
                 stop.wait(pause)
-                pause = min(pause * 2, TROUBLE_MOST_S)
+                pause = min(pause * 2, RETRY_MAX_S)
         log.info("outbox: the relay ends; %d sent", sent)
 
     def _turn(self, connection: sa.Connection) -> _Turn:
-        with needing(stubs, CREATE):
+        with require_table(stubs, CREATE):
             if connection.dialect.name != "sqlite":
                 with connection.begin():
-                    taken, looked, now = self._take(connection)
+                    taken, locked, now = self._take(connection)
                     outcomes = self._dispatcher.send(taken, now) if taken else []
-                    done = self._note(connection, taken, outcomes, now)
-            else:  # its one lock would keep producers from writing while Redis is asked
+                    done = self._record(connection, taken, outcomes, now)
+            else:  # its one lock would block producers while Redis is called
                 with connection.begin():
-                    taken, looked, now = self._take(connection)
+                    taken, locked, now = self._take(connection)
                 outcomes = self._dispatcher.send(taken, now) if taken else []
                 with connection.begin():
-                    done = self._note(connection, taken, outcomes, now)
-        self._tell(taken, outcomes)
-        return _Turn(looked, done)
+                    done = self._record(connection, taken, outcomes, now)
+        self._skip_refusing_topics(taken, outcomes)
+        return _Turn(locked, done)
 
     def _take(self, connection: sa.Connection) -> tuple[list[Stub], int, int]:
-        return relay_queries.take(connection, self._batch, self._passed_over())
+        return relay_queries.take(connection, self._batch, self._skipped_topics())
 
-    def _note(
+    def _record(
         self,
         connection: sa.Connection,
         taken: Sequence[Stub],
         outcomes: Sequence[Outcome],
         now: int,
     ) -> int:
-        """Write down what became of stubs; how many are no longer waiting."""
+        """Write the outcomes to the stubs; return how many are no longer waiting."""
         pairs = list(zip(taken, outcomes, strict=True))
-        marks = [self._mark(stub, one, now) for stub, one in pairs if isinstance(one, SendResult)]
-        unfit = [
-            (stub.seq, line(one.error))
-            for stub, one in pairs
-            if isinstance(one, Refused) and one.for_good
+        marks = [
+            self._mark(stub, outcome, now)
+            for stub, outcome in pairs
+            if isinstance(outcome, SendResult)
+        ]
+        unsendable = [
+            (stub.seq, one_line(outcome.error))
+            for stub, outcome in pairs
+            if isinstance(outcome, Refused) and outcome.is_permanent
         ]
         done = relay_queries.mark(connection, marks, now) if marks else 0
-        if unfit:
-            relay_queries.exhaust(connection, unfit)
-        return done + len(unfit)
+        if unsendable:
+            relay_queries.exhaust(connection, unsendable)
+        return done + len(unsendable)
 
     def _mark(self, stub: Stub, result: SendResult, now: int) -> Mark:
         return Mark(
@@ -181,40 +186,40 @@ class Relay:
             stub.sends,
         )
 
-    # --- topics that take nothing just now --------------------------------------------------------
+    # --- topics that refuse messages --------------------------------------------------------------
 
-    def _passed_over(self) -> list[str]:
+    def _skipped_topics(self) -> list[str]:
         now = time.monotonic()
-        return [topic for topic, hold in self._held.items() if hold.until > now]
+        return [topic for topic, skip in self._skipped.items() if skip.until > now]
 
-    def _tell(self, taken: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
-        """Log what was refused, and pass over topics that refused for a while."""
-        waits: dict[str, Exception] = {}
-        for stub, one in zip(taken, outcomes, strict=True):
-            if not isinstance(one, Refused):
+    def _skip_refusing_topics(self, taken: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
+        """Log refusals, and skip topics that refused temporarily."""
+        errors: dict[str, Exception] = {}
+        for stub, outcome in zip(taken, outcomes, strict=True):
+            if not isinstance(outcome, Refused):
                 continue
-            if one.for_good:
+            if outcome.is_permanent:
                 log.error(
                     "outbox: stub %s to topic %r can never be sent: %s",
-                    stub.id, stub.topic, line(one.error),
+                    stub.id, stub.topic, one_line(outcome.error),
                 )  # fmt: skip
             else:
-                waits.setdefault(stub.topic, one.error)
+                errors.setdefault(stub.topic, outcome.error)
         for topic in {stub.topic for stub in taken}:
-            error = waits.get(topic)
+            error = errors.get(topic)
             if error is None:
-                self._held.pop(topic, None)
+                self._skipped.pop(topic, None)
                 continue
-            held = self._held.get(topic)
-            pause = HELD_S if held is None else min(held.pause * 2, HELD_MOST_S)
-            self._held[topic] = _Hold(time.monotonic() + pause, pause)
+            skip = self._skipped.get(topic)
+            pause = SKIP_MIN_S if skip is None else min(skip.pause * 2, SKIP_MAX_S)
+            self._skipped[topic] = _Skip(time.monotonic() + pause, pause)
             log.warning(
                 "outbox: topic %r takes nothing just now, again in %.1f s: %s",
-                topic, pause, line(error),
+                topic, pause, one_line(error),
             )  # fmt: skip
 
 
-def _must_be(value: object, kind: type) -> None:
+def _check_kind(value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise InvalidType(f"Relay: {type(value).__name__}; give {_WANTED[kind]}")
 

@@ -1,8 +1,8 @@
-"""What the relay asks of the database: the next stubs, in an order that holds, and their marks.
+"""SQL of the relay: lock the next stubs in order, and mark them as sent.
 
-A relay locks what it takes and passes over what another has locked, so several share the work. Of
-one basis it may send only what nothing unsent stands before: a stub whose forerunner is in another
-relay's hands waits for the next turn, and whoever holds the forerunner may take what follows it.
+A relay locks the stubs that it takes and skips those that another has locked, so several relays
+share the work. Of the stubs of one slot basis it sends only those with no earlier unsent stub: if
+another relay has locked the earlier stub, the later one waits for the next turn.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rmq.sql.database import MYSQL, now_ms
 from rmq.sql.outbox.stub import COLUMNS, Stub
 from rmq.sql.outbox.tables import EXHAUSTED, UNCONFIRMED, stubs, unsent
 
-TAKE_BYTES = 8 * 1024 * 1024  # of bodies in one turn, so that a slot's part is one call to Redis
-SMALL_BYTES = 4096  # a body of so many is read with its row; a batch of larger ones is not
+TAKE_BYTES = 8 * 1024 * 1024  # of bodies in one turn, so that each slot is one call to Redis
+SMALL_BYTES = 4096  # a larger body is not read with its row
 ERROR_CHARS = 1000
 
 _SIZE = sa.func.length(stubs.c.body)  # bytes, in all of our databases
 _SMALL = sa.case((_SIZE <= SMALL_BYTES, stubs.c.body)).label("body")
-_INDEX = "FORCE INDEX (rmq_stub_unsent)"  # MySQL likes to walk the primary key where LIMIT is small
+_INDEX = "FORCE INDEX (rmq_stub_unsent)"  # else MySQL scans the primary key for a small LIMIT
 
 
 class Mark(NamedTuple):
-    """What is written of a stub that was sent.
+    """The new columns of a stub that was sent.
 
     Attributes:
-        seq, slot, offset, resend_at, status: its new columns.
-        sends: how often it had been sent before.
+        seq, slot, offset, resend_at, status: columns.
+        sends: the number of sends before this one.
     """
 
     seq: int
@@ -43,9 +43,9 @@ class Mark(NamedTuple):
 
 
 def locks(dialect: sa.Dialect) -> dict[str, Any]:
-    """How rows are locked: passing over what others have locked, where the database can.
+    """Return the options of a lock that skips rows which others have locked, if possible.
 
-    SQLite locks no rows. MySQL before 8 and MariaDB before 10.6 let one relay wait for the other.
+    SQLite locks no rows. On MySQL before 8 and MariaDB before 10.6 one relay waits for the other.
     """
     version = dialect.server_version_info or (0,)
     old = (10, 6) if getattr(dialect, "is_mariadb", False) else (8, 0, 1)
@@ -53,94 +53,95 @@ def locks(dialect: sa.Dialect) -> dict[str, Any]:
 
 
 def take(
-    connection: sa.Connection, most: int, but: Collection[str] = ()
+    connection: sa.Connection, most: int, skipped: Collection[str] = ()
 ) -> tuple[list[Stub], int, int]:
     """Lock the next stubs to be sent, until the transaction ends.
 
-    SQLite locks no rows: its one lock would keep everybody from writing while Redis is asked. There
-    nothing is locked, and `mark` leaves alone what another relay has sent meanwhile.
+    Nothing is locked on SQLite, whose one lock would block all writers while Redis is called; there
+    `mark` skips stubs that another relay has sent meanwhile.
 
     Args:
         connection: in a transaction that reads what is committed, not a snapshot.
-        most: how many at most.
-        but: topics that are passed over.
+        most: the most rows to lock.
+        skipped: topics to skip.
 
     Returns:
-        The stubs, in order; how many rows were looked at; and the database's clock.
+        The stubs, in order; how many rows were locked; and the database's clock.
     """
     query = _TAKE.limit(most).with_for_update(**locks(connection.dialect))
-    found = connection.execute(_without(query, but)).all()
-    if not found:
+    locked = connection.execute(_without(query, skipped)).all()
+    if not locked:
         return [], 0, 0
-    heads = _sendable(connection, found, but)
     chosen: list[Any] = []
     room = TAKE_BYTES
-    for row in heads:
+    for row in _sendable(connection, locked, skipped):
         room -= row.size
         if chosen and room < 0:
             break
         chosen.append(row)
-    return _whole(connection, chosen), len(found), found[0].now
+    return _with_bodies(connection, chosen), len(locked), locked[0].now
 
 
-def _whole(connection: sa.Connection, chosen: Sequence[Any]) -> list[Stub]:
-    """The stubs of rows, with the bodies that were too large to be read at first."""
-    taken = [Stub(*row[: len(Stub._fields)]) for row in chosen]
-    missing = [one.seq for one in taken if one.body is None]
+def _with_bodies(connection: sa.Connection, rows: Sequence[Any]) -> list[Stub]:
+    """Return the stubs of rows; read the large bodies that `take` did not read."""
+    taken = [Stub(*row[: len(Stub._fields)]) for row in rows]
+    missing = [stub.seq for stub in taken if stub.body is None]
     if not missing:
         return taken
-    rows = connection.execute(_BODIES, {"seqs": missing})
-    bodies: dict[int, bytes] = {seq: body for seq, body in rows}
-    return [one._replace(body=bodies[one.seq]) if one.body is None else one for one in taken]
+    large = connection.execute(_BODIES, {"seqs": missing})
+    bodies: dict[int, bytes] = {seq: body for seq, body in large}
+    return [stub._replace(body=bodies[stub.seq]) if stub.body is None else stub for stub in taken]
 
 
 def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
     return query.where(stubs.c.topic.not_in(sorted(topics))) if topics else query
 
 
-def _sendable(connection: sa.Connection, found: Sequence[Any], but: Collection[str]) -> list[Any]:
-    """Those of the locked rows that nothing unsent of their basis stands before."""
-    ours = {row.seq for row in found if row.slot_basis is not None}
+def _sendable(
+    connection: sa.Connection, locked: Sequence[Any], skipped: Collection[str]
+) -> list[Any]:
+    """Return the locked rows without an earlier unsent stub of their slot basis."""
+    ours = {row.seq for row in locked if row.slot_basis is not None}
     if not ours:
-        return list(found)
-    # Read after they are locked: whoever had the forerunners has committed, or they are seen here.
+        return list(locked)
+    # Read after the lock: earlier stubs are either sent and committed by now, or seen here.
     last = {"last": max(ours)}
-    if connection.execute(_without(_COUNT, but), last).scalar() == len(ours):
-        return list(found)
-    first: dict[tuple[str, bytes], int] = {}
-    for seq, topic, basis in connection.execute(_without(_BEFORE, but), last):
+    if connection.execute(_without(_COUNT, skipped), last).scalar() == len(ours):
+        return list(locked)
+    first_of_others: dict[tuple[str, bytes], int] = {}
+    for seq, topic, basis in connection.execute(_without(_BEFORE, skipped), last):
         if seq not in ours:
-            first.setdefault((topic, bytes(basis)), seq)
+            first_of_others.setdefault((topic, bytes(basis)), seq)
     return [
         row
-        for row in found
+        for row in locked
         if row.slot_basis is None
-        or row.seq < first.get((row.topic, bytes(row.slot_basis)), row.seq + 1)
+        or row.seq < first_of_others.get((row.topic, bytes(row.slot_basis)), row.seq + 1)
     ]
 
 
 def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
-    """Count a send of each; how many were marked, and not by another before."""
+    """Count a send of each; return how many were marked, and not by another relay before."""
     dialect = "mysql" if connection.dialect.name in MYSQL else connection.dialect.name
     if dialect in _MARK_ALL:
         rows = json.dumps(marks, separators=(",", ":"))
         connection.execute(_MARK_ALL[dialect], {"rows": rows, "now": now})
         return len(marks)
-    done = connection.execute(
+    result = connection.execute(
         _MARK,
         [
             {
-                "this": one.seq, "slot": one.slot, "offset": one.offset, "after": one.status,
-                "resend_at": one.resend_at, "sent_at": now, "before": one.sends,
+                "this": mark.seq, "slot": mark.slot, "offset": mark.offset, "after": mark.status,
+                "resend_at": mark.resend_at, "sent_at": now, "before": mark.sends,
             }
-            for one in marks
+            for mark in marks
         ],
     )  # fmt: skip
-    return int(done.rowcount)
+    return int(result.rowcount)
 
 
 def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
-    """Give up stubs, with the reason."""
+    """Mark stubs as exhausted: (seq, reason) of each."""
     rows = [{"this": seq, "error": text.replace("\x00", "")[:ERROR_CHARS]} for seq, text in errors]
     connection.execute(_EXHAUST, rows)
 
@@ -173,12 +174,12 @@ _BODIES = sa.select(stubs.c.seq, stubs.c.body).where(
 _EXHAUST = (
     sa.update(stubs)
     .where(stubs.c.seq == sa.bindparam("this"), stubs.c.status == UNCONFIRMED)
-    .values(status=EXHAUSTED, resend_at=now_ms())  # from now on there is somebody to be told
+    .values(status=EXHAUSTED, resend_at=now_ms())  # from now on it is to be reported
 )
 
-# All marks in one statement and one parameter: a statement for each would be a round trip for each,
-# and a list of values a text that no database has seen before. SQLite has no round trips. MySQL has
-# to be forced: it would scan a small table, and wait at every row that another relay has locked.
+# One statement with one parameter for all marks: a statement for each mark would be a round trip,
+# and the text of a list of values would be new to the database every time. SQLite has no round
+# trips. MySQL needs the hints: it would scan a small table, and wait at rows locked by others.
 _MARK_ALL = {
     "postgresql": sa.text(
         """UPDATE rmq_stub AS s
@@ -197,8 +198,8 @@ _MARK_ALL = {
                s.`offset` = v.place, s.resend_at = v.resend_at, s.sent_at = :now"""
     ),
 }
-# Where nothing was locked meanwhile, another may have counted the send, and a person or a consumer
-# may have settled the stub, which stays so.
+# Without locks, another relay may have counted the send meanwhile, and a person or a consumer may
+# have settled the stub; both are kept.
 _MARK = (
     sa.update(stubs)
     .where(stubs.c.seq == sa.bindparam("this"), stubs.c.sends == sa.bindparam("before"))

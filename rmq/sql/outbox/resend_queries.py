@@ -1,6 +1,6 @@
-"""What the resend asks of the database: which stubs may be lost, and who has got past them.
+"""SQL of the resender: stubs that may be lost, how far consumers have got, exhausted stubs.
 
-docs/decisions/0011 tells why each condition is there.
+docs/decisions/0011 gives the reason of each condition.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rmq.sql.outbox.relay_queries import TAKE_BYTES, locks
 from rmq.sql.outbox.stub import COLUMNS, Stub
 from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, logs, stubs
 
-SlotOf = tuple[str, int]  # topic and index
+SlotKey = tuple[str, int]  # topic and index of a slot
 
 
-class Due(NamedTuple):
+class DueStub(NamedTuple):
     """A stub whose resend time has come.
 
     Attributes:
@@ -37,13 +37,13 @@ class Due(NamedTuple):
     resend_at: int
 
     @property
-    def place(self) -> SlotOf:
-        """Its slot."""
+    def slot_key(self) -> SlotKey:
+        """The slot of its last send."""
         return self.topic, self.slot
 
 
 def topics(connection: sa.Connection) -> list[tuple[str, int]]:
-    """The topics of stubs that may have to be sent again, each with a codec of its bodies."""
+    """Return the topics of stubs that were sent and not confirmed, each with one of its codecs."""
     query = (
         sa.select(stubs.c.topic, sa.func.min(stubs.c.codec))
         .where(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0)
@@ -52,27 +52,29 @@ def topics(connection: sa.Connection) -> list[tuple[str, int]]:
     return [(topic, codec) for topic, codec in connection.execute(query)]
 
 
-def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[Due]:
-    """Stubs that were sent, are unconfirmed, due, and in no log row that counts; locks nothing."""
+def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
+    """Return stubs that are due to be sent again and have no recent log row; lock nothing."""
     logged = sa.exists().where(logs.c.id == stubs.c.id, logs.c.received > now_ms() - log_for_ms)
     query = (
-        sa.select(*(stubs.c[name] for name in Due._fields))
+        sa.select(*(stubs.c[name] for name in DueStub._fields))
         .where(
             stubs.c.status == UNCONFIRMED,
             stubs.c.sends > 0,
             stubs.c.resend_at <= now_ms(),
             ~logged,
         )
-        .order_by(stubs.c.resend_at, stubs.c.seq)  # as they were sent: see docs/decisions/0011
+        .order_by(
+            stubs.c.resend_at, stubs.c.seq
+        )  # in the order of their sends: see docs/decisions/0011
         .limit(most)
     )
-    return [Due(*row) for row in connection.execute(query)]
+    return [DueStub(*row) for row in connection.execute(query)]
 
 
-def passed(connection: sa.Connection, places: Iterable[SlotOf]) -> dict[SlotOf, int]:
-    """The newest offset of each slot that a consumer has begun with, or has confirmed."""
-    found: dict[SlotOf, int] = {}
-    for topic, slot in set(places):
+def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[SlotKey, int]:
+    """Return the newest offset of each slot that a consumer has received or confirmed."""
+    offsets: dict[SlotKey, int] = {}
+    for topic, slot in set(slots):
         newest = sa.union_all(
             sa.select(sa.func.max(logs.c.offset)).where(logs.c.topic == topic, logs.c.slot == slot),
             sa.select(sa.func.max(stubs.c.offset)).where(
@@ -81,36 +83,36 @@ def passed(connection: sa.Connection, places: Iterable[SlotOf]) -> dict[SlotOf, 
                 stubs.c.status == sa.literal(CONFIRMED, literal_execute=True),
             ),
         )
-        found[topic, slot] = max(one or 0 for (one,) in connection.execute(newest))
-    return found
+        offsets[topic, slot] = max(offset or 0 for (offset,) in connection.execute(newest))
+    return offsets
 
 
-def lock(connection: sa.Connection, these: Sequence[Due]) -> list[Due]:
-    """Lock those that are still as they were found, until the transaction ends.
+def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
+    """Lock the stubs that have not changed since they were read, until the transaction ends.
 
-    Who has another's row in hand does not wait for it: what it does is as good.
+    Rows that another resender has locked are skipped: it does the same work.
     """
-    if not these:
+    if not due:
         return []
-    seqs = [one.seq for one in these]
+    seqs = [stub.seq for stub in due]
     if connection.dialect.name == "sqlite":
-        # Without locks on rows, whoever writes first is alone. Reading first would be a snapshot.
-        connection.execute(sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(sends=_SENDS))
+        # It has no row locks: the first writer excludes others. A read first would be a snapshot.
+        connection.execute(sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(sends=_SAME_SENDS))
     query = (
         sa.select(stubs.c.seq, stubs.c.sends, stubs.c.resend_at)
         .where(stubs.c.seq.in_(seqs), stubs.c.status == UNCONFIRMED)
         .order_by(stubs.c.seq)
         .with_for_update(**locks(connection.dialect))
     )
-    ours = {(seq, sends, resend_at) for seq, sends, resend_at in connection.execute(query)}
-    return [one for one in these if (one.seq, one.sends, one.resend_at) in ours]
+    locked = {(seq, sends, resend_at) for seq, sends, resend_at in connection.execute(query)}
+    return [stub for stub in due if (stub.seq, stub.sends, stub.resend_at) in locked]
 
 
-def whole(connection: sa.Connection, these: Sequence[Due]) -> tuple[list[Stub], int]:
-    """Stubs with bodies, in order, as many as one call may carry; and the database's clock."""
+def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list[Stub], int]:
+    """Return stubs with bodies, in order, as many as fit one call; and the database's clock."""
     sizes = connection.execute(
         sa.select(stubs.c.seq, sa.func.length(stubs.c.body), now_ms())
-        .where(stubs.c.seq.in_([one.seq for one in these]))
+        .where(stubs.c.seq.in_([stub.seq for stub in due]))
         .order_by(stubs.c.seq)
     ).all()
     chosen: list[int] = []
@@ -129,7 +131,7 @@ def whole(connection: sa.Connection, these: Sequence[Due]) -> tuple[list[Stub], 
 
 
 def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None:
-    """Look at stubs again later: (seq, ms from now) of each. No send is counted."""
+    """Set the resend time of stubs: (seq, ms from now) of each. No send is counted."""
     by_wait: dict[int, list[int]] = {}
     for seq, wait_ms in waits:
         by_wait.setdefault(wait_ms, []).append(seq)
@@ -139,21 +141,21 @@ def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None
         )
 
 
-def put_back(connection: sa.Connection, these: Iterable[Due]) -> None:
-    """Let stubs be due as they were before they were put off, unless one was sent meanwhile."""
-    for one in these:
+def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:
+    """Restore the resend time of stubs that were put off, unless they were sent meanwhile."""
+    for stub in put_off:
         connection.execute(
             sa.update(stubs)
-            .where(stubs.c.seq == one.seq, stubs.c.sends == one.sends)
-            .values(resend_at=one.resend_at)
+            .where(stubs.c.seq == stub.seq, stubs.c.sends == stub.sends)
+            .values(resend_at=stub.resend_at)
         )
 
 
 # --- exhausted -----------------------------------------------------------------------------------
 
 
-def untold(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
-    """Exhausted stubs that nobody was told of, and nobody is being told of now."""
+def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
+    """Return exhausted stubs that are not reported, nor being reported now."""
     query = (
         sa.select(
             stubs.c.seq, stubs.c.id, stubs.c.topic, stubs.c.sends, stubs.c.created, stubs.c.error,
@@ -170,26 +172,26 @@ def untold(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
     return list(connection.execute(query))
 
 
-def take_to_tell(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> bool:
-    """Make it ours to tell for a while; False where another one has it."""
-    taken = connection.execute(
-        _untold(row.seq)
+def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> bool:
+    """Reserve the report of a stub for a while; return False if another process has it."""
+    result = connection.execute(
+        _unreported_stub(row.seq)
         .where(stubs.c.resend_at == row.resend_at)
         .values(resend_at=now_ms() + for_ms)
     )
-    return bool(taken.rowcount)
+    return bool(result.rowcount)
 
 
-def told(connection: sa.Connection, seq: int, success: bool) -> None:
-    """Note that somebody was told; or that it is anybody's to try again."""
-    mark = {"notified": now_ms()} if success else {"resend_at": now_ms()}
-    connection.execute(_untold(seq).values(**mark))
+def record_report(connection: sa.Connection, seq: int, success: bool) -> None:
+    """Mark a stub as reported, or after a failure as free to be reported."""
+    values = {"notified": now_ms()} if success else {"resend_at": now_ms()}
+    connection.execute(_unreported_stub(seq).values(**values))
 
 
-def _untold(seq: int) -> sa.Update:
+def _unreported_stub(seq: int) -> sa.Update:
     return sa.update(stubs).where(
         stubs.c.seq == seq, stubs.c.status == EXHAUSTED, stubs.c.notified.is_(None)
     )
 
 
-_SENDS = stubs.c.sends + 0
+_SAME_SENDS = stubs.c.sends + 0

@@ -1,4 +1,4 @@
-"""A stub as the relay and the resend read it, and the message that it becomes."""
+"""A stub as relay and resender read it, and its message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmq.sql.outbox.tables import stubs
 
 
 class Stub(NamedTuple):
-    """A row of `rmq_stub`, as far as sending it needs."""
+    """The columns of `rmq_stub` that a send needs."""
 
     seq: int
     id: str
@@ -33,20 +33,19 @@ class Stub(NamedTuple):
 
     @classmethod
     def of(cls, row: Row[Any] | Mapping[str, Any]) -> Stub:
-        """The stub of a row that has these columns among others."""
-        found = row._mapping if isinstance(row, Row) else row
-        return cls(*(found[name] for name in cls._fields))
+        """Return the stub of a row that has these columns among others."""
+        columns = row._mapping if isinstance(row, Row) else row
+        return cls(*(columns[name] for name in cls._fields))
 
 
 COLUMNS = [stubs.c[name] for name in Stub._fields]
 
 
 def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
-    """The message of a stub, for a topic whose codec is `AsWritten`.
+    """Return the message of a stub, for a topic whose codec is `Encoded`.
 
-    A time that is past by now is left out: the message may be taken at once. An expiry counts from
-    when it was due, or written; one that has run out meanwhile ends the message at its next take,
-    as the topic says.
+    A due time that has passed is left out. An expiry counts from the due time, or else from when
+    the stub was written; if it has passed too, the message expires when it is about to be leased.
 
     Raises:
         InvalidValue, InvalidType: the row was not written by RMQ.
@@ -78,8 +77,8 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
         ) from error
 
 
-class AsWritten:
-    """A codec for bodies that another one has written already."""
+class Encoded:
+    """A codec for bodies that are encoded already."""
 
     def __init__(self, number: int) -> None:
         known = codecs.BY_NUMBER.get(number)
@@ -87,9 +86,9 @@ class AsWritten:
         self.name = known.name if known else f"codec {number}"
 
     def encode(self, body: Any) -> bytes:
-        """Take the bytes as they are."""
+        """Return the body as it is."""
         return bytes(body)
 
     def decode(self, data: bytes) -> Any:
-        """As the codec of that number."""
+        """Decode with the codec of that number."""
         return codecs.decode(self.number, data)

@@ -1,21 +1,21 @@
-"""The two tables of the outbox: stubs of the producer, and log rows of the consumer.
+"""The tables of the outbox: stubs of producers, and log rows of consumers.
 
-Times are epoch ms. All text is compared byte by byte, whatever the database's own collation is.
+Times are epoch ms. Text is compared byte by byte, whatever the collation of the database is.
 
     rmq_stub   seq         order in which stubs were written
-               id          the stub id: a message id with no slot in it yet (`rmq.sql.outbox.ids`)
-               topic       where it goes
-               slot_basis  its bytes, or null
-               body        as the codec wrote it; codec: that codec's number
+               id          the stub id: a message id without its slot (`rmq.sql.outbox.ids`)
+               topic       its topic
+               slot_basis  bytes, or null
+               body        encoded; codec: the number of its codec
                options     JSON: priority, headers, expires_ms, retry, max_runtime_ms
-               due_ms      when it may be taken, or 0
-               confirm     whether a consumer confirms it; else it is confirmed once it is sent
+               due_ms      due time, or 0
+               confirm     whether a consumer confirms it; else sending confirms it
                status      unconfirmed | confirmed | void | exhausted
-               sends       how often it was sent; 0: not yet
+               sends       number of sends
                slot, offset        of its last send
                created, resend_at, sent_at, notified
                error       why it is exhausted
-    rmq_log    id          the stub id of a message that a consumer has begun with
+    rmq_log    id          the stub id of a message that a consumer has received
                topic, slot, offset, received
 """
 
@@ -49,8 +49,8 @@ VOID: Final = "void"
 EXHAUSTED: Final = "exhausted"
 STATUSES: Final[tuple[Status, ...]] = (UNCONFIRMED, CONFIRMED, VOID, EXHAUSTED)
 
-TOPIC_CHARS = 128  # what a topic's name may have
-# SQLAlchemy reads the words of `mysql://` and those of `mariadb://` apart.
+TOPIC_CHARS = 128  # longest name of a topic
+# SQLAlchemy has separate options for `mysql://` and `mariadb://`.
 _EXACT: dict[str, Any] = {
     f"{dialect}_{name}": value
     for dialect in ("mysql", "mariadb")
@@ -62,7 +62,7 @@ metadata = MetaData()
 stubs = Table(
     "rmq_stub",
     metadata,
-    # SQLite numbers only its INTEGER PRIMARY KEY by itself.
+    # SQLite increments only an INTEGER PRIMARY KEY.
     Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("id", String(TEXT_SIZE), nullable=False, unique=True),
     Column("topic", String(TOPIC_CHARS), nullable=False),
@@ -87,15 +87,14 @@ stubs = Table(
     **_EXACT,
 )
 
-# The words stand in the text of the statement: a database chooses a partial index before it knows
-# the values of parameters.
+# Literals in the text of the statement: a database chooses a partial index before it knows the
+# values of parameters.
 unsent = and_(
     stubs.c.status == literal(UNCONFIRMED, literal_execute=True),
     stubs.c.sends == literal(0, literal_execute=True),
 )
-_PARTIAL = {"postgresql_where": unsent, "sqlite_where": unsent}
 
-# The next to send, in order. MariaDB has no partial indexes; there the first columns do the same.
+# The next stubs to send, in order. MariaDB has no partial indexes; its first columns do the same.
 Index(
     "rmq_stub_unsent",
     stubs.c.status,
@@ -104,14 +103,14 @@ Index(
     postgresql_where=unsent,
     sqlite_where=unsent,
 )
-# The newest of a slot that a consumer has confirmed.
-_done = stubs.c.status == literal(CONFIRMED, literal_execute=True)
+# The newest confirmed stub of a slot.
+_confirmed = stubs.c.status == literal(CONFIRMED, literal_execute=True)
 Index(
     "rmq_stub_passed",
     stubs.c.topic, stubs.c.slot, stubs.c.status, stubs.c.offset,
-    postgresql_where=_done, sqlite_where=_done,
+    postgresql_where=_confirmed, sqlite_where=_confirmed,
 )  # fmt: skip
-# What is due to be sent again, and what nobody has been told of.
+# Stubs that are due to be sent again, and exhausted stubs that are not yet reported.
 Index("rmq_stub_due", stubs.c.status, stubs.c.resend_at)
 
 logs = Table(

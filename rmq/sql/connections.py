@@ -1,0 +1,149 @@
+"""Connections: actions that use them, checks of their transactions, engines for a purpose.
+
+An action takes an `Engine` in plain code, an `AsyncEngine` in async code: `rmq.core.procedures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from rmq.errors import ConfigurationError, InvalidType
+
+AnyEngine = sa.Engine | AsyncEngine
+
+
+# --- actions -------------------------------------------------------------------------------------
+
+
+class WithConnection:
+    """An action: call a function with a new connection, in transactions that it commits itself."""
+
+    def __init__(
+        self, engine: AnyEngine, function: Callable[..., Any], *arguments: Any, **named: Any
+    ) -> None:
+        self._engine: Any = engine
+        self._function = function
+        self._arguments = arguments
+        self._named = named
+
+    def run(self) -> Any:
+        """As `Action.run`."""
+        with self._engine.connect() as connection:
+            return self._function(connection, *self._arguments, **self._named)
+
+    async def run_async(self) -> Any:
+        """As `Action.run_async`."""
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(self._function, *self._arguments, **self._named)
+
+
+class InTransaction(WithConnection):
+    """An action: call a function with a connection in a transaction, and commit it."""
+
+    def run(self) -> Any:
+        """As `Action.run`."""
+        with self._engine.begin() as connection:
+            return self._function(connection, *self._arguments, **self._named)
+
+    async def run_async(self) -> Any:
+        """As `Action.run_async`."""
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(self._function, *self._arguments, **self._named)
+
+
+class OnConnection:
+    """An action: call a function with a connection that is open already."""
+
+    def __init__(
+        self,
+        connection: sa.Connection | AsyncConnection,
+        function: Callable[..., Any],
+        *arguments: Any,
+    ) -> None:
+        self._connection: Any = connection
+        self._function = function
+        self._arguments = arguments
+
+    def run(self) -> Any:
+        """As `Action.run`."""
+        return self._function(self._connection, *self._arguments)
+
+    async def run_async(self) -> Any:
+        """As `Action.run_async`."""
+        return await self._connection.run_sync(self._function, *self._arguments)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None:
+    """Refuse an engine of another kind.
+
+    Args:
+        engine: what the caller gave.
+        kind: `Engine` or `AsyncEngine`.
+        other: the function that takes the other kind, or "".
+
+    Raises:
+        InvalidType: it is not of this kind.
+    """
+    if not isinstance(engine, kind):
+        article = "an AsyncEngine" if kind is AsyncEngine else "an Engine"
+        wanted = f"{article}, or use {other}" if other else f"{article} of SQLAlchemy"
+        raise InvalidType(f"engine: {type(engine).__name__}; give {wanted}")
+
+
+def refuse_autocommit(connection: sa.Connection) -> None:
+    """Refuse a connection that commits every statement alone; called before the first write.
+
+    Raises:
+        ConfigurationError: a rollback would undo nothing.
+    """
+    option = connection.get_execution_options().get("isolation_level")
+    default = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    raw: Any = connection.connection.driver_connection
+    # The drivers of MySQL have a method, others an attribute.
+    autocommit = getattr(raw, "get_autocommit", lambda: getattr(raw, "autocommit", None))
+    # Before the first statement of a transaction, as of a Session, sqlite3 cannot tell.
+    is_sqlite_autocommit = (
+        connection.in_transaction()
+        and getattr(raw, "in_transaction", True) is False
+        and raw.isolation_level is None
+    )
+    if (option or default) == "AUTOCOMMIT" or autocommit() is True or is_sqlite_autocommit:
+        raise ConfigurationError(
+            "engine: it commits every statement alone (AUTOCOMMIT), and this needs a transaction; "
+            "give an engine without that isolation_level"
+        )
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+def read_committed(engine: sa.Engine) -> sa.Engine:
+    """Return the engine with an isolation level at which each statement sees what is committed.
+
+    A snapshot would hide what another process has just marked, and on MySQL lock the gaps into
+    which others insert. SQLite has no such level, and a single writer.
+    """
+    if engine.dialect.name == "sqlite":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")
+
+
+def with_own_pool(engine: AnyEngine) -> AnyEngine:
+    """Return an engine for the same database with a connection pool of its own.
+
+    Handlers that use all connections of the first engine cannot starve it. An engine without a
+    limit, or whose connections are separate databases (SQLite in memory), is returned as it is.
+    """
+    plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    if not isinstance(plain.pool, sa.pool.QueuePool):
+        return engine
+    copy = sa.Engine(plain.pool.recreate(), plain.dialect, plain.url, hide_parameters=True)
+    copy = copy.execution_options(**plain.get_execution_options())
+    return AsyncEngine(copy) if isinstance(engine, AsyncEngine) else copy

@@ -1,0 +1,96 @@
+"""Errors of databases: what they mean, whatever driver raised them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    TimeoutError as PoolTimeout,
+)
+
+from rmq.errors import ConfigurationError
+
+DUPLICATE_KEY = 1062  # MySQL and MariaDB
+_NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code of its own for it
+# A connection was lost or refused; the server shuts down, starts, or has no connection left, or it
+# has become a replica, which takes no writes.
+_AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006")
+_AWAY_MYSQL = (1040, 1042, 1053, 1203, 1290, 1836, 1927, 2002, 2003, 2006, 2013, 2055)
+_AWAY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN)
+_CONFLICT = ("40001", "40P01", 1213, 1020)  # serialization, deadlock; changed since it was read
+
+
+def code_of(error: BaseException | None) -> str | int | None:
+    """Return the code of an error: MySQL's number, PostgreSQL's SQLSTATE, None for SQLite."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    first_argument = cause.args[0] if cause is not None and cause.args else None
+    for number in (getattr(cause, "errno", None), first_argument):
+        if isinstance(number, int):  # before the SQLSTATE, which drivers of MySQL have as well
+            return number
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    return state if isinstance(state, str) else None
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error on one line, without the SQL statement."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the database rolled this transaction back because it conflicted with another.
+
+    The transaction had no effect, so it is safe to repeat it.
+    """
+    return isinstance(error, DBAPIError) and code_of(error) in _CONFLICT
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database could not be reached, or ended the connection.
+
+    Includes a SQLite lock that was not released in time, and a pool without a free connection. Ask
+    only about errors of RMQ's own statements: an `OSError` of a handler may have any cause.
+    """
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    if isinstance(error, OSError | PoolTimeout):  # asyncpg and aiomysql do not wrap an OSError
+        return True
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _AWAY_SQLITE
+    code = code_of(cause)
+    if isinstance(code, str):
+        return code.startswith(_AWAY_POSTGRESQL)
+    if isinstance(code, int):
+        return code in _AWAY_MYSQL and isinstance(error, DBAPIError)
+    return isinstance(error, OperationalError | InterfaceError)  # psycopg without a connection
+
+
+def is_missing(error: DBAPIError, table: sa.Table) -> bool:
+    """Whether the error says that this table does not exist."""
+    text = str(error.orig)
+    return table.name in text and (code_of(error) in _NO_SUCH_TABLE or "no such table" in text)
+
+
+@contextmanager
+def require_table(table: sa.Table, command: str) -> Iterator[None]:
+    """Turn the error of a missing table into one that names the command which creates it.
+
+    Raises:
+        ConfigurationError: the table does not exist.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if not is_missing(error, table):
+            raise
+        raise ConfigurationError(
+            f"the database has no table {table.name}; run `{command}`, or add the table to your "
+            "migrations"
+        ) from error

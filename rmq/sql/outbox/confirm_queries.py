@@ -1,0 +1,69 @@
+"""SQL of confirmations: log rows of consumers, and the status of stubs."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, select, update
+
+from rmq.core.delivery import DeliveryData
+from rmq.sql.database import insert_new, now_ms, write_first
+from rmq.sql.db_errors import require_table
+from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, logs, stubs
+from rmq.sql.outbox.transaction import CREATE
+
+OPEN = (UNCONFIRMED, EXHAUSTED)  # an exhausted stub may still have been delivered
+
+
+def note_receipt(connection: Connection, id: str, delivery: DeliveryData, has_stubs: bool) -> bool:
+    """Write the log row of a delivery.
+
+    Args:
+        connection: of the consumer's database.
+        id: of the stub.
+        delivery: the one that was received.
+        has_stubs: whether that database has the stubs too.
+
+    Returns:
+        False, and no log row is written, if the message was sent without a stub. This is only
+        known where the stubs are.
+    """
+    with require_table(logs, CREATE):
+        write_first(connection, logs.c.id)
+    if has_stubs and _status(connection, id) is None:
+        return False
+    with require_table(logs, CREATE):
+        _write_log_row(connection, id, delivery)
+    return True
+
+
+def _write_log_row(connection: Connection, id: str, delivery: DeliveryData) -> None:
+    values = {"slot": delivery.slot, "offset": delivery.offset, "received": now_ms()}
+    renewal = update(logs).where(logs.c.id == id).values(**values)
+    if connection.execute(renewal).rowcount:
+        return
+    if not insert_new(connection, logs, {"id": id, "topic": delivery.topic, **values}):
+        connection.execute(renewal)  # another delivery of the message was quicker
+
+
+def delete_log_row(connection: Connection, id: str) -> None:
+    """Delete the log row of a stub."""
+    connection.execute(delete(logs).where(logs.c.id == id))
+
+
+def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
+    """Confirm a stub and delete its log row, if this database has one. May be repeated."""
+    open_stub = update(stubs).where(stubs.c.id == id, stubs.c.status.in_(OPEN))
+    with require_table(stubs, CREATE):
+        connection.execute(open_stub.values(status=CONFIRMED))
+    if has_log:
+        delete_log_row(connection, id)
+
+
+def is_open(connection: Connection, id: str) -> bool:
+    """Whether the work of a stub is still to be done; True if there is no such stub."""
+    status = _status(connection, id)
+    return status is None or status in OPEN
+
+
+def _status(connection: Connection, id: str) -> str | None:
+    with require_table(stubs, CREATE):
+        return connection.execute(select(stubs.c.status).where(stubs.c.id == id)).scalar()
