@@ -15,7 +15,8 @@ from rmq.client.query import BARE, Block, Held, Record, Settlement, envelope_of,
 from rmq.core.codec import Codec, by_name as codec_of
 from rmq.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, join_texts as id_texts
 from rmq.core.keys import check_name
-from rmq.core.message import Merge, QueueName
+from rmq.core.message import Merge
+from rmq.core.queues import QueueName
 from rmq.transport.url import Address, parse as parse_url, redact as redact_url
 
 __all__ = [

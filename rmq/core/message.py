@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from rmq.core.ids import TEXT_SIZE, MessageId
+from rmq.core.queues import QueueName
 from rmq.core.retry import RetryPolicy
 from rmq.core.score import TIMED_MIN, receipt_deadline_ms, receipt_retries_left
 from rmq.core.validation import Duration, Moment
@@ -16,7 +17,6 @@ from rmq.errors import InvalidReceipt
 
 SendStatus = Literal["stored", "merged", "duplicate"]
 Merge = Literal["first", "last", "collect"]
-QueueName = Literal["store", "prepare", "dead"]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from rmq.client.admin import Admin
-from rmq.core.message import Message, QueueName
+from rmq.core.message import Message
+from rmq.core.queues import QueueName
 from rmq.core.validation import Duration, duration_ms
 
 MOST = 1_000_000  # messages that a look at a topic brings

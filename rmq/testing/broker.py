@@ -11,7 +11,8 @@ from rmq.client.admin import Admin
 from rmq.client.client import AsyncClient, Client
 from rmq.client.topic import AsyncTopic, Topic
 from rmq.core.interceptor import Interceptor
-from rmq.core.message import Message, QueueName
+from rmq.core.message import Message
+from rmq.core.queues import QueueName
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound

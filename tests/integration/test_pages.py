@@ -143,3 +143,24 @@ def test_waiting_messages_are_looked_at_in_order_over_many_pages(
 
     by_priority = sorted(range(1500), key=lambda n: (-(n % 3), n))
     assert found == by_priority + list(range(1500))
+
+
+def test_admin_takes_the_words_for_queues_as_well_as_their_names(api: Any, name: str) -> None:
+    topic = fill(api, name, 3)
+    consumer = topic.consumer()
+    leased, dead = consumer.receive(2, wait=1)
+    dead.reject("bad")
+
+    def ids(place: Any) -> list[rmq.MessageId]:
+        (span,) = api.admin.spans(name, place, 0)
+        listed = [message.id for message in api.admin.peek(name, place=place)]
+        assert [message.id for message in read(api, name, place, span)] == listed
+        return listed
+
+    assert ids("waiting") == ids("store") != []
+    assert ids("in_flight") == ids("in flight") == ids("prepare") == [leased.id]
+    assert ids("dead") == [dead.id]
+    assert api.admin.purge(name, "waiting") == 1
+    with pytest.raises(InvalidValue, match="waiting, in_flight, dead"):
+        api.admin.peek(name, place="settled")
+    consumer.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rmq.core.ids import MessageId
-from rmq.core.message import QueueName
+from rmq.core.queues import QueueName
 from rmq.core.topic_context import TopicContext
 from rmq.errors import TopicVanished
 from rmq.protocol import commands
