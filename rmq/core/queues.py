@@ -1,34 +1,34 @@
-"""The three queues of a slot: their names, the words that people use, and a parser for both."""
+"""The names of a slot's three queues, and the words that a person may type for them."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from rmq.errors import InvalidValue
 
 QueueName = Literal["store", "prepare", "dead"]
 QueueWord = Literal["store", "prepare", "dead", "waiting", "in_flight", "in flight", "in-flight"]
 
-QUEUES: tuple[QueueName, ...] = get_args(QueueName)
-IN_WORDS: dict[QueueName, str] = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
-_BY_WORD: dict[str, QueueName] = {
-    **{name: name for name in QUEUES},
+_NAMES: dict[str, QueueName] = {
+    "store": "store",
     "waiting": "store",
+    "prepare": "prepare",
     "in flight": "prepare",
-    "in_flight": "prepare",
-    "in-flight": "prepare",
+    "dead": "dead",
 }
 
 
-def parse_queue(text: object, field: str = "place") -> QueueName:
-    """Return the queue that a text names: by its name, or by the word that people use.
+def parse_queue(text: object, field: str = "queue") -> QueueName:
+    """Return the queue that a text names; "in flight" may have - or _ for the space.
 
     Raises:
-        InvalidValue: neither a name nor a word of a queue.
+        InvalidValue: it names no queue.
     """
-    queue = _BY_WORD.get(text) if isinstance(text, str) else None
-    if queue is None:
-        raise InvalidValue(
-            f"{field}: {text!r}; give one of {', '.join(QUEUES)}, or waiting, in_flight, dead"
-        )
-    return queue
+    if isinstance(text, str):
+        name = _NAMES.get(text.lower().replace("-", " ").replace("_", " "))
+        if name is not None:
+            return name
+    raise InvalidValue(
+        f"{field}: {text!r} names no queue; "
+        "give store (or waiting), prepare (or in-flight), or dead"
+    )

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core.ids import Id
-from rmq.core.message import QueueName
+from rmq.core.queues import QueueWord
 from rmq.protocol.flows import dead_letters
 from rmq.protocol.flows.dead_letters import Filter, Redriven
 from rmq.protocol.steps import Progress
@@ -51,7 +51,7 @@ class DeadLetterAdmin(AdminPart):
     def purge(
         self,
         topic: str,
-        place: QueueName,
+        place: QueueWord,
         *,
         ids: Sequence[Id] | None = None,
         reason: str | None = None,
@@ -93,7 +93,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     async def purge(
         self,
         topic: str,
-        place: QueueName,
+        place: QueueWord,
         *,
         ids: Sequence[Id] | None = None,
         reason: str | None = None,

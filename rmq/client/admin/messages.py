@@ -5,7 +5,8 @@ from __future__ import annotations
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.client.query import value_of
 from rmq.core.ids import Id
-from rmq.core.message import Message, QueueName
+from rmq.core.message import Message
+from rmq.core.queues import QueueWord
 from rmq.protocol.flows import (
     inspect,
     pages,
@@ -23,7 +24,7 @@ class MessageAdmin(AdminPart):
         return self._run(inspect.get(context, id))
 
     def peek(
-        self, topic: str, limit: int = 10, place: QueueName = "store", slot: int | None = None
+        self, topic: str, limit: int = 10, place: QueueWord = "store", slot: int | None = None
     ) -> list[Message]:
         """Return messages without taking them.
 
@@ -37,12 +38,12 @@ class MessageAdmin(AdminPart):
         context = self._context(topic)
         return self._run(inspect.peek(context, limit, place, slot))
 
-    def spans(self, topic: str, place: QueueName, slot: int, pieces: int = 1) -> list[Span]:
+    def spans(self, topic: str, place: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of about the same size, for `page`.
 
         Args:
             topic: its name.
-            place: "store", "prepare" or "dead".
+            place: "store" or "waiting", "prepare" or "in_flight", "dead".
             slot: its index.
             pieces: into how many parts, 1 to 10 000; a small queue has fewer.
         """
@@ -52,7 +53,7 @@ class MessageAdmin(AdminPart):
     def page(
         self,
         topic: str,
-        place: QueueName,
+        place: QueueWord,
         span: Span,
         cursor: Cursor | None = None,
         *,
@@ -62,7 +63,7 @@ class MessageAdmin(AdminPart):
 
         Args:
             topic: its name.
-            place: "store", "prepare" or "dead".
+            place: "store" or "waiting", "prepare" or "in_flight", "dead".
             span: one of those that `spans` gave.
             cursor: of the page before; None: from the beginning.
             raw: bodies as their producer's codec wrote them, instead of decoded.
@@ -90,13 +91,13 @@ class AsyncMessageAdmin(AsyncAdminPart):
         return await self._run(inspect.get(context, id))
 
     async def peek(
-        self, topic: str, limit: int = 10, place: QueueName = "store", slot: int | None = None
+        self, topic: str, limit: int = 10, place: QueueWord = "store", slot: int | None = None
     ) -> list[Message]:
         """As `Admin.peek`."""
         context = self._context(topic)
         return await self._run(inspect.peek(context, limit, place, slot))
 
-    async def spans(self, topic: str, place: QueueName, slot: int, pieces: int = 1) -> list[Span]:
+    async def spans(self, topic: str, place: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """As `Admin.spans`."""
         context = self._context(topic)
         return await self._run(pages.spans(context, place, slot, pieces))
@@ -104,7 +105,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
     async def page(
         self,
         topic: str,
-        place: QueueName,
+        place: QueueWord,
         span: Span,
         cursor: Cursor | None = None,
         *,

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from rmq.core import failure
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
-from rmq.core.queues import parse_queue
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.commands import QueueMember
 from rmq.protocol.flows import inspect, open_topic
+from rmq.protocol.flows.inspect import check_place
 from rmq.protocol.steps import Flow, Progress, Sleep
 
 CALL_MAX = 1000  # messages of one call
@@ -151,7 +151,7 @@ def purge(
     progress: Progress | None,
 ) -> Flow[int]:
     """Delete waiting messages or dead letters for good; return how many, also in a dry run."""
-    queue = parse_queue(place)
+    queue = check_place(place)
     if queue == "prepare":
         raise InvalidValue("place: 'prepare' is with consumers; purge 'store' or 'dead'")
     yield from open_topic.ensure_open(context, create=False)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from rmq.core import codec, failure, record
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
-from rmq.core.message import Message, QueueName, moment
-from rmq.core.queues import parse_queue
+from rmq.core.message import Message, moment
+from rmq.core.queues import QueueName, parse_queue
 from rmq.core.record import Record
 from rmq.core.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
 from rmq.core.topic_context import TopicContext
