@@ -90,7 +90,7 @@ class Delivery(DeliveryData):
         trace: TracebackType | None,
     ) -> bool:
         if self._state == OPEN:
-            verdict = self._origin.consumer._verdict(error)
+            verdict = self._origin.consumer._verb_for(error)
             told = error is None or isinstance(error, TOLD)
             try:
                 lost = self._origin.consumer._transport.run(verdict([self]))
@@ -177,8 +177,8 @@ class Consumer(ConsumerFlows[Delivery]):
 
     def _interrupt(self) -> None:
         """From another thread: let `receive` return what it has, now and at every later call."""
-        self._reception.interrupted = True
-        self._transport.interrupt(self._reception.subscription)
+        self._receive_state.interrupted = True
+        self._transport.interrupt(self._receive_state.subscription)
 
     def close(self) -> None:
         """Hand back what nobody has settled, and stop listening."""
@@ -186,7 +186,7 @@ class Consumer(ConsumerFlows[Delivery]):
             try:
                 self._transport.run(self._close())
             finally:
-                self._transport.unsubscribe(self._reception.subscription)
+                self._transport.unsubscribe(self._receive_state.subscription)
 
     def __enter__(self) -> Consumer:
         return self
@@ -237,7 +237,7 @@ class AsyncDelivery(DeliveryData):
         trace: TracebackType | None,
     ) -> bool:
         if self._state == OPEN:
-            verdict = self._origin.consumer._verdict(error)
+            verdict = self._origin.consumer._verb_for(error)
             told = error is None or isinstance(error, TOLD)
             try:
                 lost = await self._origin.consumer._transport.run(verdict([self]))
@@ -315,7 +315,7 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
             try:
                 await self._transport.run(self._close())
             finally:
-                await self._transport.unsubscribe(self._reception.subscription)
+                await self._transport.unsubscribe(self._receive_state.subscription)
 
     async def __aenter__(self) -> AsyncConsumer:
         return self

@@ -22,7 +22,7 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
-from rmq.protocol.flows.claim import owner_of
+from rmq.protocol.flows.claim import new_owner
 from rmq.protocol.steps import Flow
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -224,7 +224,7 @@ class Idempotent(Middleware):
             InvalidKey: it has no usable key.
         """
         known = one._claim  # a delivery that claims again, after an error, is still one owner
-        owner = known.owner if known is not None and known.owner else owner_of(one)
+        owner = known.owner if known is not None and known.owner else new_owner(one)
         return Claim(self._stem + self._key(one).encode(), owner, self._ttl_ms)
 
     def prepare(self, one: DeliveryData, fit: Callable[[DeliveryData], object]) -> None:

@@ -39,7 +39,7 @@ class ReplaySessions:
         self._start()
 
     def _start(self) -> None:
-        self._generation = fork.generation()
+        self._generation = fork.generation
         self._stem = os.urandom(9).hex().encode()
         self._made = itertools.count(1)  # next() is one step, so no two threads get one name
         self._free = deque()
@@ -55,7 +55,7 @@ class ReplaySessions:
 
     def take(self) -> ReplaySession:
         """A session nobody else is in, at its next number; `give` it back after the reply."""
-        if self._generation != fork.generation():
+        if self._generation != fork.generation:
             self._start()
         try:
             session = self._free.pop()

@@ -107,7 +107,7 @@ class Line:
 
     def take(self) -> list[DeliveryData]:
         """The next message, or a batch."""
-        self.consumer._reception.ready = []  # what it knows of its slots is in real time
+        self.consumer._receive_state.ready_at = []  # what it knows of its slots is in real time
         most = self.handler.batch or 1
         return cast("list[DeliveryData]", tried(lambda: self.consumer.take(most, 0)))
 

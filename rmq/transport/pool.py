@@ -95,7 +95,7 @@ class _PoolState:
         self._wait_s = wait_s
         self._check_s = min(CHECK_S, timeout_s)
         self._free: deque[PooledConnection | None] = deque([None] * size)
-        self._generation = fork.generation()
+        self._generation = fork.generation
         self.epoch = 0  # grows when all idle connections are given up
 
     @property
@@ -106,7 +106,7 @@ class _PoolState:
     @property
     def is_inherited(self) -> bool:
         """Whether this process has forked since: the connections are its parent's."""
-        return self._generation != fork.generation()
+        return self._generation != fork.generation
 
     def _needs_check(self, pooled: PooledConnection) -> bool:
         """Whether it was idle for so long that it must answer a PING before it is used."""

@@ -18,7 +18,7 @@ from rmq.client.handler import Handler
 from rmq.core.claim import FIRST, KEPT, Claim
 from rmq.core.delivery import DeliveryData
 from rmq.protocol.flows import claim as claim_flow
-from rmq.protocol.flows.claim import Beside
+from rmq.protocol.flows.claim import ExtraCommands
 from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
@@ -116,8 +116,8 @@ class DetachedClaims:
             if not self._gone_if_lost(one):
                 self._drop(one)
 
-    def _tell(self, beside: Beside) -> None:
-        self._transport.run(claim_flow.alone(beside))
+    def _tell(self, beside: ExtraCommands) -> None:
+        self._transport.run(claim_flow.run_alone(beside))
 
     def _gone_if_lost(self, one: DeliveryData) -> bool:
         if not one.claim_lost:

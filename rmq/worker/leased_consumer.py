@@ -49,7 +49,7 @@ class LeasedConsumer(Consumer):
             self._delivery = AsyncDelivery  # type: ignore[assignment]
             self._awaited = AsyncLeasedConsumer(self)
 
-    def _face(self) -> object:
+    def _delivery_consumer(self) -> object:
         return self._awaited if self._delivery is AsyncDelivery else self  # type: ignore[comparison-overlap]
 
     def take(self, most: int, wait: float) -> list[Delivery]:
@@ -62,7 +62,7 @@ class LeasedConsumer(Consumer):
                 for one in found:
                     self._guard.prepare(one, self._fit)
             # Counted from before Redis was asked: the reply may have come to a frozen process.
-            self._enter(found, self._reception.lease_ms, self._reception.visited)
+            self._enter(found, self._receive_state.lease_ms, self._receive_state.visited_at)
             if self._guard is not None:
                 self._claim_keys(found)
         return found
@@ -185,7 +185,7 @@ class LeasedConsumer(Consumer):
         Less than the keeper gives is not given: it looks only as often as the lease asks for.
         """
         mine, verb, held = list(deliveries), super()._extend, time.monotonic()
-        lease_ms = self._reception.lease_ms or LEASE_MIN_MS
+        lease_ms = self._receive_state.lease_ms or LEASE_MIN_MS
         if lease is not None:
             lease_ms = max(lease_ms, duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS))
         lost = yield from self._renewed(lambda some: verb(some, lease_ms / 1000), mine)
@@ -202,7 +202,7 @@ class AsyncLeasedConsumer:
     def __init__(self, consumer: LeasedConsumer) -> None:
         self._consumer = consumer
         self.lease_table = consumer.lease_table
-        self._verdict = consumer._verdict
+        self._verb_for = consumer._verb_for
         self._transport = self
 
     async def run(self, flow: Flow[Any]) -> Any:

@@ -105,7 +105,7 @@ def watch(faults: Faults) -> None:
         guard.run = _told(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 
 
-def _alone(beside: claim.Beside) -> Any:
+def _alone(beside: claim.ExtraCommands) -> Any:
     yield Pipeline(beside.commands)
 
 

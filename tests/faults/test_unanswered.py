@@ -159,7 +159,7 @@ def test_a_caller_that_gives_the_number_up_loses_the_batch_from_sight(
     scene.lose("prepare")
     with pytest.raises(rmq.OutcomeUnknown):
         scene.do(consumer.receive(5))
-    consumer._reception.unanswered = None
+    consumer._receive_state.unanswered = None
 
     seen = scene.all_of(consumer)
 
@@ -479,7 +479,7 @@ def test_a_cancelled_receive_ends_at_once_and_is_handed_back_when_redis_goes_on(
             until = time.monotonic() + 30
             while True:
                 stats = await client.admin.stats(name)
-                if stats["in_flight"] == 0 and not consumer._reception.unanswered:
+                if stats["in_flight"] == 0 and not consumer._receive_state.unanswered:
                     break
                 assert time.monotonic() < until, stats
                 await asyncio.sleep(0.02)

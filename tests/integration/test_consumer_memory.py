@@ -68,7 +68,7 @@ def test_deliveries_that_nobody_settled_are_forgotten_once_their_leases_have_lon
     api: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_flow, "TIDY_FROM", 10)
-    monkeypatch.setattr(consumer_flow, "LAPSED_S", -3600.0)  # as if an hour had gone by
+    monkeypatch.setattr(consumer_flow, "FORGET_S", -3600.0)  # as if an hour had gone by
     topic = api.topic(name)
     topic.send_many([rmq.Outgoing(n) for n in range(100)])
 

@@ -54,7 +54,7 @@ class Side:
 
     def receive(self, name: str, most: int) -> Any:
         # Its idea of when slots have work is in real time; this time is the test's.
-        self.consumers[name]._reception.ready = []
+        self.consumers[name]._receive_state.ready_at = []
         found = self.consumers[name].receive(most)
         if name != "pops":
             self.held += found

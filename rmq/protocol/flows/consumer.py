@@ -1,8 +1,8 @@
-"""What a consumer says, as conversations for either transport: receive, settle, hand back.
+"""The flows of a consumer, for either transport: receive, settle, hand back.
 
-Here a reply becomes deliveries, and a delivery's state follows what became of it. A settling whose
-reply did not come is kept, and the consumer's next call repeats it under its numbers before it does
-its own work; so an ack that is said again succeeds, whether the first one was carried out or not.
+Replies become deliveries here, and the state of a delivery follows its settling. A settling whose
+reply is missing is kept, and the consumer's next call repeats it under its numbers before its own
+work; so a repeated ack succeeds, whether the first one was carried out or not.
 """
 
 from __future__ import annotations
@@ -38,32 +38,33 @@ from rmq.errors import (
 )
 from rmq.protocol.commands import Batch
 from rmq.protocol.flows import claim, inspect, open_topic, receive, settle
-from rmq.protocol.flows.receive import Reception
+from rmq.protocol.flows.claim import ExtraCommands
+from rmq.protocol.flows.missing_replies import MissingReplies
+from rmq.protocol.flows.receive import ReceiveState
 from rmq.protocol.flows.settle import UNKNOWN, Lease, Leases, Settling
-from rmq.protocol.flows.unanswered import Unanswered
 from rmq.protocol.steps import Flow
 
 Mode = Literal["at_least_once", "at_most_once"]
 D = TypeVar("D", bound=DeliveryData)
-TIDY_FROM = 256  # unsettled deliveries, before a consumer looks for those that lapsed
-LAPSED_S = 60.0  # so long after its lease nothing can be handed back any more
-KEPT_RECEIPTS = 64  # calls of ack_receipts whose replies did not come
+TIDY_FROM = 256  # unsettled deliveries, before a consumer forgets those whose lease expired
+FORGET_S = 60.0  # after its lease expired for so long, a delivery cannot be handed back
+RECEIPT_CALLS_MAX = 64  # calls of ack_receipts without a reply that are kept
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
-_PLAIN = {number << 5: one.decode for number, one in codec.BY_NUMBER.items()}
+_PLAIN = {number << 5: body_codec.decode for number, body_codec in codec.BY_NUMBER.items()}
 
 
-def _lease(value: Duration | None) -> int | None:
+def _lease_ms(value: Duration | None) -> int | None:
     return None if value is None else duration_ms(value, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
 
 
-class _ReceiptsUnanswered(NamedTuple):
+class _UnansweredReceipts(NamedTuple):
     receipts: list[Receipt]
     settling: Settling[str]
 
 
 class ConsumerFlows(Generic[D]):
-    """The conversations of a consumer, for either transport to run."""
+    """The flows of a consumer, for either transport to run."""
 
     _delivery: type[D]
 
@@ -80,16 +81,18 @@ class ConsumerFlows(Generic[D]):
                 "tells when the next one may go. Use mode='at_least_once'"
             )
         self._context = context
-        self._pops = mode == "at_most_once"
-        self._reception = Reception(context, _lease(lease), ordered)
+        self._at_most_once = mode == "at_most_once"
+        self._receive_state = ReceiveState(context, _lease_ms(lease), ordered)
         self._open: dict[bytes, D] = {}  # by message id: to be handed back at the end
         self._tidy_at = TIDY_FROM
         self._closed = False
         self._receiving = threading.Lock()
-        self._unanswered = Unanswered()
-        self._receipts_unanswered: deque[_ReceiptsUnanswered] = deque(maxlen=KEPT_RECEIPTS)
-        self._unreadable: list[tuple[Lease, bytes]] = []  # for the DeadQueue, and why
-        self._popped: list[D] = []  # at most once: being settled, not handed over yet
+        self._missing_replies = MissingReplies()
+        self._unanswered_receipts: deque[_UnansweredReceipts] = deque(maxlen=RECEIPT_CALLS_MAX)
+        self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
+        self._being_settled: list[D] = []  # at most once: being settled, not handed over yet
+
+    # --- receiving -------------------------------------------------------------------------------
 
     def _receive(self, max_messages: int, wait: Duration | None) -> Flow[list[D]]:
         if self._closed:
@@ -100,117 +103,121 @@ class ConsumerFlows(Generic[D]):
                 "give each its own topic.consumer()"
             )
         try:
-            most = check_int(max_messages, "max_messages", 1, BATCH_MAX)
-            yield from self._unanswered.repeat()
-            with suppress(StorageError):  # Redis will say it again
-                yield from self._bury()
-            if self._pops and (settled := self._settled_for_good(most)):
+            limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
+            if self._missing_replies.waiting or self._missing_replies.repeating:
+                yield from self._missing_replies.repeat()
+            if self._unreadable:
+                with suppress(StorageError):  # a broken Redis shows again in what follows
+                    yield from self._reject_unreadable()
+            if self._at_most_once and (settled := self._take_confirmed(limit)):
                 return settled
-            found: list[D] = []
+            deliveries: list[D] = []
             # A batch of undecodable messages alone is not an answer.
-            while not found and not self._reception.interrupted:
+            while not deliveries and not self._receive_state.interrupted:
                 try:
-                    batches = yield from receive.receive(self._reception, most, wait)
+                    batches = yield from receive.receive(self._receive_state, limit, wait)
                 except TopicVanished as error:
                     yield from open_topic.forget_if_recreated(self._context, error)
                     raise
                 if not batches:
                     break
                 try:
-                    found = yield from self._made(batches, most)
+                    deliveries = yield from self._make_deliveries(batches, limit)
                 except Exception:
                     raise
                 except BaseException as error:
-                    yield from receive.interrupted(self._reception, batches, error)
+                    yield from receive.hand_back_interrupted(self._receive_state, batches, error)
                     raise
         finally:
             self._receiving.release()
-        if found and not self._pops:
-            self._keep(found)
-        return found
+        if deliveries and not self._at_most_once:
+            self._keep(deliveries)
+        return deliveries
 
     def _keep(self, deliveries: Iterable[D]) -> None:
-        """Remember deliveries until they are settled; those that lapsed unsettled are forgotten."""
-        self._open.update({one._id: one for one in deliveries})
+        """Remember deliveries until they are settled, or their lease expired long ago."""
+        self._open.update({delivery._id: delivery for delivery in deliveries})
         if len(self._open) > self._tidy_at:
-            long_ago = time.monotonic() - LAPSED_S
-            for one in list(self._open.values()):
-                if one._row < 0 and one._origin.until < long_ago:  # a worker renews what has a row
-                    self._forget(one)
+            long_ago = time.monotonic() - FORGET_S
+            for delivery in list(self._open.values()):
+                # A worker renews the leases of deliveries that have a row.
+                if delivery._row < 0 and delivery._origin.until < long_ago:
+                    self._forget(delivery)
             self._tidy_at = 2 * len(self._open) + TIDY_FROM
 
-    def _forget(self, one: D) -> None:
-        """Let go of a delivery, so that its body can be freed."""
-        kept = self._open.pop(one._id, None)
-        if kept is not None and kept is not one:
-            self._open.setdefault(one._id, kept)  # the same message, delivered again since
+    def _forget(self, delivery: D) -> None:
+        """Drop a delivery, so that its body can be freed."""
+        kept = self._open.pop(delivery._id, None)
+        if kept is not None and kept is not delivery:
+            self._open.setdefault(delivery._id, kept)  # the same message, delivered again since
 
-    def _made(self, batches: list[receive.Taken], most: int) -> Flow[list[D]]:
-        """Make deliveries; what cannot be decoded goes to the DeadQueue, now or at the next call.
+    def _make_deliveries(self, batches: list[receive.SlotBatch], limit: int) -> Flow[list[D]]:
+        """Make deliveries; undecodable messages are rejected, now or at the next call.
 
         At most once, they are settled before they are handed over.
         """
-        found: list[D] = []
+        deliveries: list[D] = []
         for keys, batch in batches:
-            self._unreadable += self._read(keys, batch, found)
+            self._unreadable += self._decode_batch(keys, batch, deliveries)
+        if self._unreadable:
+            try:
+                yield from self._reject_unreadable()
+            except StorageError:
+                if not deliveries:
+                    raise
+        if not self._at_most_once or not deliveries:
+            return deliveries
+        self._being_settled += deliveries
         try:
-            yield from self._bury()
-        except StorageError:
-            if not found:
-                raise
-        if not self._pops or not found:
-            return found
-        self._popped += found
-        try:
-            asked = self._acking(*self._leases(found))
-            yield from self._carry_out("ack", found, asked, self._settled)
+            settling = self._build_ack(*self._leases(deliveries))
+            yield from self._run_settling("ack", deliveries, settling, self._note_letters)
         except OutcomeUnknown:
             raise  # the next call asks again, and hands over what is settled
         except RMQError:
-            self._reception.left += batches
-            self._popped = [one for one in self._popped if one._state == SETTLED]
+            self._receive_state.undelivered += batches
+            self._being_settled = [d for d in self._being_settled if d._state == SETTLED]
             with suppress(RMQError):  # the next call tries again
-                yield from receive.hand_back(self._reception)
-            if not self._popped:
+                yield from receive.hand_back(self._receive_state)
+            if not self._being_settled:
                 raise
-        return self._settled_for_good(most)
+        return self._take_confirmed(limit)
 
-    def _settled_for_good(self, most: int) -> list[D]:
-        """At most once: up to `most` deliveries whose settling is confirmed, to be handed over."""
-        settled = [one for one in self._popped if one._state == SETTLED]
-        unknown = [one for one in self._popped if one._state == OPEN]
-        self._popped = settled[most:] + unknown
-        for one in settled[:most]:
-            one._state, one._unconfirmed = OPEN, ""
-        return settled[:most]
+    def _take_confirmed(self, limit: int) -> list[D]:
+        """At most once: return up to `limit` deliveries whose settling is confirmed."""
+        settled = [d for d in self._being_settled if d._state == SETTLED]
+        unknown = [d for d in self._being_settled if d._state == OPEN]
+        self._being_settled = settled[limit:] + unknown
+        for delivery in settled[:limit]:
+            delivery._state, delivery._unconfirmed = OPEN, ""
+        return settled[:limit]
 
-    def _bury(self) -> Flow[None]:
-        """Send what cannot be decoded to the DeadQueue."""
-        if not self._unreadable:
-            return
+    def _reject_unreadable(self) -> Flow[None]:
+        """Send undecodable messages to the DeadQueue."""
         leases = Leases.of([lease for lease, _ in self._unreadable])
-        told = [why for _, why in self._unreadable]
+        reasons = [reason for _, reason in self._unreadable]
         try:
-            yield from settle.reject(self._context, leases, told, "u").run()
+            yield from settle.reject(self._context, leases, reasons, "u").run()
         except (OutcomeUnknown, Unavailable):
             raise  # the next call tries again
         except RMQError:
-            self._unreadable = []  # refused: their leases end by themselves
+            self._unreadable = []  # refused: their leases expire
             raise
         self._unreadable = []
 
-    def _face(self) -> object:
-        """What the verbs of a delivery are called on."""
+    def _delivery_consumer(self) -> object:
+        """Return the object on which deliveries call their verbs."""
         return self
 
-    def _read(self, keys: SlotKeys, batch: Batch, found: list[D]) -> list[tuple[Lease, bytes]]:
-        """Make deliveries of a batch; what cannot be decoded is returned with the reason."""
+    def _decode_batch(
+        self, keys: SlotKeys, batch: Batch, deliveries: list[D]
+    ) -> list[tuple[Lease, bytes]]:
+        """Append the deliveries of a batch; return undecodable messages with the reason."""
         unreadable = []
         retries, lefts, ids = self._context.settings.max_retries, batch.lefts, batch.ids
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
-        until = self._reception.visited + (self._reception.lease_ms or 0) / 1000
-        origin = BatchOrigin(self._face(), keys, batch.newest, retries, until)
-        make, keep = self._delivery, found.append
+        until = self._receive_state.visited_at + (self._receive_state.lease_ms or 0) / 1000
+        origin = BatchOrigin(self._delivery_consumer(), keys, batch.newest, retries, until)
+        make, append = self._delivery, deliveries.append
         for position, entry in enumerate(batch.records):
             fence += 1
             if not entry:
@@ -225,57 +232,71 @@ class ConsumerFlows(Generic[D]):
                 lease = Lease(keys.index, ids[position], score)
                 unreadable.append((lease, failure.encode(error)))
                 continue
-            keep(make(origin, ids[position], score, entry, fence, body))
+            append(make(origin, ids[position], score, entry, fence, body))
         return unreadable
 
+    # --- settling --------------------------------------------------------------------------------
+
     def _leases(self, deliveries: Iterable[D]) -> tuple[list[D], Leases]:
-        mine = list(deliveries)
-        if len(set(map(id, mine))) != len(mine):
+        """Return the deliveries as a list, and their leases.
+
+        Raises:
+            InvalidValue, InvalidType: one is given twice, or is no delivery.
+            AlreadySettled: one of them.
+        """
+        given = list(deliveries)
+        if len(set(map(id, given))) != len(given):
             raise InvalidValue("deliveries: one of them is given twice; give each once")
         slots, ids, scores, numbers = [], [], [], []
-        for one in mine:
-            if not isinstance(one, DeliveryData):
-                raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
-            if one._state:
-                late, one._unconfirmed = one._unconfirmed, ""
-                raise AlreadySettled(
-                    f"delivery {one.id} was "
-                    + ("settled before" if one._state == SETTLED else "lost: its lease ran out")
-                    + (f", by the {late} whose reply came late" if late else "")
+        for delivery in given:
+            if not isinstance(delivery, DeliveryData):
+                raise InvalidType(
+                    f"deliveries: {type(delivery).__name__}; give what receive returned"
                 )
-            if one._unconfirmed:
-                one._unconfirmed = ""  # that one was refused, and did nothing
-            slots.append(one._origin.keys.index)
-            ids.append(one._id)
-            scores.append(one._score)
-            numbers.append(one.fence)
-        return mine, Leases(slots, ids, scores, numbers)
+            if delivery._state:
+                late_verb, delivery._unconfirmed = delivery._unconfirmed, ""
+                raise AlreadySettled(
+                    f"delivery {delivery.id} was "
+                    + (
+                        "settled before"
+                        if delivery._state == SETTLED
+                        else "lost: its lease ran out"
+                    )
+                    + (f", by the {late_verb} whose reply came late" if late_verb else "")
+                )
+            if delivery._unconfirmed:
+                delivery._unconfirmed = ""  # that settling was refused, and did nothing
+            slots.append(delivery._origin.keys.index)
+            ids.append(delivery._id)
+            scores.append(delivery._score)
+            numbers.append(delivery.fence)
+        return given, Leases(slots, ids, scores, numbers)
 
-    def _settled(self, deliveries: Sequence[D], letters: str) -> list[D]:
-        """Note what became of each; those whose lease was lost."""
+    def _note_letters(self, deliveries: Sequence[D], letters: str) -> list[D]:
+        """Note the new state of each; return those whose lease was lost."""
         lost = []
-        for one, letter in zip(deliveries, letters, strict=True):
+        for delivery, letter in zip(deliveries, letters, strict=True):
             if letter == UNKNOWN:
                 continue
-            one._state = LOST if letter == "0" else SETTLED
+            delivery._state = LOST if letter == "0" else SETTLED
             if letter == "0":
-                lost.append(one)
-            self._forget(one)
+                lost.append(delivery)
+            self._forget(delivery)
         return lost
 
-    def _moved(
+    def _note_deadlines(
         self, deliveries: Sequence[D], deadlines: Sequence[int | None], until: float
     ) -> list[D]:
-        """Note the new deadlines; those whose lease was lost."""
+        """Note the new deadlines; return those whose lease was lost."""
         lost = []
-        for one, deadline in zip(deliveries, deadlines, strict=True):
+        for delivery, deadline in zip(deliveries, deadlines, strict=True):
             if deadline is None:
-                one._state = LOST
-                lost.append(one)
-                self._forget(one)
+                delivery._state = LOST
+                lost.append(delivery)
+                self._forget(delivery)
             elif deadline:
-                one._score = receipt_with_deadline(one._score, deadline)
-                one._origin = one._origin._replace(until=until)
+                delivery._score = receipt_with_deadline(delivery._score, deadline)
+                delivery._origin = delivery._origin._replace(until=until)
         return lost
 
     def _settle(
@@ -285,154 +306,165 @@ class ConsumerFlows(Generic[D]):
         build: Callable[[list[D], Leases], Settling[Any]],
         note: Callable[[list[D], Any], list[D]] | None = None,
     ) -> Flow[list[D]]:
-        """Carry out a verb; those whose lease was lost.
+        """Carry out a verb; return the deliveries whose lease was lost.
 
-        Deliveries for which the same verb was answered meanwhile are done.
+        A delivery for which the same verb was answered meanwhile is done.
 
         Args:
             verb: its name.
             deliveries: not settled yet.
             build: makes the calls.
-            note: takes note of the answer; None: it is letters that settle.
+            note: takes note of the answer; None: the answer is letters.
         """
-        given, lost, rest = list(deliveries), [], []
-        yield from self._unanswered.repeat()
-        for one in given:
-            if isinstance(one, DeliveryData) and one._state != OPEN and one._unconfirmed == verb:
-                one._unconfirmed = ""
-                if one._state == LOST:
-                    lost.append(one)
+        given, lost = list(deliveries), []
+        if self._missing_replies.waiting or self._missing_replies.repeating:
+            yield from self._missing_replies.repeat()
+        unsettled = []
+        for delivery in given:
+            if (
+                isinstance(delivery, DeliveryData)
+                and delivery._state != OPEN
+                and delivery._unconfirmed == verb
+            ):
+                delivery._unconfirmed = ""
+                if delivery._state == LOST:
+                    lost.append(delivery)
             else:
-                rest.append(one)
-        mine, leases = self._leases(rest)
-        if mine:
-            asked = build(mine, leases)
-            lost += yield from self._carry_out(verb, mine, asked, note or self._settled)
+                unsettled.append(delivery)
+        unsettled, leases = self._leases(unsettled)
+        if unsettled:
+            settling = build(unsettled, leases)
+            lost += yield from self._run_settling(
+                verb, unsettled, settling, note or self._note_letters
+            )
         return lost
 
-    def _carry_out(
+    def _run_settling(
         self,
         verb: str,
-        mine: list[D],
-        asked: Settling[Any],
+        deliveries: list[D],
+        settling: Settling[Any],
         note: Callable[[list[D], Any], list[D]],
     ) -> Flow[list[D]]:
         try:
-            answer, error = yield from asked.ask()
+            answer, error = yield from settling.try_run()
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
-                for one in mine:
-                    one._unconfirmed = verb
-                self._unanswered.add(asked, lambda answer: note(mine, answer))
+                for delivery in deliveries:
+                    delivery._unconfirmed = verb
+                self._missing_replies.add(settling, lambda answer: note(deliveries, answer))
             raise
-        lost = note(mine, answer)
+        lost = note(deliveries, answer)
         if error is not None:
             raise error
         return lost
 
-    def _acking(self, mine: list[D], leases: Leases) -> Settling[str]:
+    def _build_ack(self, deliveries: list[D], leases: Leases) -> Settling[str]:
         marks = [
-            record.audit_number(one._record) if one._record[0] & record.HEADERS else b""
-            for one in mine
+            record.audit_number(d._record) if d._record[0] & record.HEADERS else b""
+            for d in deliveries
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
-        return settle.ack(self._context, leases, claim.finish(self._context, mine))
+        claimed = [d for d in deliveries if d._claim is not None]
+        extra = claim.finish(self._context, claimed) if claimed else None
+        return settle.ack(self._context, leases, extra)
+
+    def _unclaim(self, deliveries: list[D]) -> ExtraCommands | None:
+        claimed = [d for d in deliveries if d._claim is not None]
+        return claim.unclaim(self._context, claimed) if claimed else None
 
     def _ack(self, deliveries: Iterable[D]) -> Flow[list[D]]:
-        if self._pops:
-            mine, _ = self._leases(deliveries)
-            return self._settled(mine, "1" * len(mine))
-        return (yield from self._settle("ack", deliveries, self._acking))
+        if self._at_most_once:
+            given, _ = self._leases(deliveries)
+            return self._note_letters(given, "1" * len(given))
+        return (yield from self._settle("ack", deliveries, self._build_ack))
 
     def _nack(
         self, deliveries: Iterable[D], delay: Duration | None, error: BaseException | str | None
     ) -> Flow[list[D]]:
         wait_ms = None if delay is None else duration_ms(delay, "delay", zero=True)
-        self._needs_leases()
+        self._check_has_leases()
 
-        def build(mine: list[D], leases: Leases) -> Settling[str]:
-            told = [failure.encode(error)] * len(mine)
-            beside = claim.unclaim(self._context, mine)
-            return settle.nack(self._context, leases, told, wait_ms, beside)
+        def build(given: list[D], leases: Leases) -> Settling[str]:
+            errors = [failure.encode(error)] * len(given)
+            return settle.nack(self._context, leases, errors, wait_ms, self._unclaim(given))
 
         return (yield from self._settle("nack", deliveries, build))
 
     def _reject(
         self, deliveries: Iterable[D], reason: BaseException | str, kind: str = "r"
     ) -> Flow[list[D]]:
-        self._needs_leases()
+        self._check_has_leases()
 
-        def build(mine: list[D], leases: Leases) -> Settling[str]:
-            told = [failure.encode(reason)] * len(mine)
-            beside = claim.unclaim(self._context, mine)
-            return settle.reject(self._context, leases, told, kind, beside)
+        def build(given: list[D], leases: Leases) -> Settling[str]:
+            errors = [failure.encode(reason)] * len(given)
+            return settle.reject(self._context, leases, errors, kind, self._unclaim(given))
 
         return (yield from self._settle("reject", deliveries, build))
 
     def _release(self, deliveries: Iterable[D], delay: Duration) -> Flow[list[D]]:
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
-        self._needs_leases()
+        self._check_has_leases()
 
-        def build(mine: list[D], leases: Leases) -> Settling[str]:
-            places = [one._queue_position() for one in mine]
-            beside = claim.unclaim(self._context, mine)
-            return settle.release(self._context, leases, places, wait_ms, beside)
+        def build(given: list[D], leases: Leases) -> Settling[str]:
+            places = [d._queue_position() for d in given]
+            return settle.release(self._context, leases, places, wait_ms, self._unclaim(given))
 
         return (yield from self._settle("release", deliveries, build))
 
     def _extend(self, deliveries: Iterable[D], lease: Duration | None) -> Flow[list[D]]:
-        self._needs_leases()
-        asked_ms, until = _lease(lease), 0.0
+        self._check_has_leases()
+        asked_ms, until = _lease_ms(lease), 0.0
 
-        def build(mine: list[D], leases: Leases) -> Settling[list[int | None]]:
+        def build(given: list[D], leases: Leases) -> Settling[list[int | None]]:
             nonlocal until
-            lease_ms = asked_ms or self._reception.lease_ms or self._context.settings.lease_ms
+            lease_ms = asked_ms or self._receive_state.lease_ms or self._context.settings.lease_ms
             until = time.monotonic() + lease_ms / 1000
-            beside = claim.renew(self._context, claim.held(mine), lease_ms)
-            return settle.extend(self._context, leases, lease_ms, beside)
+            extra = claim.renew(self._context, claim.held(given), lease_ms)
+            return settle.extend(self._context, leases, lease_ms, extra)
 
-        def note(mine: list[D], deadlines: Sequence[int | None]) -> list[D]:
-            return self._moved(mine, deadlines, until)
+        def note(given: list[D], deadlines: Sequence[int | None]) -> list[D]:
+            return self._note_deadlines(given, deadlines, until)
 
         return (yield from self._settle("extend", deliveries, build, note))
 
     def _ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
-        self._needs_leases()
-        read = [one if isinstance(one, Receipt) else Receipt.parse(one) for one in receipts]
+        self._check_has_leases()
+        given = [r if isinstance(r, Receipt) else Receipt.parse(r) for r in receipts]
         yield from open_topic.ensure_open(self._context)
         answers: dict[Receipt, str] = {}
-        for before in list(self._receipts_unanswered):
-            if set(read).isdisjoint(before.receipts):
+        for unanswered in list(self._unanswered_receipts):
+            if set(given).isdisjoint(unanswered.receipts):
                 continue
             with suppress(ScriptFailed):  # refused: nothing was settled
-                letters = yield from before.settling.run()
-                answers |= dict(zip(before.receipts, letters, strict=True))
-            self._receipts_unanswered.remove(before)
-        rest = [one for one in read if one not in answers]
+                letters = yield from unanswered.settling.run()
+                answers |= dict(zip(unanswered.receipts, letters, strict=True))
+            self._unanswered_receipts.remove(unanswered)
+        unsettled = [receipt for receipt in given if receipt not in answers]
         leases = []
-        for one in rest:
+        for receipt in unsettled:
             try:
-                self._context.check_id(one.id, "receipt")
+                self._context.check_id(receipt.id, "receipt")
             except InvalidValue as error:
                 raise InvalidReceipt(str(error)) from None
-            leases.append(Lease(one.id.slot, one.id, one.score))
-        asked = settle.ack(self._context, Leases.of(leases))
+            leases.append(Lease(receipt.id.slot, receipt.id, receipt.score))
+        settling = settle.ack(self._context, Leases.of(leases))
         try:
-            letters = yield from asked.run()
+            letters = yield from settling.run()
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
-                self._receipts_unanswered.append(_ReceiptsUnanswered(rest, asked))
+                self._unanswered_receipts.append(_UnansweredReceipts(unsettled, settling))
             raise
-        answers |= dict(zip(rest, letters, strict=True))
-        for receipt in read:
+        answers |= dict(zip(unsettled, letters, strict=True))
+        for receipt in given:
             delivery = self._open.get(receipt.id)
             if delivery is not None and delivery._score == receipt.score:
-                self._settled([delivery], answers[receipt])
-        return [one for one in read if answers[one] == "0"]
+                self._note_letters([delivery], answers[receipt])
+        return [receipt for receipt in given if answers[receipt] == "0"]
 
-    def _needs_leases(self) -> None:
-        if self._pops:
+    def _check_has_leases(self) -> None:
+        if self._at_most_once:
             raise InvalidValue(
                 "mode: an at_most_once delivery is settled when it is handed over; there is no "
                 "lease to ack, give back or extend. Use mode='at_least_once'"
@@ -440,45 +472,47 @@ class ConsumerFlows(Generic[D]):
 
     def _claim(self, deliveries: Sequence[D]) -> Flow[None]:
         """Claim the keys of deliveries whose claims are made, for as long as their leases."""
-        self._needs_leases()
-        claims = [one._claim for one in deliveries if one._claim and one._claim.state == UNSURE]
-        lease_ms = self._reception.lease_ms or self._context.settings.lease_ms
+        self._check_has_leases()
+        claims = [d._claim for d in deliveries if d._claim and d._claim.state == UNSURE]
+        lease_ms = self._receive_state.lease_ms or self._context.settings.lease_ms
         if claims:
             yield from claim.claim(self._context, claims, lease_ms)
 
     def _close(self) -> Flow[None]:
-        """Hand back what nobody has settled, at once and without costing a retry.
+        """Release deliveries that are not settled, at once and without costing a retry.
 
-        At most once, this gives up what was being settled when the last reply did not come.
+        At most once, deliveries whose settling has no reply are given up.
         """
         self._closed = True
-        if self._pops:
-            self._unanswered.clear()
-        yield from self._unanswered.repeat()
-        left = [one for one in list(self._open.values()) if one._state == OPEN]
+        if self._at_most_once:
+            self._missing_replies.clear()
+        yield from self._missing_replies.repeat()
+        left = [d for d in list(self._open.values()) if d._state == OPEN]
         self._open = {}
         if left:
             yield from self._release(left, 0)
-        if self._popped:
-            mine, leases = self._leases(one for one in self._popped if one._state == OPEN)
-            places = [one._queue_position() for one in mine]
+        if self._being_settled:
+            unconfirmed, leases = self._leases(d for d in self._being_settled if d._state == OPEN)
+            places = [d._queue_position() for d in unconfirmed]
             yield from settle.release(self._context, leases, places, 0).run()
-        yield from self._bury()
-        yield from receive.hand_back(self._reception)
+        if self._unreadable:
+            yield from self._reject_unreadable()
+        yield from receive.hand_back(self._receive_state)
 
-    def _verdict(self, error: BaseException | None) -> Callable[[list[D]], Flow[list[D]]]:
-        """What leaving `with delivery` means."""
-        if error is None or self._pops:
+    def _verb_for(self, error: BaseException | None) -> Callable[[list[D]], Flow[list[D]]]:
+        """Return the verb that settles a delivery whose `with` block ended so."""
+        if error is None or self._at_most_once:
             return self._ack
         if isinstance(error, Snooze):
             delay = error.delay
-            return lambda mine: self._release(mine, delay)
+            return lambda deliveries: self._release(deliveries, delay)
         if isinstance(error, Retry):
             wait = error.delay
-            return lambda mine: self._nack(mine, wait, error.__cause__ or "asked for a retry")
+            cause = error.__cause__ or "asked for a retry"
+            return lambda deliveries: self._nack(deliveries, wait, cause)
         if isinstance(error, Reject):
             reason = failure.text_of(error) or "rejected"
-            return lambda mine: self._reject(mine, reason)
+            return lambda deliveries: self._reject(deliveries, reason)
         if isinstance(error, Exception):
-            return lambda mine: self._nack(mine, None, error)
-        return lambda mine: self._release(mine, 0)  # Ctrl-C is not the message's fault
+            return lambda deliveries: self._nack(deliveries, None, error)
+        return lambda deliveries: self._release(deliveries, 0)  # Ctrl-C is not the message's fault

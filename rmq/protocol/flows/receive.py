@@ -1,12 +1,12 @@
-"""Receive messages: visit slots that have work, roll back what lapsed, sleep until there is more.
+"""Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
 
-A consumer does not poll. Each visit tells when its slot next has work; until then the consumer
-sleeps on the topic's wake channel. A signal can get lost (Pub/Sub promises nothing), so every
-POLL_S it looks once, at all slots in one command.
+Each visit tells when its slot next has work; until then the consumer sleeps on the topic's wake
+channel. A signal can get lost (Pub/Sub promises nothing), so every POLL_S the consumer asks all
+slots once, in one command.
 
-Every take is a lease. What a call has leased, or may have, and could not hand over, because the
-reply did not come or the caller was interrupted, the next call hands back first: it repeats the
-command under its number, which gives the same batch, and releases that. It costs nobody a retry.
+Every take is a lease. Messages that a call has leased, or may have leased, and could not hand over
+(the reply did not come, or the caller was interrupted) are handed back by the next call: it repeats
+the command under its number, which gives the same batch, and releases that. It costs no retry.
 """
 
 from __future__ import annotations
@@ -25,273 +25,288 @@ from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import QUERIES_EXPIRED, Batch
 from rmq.protocol.flows import open_topic, rollback, settle, tidy
-from rmq.protocol.steps import POLL_S, AwaitSignal, Command, Flow, InBackground, Sleep, Subscription
+from rmq.protocol.steps import (
+    POLL_S,
+    AwaitSignal,
+    Command,
+    Flow,
+    InBackground,
+    Sleep,
+    Subscription,
+)
 
-LOOK_S = 0.05  # how stale a busy consumer's idea of its other slots may be
+ASK_S = 0.05  # a busy consumer asks its other slots again after so long
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
-BESIDE_S = 0.01  # between two looks at what another thread or task is handing back
+RECHECK_S = 0.01  # between two looks at what another thread or task is handing back
 
-Taken = tuple[SlotKeys, Batch]
+SlotBatch = tuple[SlotKeys, Batch]
 
 
 class Take(NamedTuple):
-    """A prepare whose reply has not come; its session stays at its number until it has."""
+    """A prepare whose reply is missing; its session stays at its number until the reply comes."""
 
     keys: SlotKeys
     session: ReplaySession
     command: Command[Batch]
 
 
-class Reception:
-    """What a consumer knows of its slots: when each is worth a visit, by the monotonic clock."""
+class ReceiveState:
+    """A consumer's knowledge of its slots: when each has work, by the monotonic clock."""
 
     __slots__ = (
+        "asked_at",
         "context",
-        "cursor",
+        "first_slot",
         "handing_back",
         "interrupted",
         "lease_ms",
-        "left",
-        "looked",
+        "must_ask",
         "ordered",
-        "ready",
+        "ready_at",
         "subscription",
         "tidy_at",
         "unanswered",
-        "unsaid",
-        "visited",
+        "undelivered",
+        "visited_at",
     )  # fmt: skip
 
     def __init__(self, context: TopicContext, lease_ms: int | None, ordered: bool = False) -> None:
         self.context = context
         self.lease_ms = lease_ms
         self.ordered = ordered  # one slot's messages at a time, in order
-        self.interrupted = False  # nothing more is to be taken; set from another thread
+        self.interrupted = False  # take nothing more; set from another thread
         self.subscription = Subscription(context.channel)
-        self.ready: list[float] = []
-        self.looked = 0.0
-        self.cursor = 0
-        self.visited = 0.0  # when the slots were asked last; leases are no older
+        self.ready_at: list[float] = []  # of each slot
+        self.asked_at = 0.0  # when all slots were asked last
+        self.first_slot = 0  # of the next visit
+        self.visited_at = 0.0  # when the last visit began; leases are no older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
         self.unanswered: Take | None = None
-        self.left: list[Taken] = []  # leased, and never handed over
+        self.undelivered: list[SlotBatch] = []  # leased, and never handed over
         self.handing_back = False
-        self.unsaid = False  # some slot gave messages last, and was not told that we may sleep
+        self.must_ask = False  # a slot that gave messages last does not know that we may sleep
 
 
-def receive(reception: Reception, max_messages: object, wait: object) -> Flow[list[Taken]]:
+def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[list[SlotBatch]]:
     """Take up to `max_messages`, waiting up to `wait` for the first.
 
     Returns:
-        The batches taken, by slot; empty when nothing came in time. In order: of one slot.
+        The batches taken, by slot; empty when none came in time. In order: of one slot.
     """
     limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
-    context = reception.context
-    yield from open_topic.ensure_open(context)
-    yield from hand_back(reception)
-    if len(reception.ready) != len(context.slots):
-        reception.ready = [0.0] * len(context.slots)
-    if reception.lease_ms is None:
-        reception.lease_ms = context.settings.lease_ms
+    context = state.context
+    if not context.is_current():
+        yield from open_topic.ensure_open(context)
+    if state.handing_back or state.unanswered is not None or state.undelivered:
+        yield from hand_back(state)
+    if len(state.ready_at) != len(context.slots):
+        state.ready_at = [0.0] * len(context.slots)
+    if state.lease_ms is None:
+        state.lease_ms = context.settings.lease_ms
     until = time.monotonic() + wait_s
     waits = wait_s > 0
-    yield from _catch_up(reception, waits)
-    spent = 0
-    while not reception.interrupted:
-        if time.monotonic() >= reception.tidy_at:
-            reception.tidy_at = time.monotonic() + tidy.TIDY_S
+    yield from _prepare_visit(state, waits)
+    rounds = 0
+    while not state.interrupted:
+        if time.monotonic() >= state.tidy_at:
+            state.tidy_at = time.monotonic() + tidy.TIDY_S
             yield from tidy.try_tidy(context)
-        batches = yield from _visit(reception, limit, waits)
+        batches = yield from _visit_slots(state, limit, waits)
         if batches:
             return batches
         now = time.monotonic()
         if now >= until:
-            # All that was picked had expired, or joined its priority: there is work, so look again.
-            spent += min(reception.ready) <= now
-            if min(reception.ready) > now or spent > ROUNDS_MAX:
+            # All messages found had expired, or joined their priority: there is work, look again.
+            rounds += min(state.ready_at) <= now
+            if min(state.ready_at) > now or rounds > ROUNDS_MAX:
                 return []
             continue
-        if reception.subscription.held is None:
-            yield AwaitSignal(reception.subscription, 0)
-            # What came before we listened sent us no signal: visit every slot once more.
-            reception.ready = [0.0] * len(context.slots)
+        if state.subscription.held is None:
+            yield AwaitSignal(state.subscription, 0)
+            # Messages that came before the subscription sent it no signal: visit every slot again.
+            state.ready_at = [0.0] * len(context.slots)
             continue
-        if reception.unsaid:
-            yield from _look(reception, waits)
+        if state.must_ask:
+            yield from _ask_slots(state, waits)
             continue
-        pause = min(until, min(reception.ready), reception.looked + POLL_S) - now
+        pause = min(until, min(state.ready_at), state.asked_at + POLL_S) - now
         if pause > 0:
-            signals = yield AwaitSignal(reception.subscription, pause)
+            signals = yield AwaitSignal(state.subscription, pause)
             for slot in signals:
-                if slot < len(reception.ready):
-                    reception.ready[slot] = 0.0
+                if slot < len(state.ready_at):
+                    state.ready_at[slot] = 0.0
             if signals:
                 continue
-        if time.monotonic() >= reception.looked + POLL_S:
-            yield from _look(reception, waits)
+        if time.monotonic() >= state.asked_at + POLL_S:
+            yield from _ask_slots(state, waits)
     return []
 
 
-def _catch_up(reception: Reception, waits: bool) -> Flow[None]:
-    """Before the first visit of a call: learn of slots that were empty when we last looked."""
+def _prepare_visit(state: ReceiveState, waits: bool) -> Flow[None]:
+    """Before the first visit of a call: learn whether slots that were empty have work now."""
     now = time.monotonic()
-    if len(reception.ready) == 1:
-        reception.ready[0] = 0.0  # one visit tells more than one look
-    elif now > reception.looked + LOOK_S or min(reception.ready) > now:
-        yield from _look(reception, waits)
+    if len(state.ready_at) == 1:
+        state.ready_at[0] = 0.0  # a visit of the only slot tells more than asking it
+    elif now > state.asked_at + ASK_S or min(state.ready_at) > now:
+        yield from _ask_slots(state, waits)
 
 
-def _look(reception: Reception, waits: bool) -> Flow[None]:
+def _ask_slots(state: ReceiveState, waits: bool) -> Flow[None]:
     """Ask all slots at once when they have work."""
-    reception.looked = time.monotonic()
-    reception.unsaid = False
-    if len(reception.ready) == 1:
-        reception.ready[0] = 0.0
+    state.asked_at = time.monotonic()
+    state.must_ask = False
+    if len(state.ready_at) == 1:
+        state.ready_at[0] = 0.0
         return
-    answers = yield commands.next_ready(reception.context.slots, waits)
+    waits_us = yield commands.next_ready(state.context.slots, waits)
     now = time.monotonic()
-    reception.ready = [_when(now, wait_us) for wait_us in answers]
+    state.ready_at = [_ready_at(now, wait_us) for wait_us in waits_us]
 
 
-def _when(now: float, wait_us: int) -> float:
+def _ready_at(now: float, wait_us: int) -> float:
     return NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
 
-def _visit(reception: Reception, limit: int, waits: bool) -> Flow[list[Taken]]:
+def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Take from slots that have work, in turn, until the limit is reached or none is left.
 
-    What was taken before an error is handed over all the same; the error comes again on the next
+    Batches taken before an error are handed over all the same; the error comes again on the next
     visit, which begins behind the slot that failed. An interrupted visit hands everything back.
     """
-    context, ready = reception.context, reception.ready
-    reception.visited = time.monotonic()
-    found: list[Taken] = []
-    count, start = len(ready), reception.cursor
+    context, ready_at = state.context, state.ready_at
+    state.visited_at = time.monotonic()
+    batches: list[SlotBatch] = []
+    count, first = len(ready_at), state.first_slot
     try:
         for step in range(count):
-            index = (start + step) % count
-            if ready[index] > time.monotonic():
+            index = (first + step) % count
+            if ready_at[index] > time.monotonic():
                 continue
-            reception.cursor = index + 1
-            limit -= yield from _visit_one(reception, context.slots[index], limit, waits, found)
-            if limit <= 0 or (found and reception.ordered):
+            state.first_slot = index + 1
+            limit -= yield from _visit_slot(state, context.slots[index], limit, waits, batches)
+            if limit <= 0 or (batches and state.ordered):
                 break
     except Exception:
-        if not found:
+        if not batches:
             raise
     except BaseException as error:
-        yield from interrupted(reception, found, error)
+        yield from hand_back_interrupted(state, batches, error)
         raise
-    return found
+    return batches
 
 
-def _visit_one(
-    reception: Reception, keys: SlotKeys, limit: int, waits: bool, found: list[Taken]
+def _visit_slot(
+    state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
 ) -> Flow[int]:
-    """Take from one slot, and see to the leases there that have run out; how many were taken."""
-    batch = yield from _take(reception, keys, limit, waits)
+    """Take from one slot, and roll back its expired leases; return how many were taken."""
+    batch = yield from _take(state, keys, limit, waits)
     if batch.ids:
-        found.append((keys, batch))  # before anything else can fail
-        reception.unsaid = len(reception.ready) > 1  # a single slot is asked before every sleep
-    if batch.expired & QUERIES_EXPIRED:
-        yield from rollback.rollback_queries(keys)
-    if batch.expired and (yield from rollback.rollback(reception.context, keys)) and not batch.ids:
-        batch = yield from _take(reception, keys, limit, waits)
-        if batch.ids:
-            found.append((keys, batch))
+        batches.append((keys, batch))  # before anything else can fail
+        state.must_ask = len(state.ready_at) > 1  # a single slot is asked before every sleep
+    if batch.expired:
+        if batch.expired & QUERIES_EXPIRED:
+            yield from rollback.rollback_queries(keys)
+        if (yield from rollback.rollback(state.context, keys)) and not batch.ids:
+            batch = yield from _take(state, keys, limit, waits)
+            if batch.ids:
+                batches.append((keys, batch))
     now = time.monotonic()
-    reception.ready[keys.index] = _when(now, batch.wait_us)
-    if len(reception.ready) == 1:
-        reception.looked = now
+    state.ready_at[keys.index] = _ready_at(now, batch.wait_us)
+    if len(state.ready_at) == 1:
+        state.asked_at = now
     return len(batch.ids)
 
 
-def _take(reception: Reception, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
-    assert reception.lease_ms is not None
-    session = reception.context.sessions.take()
-    command = commands.prepare(keys, session, limit, reception.lease_ms, waits, reception.ordered)
-    return (yield from _answered(reception, Take(keys, session, command)))
+def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
+    assert state.lease_ms is not None
+    session = state.context.sessions.take()
+    command = commands.prepare(keys, session, limit, state.lease_ms, waits, state.ordered)
+    return (yield from _run_take(state, Take(keys, session, command)))
 
 
-def _answered(reception: Reception, take: Take) -> Flow[Batch]:
-    """Make a take, for the first time or once more. Until it is answered it stays `unanswered`."""
-    known = reception.unanswered is None  # that nothing of it was done before
-    reception.unanswered = take
+def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
+    """Run a take, for the first time or again. Until it is answered it stays in `unanswered`."""
+    is_first = state.unanswered is None
+    state.unanswered = take
     try:
-        batch: Batch = yield (take.command if known else take.command.again())
+        batch: Batch = yield (take.command if is_first else take.command.again())
     except Exception as error:
-        if not isinstance(error, OutcomeUnknown) and (known or not isinstance(error, Unavailable)):
-            reception.unanswered = None  # nothing was taken
-            reception.context.sessions.give(take.session)
+        if not isinstance(error, OutcomeUnknown) and (
+            is_first or not isinstance(error, Unavailable)
+        ):
+            state.unanswered = None  # nothing was taken
+            state.context.sessions.give(take.session)
         raise
-    reception.unanswered = None
-    reception.context.sessions.give(take.session)
+    state.unanswered = None
+    state.context.sessions.give(take.session)
     return batch
 
 
-def interrupted(reception: Reception, found: list[Taken], error: BaseException) -> Flow[None]:
-    """Hand back what a call had leased when Ctrl-C or a cancellation came.
+def hand_back_interrupted(
+    state: ReceiveState, batches: list[SlotBatch], error: BaseException
+) -> Flow[None]:
+    """Hand back the batches of a call that Ctrl-C or a cancellation interrupted.
 
-    Ctrl-C waits for that. A cancelled task ends at once: the handing back goes on beside it, or is
-    the first thing that the consumer's next call does.
+    Ctrl-C waits for that. A cancelled task ends at once: the batches are handed back in the
+    background, or by the consumer's next call.
     """
-    reception.left += found
-    if isinstance(error, GeneratorExit) or not (reception.left or reception.unanswered):
+    state.undelivered += batches
+    if isinstance(error, GeneratorExit) or not (state.undelivered or state.unanswered):
         return
     if isinstance(error, KeyboardInterrupt):
         with suppress(RMQError):
-            yield from hand_back(reception)
+            yield from hand_back(state)
     else:
-        yield InBackground(0, lambda: hand_back(reception))
+        yield InBackground(0, lambda: hand_back(state))
 
 
-def hand_back(reception: Reception) -> Flow[None]:
-    """Release what earlier calls leased, or may have leased, and never handed over."""
-    while reception.handing_back:
-        yield Sleep(BESIDE_S)
-    if reception.unanswered is None and not reception.left:
+def hand_back(state: ReceiveState) -> Flow[None]:
+    """Release messages that earlier calls leased, or may have leased, and never handed over."""
+    while state.handing_back:
+        yield Sleep(RECHECK_S)
+    if state.unanswered is None and not state.undelivered:
         return
-    reception.handing_back = True
+    state.handing_back = True
     try:
-        take = reception.unanswered
+        take = state.unanswered
         if take is not None:
-            batch = yield from _answered(reception, take)
+            batch = yield from _run_take(state, take)
             if batch.ids:
-                reception.left.append((take.keys, batch))
-        while reception.left:
-            keys, batch = reception.left[0]
-            yield from _released(reception, keys, batch)
-            del reception.left[0]
+                state.undelivered.append((take.keys, batch))
+        while state.undelivered:
+            keys, batch = state.undelivered[0]
+            yield from _release_batch(state, keys, batch)
+            del state.undelivered[0]
     finally:
-        reception.handing_back = False
+        state.handing_back = False
 
 
-def _released(reception: Reception, keys: SlotKeys, batch: Batch) -> Flow[None]:
-    leases = leases_of(keys, batch, reception.context.settings.max_retries)
+def _release_batch(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[None]:
+    leases = leases_of(keys, batch, state.context.settings.max_retries)
     if not leases.ids:
         return
     places = [place_of(entry) for entry in batch.records if entry]
     try:
-        yield from settle.release(reception.context, leases, places, 0).run()
+        yield from settle.release(state.context, leases, places, 0).run()
     except (OutcomeUnknown, Unavailable):
         raise
     except RMQError:
-        pass  # refused: the leases end by themselves
+        pass  # refused: the leases expire
 
 
-def leases_of(keys: SlotKeys, batch: Batch, most: int) -> settle.Leases:
-    """What the deliveries of a batch are known by. `most`: the retries of a fresh message."""
-    found = []
+def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:
+    """Return the leases of a batch; a fresh message has `max_retries` left."""
+    leases = []
     for position, message_id in enumerate(batch.ids):
         if message_id:
-            left = batch.lefts[position] if batch.lefts else most
+            left = batch.lefts[position] if batch.lefts else max_retries
             score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
-            found.append(settle.Lease(keys.index, message_id, score))
-    return settle.Leases.of(found)
+            leases.append(settle.Lease(keys.index, message_id, score))
+    return settle.Leases.of(leases)
 
 
 def place_of(entry: bytes) -> int:
-    """Where a record's message stands when it has not failed: its priority, or when it was due."""
+    """Return the place of a record's message if it has not failed: its priority or its due time."""
     return int.from_bytes(entry[1:4], "big") or int.from_bytes(entry[8:14], "big")

@@ -3,8 +3,8 @@
 Each verb takes the leases of the deliveries and returns a `Settling`: one call for each slot and
 thousand, each in a replay session of its own. The reply has a letter for each delivery, in order. A
 settling without a reply keeps its sessions and their numbers, so it can be run again: calls that
-were made answer as before, and the others are made. Commands in `beside` go before the calls, in
-the same round trip.
+were made answer as before, and the others are made. Extra commands go before the calls, in the same
+round trip.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
 from rmq.errors import OutcomeUnknown, RMQError
 from rmq.protocol import commands
-from rmq.protocol.flows.claim import Beside
+from rmq.protocol.flows.claim import ExtraCommands
 from rmq.protocol.steps import Command, Flow, Pipeline
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ UNKNOWN = "?"  # the letter of a delivery whose slot answered with an error
 
 
 class Lease(NamedTuple):
-    """What a delivery is known by: its slot's index, its id, its receipt's score, its number."""
+    """The lease of a delivery: slot index, message id, score of the receipt, delivery number."""
 
     slot: int
     id: bytes
@@ -42,63 +42,72 @@ class Leases(NamedTuple):
     ids: Sequence[bytes]
     scores: Sequence[float]
     numbers: Sequence[int]
-    marks: Sequence[bytes] = ()  # of rmq.Audit; empty where nobody knows of any
+    marks: Sequence[bytes] = ()  # of rmq.Audit; empty where none are known
 
     @classmethod
     def of(cls, rows: Iterable[Lease]) -> Leases:
-        """Rows turned into columns."""
-        kept = list(rows)
+        """Turn rows into columns."""
+        leases = list(rows)
         return cls(
-            [r.slot for r in kept],
-            [r.id for r in kept],
-            [r.score for r in kept],
-            [r.number for r in kept],
+            [lease.slot for lease in leases],
+            [lease.id for lease in leases],
+            [lease.score for lease in leases],
+            [lease.number for lease in leases],
         )
 
-    def pick(self, places: Sequence[int]) -> Leases:
-        """Some of the rows."""
+    def pick(self, positions: Sequence[int]) -> Leases:
+        """Return the rows at these positions."""
         slots, ids, scores, numbers, marks = self
         return Leases(
-            [slots[p] for p in places],
-            [ids[p] for p in places],
-            [scores[p] for p in places],
-            [numbers[p] for p in places],
-            [marks[p] for p in places] if marks else (),
+            [slots[p] for p in positions],
+            [ids[p] for p in positions],
+            [scores[p] for p in positions],
+            [numbers[p] for p in positions],
+            [marks[p] for p in positions] if marks else (),
         )
 
 
-# keys, session, the leases of one slot, and their places among all -> the call
+# keys, session, the leases of one call, and their positions among all -> the call
 _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]]
 
 
-def _parts(leases: Leases) -> list[tuple[int, Leases, Sequence[int]]]:
-    """The leases by slot, at most a batch each."""
+def _split(leases: Leases) -> list[tuple[int, Leases, Sequence[int]]]:
+    """Split leases by slot, at most a batch each."""
     count = len(leases.ids)
     if count <= BATCH_MAX and len(set(leases.slots)) == 1:
         return [(leases.slots[0], leases, range(count))]
     by_slot: dict[int, list[int]] = {}
-    for place, slot in enumerate(leases.slots):
-        by_slot.setdefault(slot, []).append(place)
+    for position, slot in enumerate(leases.slots):
+        by_slot.setdefault(slot, []).append(position)
     return [
-        (slot, leases.pick(places[at : at + BATCH_MAX]), places[at : at + BATCH_MAX])
-        for slot, places in by_slot.items()
-        for at in range(0, len(places), BATCH_MAX)
+        (slot, leases.pick(positions[at : at + BATCH_MAX]), positions[at : at + BATCH_MAX])
+        for slot, positions in by_slot.items()
+        for at in range(0, len(positions), BATCH_MAX)
     ]
 
 
-# how many deliveries, the replies with their places, the places without a slot -> the answer
+# how many deliveries, the replies with their positions, the positions in lost slots -> the answer
 _Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
 
 
 class Settling(Generic[T]):
-    """The calls of one settling, to be made as often as it takes until they are answered.
+    """The calls of one settling, which may be repeated until they are answered.
 
     Redis keeps the answers for a minute (`lua/lib/replay.lua`). Run again after that, a call finds
     by the receipts what is still the caller's: nothing is done twice, but what the first call had
     settled is then reported as lost.
     """
 
-    __slots__ = ("_beside", "_calls", "_context", "_gone", "_parts", "_read", "_sessions", "_size")
+    __slots__ = (
+        "_calls",
+        "_context",
+        "_extra",
+        "_lost",
+        "_positions",
+        "_read",
+        "_sessions",
+        "_size",
+    )
 
     def __init__(
         self,
@@ -106,101 +115,102 @@ class Settling(Generic[T]):
         leases: Leases,
         build: _Build,
         read: _Read[T],
-        beside: Beside | None,
+        extra: ExtraCommands | None,
         last_first: bool = False,
     ) -> None:
-        parts = _parts(leases) if leases.ids else []
+        parts = _split(leases) if leases.ids else []
         if last_first:
             parts.reverse()
-        # A topic that was created anew may have fewer slots: what was leased of the others is lost.
-        self._gone = [places for slot, _, places in parts if slot >= len(context.slots)]
-        parts = [part for part in parts if part[0] < len(context.slots)]
+        # A topic that was created anew may have fewer slots: leases of the others are lost.
+        slots = context.slots
+        self._lost = [positions for slot, _, positions in parts if slot >= len(slots)]
+        parts = [part for part in parts if part[0] < len(slots)]
         self._context = context
         self._size = len(leases.ids)
-        self._parts = [places for _, _, places in parts]
+        self._positions = [positions for _, _, positions in parts]
         self._sessions = [context.sessions.take() for _ in parts]
         self._calls = [
-            build(context.slots[slot], session, some, places)
-            for (slot, some, places), session in zip(parts, self._sessions, strict=True)
+            build(slots[slot], session, part, positions)
+            for (slot, part, positions), session in zip(parts, self._sessions, strict=True)
         ]
         self._read = read
-        self._beside = beside
+        self._extra = extra
 
     def run(self) -> Flow[T]:
         """Make the calls. The first error is raised after all are made."""
-        answer, error = yield from self.ask()
+        answer, error = yield from self.try_run()
         if error is not None:
             raise error
         return answer
 
-    def ask(self) -> Flow[tuple[T, RMQError | None]]:
-        """As `run`; but where some slots answered and others failed, the answer and the error."""
+    def try_run(self) -> Flow[tuple[T, RMQError | None]]:
+        """As `run`; but if only some slots failed, return the answer and the first error."""
         try:
-            replies = yield from self._made()
+            replies = yield from self._call()
         except OutcomeUnknown:
             raise
         except Exception:
-            self._answered()
+            self._give_sessions_back()
             raise
-        self._answered()
-        errors = [one for one in replies if isinstance(one, RMQError)]
+        self._give_sessions_back()
+        errors = [reply for reply in replies if isinstance(reply, RMQError)]
         if errors and len(errors) == len(replies):
             raise errors[0]
-        pairs = list(zip(self._parts, replies, strict=True))
-        answer = self._read(self._size, pairs, self._gone)
+        pairs = list(zip(self._positions, replies, strict=True))
+        answer = self._read(self._size, pairs, self._lost)
         return answer, errors[0] if errors else None
 
-    def _made(self) -> Flow[list[Any]]:
-        calls, beside = self._calls, self._beside
-        if beside is not None and calls:
-            both: list[Any] = yield Pipeline([*beside.commands, *calls])
-            beside.told(both[: len(beside.commands)])
-            return both[len(beside.commands) :]
+    def _call(self) -> Flow[list[Any]]:
+        calls, extra = self._calls, self._extra
+        if extra is not None and calls:
+            replies: list[Any] = yield Pipeline([*extra.commands, *calls])
+            extra.note_replies(replies[: len(extra.commands)])
+            return replies[len(extra.commands) :]
         if len(calls) == 1:
             return [(yield calls[0])]
         return (yield Pipeline(calls)) if calls else []
 
-    def _answered(self) -> None:
+    def _give_sessions_back(self) -> None:
         for session in self._sessions:
             self._context.sessions.give(session)
         self._sessions = []
 
 
-def _letters(size: int, replies: list[tuple[Sequence[int], Any]], gone: list[Sequence[int]]) -> str:
-    if len(replies) == 1 and not gone:
+def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]) -> str:
+    if len(replies) == 1 and not lost:
         return str(replies[0][1])
     letters = [UNKNOWN] * size
-    for place in chain.from_iterable(gone):
-        letters[place] = "0"
-    for places, reply in replies:
+    for position in chain.from_iterable(lost):
+        letters[position] = "0"
+    for positions, reply in replies:
         if not isinstance(reply, RMQError):
-            for place, letter in zip(places, reply, strict=True):
-                letters[place] = letter
+            for position, letter in zip(positions, reply, strict=True):
+                letters[position] = letter
     return "".join(letters)
 
 
 def _deadlines(
-    size: int, replies: list[tuple[Sequence[int], Any]], gone: list[Sequence[int]]
+    size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]
 ) -> list[int | None]:
     deadlines: list[int | None] = [0] * size
-    for place in chain.from_iterable(gone):
-        deadlines[place] = None
-    for places, reply in replies:
+    for position in chain.from_iterable(lost):
+        deadlines[position] = None
+    for positions, reply in replies:
         if not isinstance(reply, RMQError):
-            for place, letter in zip(places, reply.letters, strict=True):
-                deadlines[place] = reply.deadline_s if letter == "1" else None
+            for position, letter in zip(positions, reply.letters, strict=True):
+                deadlines[position] = reply.deadline_s if letter == "1" else None
     return deadlines
 
 
-def ack(context: TopicContext, leases: Leases, beside: Beside | None = None) -> Settling[str]:
-    """Settle for good: 1 settled, 0 lost."""
+def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = None) -> Settling[str]:
+    """Settle for good. A letter for each: 1 settled, 0 lost."""
 
     def build(
-        keys: SlotKeys, session: ReplaySession, some: Leases, places: Sequence[int]
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        return commands.ack(context, keys, session, some.ids, some.scores, some.numbers, some.marks)
+        return commands.ack(context, keys, session, part.ids, part.scores, part.numbers, part.marks)
 
-    return Settling(context, leases, build, _letters, beside)
+    return Settling(context, leases, build, _letters, extra)
 
 
 def nack(
@@ -208,17 +218,17 @@ def nack(
     leases: Leases,
     errors: Sequence[bytes],
     wait_ms: int | None,
-    beside: Beside | None = None,
+    extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Give back as failed: r retry, d dead, 0 lost."""
+    """Give back as failed. A letter for each: r retry, d dead, 0 lost."""
 
     def build(
-        keys: SlotKeys, session: ReplaySession, some: Leases, places: Sequence[int]
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        told = [errors[p] for p in places]
-        return commands.nack(context, keys, session, some.ids, some.scores, told, wait_ms)
+        texts = [errors[p] for p in positions]
+        return commands.nack(context, keys, session, part.ids, part.scores, texts, wait_ms)
 
-    return Settling(context, leases, build, _letters, beside)
+    return Settling(context, leases, build, _letters, extra)
 
 
 def reject(
@@ -226,46 +236,52 @@ def reject(
     leases: Leases,
     errors: Sequence[bytes],
     reason: str,
-    beside: Beside | None = None,
+    extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """To the DeadQueue at once: d dead, 0 lost. `reason`: r rejected, u undecodable."""
+    """Send to the DeadQueue. A letter for each: d dead, 0 lost.
+
+    `reason`: r rejected, u undecodable.
+    """
 
     def build(
-        keys: SlotKeys, session: ReplaySession, some: Leases, places: Sequence[int]
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        told = [errors[p] for p in places]
-        return commands.reject(context, keys, session, some.ids, some.scores, told, reason)
+        texts = [errors[p] for p in positions]
+        return commands.reject(context, keys, session, part.ids, part.scores, texts, reason)
 
-    return Settling(context, leases, build, _letters, beside)
+    return Settling(context, leases, build, _letters, extra)
 
 
 def release(
     context: TopicContext,
     leases: Leases,
-    places_taken: Sequence[int],
+    places: Sequence[int],
     wait_ms: int,
-    beside: Beside | None = None,
+    extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Hand back unworked: 1 released, 0 lost. `places_taken`: priorities, or due times."""
+    """Give back without a failure. A letter for each: 1 released, 0 lost.
+
+    `places`: of each message its priority, or its due time.
+    """
 
     def build(
-        keys: SlotKeys, session: ReplaySession, some: Leases, places: Sequence[int]
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        taken = [places_taken[p] for p in places]
-        return commands.release(context, keys, session, some.ids, some.scores, taken, wait_ms)
+        in_part = [places[p] for p in positions]
+        return commands.release(context, keys, session, part.ids, part.scores, in_part, wait_ms)
 
     # Each call puts its messages in front of all others, so the first thousand goes last.
-    return Settling(context, leases, build, _letters, beside, last_first=wait_ms == 0)
+    return Settling(context, leases, build, _letters, extra, last_first=wait_ms == 0)
 
 
 def extend(
-    context: TopicContext, leases: Leases, lease_ms: int, beside: Beside | None = None
+    context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
 ) -> Settling[list[int | None]]:
-    """Move deadlines: for each the new deadline in s; None: the lease is lost; 0: not known."""
+    """Move deadlines. For each the new deadline in s; None: the lease is lost; 0: not known."""
 
     def build(
-        keys: SlotKeys, session: ReplaySession, some: Leases, places: Sequence[int]
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        return commands.extend(keys, session, some.ids, some.scores, lease_ms)
+        return commands.extend(keys, session, part.ids, part.scores, lease_ms)
 
-    return Settling(context, leases, build, _deadlines, beside)
+    return Settling(context, leases, build, _deadlines, extra)

@@ -97,7 +97,7 @@ def push(
         if _alike(group):
             calls.add_alike(group.slot, group.parts[0], group.ids[0], group.parts[1::2])
         else:
-            calls.add(group.slot, _record(context, group), len(group.ids))
+            calls.add(group.slot, _entry(context, group), len(group.ids))
     return (yield from calls.made())
 
 
@@ -174,7 +174,7 @@ def _alike(group: Group) -> bool:
     return plain and heads.count(heads[0]) == len(heads)
 
 
-def _record(context: TopicContext, group: Group) -> list[bytes]:
+def _entry(context: TopicContext, group: Group) -> list[bytes]:
     """What publish moves in one step."""
     draft = group.merging
     if draft is None:
