@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from rmq.core import codec, failure, record
 from rmq.core.claim import UNSURE
@@ -26,18 +25,17 @@ from rmq.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.errors import (
     AlreadySettled,
     DecodeError,
-    InvalidReceipt,
     InvalidType,
     InvalidValue,
     OutcomeUnknown,
     RMQError,
-    ScriptFailed,
     StorageError,
     TopicVanished,
     Unavailable,
 )
 from rmq.protocol.commands import Batch
 from rmq.protocol.flows import claim, inspect, open_topic, receive, settle
+from rmq.protocol.flows.ack_receipts import ReceiptAcks
 from rmq.protocol.flows.claim import ExtraCommands
 from rmq.protocol.flows.missing_replies import MissingReplies
 from rmq.protocol.flows.receive import ReceiveState
@@ -48,7 +46,6 @@ Mode = Literal["at_least_once", "at_most_once"]
 D = TypeVar("D", bound=DeliveryData)
 TIDY_FROM = 256  # unsettled deliveries, before a consumer forgets those whose lease expired
 FORGET_S = 60.0  # after its lease expired for so long, a delivery cannot be handed back
-RECEIPT_CALLS_MAX = 64  # calls of ack_receipts without a reply that are kept
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
 _PLAIN = {number << 5: body_codec.decode for number, body_codec in codec.BY_NUMBER.items()}
@@ -56,11 +53,6 @@ _PLAIN = {number << 5: body_codec.decode for number, body_codec in codec.BY_NUMB
 
 def _lease_ms(value: Duration | None) -> int | None:
     return None if value is None else duration_ms(value, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
-
-
-class _UnansweredReceipts(NamedTuple):
-    receipts: list[Receipt]
-    settling: Settling[str]
 
 
 class ConsumerFlows(Generic[D]):
@@ -88,7 +80,7 @@ class ConsumerFlows(Generic[D]):
         self._closed = False
         self._receiving = threading.Lock()
         self._missing_replies = MissingReplies()
-        self._unanswered_receipts: deque[_UnansweredReceipts] = deque(maxlen=RECEIPT_CALLS_MAX)
+        self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
         self._being_settled: list[D] = []  # at most once: being settled, not handed over yet
 
@@ -432,36 +424,12 @@ class ConsumerFlows(Generic[D]):
     def _ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
         self._check_has_leases()
         given = [r if isinstance(r, Receipt) else Receipt.parse(r) for r in receipts]
-        yield from open_topic.ensure_open(self._context)
-        answers: dict[Receipt, str] = {}
-        for unanswered in list(self._unanswered_receipts):
-            if set(given).isdisjoint(unanswered.receipts):
-                continue
-            with suppress(ScriptFailed):  # refused: nothing was settled
-                letters = yield from unanswered.settling.run()
-                answers |= dict(zip(unanswered.receipts, letters, strict=True))
-            self._unanswered_receipts.remove(unanswered)
-        unsettled = [receipt for receipt in given if receipt not in answers]
-        leases = []
-        for receipt in unsettled:
-            try:
-                self._context.check_id(receipt.id, "receipt")
-            except InvalidValue as error:
-                raise InvalidReceipt(str(error)) from None
-            leases.append(Lease(receipt.id.slot, receipt.id, receipt.score))
-        settling = settle.ack(self._context, Leases.of(leases))
-        try:
-            letters = yield from settling.run()
-        except BaseException as error:
-            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
-                self._unanswered_receipts.append(_UnansweredReceipts(unsettled, settling))
-            raise
-        answers |= dict(zip(unsettled, letters, strict=True))
+        letters = yield from self._receipt_acks.ack(given)
         for receipt in given:
             delivery = self._open.get(receipt.id)
             if delivery is not None and delivery._score == receipt.score:
-                self._note_letters([delivery], answers[receipt])
-        return [receipt for receipt in given if answers[receipt] == "0"]
+                self._note_letters([delivery], letters[receipt])
+        return [receipt for receipt in given if letters[receipt] == "0"]
 
     def _check_has_leases(self) -> None:
         if self._at_most_once:
