@@ -24,7 +24,7 @@ from rmq.core.settings import TopicSettings
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, RMQError, StorageError
-from rmq.protocol.flows import audit
+from rmq.protocol.flows import audit_report
 from rmq.transport import AsyncTransport, Transport, url as urls
 from rmq.transport.url import Address
 
@@ -38,7 +38,7 @@ def _tell_at_exit() -> None:
             with contextlib.suppress(RMQError):
                 transport = Transport(address, 0, EXIT_S)
                 try:
-                    transport.run(audit.tell(numbers, again=False))
+                    transport.run(audit_report.report(numbers, again=False))
                 finally:
                     transport.close()
 
@@ -179,7 +179,7 @@ class Client(_ClientBase):
         """Close every connection; an embedded server stops with its last client."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
-                self._transport.run(audit.tell(self._hooks.producer_sequence, again=False))
+                self._transport.run(audit_report.report(self._hooks.producer_sequence, again=False))
         self._transport.close()
 
     def __enter__(self) -> Client:
@@ -236,7 +236,9 @@ class AsyncClient(_ClientBase):
         """As `Client.close`."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
-                await self._transport.run(audit.tell(self._hooks.producer_sequence, again=False))
+                await self._transport.run(
+                    audit_report.report(self._hooks.producer_sequence, again=False)
+                )
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:

@@ -144,7 +144,7 @@ class Query(_QueryBase):
 
     def slots(self) -> int:
         """Return the number of slots of the topic. Raises TopicNotFound."""
-        self._run(query.opened(self._context))
+        self._run(query.open(self._context))
         return len(self._context.slots)
 
     def waiting(self) -> list[int]:
@@ -189,7 +189,7 @@ class Query(_QueryBase):
 
         Reading changes nothing: the query goes on holding them.
         """
-        self._run(query.opened(self._context))
+        self._run(query.open(self._context))
         while after < upto:
             page = self._run(query.read(self._context.slots[slot], self.run, after, upto))
             if not page.ids:
@@ -264,7 +264,7 @@ class AsyncQuery(_QueryBase):
 
     async def slots(self) -> int:
         """As `Query.slots`."""
-        await self._run(query.opened(self._context))
+        await self._run(query.open(self._context))
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
@@ -290,7 +290,7 @@ class AsyncQuery(_QueryBase):
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
         """As `Query.read`, for `async for`."""
-        await self._run(query.opened(self._context))
+        await self._run(query.open(self._context))
         while after < upto:
             page = await self._run(query.read(self._context.slots[slot], self.run, after, upto))
             if not page.ids:

@@ -244,7 +244,7 @@ def test_without_this_account_the_audit_would_report_it(
 
 def _all_stand(groups: Any, results: Any) -> None:
     for group in groups:
-        group.line.settle(group.numbers)
+        group.sequence.finish(group.numbers)
 
 
 def test_lost_reply_to_a_send_leaves_the_message_watched(server, client, name, monkeypatch):

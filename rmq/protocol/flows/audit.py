@@ -1,98 +1,36 @@
-"""Audit a topic: tell Redis what was sent, and look for numbers that are nowhere.
+"""Audit a topic: find numbers of accepted messages that no message has.
 
-A number is missing when it was open before a look at all that lives and is open after it, and
-nobody who lived all the while has it. The scripts that remove a message account for its number in
-the same step, so this is exact, however busy the topic is.
+A number is missing when it was open before a scan of all living messages and is open after it, and
+no message that lived all the while has it. The scripts that remove a message account for its number
+in the same step, so this is exact, however busy the topic is.
 """
 
 from __future__ import annotations
 
-import logging
 from array import array
-from collections.abc import Callable, Iterable
-from typing import Any
 
-from rmq.core import ranges, sequence
+from rmq.core import ranges
 from rmq.core.audit import RANGES_MAX, Audited, Missing
 from rmq.core.keys import SlotKeys
 from rmq.core.ranges import Ranges, difference, intersection, union
-from rmq.core.sequence import NUMBERS_MAX, REPORT_S, ProducerSequence, SlotSequence
+from rmq.core.sequence import NUMBERS_MAX
 from rmq.core.topic_context import TopicContext
-from rmq.errors import StorageError
 from rmq.protocol import commands
 from rmq.protocol.flows import open_topic
-from rmq.protocol.steps import Command, Flow, InBackground, Pipeline, pipeline
-
-log = logging.getLogger("rmq")
+from rmq.protocol.steps import Flow, Progress, pipeline
 
 PAGE = 1000
-TOLD_TOGETHER = 100  # calls in one round trip
-Progress = Callable[[int, int], None]
 
 
-# --- the producer's side -----------------------------------------------------------------------
-
-
-def begin(lines: Iterable[SlotSequence]) -> Flow[None]:
-    """Before the first message: where the numbers of these lines begin."""
-    new = [one for one in lines if one.must_register]
-    if new:
-        calls = [
-            commands.audit_report(one.keys, one.producer, one.reported, one.reported) for one in new
-        ]
-        yield from pipeline(calls)
-        for one in new:
-            one.confirm(sequence.Report(one.reported, one.reported, [], []))
-
-
-def soon(numbers: ProducerSequence) -> Flow[None]:
-    """See to it that Redis is told a second from now at the latest."""
-    if numbers.schedule_report():
-        yield InBackground(REPORT_S, lambda: tell(numbers))
-
-
-def tell(numbers: ProducerSequence, again: bool = True) -> Flow[None]:
-    """Tell Redis what it does not know yet; where it cannot be told now, `again` in a second."""
-    numbers.report_started()
-    while True:
-        untold = [(one, told) for one in numbers.slot_sequences() if (told := one.next_report())]
-        if not untold:
-            return
-        failed = False
-        for at in range(0, len(untold), TOLD_TOGETHER):
-            some = untold[at : at + TOLD_TOGETHER]
-            calls: list[Command[Any]] = [
-                commands.audit_report(one.keys, one.producer, told.old, told.sent, told.ranges)
-                for one, told in some
-            ]
-            try:
-                replies = yield Pipeline(calls)
-            except StorageError as error:
-                log.debug("what was sent cannot be told to the audit just now: %s", error)
-                replies = [error] * len(calls)
-            for (one, told), reply in zip(some, replies, strict=True):
-                if isinstance(reply, Exception):
-                    failed = True
-                else:
-                    one.confirm(told)
-        if failed:
-            if again:
-                yield from soon(numbers)
-            return
-
-
-# --- the audit ---------------------------------------------------------------------------------
-
-
-class _Open:
+class _OpenNumbers:
     """The open numbers of one producer in one slot."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.ranges: list[tuple[int, int, int]] = []  # first, last, since when
 
-    def promised(self, before_ms: float) -> Ranges:
-        """Those that were told as accepted, and are known since before then."""
+    def accepted(self, before_ms: float) -> Ranges:
+        """Return those that are reported as accepted, and open since before then."""
         return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges
@@ -101,25 +39,25 @@ class _Open:
 
 
 class _Account:
-    """What one reading of the open numbers of a slot gave."""
+    """The account of a slot, and its open numbers by producer."""
 
     def __init__(self) -> None:
         self.now_ms = self.numbered = self.seen = self.accounted = 0
-        self.producers: dict[str, _Open] = {}
+        self.producers: dict[str, _OpenNumbers] = {}
 
     def add(self, page: commands.AuditOpenPage) -> None:
         self.now_ms, self.numbered, self.seen, self.accounted = page[:4]
         for member in page.members:
             producer, last, first, since, *sent = member.decode().split(":")
-            one = self.producers.setdefault(producer, _Open())
+            numbers = self.producers.setdefault(producer, _OpenNumbers())
             if sent:
-                one.sent = int(sent[0])
+                numbers.sent = int(sent[0])
             else:
-                one.ranges.append((int(first), int(last), int(since)))
+                numbers.ranges.append((int(first), int(last), int(since)))
 
 
-def _read(keys: SlotKeys, page: commands.AuditOpenPage | None = None) -> Flow[_Account]:
-    """All open numbers of a slot; `page`: the first page where it is read already."""
+def _read_account(keys: SlotKeys, page: commands.AuditOpenPage | None = None) -> Flow[_Account]:
+    """Read all open numbers of a slot; `page`: the first page, if it was read already."""
     account = _Account()
     if page is None:
         page = yield commands.audit_open(keys)
@@ -131,18 +69,18 @@ def _read(keys: SlotKeys, page: commands.AuditOpenPage | None = None) -> Flow[_A
     return account
 
 
-class _Living:
+class _LivingNumbers:
     """The numbers of messages that live in a slot."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, array[int]] = {}
-        self.places = dict.fromkeys("spd", 0)
+        self.counts = dict.fromkeys("spd", 0)  # by the first letter of the queue
 
-    def add(self, found: list[bytes]) -> None:
-        for one in found:
-            producer, number = one[1:11].decode(), int(one[12:])
+    def add(self, members: list[bytes]) -> None:
+        for member in members:
+            producer, number = member[1:11].decode(), int(member[12:])
             self.numbers.setdefault(producer, array("Q")).append(number)
-            self.places[chr(one[0])] += 1
+            self.counts[chr(member[0])] += 1
 
     def of(self, producer: str) -> Ranges:
         return ranges.from_numbers(sorted(self.numbers.get(producer, ())))
@@ -155,75 +93,77 @@ def audit(
     every_ms: int = 0,
     progress: Progress | None = None,
 ) -> Flow[Audited | None]:
-    """Look for numbers of a topic that are nowhere.
+    """Find missing numbers of a topic.
 
     Args:
         context: of the topic.
-        older_ms: only those that were told as accepted so long ago.
-        forget: account for those that are missing, so that they are not reported again.
-        every_ms: only where nobody has asked so for this long; else None is returned.
-        progress: called with (records looked at, records there were) as it goes.
+        older_ms: only those that were reported as accepted so long ago.
+        forget: account for missing numbers, so that they are not reported again.
+        every_ms: only if no caller has given this for so long; else None is returned.
+        progress: called with (records read, records there were) as it goes.
     """
     yield from open_topic.ensure_open(context, create=False)
-    first = None
-    if (
-        every_ms
-        and (first := (yield commands.audit_open(context.slots[0], every_ms=every_ms))) is None
-    ):
-        return None
-    whole = done = 0
+    first_page = None
+    if every_ms:
+        first_page = yield commands.audit_open(context.slots[0], every_ms=every_ms)
+        if first_page is None:
+            return None
+    records = done = 0
     if progress:
-        counts = yield from pipeline([commands.stats(keys) for keys in context.slots])
-        whole = sum(one["records"] for one in counts)
+        stats = yield from pipeline([commands.stats(keys) for keys in context.slots])
+        records = sum(slot["records"] for slot in stats)
     producers: set[str] = set()
     numbered = seen = accounted = 0
-    places = dict.fromkeys("spd", 0)
-    lost: list[Missing] = []
+    counts = dict.fromkeys("spd", 0)
+    all_missing: list[Missing] = []
     for keys in context.slots:
-        before = yield from _read(keys, first if keys.index == 0 else None)
-        living, cursor = _Living(), b"0"
+        before = yield from _read_account(keys, first_page if keys.index == 0 else None)
+        living, cursor = _LivingNumbers(), b"0"
         while True:
             page = yield commands.audit_scan(keys, cursor, PAGE)
             living.add(page.living)
             cursor, done = page.cursor, done + page.looked
             if progress:
-                progress(done, max(done, whole))
+                progress(done, max(done, records))
             if cursor == b"0":
                 break
-        after = yield from _read(keys)
-        missing = _missing(keys, before, after, living, older_ms)
+        after = yield from _read_account(keys)
+        missing = _find_missing(keys, before, after, living, older_ms)
         if forget:
             yield from _forget(keys, missing)
-        lost += missing
+        all_missing += missing
         producers |= after.producers.keys()
         numbered, seen = numbered + after.numbered, seen + after.seen
         accounted += after.accounted
-        for place, count in living.places.items():
-            places[place] += count
+        for letter, count in living.counts.items():
+            counts[letter] += count
+    total = ranges.count((missing.first, missing.last) for missing in all_missing)
     return Audited(
-        context.name, len(producers), numbered, seen, accounted, places["s"], places["p"],
-        places["d"], ranges.count((one.first, one.last) for one in lost), lost[:RANGES_MAX],
+        context.name, len(producers), numbered, seen, accounted, counts["s"], counts["p"],
+        counts["d"], total, all_missing[:RANGES_MAX],
     )  # fmt: skip
 
 
-def _missing(
-    keys: SlotKeys, before: _Account, after: _Account, living: _Living, older_ms: int
+def _find_missing(
+    keys: SlotKeys, before: _Account, after: _Account, living: _LivingNumbers, older_ms: int
 ) -> list[Missing]:
-    found = []
+    missing = []
     latest = before.now_ms - older_ms
-    for producer, one in before.producers.items():
-        still = after.producers.get(producer)
-        if still is None:
+    for producer, open_before in before.producers.items():
+        open_after = after.producers.get(producer)
+        if open_after is None:
             continue
-        open_all_along = intersection(one.promised(latest), still.promised(float("inf")))
+        open_all_along = intersection(
+            open_before.accepted(latest), open_after.accepted(float("inf"))
+        )
         gone = difference(open_all_along, living.of(producer)) if open_all_along else []
-        found += [Missing(producer, keys.index, first, last) for first, last in gone]
-    return found
+        missing += [Missing(producer, keys.index, first, last) for first, last in gone]
+    return missing
 
 
 def _forget(keys: SlotKeys, missing: list[Missing]) -> Flow[None]:
-    """Account for numbers that are missing."""
-    for one in missing:
-        for first in range(one.first, one.last + 1, NUMBERS_MAX):
-            last = min(one.last, first + NUMBERS_MAX - 1)
-            yield commands.audit_report(keys, one.producer, 0, 0, [(first, last)])
+    """Account for missing numbers."""
+    for gap in missing:
+        for first in range(gap.first, gap.last + 1, NUMBERS_MAX):
+            last = min(gap.last, first + NUMBERS_MAX - 1)
+            yield commands.audit_report(keys, gap.producer, 0, 0, [(first, last)])

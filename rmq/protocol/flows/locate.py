@@ -1,7 +1,7 @@
-"""Where messages are, for those who remember them longer than Redis has to: the outbox.
+"""Locate messages by id, for the outbox.
 
-A message that is in none of its slot's queues is settled, removed, or lost; which, only whoever
-noted its settling can tell.
+A message in none of its slot's queues is settled, removed, or lost; only a program that noted its
+settling can tell which.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Ids = Callable[[TopicContext], Sequence[MessageId]]
 
 
 class Located(NamedTuple):
-    """Where one message is, and what its slot says.
+    """The queue of one message, and the state of its slot.
 
     Attributes:
         place: "store", "prepare", "dead"; None: in none of them.
         newest: the acceptance number of its slot's newest message; 0: the slot never had one.
-        idle: whether nothing waits in its slot and nothing is in flight.
+        idle: whether its slot has no waiting message and none in flight.
     """
 
     place: QueueName | None
@@ -42,44 +42,44 @@ NOWHERE = Located(None, 0, True)
 
 
 def locate(context: TopicContext, ids: Ids) -> Flow[list[Located]]:
-    """Look for messages of one topic; one answer for each, in order.
+    """Locate messages of one topic; return one answer for each, in order.
 
-    A topic that is gone from Redis holds nothing; that is left for the next send to tell, which may
+    A topic that is gone from Redis holds nothing. The next send notices that it is gone, and may
     create it again as it was.
 
     Args:
         context: of the topic, open.
-        ids: makes the ids for the slots that the topic has when it is asked.
+        ids: makes the ids for the slots that the topic has when it is called.
     """
     try:
-        return (yield from _ask(context, ids(context)))
+        return (yield from _locate(context, ids(context)))
     except TopicVanished:
         topic = yield commands.topic(context, None)
         if topic.state < 0:
             return [NOWHERE] * len(ids(context))
-    # The topic stands, in another life or without this slot: what is there shows once it is open.
+    # The topic exists, created anew or without this slot: open it again to read what it holds.
     context.forget()
     yield from open_topic.open(context)
-    return (yield from _ask(context, ids(context)))
+    return (yield from _locate(context, ids(context)))
 
 
-def _ask(context: TopicContext, ids: Sequence[MessageId]) -> Flow[list[Located]]:
+def _locate(context: TopicContext, ids: Sequence[MessageId]) -> Flow[list[Located]]:
     by_slot: dict[int, list[int]] = {}
-    for at, one in enumerate(ids):
-        by_slot.setdefault(one.slot, []).append(at)
+    for position, id in enumerate(ids):
+        by_slot.setdefault(id.slot, []).append(position)
     pages = [
-        (slot, places[at : at + PAGE])
-        for slot, places in by_slot.items()
-        for at in range(0, len(places), PAGE)
+        (slot, positions[at : at + PAGE])
+        for slot, positions in by_slot.items()
+        for at in range(0, len(positions), PAGE)
     ]
-    found = [NOWHERE] * len(ids)
+    located = [NOWHERE] * len(ids)
     if not pages:
-        return found
+        return located
     replies: list[LocateReply] = yield from pipeline(
         [commands.locate(context.slots[slot], [ids[at] for at in page]) for slot, page in pages]
     )
     for (_, page), reply in zip(pages, replies, strict=True):
         idle = not reply.waiting and not reply.in_flight
         for at, letter in zip(page, reply.letters, strict=True):
-            found[at] = Located(_PLACES[letter], reply.newest, idle)
-    return found
+            located[at] = Located(_PLACES[letter], reply.newest, idle)
+    return located

@@ -1,7 +1,7 @@
-"""What a query says: take messages into its log, hand them out, settle them, give them back.
+"""Flows of a query: take messages into its log, hand them out, settle them, give them back.
 
-A query may be asked the same thing twice, and by two drivers: each answer is the same for as long
-as what it holds is held. See `lua/query_take.lua`.
+A query may be asked the same twice, and by two drivers: the answer is the same for as long as the
+query holds its messages. See `lua/query_take.lua`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NEWEST = 9_000_000_000_000_000  # as far as scripts count
 T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
-def _ours(context: TopicContext, holder: QueryLease, answers: Sequence[T]) -> Sequence[T]:
+def _check_owner(context: TopicContext, lease: QueryLease, answers: Sequence[T]) -> Sequence[T]:
     for answer in answers:
         if answer.owner:
             left_s = answer.left_ms / 1000
             raise QueryOwned(
-                f"query {holder.run} of topic {context.name!r} is run by {answer.owner}, for "
+                f"query {lease.run} of topic {context.name!r} is run by {answer.owner}, for "
                 f"{left_s:.1f} s more unless it goes on; two drivers cannot share one checkpoint. "
                 "Stop the other one, or give this one a checkpoint and an output of its own",
                 left_s,
@@ -42,9 +42,9 @@ def _ours(context: TopicContext, holder: QueryLease, answers: Sequence[T]) -> Se
 
 
 def renew(
-    context: TopicContext, holder: QueryLease, after: Offsets, upto: Offsets | None
+    context: TopicContext, lease: QueryLease, after: Offsets, upto: Offsets | None
 ) -> Flow[list[QueryLog]]:
-    """Hold what the query has for longer; for each slot how much of a batch that is.
+    """Renew the lease of a query; return for each slot how much it holds of a batch.
 
     Raises:
         QueryOwned: another driver runs it.
@@ -53,40 +53,40 @@ def renew(
     answers = yield from pipeline(
         [
             commands.query_renew(
-                keys, holder, after.get(keys.index, 0),
+                keys, lease, after.get(keys.index, 0),
                 NEWEST if upto is None else upto.get(keys.index, 0),
             )
             for keys in context.slots
         ]
     )  # fmt: skip
-    return list(_ours(context, holder, answers))
+    return list(_check_owner(context, lease, answers))
 
 
 def take(
-    context: TopicContext, holder: QueryLease, after: Offsets, most: int | None
+    context: TopicContext, lease: QueryLease, after: Offsets, most: int | None
 ) -> Flow[dict[int, int]]:
-    """Take messages beyond `after`; the newest number of each slot.
+    """Take messages beyond `after`; return the newest number of each slot.
 
-    Where the query has taken messages beyond `after` before, they are the answer, and nothing more
-    is taken: whoever asks may have known them as a batch, and a batch of that number must not get
-    other messages. What of it lapsed since then leaves a gap in the numbers, so the answer may be
-    a batch without any message.
+    If the query has taken messages beyond `after` before, they are the answer, and nothing more is
+    taken: the caller may have used them as a batch, and a batch of that number must not get other
+    messages. Messages whose lease expired since then leave a gap in the numbers, so the answer may
+    be a batch without any message.
 
     Args:
         context: the topic.
-        holder: who asks.
+        lease: of the query.
         after: the newest number of each slot that the caller has noted.
         most: over all slots; None: all that may be taken now.
 
     Raises:
         QueryOwned: another driver runs it.
     """
-    logs = yield from renew(context, holder, after, None)
+    logs = yield from renew(context, lease, after, None)
     tails = {index: max(log.newest, after.get(index, 0)) for index, log in enumerate(logs)}
     if any(tails[index] > after.get(index, 0) for index in tails):
         return tails
     ready = yield commands.next_ready(context.slots, False)
-    # Where there is work, messages wait, or leases have run out: of consumers, of queries.
+    # A slot that is ready has waiting messages, or expired leases of consumers or queries.
     for keys in context.slots:
         if ready[keys.index] == 0:
             yield from rollback.rollback_queries(keys)
@@ -96,12 +96,12 @@ def take(
         asked = {index: min(TAKE_MOST, share) for index, share in wanted.items()}
         answers = yield from pipeline(
             [
-                commands.query_take(context.slots[index], holder, tails[index], limit)
+                commands.query_take(context.slots[index], lease, tails[index], limit)
                 for index, limit in asked.items()
             ]
         )
         for (index, limit), answer in zip(
-            asked.items(), _ours(context, holder, answers), strict=True
+            asked.items(), _check_owner(context, lease, answers), strict=True
         ):
             tails[index] = answer.newest
             wanted[index] -= answer.held
@@ -111,48 +111,48 @@ def take(
 
 
 def wait(context: TopicContext, subscription: Subscription, seconds: float) -> Flow[None]:
-    """Sleep until there may be something to take, for so long at most."""
+    """Sleep until there may be messages to take, for so long at most."""
     yield from open_topic.ensure_open(context, create=False)
     if subscription.held is None:
         yield AwaitSignal(subscription, 0)
-    # Asked after it listens: what comes from now on sends a signal. One may be lost all the same.
+    # Ask after subscribing: later messages send a signal, which may still get lost.
     ready = yield commands.next_ready(context.slots, True)
     pause = min([seconds, POLL_S, *(us / 1_000_000 for us in ready if us >= 0)])
     if pause > 0:
         yield AwaitSignal(subscription, pause)
 
 
-def opened(context: TopicContext) -> Flow[None]:
+def open(context: TopicContext) -> Flow[None]:
     """Read the topic's settings, once."""
     yield from open_topic.ensure_open(context, create=False)
 
 
 def waiting(context: TopicContext) -> Flow[list[int]]:
-    """How many messages of each slot may be taken now."""
+    """Count the messages of each slot that may be taken now."""
     yield from open_topic.ensure_open(context, create=False)
     stats = yield from pipeline([commands.stats(keys) for keys in context.slots])
-    return [one["retries"] + one["priority"] + one["due"] for one in stats]
+    return [slot["retries"] + slot["priority"] + slot["due"] for slot in stats]
 
 
 def _shares(context: TopicContext, most: int | None) -> Flow[dict[int, int]]:
-    """How many to take of each slot: what waits there, or a fair part, so that none is wasted."""
+    """Share `most` among the slots: an equal part each, and no more than waits there."""
     ready = dict(enumerate((yield from waiting(context))))
     left = sum(ready.values()) if most is None else most
     shares = {}
-    for place, (index, count) in enumerate(sorted(ready.items(), key=lambda one: one[1])):
-        shares[index] = min(count, -(-left // (len(ready) - place)))
+    for position, (index, count) in enumerate(sorted(ready.items(), key=lambda slot: slot[1])):
+        shares[index] = min(count, -(-left // (len(ready) - position)))
         left -= shares[index]
     return {index: share for index, share in shares.items() if share > 0}
 
 
 def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[QueryPage]:
-    """A page of what a query holds of one slot; empty at its end."""
+    """Read a page of what a query holds of one slot; empty at its end."""
     page: QueryPage = yield commands.query_read(keys, run, after, upto, BATCH_MAX)
     return page
 
 
 def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]:
-    """Note that a run has begun a batch; how many runs have begun it, this one too.
+    """Note that a run has begun a batch; return how many runs have begun it, this one included.
 
     Args:
         context: the topic.
@@ -170,16 +170,16 @@ def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]
 
 
 def settle(
-    context: TopicContext, holder: QueryLease, upto: Offsets, batch: Offsets | None = None
+    context: TopicContext, lease: QueryLease, upto: Offsets, batch: Offsets | None = None
 ) -> Flow[tuple[int, int]]:
-    """Settle everything up to these numbers for good; how many messages, and how many are missing.
+    """Settle all messages up to these numbers; return how many, and how many are missing.
 
     Args:
         context: the topic.
-        holder: who asks.
+        lease: of the query.
         upto: a batch ends with these numbers.
-        batch: and so many messages it has; absent: 0. What has lapsed of it is settled too where it
-            waits ever since. None: nobody knows, so only what is held is settled.
+        batch: and has so many messages; absent: 0. Messages of it whose lease expired are settled
+            too if they wait ever since. None: not known, so only messages held are settled.
 
     Raises:
         QueryOwned: another driver runs it.
@@ -191,18 +191,18 @@ def settle(
     while left:
         answers = yield from pipeline(
             [
-                commands.query_settle(context, keys, holder, since[index], upto[index], BATCH_MAX)
+                commands.query_settle(context, keys, lease, since[index], upto[index], BATCH_MAX)
                 for index, keys in left.items()
             ]
         )
-        ended = dict(zip(left, _ours(context, holder, answers), strict=True))
-        total += sum(one.settled for one in ended.values())
-        missing += sum(one.missing for one in ended.values() if one.gone < BATCH_MAX)
-        left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
+        ended = dict(zip(left, _check_owner(context, lease, answers), strict=True))
+        total += sum(reply.settled for reply in ended.values())
+        missing += sum(reply.missing for reply in ended.values() if reply.gone < BATCH_MAX)
+        left = {index: left[index] for index, reply in ended.items() if reply.gone == BATCH_MAX}
     return total, missing
 
 
-def again(context: TopicContext, holder: QueryLease, upto: Offsets) -> Flow[None]:
+def again(context: TopicContext, lease: QueryLease, upto: Offsets) -> Flow[None]:
     """Give a batch new numbers.
 
     Raises:
@@ -210,41 +210,41 @@ def again(context: TopicContext, holder: QueryLease, upto: Offsets) -> Flow[None
     """
     yield from open_topic.ensure_open(context, create=False)
     answers = yield from pipeline(
-        [commands.query_again(keys, holder, upto.get(keys.index, 0)) for keys in context.slots]
+        [commands.query_again(keys, lease, upto.get(keys.index, 0)) for keys in context.slots]
     )
-    _ours(context, holder, answers)
+    _check_owner(context, lease, answers)
 
 
-def reject(context: TopicContext, holder: QueryLease, upto: Offsets, reason: str) -> Flow[int]:
-    """Send everything up to these numbers to the DeadQueue; how many messages that were held.
+def reject(context: TopicContext, lease: QueryLease, upto: Offsets, reason: str) -> Flow[int]:
+    """Send all messages up to these numbers to the DeadQueue; return how many were held.
 
     Raises:
         QueryOwned: another driver runs it.
     """
     yield from open_topic.ensure_open(context, create=False)
-    told, total = failure.encode(reason), 0
+    failure_entry, total = failure.encode(reason), 0
     left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
     while left:
         answers = yield from pipeline(
             [
-                commands.query_reject(context, keys, holder, upto[index], told, BATCH_MAX)
+                commands.query_reject(context, keys, lease, upto[index], failure_entry, BATCH_MAX)
                 for index, keys in left.items()
             ]
         )
-        ended = dict(zip(left, _ours(context, holder, answers), strict=True))
-        total += sum(one.settled for one in ended.values())
-        left = {index: left[index] for index, one in ended.items() if one.gone == BATCH_MAX}
+        ended = dict(zip(left, _check_owner(context, lease, answers), strict=True))
+        total += sum(reply.settled for reply in ended.values())
+        left = {index: left[index] for index, reply in ended.items() if reply.gone == BATCH_MAX}
     return total
 
 
 def release(context: TopicContext, run: str) -> Flow[int]:
-    """Give back all that a query holds, whatever its lease says; how many messages."""
+    """Give back all that a query holds, also if its lease has not expired; return how many."""
     yield from open_topic.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:
         while True:
-            done = yield commands.query_rollback(keys, run, BATCH_MAX, force=True)
-            total += done.back
-            if not done.more:
+            reply = yield commands.query_rollback(keys, run, BATCH_MAX, force=True)
+            total += reply.back
+            if not reply.more:
                 break
     return total

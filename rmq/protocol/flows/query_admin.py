@@ -1,7 +1,4 @@
-"""Look after what engines that replay have left in Redis: queries and sinks, as an operator does.
-
-queries, release_query, sinks, forget_sink.
-"""
+"""List and release queries, list and forget sinks, as an operator does."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ class HeldQuery:
 
     Attributes:
         run: what names it: 32 hex digits.
-        owner: who runs it, or ran it last; None: nobody that is known.
-        owner_left_s: nobody else may run it for so long; negative: so long ago that ended.
+        owner: the driver that runs it, or ran it last; None: none is known.
+        owner_left_s: no other driver may run it for so long; negative: so long ago that ended.
         messages: how many it holds, over all slots.
-        lease_left_s: until what it holds goes back unless the lease is renewed; negative: the lease
-            has run out, and the next one who takes messages gives them back.
-        slots: by slot, how many it holds; slots of which it holds none are left out.
+        lease_left_s: seconds until its lease expires unless it is renewed; negative: it expired,
+            and the next consumer that takes messages rolls it back.
+        slots: by slot, how many it holds; slots with none are left out.
     """
 
     run: str
@@ -49,7 +46,7 @@ class HeldQuery:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """The record of what a query has published to a topic.
+    """The batches that a query has published to a topic.
 
     Attributes:
         query: what names it; of a streaming query of Spark, the id in its checkpoint.
@@ -66,54 +63,54 @@ class Sink:
 
 
 def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
-    """The queries of a topic, the lease that ends first before the others."""
+    """List the queries of a topic, the lease that expires first before the others."""
     yield from open_topic.ensure_open(context, create=False)
     listed = yield from pipeline([commands.queries(keys) for keys in context.slots])
     pairs = [
-        (keys, run) for keys, found in zip(context.slots, listed, strict=True) for run, _ in found
+        (keys, run) for keys, runs in zip(context.slots, listed, strict=True) for run, _ in runs
     ]
-    looks: list[QueryState] = []
+    states: list[QueryState] = []
     for at in range(0, len(pairs), BATCH_MAX):
         page = pairs[at : at + BATCH_MAX]
-        looks += yield from pipeline([commands.query_inspect(keys, run) for keys, run in page])
+        states += yield from pipeline([commands.query_inspect(keys, run) for keys, run in page])
     by_run: dict[str, dict[int, QueryState]] = {}
-    for (keys, run), look in zip(pairs, looks, strict=True):
-        by_run.setdefault(run, {})[keys.index] = look
+    for (keys, run), state in zip(pairs, states, strict=True):
+        by_run.setdefault(run, {})[keys.index] = state
     left_ms: dict[str, int] = {}
-    for found in listed:
-        for run, ms in found:
+    for runs in listed:
+        for run, ms in runs:
             left_ms[run] = min(ms, left_ms.get(run, ms))
     return [
         _held(run, by_run[run], left_ms[run]) for run in sorted(left_ms, key=left_ms.__getitem__)
     ]
 
 
-def _held(run: str, looks: Mapping[int, QueryState], lease_left_ms: int) -> HeldQuery:
-    owner, owner_left_s = _owner(looks)
-    slots = {index: look.messages for index, look in looks.items() if look.messages}
+def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> HeldQuery:
+    owner, owner_left_s = _owner(states)
+    slots = {index: state.messages for index, state in states.items() if state.messages}
     return HeldQuery(
         run, owner, owner_left_s, sum(slots.values()), lease_left_ms / 1000, slots
     )  # fmt: skip
 
 
-def _owner(looks: Mapping[int, QueryState]) -> tuple[str | None, float]:
-    """Who was heard of last in any slot."""
-    known = [look for look in looks.values() if look.owner]
+def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
+    """Return the owner that ran the query last in any slot, and the seconds it has left."""
+    known = [state for state in states.values() if state.owner]
     if not known:
         return None, 0.0
-    last = max(known, key=lambda look: look.owner_left_ms)
+    last = max(known, key=lambda state: state.owner_left_ms)
     return last.owner, last.owner_left_ms / 1000
 
 
 def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -> Flow[int]:
-    """Give back all that a query holds, and roll it back at once; how many messages.
+    """Give back all that a query holds, and roll it back at once; return how many messages.
 
     Raises:
         QueryOwned: a driver runs it, and this is not forced.
     """
     yield from open_topic.ensure_open(context, create=False)
-    found = yield from pipeline([commands.query_inspect(keys, run) for keys in context.slots])
-    owner, left_s = _owner(dict(enumerate(found)))
+    states = yield from pipeline([commands.query_inspect(keys, run) for keys in context.slots])
+    owner, left_s = _owner(dict(enumerate(states)))
     if owner is not None and left_s > 0 and not force:
         raise QueryOwned(
             f"query {run} of topic {context.name!r} is run by {owner}, for {left_s:.1f} s more "
@@ -122,7 +119,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
             left_s,
         )
     if dry_run:
-        return sum(look.messages for look in found)
+        return sum(state.messages for state in states)
     back = yield from query_flow.release(context, run)
     yield from rollback.rollback_topic(context)
     return back
@@ -132,36 +129,36 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
 
 
 def sinks(context: TopicContext, query: str | None) -> Flow[list[Sink]]:
-    """The records of sinks of a topic by their names, or that of one query alone."""
+    """List the sinks of a topic by name, or that of one query alone."""
     yield from open_topic.ensure_open(context, create=False)
     stem = sink_key(context.prefix, context.name, "")
-    keys = [stem + query.encode()] if query is not None else (yield from _scanned(stem + b"*"))
-    found = []
+    keys = [stem + query.encode()] if query is not None else (yield from _scan(stem + b"*"))
+    sinks = []
     for key in keys:
         done, batch = yield RawCommand("sinks", "HMGET", key, "done", "batch")
-        if done is not None or batch is not None:  # else it went meanwhile
-            found.append(Sink(key[len(stem) :].decode(), _number(done), _number(batch)))
-    return found
+        if done is not None or batch is not None:  # else it was deleted meanwhile
+            sinks.append(Sink(key[len(stem) :].decode(), _number(done), _number(batch)))
+    return sinks
 
 
 def _number(text: bytes | None) -> int | None:
     return None if text is None else int(text)
 
 
-def _scanned(pattern: bytes) -> Flow[list[bytes]]:
-    """The keys of a pattern, sorted; SCAN may tell one twice."""
-    found: set[bytes] = set()
+def _scan(pattern: bytes) -> Flow[list[bytes]]:
+    """Return the keys of a pattern, sorted; SCAN may return a key twice."""
+    keys: set[bytes] = set()
     cursor = b"0"
     while True:
         cursor, page = yield RawCommand("sinks", "SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED)
-        found.update(page)
+        keys.update(page)
         if cursor == b"0":
-            return sorted(found)
+            return sorted(keys)
 
 
 def forget_sink(context: TopicContext, query: str) -> Flow[bool]:
-    """Forget which batches of a query are published; whether there was anything to forget."""
+    """Forget which batches of a query are published; return whether there were any."""
     yield from open_topic.ensure_open(context, create=False)
     key = sink_key(context.prefix, context.name, query)
-    gone: int = yield RawCommand("forget_sink", "UNLINK", key)
-    return bool(gone)
+    deleted: int = yield RawCommand("forget_sink", "UNLINK", key)
+    return bool(deleted)

@@ -28,7 +28,7 @@ from rmq.errors import InvalidType, NotDurable, QueueFull, RMQError, TopicVanish
 from rmq.protocol import commands
 from rmq.protocol.commands import MergeReply, SendReply
 from rmq.protocol.draft import Draft, body_too_large, make_draft
-from rmq.protocol.flows import audit, open_topic
+from rmq.protocol.flows import audit_report, open_topic
 from rmq.protocol.steps import Await, Command, DurablePipeline, Flow, Pipeline, Sleep
 
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
@@ -119,7 +119,9 @@ def _send(
         if not groups:
             return []
         if producer_sequence is not None:
-            yield from audit.begin({group.line for group in groups if group.line is not None})
+            yield from audit_report.register(
+                {group.sequence for group in groups if group.sequence is not None}
+            )
         calls = [_command(context, group) for group in groups]
         results += [None] * sum(len(group.indexes) for group in groups)
         try:
@@ -131,7 +133,7 @@ def _send(
         if producer_sequence is not None:
             _settle_numbers(groups, results)
     if producer_sequence is not None:
-        yield from audit.soon(producer_sequence)
+        yield from audit_report.schedule(producer_sequence)
     return [result for result in results if result is not None]
 
 
@@ -142,7 +144,15 @@ class Group:
     """Messages for one call to one slot."""
 
     __slots__ = (
-        "bytes", "given_ids", "ids", "indexes", "line", "merging", "numbers", "parts", "slot",
+        "bytes",
+        "given_ids",
+        "ids",
+        "indexes",
+        "merging",
+        "numbers",
+        "parts",
+        "sequence",
+        "slot",
     )  # fmt: skip
 
     def __init__(self, slot: int, merging: Draft | None) -> None:
@@ -154,7 +164,7 @@ class Group:
         self.indexes: list[int] = []  # of the messages, and so of their results
         self.bytes = 0
         self.numbers: list[int] = []  # of each, where the client has rmq.Audit
-        self.line: SlotSequence | None = None
+        self.sequence: SlotSequence | None = None
 
 
 def _is_plain(out: Outgoing) -> bool:
@@ -215,9 +225,9 @@ def group_messages(
                 run_slot, run_left = context.spread.next(), RUN_LENGTH
             slot, run_left = run_slot, run_left - 1
         if producer_sequence is not None:
-            line = producer_sequence.slot_sequence(context.slots[slot], context.created)
-            number = line.take()
-            headers = sequence.headers(line.producer, number, headers)
+            slot_sequence = producer_sequence.slot_sequence(context.slots[slot], context.created)
+            number = slot_sequence.take()
+            headers = sequence.headers(slot_sequence.producer, number, headers)
         if headers:
             head = bytes((head[0] | record.HEADERS,)) + head[1:]
             envelope += record.length_prefixed(headers)
@@ -245,7 +255,7 @@ def group_messages(
         group.parts.append(rest)
         group.bytes += size
         if producer_sequence is not None:
-            group.line = line
+            group.sequence = slot_sequence
             group.numbers.append(number)
     for group in groups:
         group.ids = ids.make(group.slot, context.check, len(group.indexes))
@@ -266,8 +276,8 @@ def _settle_numbers(groups: list[Group], results: list[SendResult | None]) -> No
             made_here = position not in group.given_ids and group.merging is None
             if status != "stored" and not (made_here and status == "duplicate"):
                 void.append(number)
-        if group.line is not None:
-            group.line.finish(group.numbers, void)
+        if group.sequence is not None:
+            group.sequence.finish(group.numbers, void)
 
 
 # --- calls -------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Stages: messages put by for later, published together, and each batch of a query only once.
+"""Stages: messages put aside, and published together; each batch of a query only once.
 
-What is staged is checked, encoded and named as in a send, and nobody sees it. Publishing moves it
-entry by entry, each in one step that also takes it out of the stage; so who dies half-way goes on
-where it was, and nothing is published twice. See `lua/publish.lua` and `lua/sink_begin.lua`.
+Staged messages are checked, encoded and named as in a send, and no consumer sees them. Publishing
+moves them entry by entry, each in one step that also removes it from the stage; so an interrupted
+publish goes on where it was, and nothing is published twice. See `lua/publish.lua` and
+`lua/sink_begin.lua`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from rmq.protocol.steps import Command, DurablePipeline, Flow, Pipeline, Sleep, 
 
 PUSHES = 16  # calls of one round trip
 PUBLISHES = 8  # 1000 messages each: some 20 ms of the server's time, in turn with other clients
-BEGUN_KEEP_MS = 30 * 86_400_000  # what is to be published waits so long for who died over it
+BEGUN_KEEP_MS = 30 * 86_400_000  # a batch that has begun waits so long for a writer that ends it
 
 
 class Staged(NamedTuple):
-    """What stands in a stage. It may be pickled: who publishes need not be who wrote.
+    """The content of a stage. It may be pickled: another process may publish it.
 
     Attributes:
         name: of the stage.
@@ -55,7 +56,7 @@ class Staged(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What became of staged messages in one call.
+    """The results of staged messages in one call.
 
     Attributes:
         stored: messages that were added.
@@ -82,29 +83,29 @@ def _ready(context: TopicContext) -> Flow[Settings]:
 
 
 def _entry_max(settings: Settings) -> int:
-    """Messages of one entry: one over a slot's share of max_length never would be published."""
+    """Return the messages of one entry: more than a slot's share of max_length never fit."""
     return min(BATCH_MAX, -(-settings.max_length // settings.slots) or BATCH_MAX)
 
 
 def push(
     context: TopicContext, stage: Staged, messages: Iterable[Outgoing], keep_ms: int, late: bool
 ) -> Flow[Staged]:
-    """Put messages into a stage; what stands in it then."""
+    """Put messages into a stage; return its content then."""
     settings, groups = (yield from _ready(context)), list[Group]()
     send.group_messages(context, messages, groups, _entry_max(settings), late)
-    calls = _Calls(context, stage, keep_ms)
+    calls = _StageCalls(context, stage, keep_ms)
     for group in groups:
         if _alike(group):
             calls.add_alike(group.slot, group.parts[0], group.ids[0], group.parts[1::2])
         else:
             calls.add(group.slot, _entry(context, group), len(group.ids))
-    return (yield from calls.made())
+    return (yield from calls.run())
 
 
 def push_bodies(
     context: TopicContext, stage: Staged, bodies: Iterable[Any], keep_ms: int
 ) -> Flow[Staged]:
-    """Put messages into a stage that are bodies alone; what stands in it then.
+    """Put messages into a stage that are bodies alone; return its content then.
 
     The same as `push` of `Outgoing(body)`, in a fraction of the time: no message is made, only
     the first of each run is named, and the others take the stamps that follow.
@@ -114,16 +115,16 @@ def push_bodies(
         return (yield from push(context, stage, map(Outgoing, bodies), keep_ms, True))
     is_raw, most, data = codec.number == 0, settings.max_body, list[bytes]()
     for body in bodies:
-        one = body if is_raw and type(body) is bytes else codec.encode(body)
-        if len(one) > most:
-            raise body_too_large(codec, len(one), most)
-        data.append(one)
+        encoded = body if is_raw and type(body) is bytes else codec.encode(body)
+        if len(encoded) > most:
+            raise body_too_large(codec, len(encoded), most)
+        data.append(encoded)
     longest = max(map(len, data), default=0)
     run = max(RUN_LENGTH, -(-len(data) // settings.slots))
     run = min(run, _entry_max(settings), max(1, CALL_BYTES // (longest + 64)))
     head = record.head(codec.number, 0, settings.default_priority)
-    calls = _Calls(context, stage, keep_ms)
-    # Runs are named apart from all that this process sends, by five bytes of their own.
+    calls = _StageCalls(context, stage, keep_ms)
+    # Five random bytes keep the ids apart from all others that this process makes.
     stamp, random = 0, os.urandom(5)
     for at in range(0, len(data), run):
         slot, rests = context.spread.next(), data[at : at + run]
@@ -131,11 +132,11 @@ def push_bodies(
         stamp = max(stamp, int.from_bytes(made[:8], "big"))
         calls.add_alike(slot, head, stamp.to_bytes(8, "big") + made[8:11] + random, rests)
         stamp += len(rests)
-    return (yield from calls.made())
+    return (yield from calls.run())
 
 
-class _Calls:
-    """What puts entries into a stage, and what stands in it then."""
+class _StageCalls:
+    """Calls that put entries into a stage, and the content of the stage after them."""
 
     def __init__(self, context: TopicContext, stage: Staged, keep_ms: int) -> None:
         self._slots, self._stage, self._keep_ms = context.slots, stage, keep_ms
@@ -145,7 +146,7 @@ class _Calls:
     def add(
         self, slot: int, entry: Sequence[bytes | int], count: int, rests: Sequence[bytes] = ()
     ) -> None:
-        """An entry of so many messages."""
+        """Add an entry of so many messages."""
         keys: SlotKeys = self._slots[slot]
         before = self._lengths.get(slot, 0)
         self._calls.append(
@@ -155,18 +156,18 @@ class _Calls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Messages of one head; the stamps of their ids follow each other."""
+        """Add messages of one head; the stamps of their ids follow each other."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
-    def made(self) -> Flow[Staged]:
-        """Make the calls."""
+    def run(self) -> Flow[Staged]:
+        """Make the calls; return the content of the stage."""
         for at in range(0, len(self._calls), PUSHES):
             yield from pipeline(self._calls[at : at + PUSHES])
         return Staged(self._stage.name, self._lengths, self._count)
 
 
 def _alike(group: Group) -> bool:
-    """Whether its messages are new and differ in what comes after the head alone."""
+    """Whether its messages are new, and alike in their heads."""
     if group.merging is not None or group.given_ids:
         return False
     heads = group.parts[::2]
@@ -175,7 +176,7 @@ def _alike(group: Group) -> bool:
 
 
 def _entry(context: TopicContext, group: Group) -> list[bytes]:
-    """What publish moves in one step."""
+    """Return the entry that publish moves in one step."""
     draft = group.merging
     if draft is None:
         return [*group.ids, *group.parts]
@@ -187,18 +188,18 @@ def _entry(context: TopicContext, group: Group) -> list[bytes]:
 
 
 def drop(context: TopicContext, staged: Sequence[Staged], query: str | None = None) -> Flow[None]:
-    """Drop stages; with `query`, except those that its open batch is made of."""
+    """Drop stages; with `query`, all but those of its open batch."""
     yield from open_topic.ensure_open(context)
     if query is not None:
         begun = yield commands.sink_begin(context, query, 0)
-        kept = {one.name for one in _read(begun.stages)}
-        staged = [one for one in staged if one.name not in kept]
+        kept = {stage.name for stage in _decode(begun.stages)}
+        staged = [stage for stage in staged if stage.name not in kept]
     yield from _keep(context, staged, 0)
 
 
 def drop_everywhere(context: TopicContext, name: str) -> Flow[None]:
-    """Drop a stage in every slot, for a writer that does not know how far it came."""
-    if context.is_open:  # else it has not come to Redis
+    """Drop a stage in every slot, for a writer that does not know what it has written."""
+    if context.is_open:  # else nothing was written
         yield from _keep(context, [Staged(name, dict.fromkeys(range(len(context.slots)), 0), 0)], 0)
 
 
@@ -206,9 +207,9 @@ def _keep(
     context: TopicContext, staged: Sequence[Staged], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
     calls = [
-        commands.stage_keep(context.slots[index], one.name, keep_ms, length if whole else None)
-        for one in staged
-        for index, length in one.lengths.items()
+        commands.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
+        for stage in staged
+        for index, length in stage.lengths.items()
     ]
     for at in range(0, len(calls), BATCH_MAX):
         yield from pipeline(calls[at : at + BATCH_MAX])
@@ -238,24 +239,24 @@ def publish_once(
     while True:
         begun = yield commands.sink_begin(context, query, batch)
         if begun.state == "new":
-            # Before anything is noted: what has expired meanwhile could never be ended.
+            # Before the batch begins: it could never end with a stage that has expired.
             yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
-            begun = yield commands.sink_begin(context, query, batch, _spelled(staged))
+            begun = yield commands.sink_begin(context, query, batch, _encode(staged))
         if begun.state == "done":
             yield from _keep(context, staged, 0)
             return total
-        theirs = _read(begun.stages)
-        done = yield from _move(context, theirs, timeout)
+        begun_stages = _decode(begun.stages)
+        done = yield from _move(context, begun_stages, timeout)
         yield commands.sink_end(context, query, begun.batch)
-        yield from _keep(context, theirs, 0)
+        yield from _keep(context, begun_stages, 0)
         total = _sum(total, done)
 
 
-def _spelled(staged: Sequence[Staged]) -> bytes:
+def _encode(staged: Sequence[Staged]) -> bytes:
     return json.dumps(staged, separators=(",", ":")).encode()
 
 
-def _read(text: bytes) -> list[Staged]:
+def _decode(text: bytes) -> list[Staged]:
     return [
         Staged(name, {int(index): length for index, length in lengths.items()}, messages)
         for name, lengths, messages in json.loads(text or b"[]")
@@ -270,7 +271,7 @@ def _sum(one: Published, other: Published | PublishReply) -> Published:
 
 def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
     """Move all entries of stages into the queue; where it blocks when full, try until `timeout`."""
-    waiting = deque((index, one.name) for one in staged for index in one.lengths)
+    waiting = deque((index, stage.name) for stage in staged for index in stage.lengths)
     until, pause = time.monotonic() + timeout, 0.01
     total, wanted = Published(), context.settings.durability
     while waiting:
