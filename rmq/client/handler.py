@@ -1,21 +1,17 @@
-"""A handler: a function that is run for every message of a topic, and how it is to be run.
+"""Handlers: a function registered for a topic, with its options.
 
-Everything that can be known when a function is registered is checked then: its signature, its
-annotations, its options. How it is run is the worker's matter (`rmq.worker`).
+A registration checks everything that can be known by then: the signature, the annotations, the
+options. The worker decides how the function is run (`rmq.worker`).
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-import types
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rmq.client.consumer import AsyncDelivery, Delivery
 from rmq.client.idempotency import Idempotent
+from rmq.client.signature import Signature, is_async_function
 from rmq.core import body_types, middleware, retry as policies
 from rmq.core.delivery import DeliveryData, Reject, Retry, Snooze
 from rmq.core.middleware import Middleware
@@ -27,11 +23,11 @@ from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
 
-THREADS, TASKS = 8, 100  # how many run at a time unless the handler says
-MOST_AT_A_TIME, MOST_HELD = 10_000, 100_000
+DEFAULT_THREADS, DEFAULT_TASKS = 8, 100  # concurrency unless the handler names one
+MAX_CONCURRENCY, MAX_PREFETCH = 10_000, 100_000
 
-Choice = Callable[[Any, BaseException], Duration | None]
-RetryOption = Policy | str | Choice
+RetryFunction = Callable[[Any, BaseException], Duration | None]
+RetryOption = Policy | str | RetryFunction
 Rule = Retry | Reject | Snooze | Policy
 
 
@@ -53,22 +49,22 @@ class Handler:
         retry: RetryOption | None,
         on_error: Mapping[type[Exception], Rule] | None,
         body: Any,
-        names: Mapping[str, Any],
+        local_names: Mapping[str, Any],
     ) -> None:
         self.context = context
         self.function = function
         self.name = getattr(function, "__qualname__", repr(function))
         if not callable(function):
             raise InvalidType(f"handler: {function!r} is not a function")
-        self.is_async = _is_async(function)
-        usual = TASKS if self.is_async else THREADS
+        self.is_async = is_async_function(function)
+        default = DEFAULT_TASKS if self.is_async else DEFAULT_THREADS
         self.concurrency = check_int(
-            usual if concurrency is None else concurrency, "concurrency", 1, MOST_AT_A_TIME
+            default if concurrency is None else concurrency, "concurrency", 1, MAX_CONCURRENCY
         )
         self.batch = 0 if batch is None else check_int(batch, "batch", 1, BATCH_MAX)
-        held = 2 * self.concurrency * max(1, self.batch)
+        twice = 2 * self.concurrency * max(1, self.batch)
         self.prefetch = check_int(
-            min(held, MOST_HELD) if prefetch is None else prefetch, "prefetch", 1, MOST_HELD
+            min(twice, MAX_PREFETCH) if prefetch is None else prefetch, "prefetch", 1, MAX_PREFETCH
         )
         self.is_prefetch_chosen = prefetch is not None
         self.concurrency = min(self.concurrency, self.prefetch)
@@ -77,7 +73,7 @@ class Handler:
         self.linger_s = duration_ms(linger, "linger", high_ms=60_000, zero=True) / 1000
         if self.linger_s and not self.batch:
             raise InvalidValue("linger: it fills batches; give batch too")
-        self.ordered = _flag(ordered, "ordered")
+        self.ordered = _check_bool(ordered, "ordered")
         if self.ordered and self.batch:
             raise InvalidValue("ordered: not with batch; an ordered handler gets one at a time")
         self.lease_ms = (
@@ -89,172 +85,90 @@ class Handler:
         self.retry = _retry(retry)
         self.rules = _rules(on_error)
         self._read_middleware()
-        self._read_signature(body, names)
+        signature = Signature(
+            self.name,
+            function,
+            is_async=self.is_async,
+            is_batch=self.batch > 0,
+            filled={each.parameter for each in self.middleware if each.parameter},
+            body=body,
+            local_names=local_names,
+        )
+        self.takes = signature.arguments  # "b", "bd", "db", "d" or "list"
+        try:
+            self.body_converter = body_types.converter(signature.body_type)
+        except InvalidType as error:
+            raise InvalidType(f"handler {self.name}: {error}") from None
 
     def __repr__(self) -> str:
         return f"<handler {self.name} of {self.context.name!r}>"
 
-    # --- guards ----------------------------------------------------------------------------------
-
     def _read_middleware(self) -> None:
-        """What stands around the function. Claims are taken when a message comes, before all."""
-        found = middleware.middleware_of(self.function)
-        claiming = [one for one in found if isinstance(one, Idempotent)]
+        """Check the middleware around the function; claims among it are taken first of all."""
+        attached = middleware.middleware_of(self.function)
+        claiming = [each for each in attached if isinstance(each, Idempotent)]
         if len(claiming) > 1:
             raise InvalidValue(f"handler {self.name}: @idempotent stands twice with Claims")
         self.claims = claiming[0] if claiming else None
-        self.middleware: tuple[Middleware, ...] = found
-        for one in found:
-            if self.batch and not one.accepts_batches:
+        self.middleware: tuple[Middleware, ...] = attached
+        for each in attached:
+            if self.batch and not each.accepts_batches:
                 raise InvalidValue(
-                    f"handler {self.name}: batch: {type(one).__name__} guards one message at a "
+                    f"handler {self.name}: batch: {type(each).__name__} wraps one message at a "
                     "time; leave batch out"
                 )
-            one.check_handler(self)
+            each.check_handler(self)
         middleware.mark_registered(self.function)
 
     def check_lease(self, lease_ms: int) -> None:
-        """The topic's lease is known: let the guards refuse what cannot work with it.
+        """Let the middleware refuse a lease that cannot work, once the topic's is known.
 
         Raises:
-            InvalidValue: naming the guard's option.
+            InvalidValue: naming the middleware's option.
         """
-        for one in self.middleware:
-            one.check_lease(lease_ms if self.lease_ms is None else self.lease_ms)
+        for each in self.middleware:
+            each.check_lease(lease_ms if self.lease_ms is None else self.lease_ms)
 
-    # --- the signature ---------------------------------------------------------------------------
-
-    def _refuse(self, why: str) -> InvalidType:
-        return InvalidType(
-            f"handler {self.name}: {why}; write def handle(body), def handle(body, delivery) or, "
-            "with batch=, def handle(deliveries)"
-        )
-
-    def _read_signature(self, body: Any, names: Mapping[str, Any]) -> None:
-        """Which parameter is the body, which the delivery, and what the body must be."""
-        try:
-            given = list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise self._refuse(f"its signature cannot be read ({error})") from None
-        if inspect.isgeneratorfunction(self._inner) or inspect.isasyncgenfunction(self._inner):
-            raise self._refuse("it has a yield, so calling it would run nothing")
-        filled = {one.parameter for one in self.middleware if one.parameter}
-        absent = filled - {one.name for one in given}
-        if absent:
-            raise self._refuse(f"its guard fills {absent.pop()!r}, which it does not take")
-        order = [one.name for one in given]
-        given = [one for one in given if one.name not in filled]
-        hints = self._hints(names, given, lenient=body is not None)
-        kinds = inspect.Parameter
-        for one in given:
-            if one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty:
-                raise self._refuse(f"nobody would fill its keyword {one.name!r}")
-        taken = [
-            one
-            for one in given
-            if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-            and (one.default is kinds.empty or hints.get(one.name) in (Delivery, AsyncDelivery))
-        ]
-        if not taken and any(one.kind is kinds.VAR_POSITIONAL for one in given):
-            raise self._refuse("it takes *args, which does not say whether it wants the delivery")
-        for name in filled:  # the others are passed by their places
-            if any(order.index(name) < order.index(one.name) for one in taken):
-                raise self._refuse(f"its guard fills {name!r} by name; put that one last")
-        most = 1 if self.batch else 2
-        if not 1 <= len(taken) <= most:
-            raise self._refuse(f"it takes {len(taken)} parameters")
-        wanted: Any = AsyncDelivery if self.is_async else Delivery
-        wrong = Delivery if self.is_async else AsyncDelivery
-        places = [n for n, one in enumerate(taken) if hints.get(one.name) in (wanted, wrong)]
-        for n in places:
-            if hints[taken[n].name] is wrong:
-                kind = "an async def gets" if self.is_async else "a plain def gets"
-                raise self._refuse(f"{taken[n].name!r}: {kind} rmq.{wanted.__name__}")
-        if len(places) > 1:
-            raise self._refuse("both parameters are annotated as deliveries")
-        if not places and len(taken) == 2:
-            places = [1]
-        self.takes = "".join("d" if n in places else "b" for n in range(len(taken)))
-        if self.batch:
-            self.takes = "list"
-            if places:
-                raise self._refuse("with batch= it gets a list of deliveries")
-        annotated = [hints.get(one.name) for n, one in enumerate(taken) if n not in places]
-        asked = body if body is not None else (annotated[0] if annotated else None)
-        if self.batch and body is None:
-            asked = None  # list[rmq.Delivery]: what is in them is for body= to say
-        try:
-            self.read = body_types.converter(asked)
-        except InvalidType as error:
-            raise InvalidType(f"handler {self.name}: {error}") from None
-
-    @property
-    def _inner(self) -> Any:
-        """The function that is run at last."""
-        inner = _unwrapped(self.function)
-        if inspect.isfunction(inner) or inspect.ismethod(inner):
-            return inner
-        return getattr(type(inner), "__call__", inner)  # noqa: B004 - of an object that is called
-
-    def _hints(
-        self, names: Mapping[str, Any], given: list[inspect.Parameter], lenient: bool
-    ) -> dict[str, Any]:
-        """What the parameters are annotated with. `lenient`: body= says what cannot be read."""
-        inner, found = self._inner, {}
-        for one in given:
-            if one.annotation is inspect.Parameter.empty:
-                continue
-            alone = types.SimpleNamespace(__annotations__={one.name: one.annotation})
-            known = getattr(inspect.unwrap(inner), "__globals__", {})
-            try:
-                found.update(typing.get_type_hints(alone, known, dict(names), include_extras=True))
-            except Exception as error:
-                if not lenient:
-                    raise self._refuse(
-                        f"an annotation cannot be read ({error}); import it at run time, "
-                        "or give body="
-                    ) from None
-        return found
-
-    def fit(self, delivery: DeliveryData) -> Any:
-        """The body as its type asks for; read once, by whoever comes first.
+    def convert_body(self, delivery: DeliveryData) -> Any:
+        """Convert a delivery's body to its type, unless it was converted before; return it.
 
         Raises:
             DecodeError: the body does not fit.
         """
-        if self.read is not None and delivery._claim is None:
-            delivery.body = self.read(delivery.body)
+        if self.body_converter is not None and delivery._claim is None:
+            delivery.body = self.body_converter(delivery.body)
         return delivery.body
 
     def arguments(self, delivery: DeliveryData) -> tuple[Any, ...]:
-        """What the function is called with.
+        """Return the arguments that the function is called with.
 
         Raises:
             DecodeError: the body does not fit.
         """
         body = delivery.body
-        if self.read is not None:
-            body = self.fit(delivery)
+        if self.body_converter is not None:
+            body = self.convert_body(delivery)
         if self.takes == "b":
             return (body,)
         if self.takes == "bd":
             return (body, delivery)
         return (delivery, body) if self.takes == "db" else (delivery,)
 
-    # --- what becomes of a failure ---------------------------------------------------------------
-
     def rule_for(
         self, error: BaseException, delivery: DeliveryData
     ) -> BaseException | Policy | None:
-        """What an exception means: Snooze, Reject, Retry or a policy; None: the topic's policy."""
+        """Return what an error means for its delivery.
+
+        Snooze, Reject, Retry or a retry policy; None: the topic's policy.
+        """
         if isinstance(error, Snooze | Reject | Retry):
             return error
         for kind in type(error).__mro__:
             if kind in self.rules:
                 return self.rules[kind]
-        own = delivery.marks.get(RETRY_MARK) if delivery._record[0] & HEADERS else None
-        if own is not None:
-            return policies.from_redis(own)
+        own_policy = delivery.marks.get(RETRY_MARK) if delivery._record[0] & HEADERS else None
+        if own_policy is not None:
+            return policies.from_redis(own_policy)
         if self.retry is None or isinstance(self.retry, Policy):
             return self.retry
         assert callable(self.retry)
@@ -262,42 +176,29 @@ class Handler:
         return None if wait is None else Retry(wait)
 
     def runtime_of(self, delivery: DeliveryData) -> float | None:
-        """How long one run may take, seconds; None: for ever."""
+        """Return how long one run may take, seconds; None: for ever."""
         own = delivery.marks.get(RUNTIME_MARK) if delivery._record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000
 
 
-def _flag(value: object, field: str) -> bool:
+def _check_bool(value: object, field: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidType(f"{field}: {value!r}; give True or False")
     return value
 
 
-def _unwrapped(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _is_async(function: Any) -> bool:
-    inner = _unwrapped(function)
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
-        getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
-    )
-
-
-def _retry(asked: RetryOption | None) -> Policy | Choice | None:
+def _retry(asked: RetryOption | None) -> Policy | RetryFunction | None:
     if asked is None or not callable(asked):
         return None if asked is None else policies.parse_policy(asked)
     if isinstance(asked, type):
         raise InvalidType(f"retry: the class {asked.__name__}; give an object: {asked.__name__}()")
-    if _is_async(asked):
+    if is_async_function(asked):
         raise InvalidType(f"retry: {asked!r} is async, and nobody would await it; make it plain")
     return asked
 
 
 def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
-    found: dict[type, Rule] = {}
+    rules: dict[type, Rule] = {}
     if on_error is not None and not isinstance(on_error, Mapping):
         raise InvalidType(
             f"on_error: {type(on_error).__name__}; give a dict of exception class to rule"
@@ -305,19 +206,19 @@ def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
     for kind, rule in (on_error or {}).items():
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             raise InvalidType(f"on_error: {kind!r}; its keys are exception classes")
-        made: Any = policies.parse_policy(rule) if isinstance(rule, str) else rule
-        if isinstance(made, type) and issubclass(made, Retry | Reject):
-            made = made()
-        if not isinstance(made, Retry | Reject | Snooze | Policy):
+        checked: Any = policies.parse_policy(rule) if isinstance(rule, str) else rule
+        if isinstance(checked, type) and issubclass(checked, Retry | Reject):
+            checked = checked()
+        if not isinstance(checked, Retry | Reject | Snooze | Policy):
             raise InvalidType(
                 f"on_error: {kind.__name__}: {rule!r}; give rmq.Retry(5), rmq.Reject('why'), "
                 "rmq.Snooze(60) or a retry policy"
             )
-        delay = getattr(made, "delay", None)
+        delay = getattr(checked, "delay", None)
         if delay is not None:
             duration_ms(delay, f"on_error: {kind.__name__}: delay", zero=True)
-        found[kind] = made
-    return found
+        rules[kind] = checked
+    return rules
 
 
 class Handlers:
@@ -327,7 +228,7 @@ class Handlers:
         self.by_topic: dict[str, Handler] = {}
 
     def add(self, handler: Handler) -> None:
-        """Register one.
+        """Register a handler.
 
         Raises:
             InvalidValue: the topic has a handler.
@@ -341,7 +242,7 @@ class Handlers:
         self.by_topic[name] = handler
 
 
-def locals_of_caller(depth: int) -> Mapping[str, Any]:
-    """The names that annotations may use where a handler is defined inside a function."""
+def caller_locals(depth: int) -> Mapping[str, Any]:
+    """Return the local names that annotations may use if a handler is defined in a function."""
     frame = sys._getframe(depth)
     return {} if frame.f_locals is frame.f_globals else frame.f_locals

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from rmq.client.consumer import AsyncConsumer, Consumer
-from rmq.client.handler import Handler, Handlers, RetryOption, Rule, locals_of_caller
+from rmq.client.handler import Handler, Handlers, RetryOption, Rule, caller_locals
 from rmq.client.query import AsyncQuery, Query
 from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
 from rmq.core.ids import Id, MessageId
@@ -142,7 +142,7 @@ class _TopicBase:
                     self._context, function, concurrency=concurrency, prefetch=prefetch,
                     batch=batch, linger=linger, ordered=ordered, lease=lease,
                     max_runtime=max_runtime, retry=retry, on_error=on_error, body=body,
-                    names=locals_of_caller(depth),
+                    local_names=caller_locals(depth),
                 )
             )  # fmt: skip
             return function

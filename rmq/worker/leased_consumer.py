@@ -44,7 +44,7 @@ class LeasedConsumer(Consumer):
         self.lease_table = lease_table
         self._topic = topic
         self._guard = handler.claims
-        self._fit = handler.fit
+        self._fit = handler.convert_body
         if handler.is_async:
             self._delivery = AsyncDelivery  # type: ignore[assignment]
             self._awaited = AsyncLeasedConsumer(self)

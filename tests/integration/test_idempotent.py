@@ -520,7 +520,7 @@ def test_an_async_check_is_awaited_and_refused_for_a_plain_handler(
 
 
 def test_a_check_guards_no_batch(client: rmq.Client, name: str) -> None:
-    with pytest.raises(rmq.InvalidValue, match="batch: Checked guards one message at a time"):
+    with pytest.raises(rmq.InvalidValue, match="batch: Checked wraps one message at a time"):
         client.topic(name).handler(batch=5)(once(check=lambda d: True)(lambda ds: None))
 
 

@@ -488,7 +488,7 @@ def test_confirms_refuses_what_cannot_work_by_name(client: rmq.Client, name: str
         outbox.unconfirmed(None)  # type: ignore[arg-type]
     with pytest.raises(rmq.InvalidType, match="engine: NoneType"):
         outbox.confirm_handler(None)  # type: ignore[arg-type]
-    with pytest.raises(rmq.InvalidValue, match="Confirms guards one message at a time"):
+    with pytest.raises(rmq.InvalidValue, match="Confirms wraps one message at a time"):
         topic.handler(batch=10)(outbox.confirms(engine)(lambda deliveries: None))
 
 

@@ -623,5 +623,5 @@ def test_a_batch_is_refused(client: rmq.Client, name: str) -> None:
     @exactly_once(ENGINE)
     def handle(deliveries: Any, connection: Any) -> None: ...
 
-    with pytest.raises(rmq.InvalidValue, match="guards one message at a time"):
+    with pytest.raises(rmq.InvalidValue, match="wraps one message at a time"):
         client.topic(name).handler(batch=10)(handle)

@@ -233,8 +233,8 @@ def test_annotations_may_name_builtins_of_the_function_around() -> None:
 
     made = client._handlers.by_topic["orders"]
     assert made.takes == "db"
-    assert made.read is not None
-    assert made.read({"id": 7}) == {"id": 7}
+    assert made.body_converter is not None
+    assert made.body_converter({"id": 7}) == {"id": 7}
 
 
 def test_names_of_the_function_s_own_module_come_before_those_of_the_one_that_registers() -> None:
@@ -244,7 +244,7 @@ def test_names_of_the_function_s_own_module_come_before_those_of_the_one_that_re
 
     exec("Order = int\nclient.topic('orders').handler()(handle)", registering)
 
-    read = registering["client"]._handlers.by_topic["orders"].read
+    read = registering["client"]._handlers.by_topic["orders"].body_converter
     assert read("text") == "text"
 
 
@@ -260,7 +260,7 @@ def test_a_local_class_of_the_caller_is_what_the_body_becomes() -> None:
     @topic.handler()
     def handle(order: Order) -> None: ...
 
-    read = client._handlers.by_topic["orders"].read
+    read = client._handlers.by_topic["orders"].body_converter
     assert read is not None
     assert read({"id": 7}) == Order(id=7)
 
@@ -277,8 +277,8 @@ def test_body_stands_in_for_an_annotation_that_cannot_be_read() -> None:
     made = registered(handle, body=int)
 
     assert made.takes == "db"
-    assert made.read is not None
-    assert made.read(7) == 7
+    assert made.body_converter is not None
+    assert made.body_converter(7) == 7
 
 
 def test_a_return_annotation_is_nobody_s_business() -> None:
@@ -290,7 +290,7 @@ def test_a_return_annotation_is_nobody_s_business() -> None:
 def test_body_stands_above_the_annotation() -> None:
     def handle(body: int): ...
 
-    read = registered(handle, body=str).read
+    read = registered(handle, body=str).body_converter
     assert read is not None
     assert read("text") == "text"
     with pytest.raises(rmq.DecodeError):
@@ -298,7 +298,7 @@ def test_body_stands_above_the_annotation() -> None:
 
 
 def test_a_handler_without_annotation_takes_any_body() -> None:
-    assert registered(body_only).read is None
+    assert registered(body_only).body_converter is None
 
 
 # --- options -------------------------------------------------------------------------------------
