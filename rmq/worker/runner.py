@@ -287,13 +287,13 @@ class Runner:
 
     def _split_by_fit(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[_Result]]:
         """Read the bodies; return the deliveries whose bodies fit, and the results of the rest."""
-        if self.handler.read is None:
+        if self.handler.body_converter is None:
             return batch, []
         ready: list[DeliveryData] = []
         results: list[_Result] = []
         for delivery in batch:
             try:
-                self.handler.fit(delivery)
+                self.handler.convert_body(delivery)
                 ready.append(delivery)
             except DecodeError as error:
                 results.append((delivery, undecodable(error), error))
