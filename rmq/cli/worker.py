@@ -22,7 +22,7 @@ from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION, DURATION_OR_OFF
 from rmq.cli.worker_summary import WorkerReport
 from rmq.core import optional_imports
-from rmq.worker.control_channel import Line
+from rmq.worker.control_channel import ControlChannel
 from rmq.worker.supervisor import Supervisor
 from rmq.worker.worker import FINISHED
 
@@ -109,7 +109,10 @@ Exit codes; with --processes the largest of them:
 @click.option("--log-json", is_flag=True, help="Log in JSON, one object a line.")
 @click.option("--check", is_flag=True, help="Import, compare settings with Redis, exit.")
 @click.option(
-    "--line", type=int, hidden=True, help="File descriptor of the supervisor's control channel."
+    "--control-fd",
+    type=int,
+    hidden=True,
+    help="File descriptor of the supervisor's control channel.",
 )
 def worker(
     module: str,
@@ -123,7 +126,7 @@ def worker(
     log_level: str | None,
     log_json: bool,
     check: bool,
-    line: int | None,
+    control_fd: int | None,
 ) -> int:
     """Run handlers in this process or in several, or only check them."""
     common = common_options()
@@ -131,14 +134,14 @@ def worker(
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for what handlers print
     options = {"grace": grace, "watchdog": watchdog, "keeper": keeper}
     given = {name: value for name, value in options.items() if value is not None}
-    if (processes or reload) and not check and line is None:
+    if (processes or reload) and not check and control_fd is None:
         logs.start(log_level, log_json)
         arguments = [f"--{name}={value}" for name, value in given.items()]
         arguments += [f"--topic={name}" for name in topics]
         arguments += [f"--log-level={log_level}"] * bool(log_level) + ["--log-json"] * log_json
         arguments += ["--json"] * common.json
         return _supervise(common, [module, *arguments], processes or 1, reload, health)
-    control = None if line is None else Line(line)
+    control = None if control_fd is None else ControlChannel(control_fd)
     new_worker = _make(module, topics, given)
     if check:
         return _check(common, new_worker)
@@ -196,11 +199,13 @@ def _check(common: CommonOptions, new_worker: rmq.Worker) -> int:
     return OK
 
 
-def _serve_supervised(new_worker: rmq.Worker, control: Line) -> int:
+def _serve_supervised(new_worker: rmq.Worker, control: ControlChannel) -> int:
     """Run under a supervisor."""
-    control.serves(new_worker)
-    code = new_worker.run(lambda: control.at_work(handlers=worker_summary.handlers_of(new_worker)))
-    control.say(counts=new_worker.counts())
+    control.set_worker(new_worker)
+    code = new_worker.run(
+        lambda: control.report_ready(handlers=worker_summary.handlers_of(new_worker))
+    )
+    control.send(counts=new_worker.counts())
     return _exit_process(code)
 
 

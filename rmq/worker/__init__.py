@@ -1,24 +1,27 @@
-"""Workers: handlers run for every message of their topics.
+"""Workers: processes that run a handler for every message of its topic.
 
-worker    start, stop, signals, health: what a program sees
-crew      everything that serves one handler: fetch, run
-settler   carries out what the runs came to
-desk      a consumer whose leases stand on the board
-pace      how long handlers take, and so how much to hold
-suspects  which messages that may kill a process run beside each other
-board     what is in hand, in memory shared with the keeper
-keeper    renews leases, in a process that handlers cannot starve
-hands     threads and tasks in which handlers run
-runner    one run of a handler, and what becomes of its message
-watch     looks after the crews of a worker: limits, keeper, health, watchdog
-loop      an event loop in a thread, and the beat of any loop
-away      what is said and done while Redis is away
+worker            start, stop, signals: the class that a program uses
+handler_pool      fetches, runs and settles the messages of one handler
+leased_consumer   the consumer of a handler pool, whose leases are renewed
+executors         threads and tasks in which handlers run
+runner            one run of a handler, and how its deliveries are settled
+settler           settles deliveries, many in one call
+prefetch          how many deliveries to hold, by the run times of a handler
+poison_messages   keeps messages apart that may kill their process
+runtime_limits    finds runs that exceeded their max_runtime
+detached_claims   renews the claims of runs that outlive their deliveries
+lease_table       the deliveries that a worker holds, in shared memory
+lease_renewer     renews leases, in a process that handlers cannot starve
+watchdog          checks the handler pools: limits, health, a stuck worker
+event_loop        an event loop in a thread, and a heartbeat for any loop
+redis_outage      opens topics, and logs, while Redis cannot be reached
+auditor           looks for lost messages
 
 Of the command `rmq worker`:
 
-supervisor  several worker processes, started again when they die
-line        what these processes and their supervisor tell each other
-probes      an HTTP endpoint for those who watch
+supervisor        runs several worker processes, and restarts them
+control_channel   carries messages between a supervisor and a worker process
+probes            an HTTP endpoint for liveness, readiness and metrics
 """
 
 from rmq.worker.watchdog import Health

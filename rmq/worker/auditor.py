@@ -1,7 +1,7 @@
-"""The auditor: a worker's thread that looks for lost messages, where its client has `rmq.Audit`.
+"""The auditor: a worker's thread that looks for lost messages, if its client has `rmq.Audit`.
 
-All workers of a topic do this together: who asks first in an interval audits it, the others see
-that somebody has.
+The workers of a topic share the work: the first that asks in an interval audits the topic, and the
+others skip it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
 
-STOP_S = 1.0  # for a look at one page to come to its end; the thread is no reason to stay
+STOP_S = 1.0  # for the audit of one page to end; a stop waits no longer for the thread
 
 
 class Auditor:
@@ -38,19 +38,22 @@ class Auditor:
 
     def _run(self) -> None:
         assert self._audit.every_ms is not None
-        # Not all workers at the same moment; and none is late for its own last time.
+        # Spread over the workers, and never later than the interval after its own last audit.
         while not self._stop.wait(self._audit.every_ms / 1000 * random.uniform(0.95, 1.0)):
             for context in self._contexts:
                 if self._stop.is_set():
                     return
-                self._look(context)
+                self._audit_topic(context)
 
-    def _look(self, context: TopicContext) -> None:
+    def _audit_topic(self, context: TopicContext) -> None:
         every_ms = round((self._audit.every_ms or 0) * 0.9)
         try:
-            found = self._transport.run(
+            report = self._transport.run(
                 audit_flow.audit(
-                    context, self._audit.older_ms, every_ms=every_ms, progress=self._go_on
+                    context,
+                    self._audit.older_ms,
+                    every_ms=every_ms,
+                    progress=self._raise_if_stopping,
                 )
             )
         except _Stopped:
@@ -58,31 +61,31 @@ class Auditor:
         except RMQError as error:
             log.warning("topic %r cannot be audited just now: %s", context.name, error)
             return
-        self._audit.report(context.name, found)
+        self._audit.report(context.name, report)
 
-    def _go_on(self, done: int, whole: int) -> None:
+    def _raise_if_stopping(self, done: int, whole: int) -> None:
         if self._stop.is_set():
             raise _Stopped
 
     def ask_to_stop(self) -> None:
-        """Ask it to end; it does not look at another page."""
+        """Ask the thread to end; it begins no other page."""
         self._stop.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """End it, and wait for that a moment."""
+        """Stop the thread, and wait a moment for it."""
         self._stop.set()
         self._thread.join(min(wait_s, STOP_S))
 
 
 class _Stopped(Exception):
-    """The worker stops in the midst of an audit."""
+    """The worker is stopping during an audit."""
 
 
 def start(
     chain: Iterable[Interceptor], transport: Transport, contexts: Iterable[TopicContext]
 ) -> Auditor | None:
-    """Start one where an interceptor asks for it."""
-    for one in chain:
-        if isinstance(one, Audit) and one.every_ms is not None:
-            return Auditor(one, transport, contexts)
+    """Start an auditor if an interceptor asks for it."""
+    for interceptor in chain:
+        if isinstance(interceptor, Audit) and interceptor.every_ms is not None:
+            return Auditor(interceptor, transport, contexts)
     return None

@@ -1,10 +1,10 @@
 """Claims of runs that go on without their deliveries.
 
-A claim ends with its run, never before: else a second run would begin beside the first. A run can
-outlive its delivery in three ways: it exceeds its `max_runtime`, its lease is lost, or the worker
-stops and its grace time is over. Its claim is then renewed by a thread of this process; when the
-run ends, the claim is marked as done, or given up. If the process ends before the run, the claim
-expires, as after a crash.
+A claim ends with its run, never before; otherwise a second run could begin beside the first. A run
+outlives its delivery when it exceeds its `max_runtime`, when its lease is lost, or when the worker
+stops and the grace time is over. A thread of this process then renews its claim, and marks it as
+done or removes it when the run ends. If the process ends first, the claim expires, as after a
+crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
 
-TICK_S = 0.1  # between two looks at which runs have ended
+TICK_S = 0.1  # between two checks for runs that have ended
 AGAIN_S = 0.5  # after a call that failed
 
 
@@ -34,35 +34,35 @@ class DetachedClaims:
         self._transport = transport
         self._handler = handler
         self._running: set[DeliveryData] = set()
-        self._kept: dict[DeliveryData, float] = {}  # and until when Redis has it at least
+        self._detached: dict[DeliveryData, float] = {}  # delivery -> until when its claim holds
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def begin(self, one: DeliveryData) -> None:
-        """A run begins."""
-        if one._claim is not None and one._claim.state == FIRST:
-            self._running.add(one)
+    def begin(self, delivery: DeliveryData) -> None:
+        """Note that a run begins."""
+        if delivery._claim is not None and delivery._claim.state == FIRST:
+            self._running.add(delivery)
 
-    def end(self, one: DeliveryData, done: bool) -> None:
-        """A run has ended. `done`: its work is done, and must not be done again."""
-        if one in self._running:
-            assert one._claim is not None
+    def end(self, delivery: DeliveryData, done: bool) -> None:
+        """Note that a run has ended. `done`: its work is done, and must not be repeated."""
+        if delivery in self._running:
+            assert delivery._claim is not None
             with self._lock:
-                one._claim.work_done |= done
-                self._running.discard(one)
+                delivery._claim.work_done |= done
+                self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[DeliveryData] | None = None) -> None:
-        """Keep the claims of these, as far as they run; None: of all that run.
+        """Keep the claims of these deliveries if they run; None: of all running deliveries.
 
-        Called before the deliveries are given back, which gives up all other claims.
+        Called before the deliveries are released, which removes all other claims.
         """
         with self._lock:
-            for one in list(self._running if deliveries is None else deliveries):
-                claim = one._claim
-                if one in self._running and claim is not None and claim.state == FIRST:
+            for delivery in list(self._running if deliveries is None else deliveries):
+                claim = delivery._claim
+                if delivery in self._running and claim is not None and claim.state == FIRST:
                     claim.state = KEPT
-                    self._kept[one] = time.monotonic() + self._hold_ms / 1000
-            if self._kept and self._thread is None:
+                    self._detached[delivery] = time.monotonic() + self._hold_ms / 1000
+            if self._detached and self._thread is None:
                 name = f"rmq-{self._handler.context.name}-claims"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
@@ -70,7 +70,7 @@ class DetachedClaims:
     def keep_lost(self) -> None:
         """Keep the claims of runs whose leases are lost; called a few times a second."""
         if self._running:
-            self.keep([one for one in list(self._running) if one.lost])
+            self.keep([delivery for delivery in list(self._running) if delivery.lost])
 
     @property
     def _hold_ms(self) -> int:
@@ -82,67 +82,67 @@ class DetachedClaims:
         while True:
             time.sleep(pause)
             with self._lock:
-                if not self._kept:
+                if not self._detached:
                     self._thread = None  # under the lock, so that the next one starts another
                     return
-                ended = [one for one in self._kept if one not in self._running]
-                going = [one for one in self._kept if one in self._running]
+                ended = [delivery for delivery in self._detached if delivery not in self._running]
+                running = [delivery for delivery in self._detached if delivery in self._running]
             try:
                 if ended:
                     self._settle(ended)
-                if going and time.monotonic() - renewed > self._hold_ms / 3000:
-                    self._renew(going)
+                if running and time.monotonic() - renewed > self._hold_ms / 3000:
+                    self._renew(running)
                     renewed = time.monotonic()
                 pause = TICK_S
             except Exception as error:  # Redis is away, or the worker's connections are closed
                 pause = AGAIN_S
-                self._expire(ended, error)
+                self._drop_expired(ended, error)
 
-    def _renew(self, going: list[DeliveryData]) -> None:
+    def _renew(self, running: list[DeliveryData]) -> None:
         until = time.monotonic() + self._hold_ms / 1000
-        claims = _claims(going)
-        beside = claim_flow.renew(self._handler.context, claims, self._hold_ms)
-        assert beside is not None
-        self._tell(beside)
-        for one in going:
-            self._kept[one] = until
-            self._gone_if_lost(one)
+        claims = _claims(running)
+        extra_commands = claim_flow.renew(self._handler.context, claims, self._hold_ms)
+        assert extra_commands is not None
+        self._run_commands(extra_commands)
+        for delivery in running:
+            self._detached[delivery] = until
+            self._drop_if_lost(delivery)
 
     def _settle(self, ended: list[DeliveryData]) -> None:
-        done = [one for one in _claims(ended) if one.work_done]
-        free = [one for one in _claims(ended) if not one.work_done]
-        self._tell(claim_flow.settle(self._handler.context, done, free))
-        for one in ended:
-            if not self._gone_if_lost(one):
-                self._drop(one)
+        done = [delivery for delivery in _claims(ended) if delivery.work_done]
+        free = [delivery for delivery in _claims(ended) if not delivery.work_done]
+        self._run_commands(claim_flow.settle(self._handler.context, done, free))
+        for delivery in ended:
+            if not self._drop_if_lost(delivery):
+                self._forget(delivery)
 
-    def _tell(self, beside: ExtraCommands) -> None:
-        self._transport.run(claim_flow.run_alone(beside))
+    def _run_commands(self, extra_commands: ExtraCommands) -> None:
+        self._transport.run(claim_flow.run_alone(extra_commands))
 
-    def _gone_if_lost(self, one: DeliveryData) -> bool:
-        if not one.claim_lost:
+    def _drop_if_lost(self, delivery: DeliveryData) -> bool:
+        if not delivery.claim_lost:
             return False
-        self._drop(one)
+        self._forget(delivery)
         log.error(
-            "%s: the claim of %s was gone while it ran on without its lease; look whether the work "
-            "was done twice", self._handler, one.id,
+            "%s: the claim of %s was lost while it ran on without its lease; check whether the "
+            "work was done twice", self._handler, delivery.id,
         )  # fmt: skip
         return True
 
-    def _expire(self, ended: list[DeliveryData], error: Exception) -> None:
-        """Forget what has ended, and whose claim has expired while Redis could not be asked."""
-        for one in ended:
-            if time.monotonic() > self._kept[one]:
-                self._drop(one)
+    def _drop_expired(self, ended: list[DeliveryData], error: Exception) -> None:
+        """Forget ended runs whose claims have expired while Redis could not be asked."""
+        for delivery in ended:
+            if time.monotonic() > self._detached[delivery]:
+                self._forget(delivery)
                 log.warning(
                     "%s: the claim of %s has expired; its work may be done again: %s",
-                    self._handler, one.id, error,
+                    self._handler, delivery.id, error,
                 )  # fmt: skip
 
-    def _drop(self, one: DeliveryData) -> None:
+    def _forget(self, delivery: DeliveryData) -> None:
         with self._lock:
-            self._kept.pop(one, None)
+            self._detached.pop(delivery, None)
 
 
 def _claims(deliveries: Iterable[DeliveryData]) -> list[Claim]:
-    return [one._claim for one in deliveries if one._claim is not None]
+    return [delivery._claim for delivery in deliveries if delivery._claim is not None]

@@ -1,4 +1,4 @@
-"""Event loops of async handlers: one in a thread, where none is running, and the beat of any."""
+"""Event loops of async handlers: a loop in a thread of its own, and a heartbeat for any loop."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ TICK_S = 0.5
 
 
 class LoopHeartbeat:
-    """Tells from outside whether an event loop still runs what it is given."""
+    """Shows other threads for how long an event loop has been blocked."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._last = time.monotonic()
+        self._last_tick = time.monotonic()
         self._ended = False
         loop.call_soon_threadsafe(self._tick)
 
     def _tick(self) -> None:
-        self._last = time.monotonic()
+        self._last_tick = time.monotonic()
         if not self._ended:
             self._loop.call_later(TICK_S, self._tick)
 
     def lag(self) -> float:
-        """For how long nothing could run in it, seconds."""
-        return max(0.0, time.monotonic() - self._last - TICK_S)
+        """Return for how many seconds the loop has run nothing."""
+        return max(0.0, time.monotonic() - self._last_tick - TICK_S)
 
     def stop(self) -> None:
-        """Let the loop be."""
+        """Stop the heartbeat."""
         self._ended = True
 
 
 class EventLoopThread:
-    """A loop in a thread of its own. It ends as `asyncio.run` does: what is left is cancelled."""
+    """An event loop in a thread of its own. Its end cancels the tasks, as `asyncio.run` does."""
 
     def __init__(self) -> None:
         self._running = threading.Event()
@@ -52,6 +52,6 @@ class EventLoopThread:
         await self._ended.wait()
 
     def stop(self, wait_s: float) -> None:
-        """End it."""
+        """Stop the loop, and wait for its thread."""
         self.loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(wait_s)

@@ -1,8 +1,8 @@
-"""Hands: the threads, or the tasks of an event loop, in which handlers run.
+"""Executors: the threads, or the tasks of an event loop, in which handlers run.
 
-A piece of work is one delivery, a batch, or the deliveries of a slot in order. Hands come into
-being with the first work, up to the handler's concurrency. What a handler sets in a context
-variable does not reach the next message.
+A work item is one delivery, a batch, or the deliveries of a slot in order. Threads and tasks are
+started with the first work, up to the handler's concurrency. A context variable that a handler sets
+is not seen by the next run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger("rmq")
 
 Work = Any
 OnError = Callable[[Work, BaseException], None]
-YIELD_EVERY = 100  # pieces of work in a row after which a task lets others have the loop
+YIELD_EVERY = 100  # work items in a row, after which a task yields to the event loop
 _UNSET = object()
 
 
 def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
-    """Whether every variable has the very object that it had.
+    """Return whether every context variable holds the same object as before.
 
-    Not by ==: arrays and SQL expressions answer it with something that is not a bool.
+    Compared with `is`: == of arrays and SQL expressions does not return a bool.
     """
     return len(now) == len(before) and all(
         before.get(variable, _UNSET) is value for variable, value in now.items()
@@ -36,7 +36,7 @@ def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> b
 
 
 def _report(on_error: OnError, work: Work, error: BaseException) -> None:
-    """Report work that raised. Whatever happens in there, the hand goes on with the next."""
+    """Report work that raised. Whatever happens there, the thread or task goes on."""
     try:
         on_error(work, error)
     except Exception:
@@ -44,29 +44,29 @@ def _report(on_error: OnError, work: Work, error: BaseException) -> None:
 
 
 class Executor(Protocol):
-    """What a crew asks of its hands."""
+    """Runs work items, a fixed number at a time."""
 
     def put(self, works: Sequence[Work]) -> None:
-        """Hand over work."""
+        """Queue work items."""
 
     def waiting(self) -> int:
-        """How many pieces of work nobody has begun."""
+        """Return how many work items have not begun."""
 
     def withdraw(self) -> list[Work]:
-        """The work that nobody has begun."""
+        """Remove and return the work items that have not begun."""
 
     def close(self) -> None:
-        """No more work. Returns at once."""
+        """Accept no more work. Returns at once."""
 
     def join(self, wait_s: float) -> bool:
-        """Wait; whether all that was begun has ended."""
+        """Wait for running work; return whether all has ended."""
 
     def cancel(self, wait_s: float) -> None:
-        """End what still runs, where that can be done."""
+        """Cancel running work, where that is possible."""
 
 
 class ThreadExecutor:
-    """Hands that are threads, for plain functions."""
+    """Runs work in threads, for plain functions."""
 
     def __init__(
         self, name: str, count: int, run: Callable[[Work], None], on_error: OnError
@@ -80,9 +80,9 @@ class ThreadExecutor:
         self._context = contextvars.copy_context()
 
     def put(self, works: Sequence[Work]) -> None:
-        """Hand over work."""
-        for one in works:
-            self._queue.put(one)
+        """Queue work items."""
+        for work in works:
+            self._queue.put(work)
         for _ in range(min(len(works), self._count - len(self._threads))):
             name = f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=self._run_works, name=name, daemon=True)
@@ -98,12 +98,12 @@ class ThreadExecutor:
                 _report(self._on_error, work, error)
 
     def waiting(self) -> int:
-        """How many pieces of work nobody has begun."""
+        """Return how many work items have not begun."""
         return self._queue.qsize()
 
     def withdraw(self) -> list[Work]:
-        """The work that nobody has begun."""
-        found: list[Work] = []
+        """Remove and return the work items that have not begun."""
+        works: list[Work] = []
         ends = 0
         while True:
             try:
@@ -113,29 +113,29 @@ class ThreadExecutor:
             if work is None:
                 ends += 1
             else:
-                found.append(work)
+                works.append(work)
         for _ in range(ends):
             self._queue.put(None)
-        return found
+        return works
 
     def close(self) -> None:
-        """No more work."""
+        """Accept no more work."""
         for _ in self._threads:
             self._queue.put(None)
 
     def join(self, wait_s: float) -> bool:
-        """Wait for those that run."""
+        """Wait for running work; return whether all has ended."""
         until = time.monotonic() + wait_s
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def cancel(self, wait_s: float) -> None:
-        """A thread cannot be ended. It is a daemon, and ends with the process."""
+        """Do nothing: a thread cannot be cancelled. It is a daemon, and ends with the process."""
 
 
 class TaskExecutor:
-    """Hands that are tasks of one event loop, for async functions. The loop runs in any thread."""
+    """Runs work in tasks of one event loop, for async functions. The loop runs in any thread."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class TaskExecutor:
         self._empty.set()
 
     def put(self, works: Sequence[Work]) -> None:
-        """Hand over work, from another thread."""
+        """Queue work items, from another thread."""
         self._ready.extend(works)
         self._loop.call_soon_threadsafe(self._wake, len(works))
 
@@ -172,7 +172,7 @@ class TaskExecutor:
 
     def _start(self) -> None:
         self._empty.clear()
-        # A fresh copy: a task keeps what its handlers set, and it is replaced when they did.
+        # A fresh copy: a task keeps what its handlers set, and is replaced after they set anything.
         task = self._loop.create_task(self._run_works(), context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -208,29 +208,29 @@ class TaskExecutor:
                 await waiter
 
     def waiting(self) -> int:
-        """How many pieces of work nobody has begun."""
+        """Return how many work items have not begun."""
         return len(self._ready)
 
     def withdraw(self) -> list[Work]:
-        """The work that nobody has begun."""
-        found = []
+        """Remove and return the work items that have not begun."""
+        works = []
         while True:
             try:
-                found.append(self._ready.popleft())
+                works.append(self._ready.popleft())
             except IndexError:
-                return found
+                return works
 
     def _close(self) -> None:
         self._closing = True
         self._wake(len(self._idle))
 
     def close(self) -> None:
-        """No more work."""
+        """Accept no more work."""
         self._loop.call_soon_threadsafe(self._close)
 
     def join(self, wait_s: float) -> bool:
-        """Wait for those that run."""
-        # The event is set while a fresh task is on its way too, so the tasks are counted as well.
+        """Wait for running work; return whether all has ended."""
+        # The event is also set while a task is being replaced, so the queue is checked too.
         until = time.monotonic() + wait_s
         while time.monotonic() < until:
             if self._empty.wait(max(0.0, until - time.monotonic())) and not self._ready:
@@ -239,6 +239,6 @@ class TaskExecutor:
         return self._empty.is_set()
 
     def cancel(self, wait_s: float) -> None:
-        """Cancel what still runs."""
+        """Cancel running work."""
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
         self.join(wait_s)

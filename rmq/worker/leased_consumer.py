@@ -1,8 +1,7 @@
-"""The desk: a worker's consumer, whose leases stand on the board.
+"""The consumer of a worker, whose leases stand in the lease table and are renewed from there.
 
-While a delivery is in hand the keeper renews its lease, and with each renewal the receipt changes.
-So every verb takes the newest receipt from the board first; where it was refused, and a renewal
-came in between, it asks again.
+Each renewal of a lease changes the receipt. So every verb takes the newest receipt from the lease
+table first, and is repeated if Redis refused a receipt that was renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from rmq.worker.lease_table import LeaseTable
 
 log = logging.getLogger("rmq")
 
-RENEWAL_S = 0.005  # between two looks at a renewal that is under way
-LOOKS_MAX = 2000  # a renewal that takes longer than ten seconds has failed
+RENEWAL_POLL_S = 0.005  # between two checks of a renewal that is under way
+RENEWAL_POLLS_MAX = 2000  # ten seconds; a longer renewal has failed
 
 
 class LeasedConsumer(Consumer):
-    """A consumer for the handler of one topic. Its verbs may be called from any thread."""
+    """The consumer of one handler. Its verbs may be called from any thread."""
 
     def __init__(
         self, transport: Transport, handler: Handler, lease_table: LeaseTable, topic: int
@@ -43,53 +42,57 @@ class LeasedConsumer(Consumer):
         super().__init__(transport, handler.context, lease, "at_least_once", handler.ordered)
         self.lease_table = lease_table
         self._topic = topic
-        self._guard = handler.claims
-        self._fit = handler.convert_body
+        self._claim_guard = handler.claims
+        self._convert_body = handler.convert_body
         if handler.is_async:
             self._delivery = AsyncDelivery  # type: ignore[assignment]
-            self._awaited = AsyncLeasedConsumer(self)
+            self._async_consumer = AsyncLeasedConsumer(self)
 
     def _delivery_consumer(self) -> object:
-        return self._awaited if self._delivery is AsyncDelivery else self  # type: ignore[comparison-overlap]
+        return self._async_consumer if self._delivery is AsyncDelivery else self  # type: ignore[comparison-overlap]
 
     def take(self, most: int, wait: float) -> list[Delivery]:
-        """Receive, and note on the board what came."""
-        found = self.receive(most, wait)
-        if found:
-            if self._guard is not None:
-                # Code of the user's: what kills the process here counts as begun, so it comes
-                # before the board, where the keeper would find that it has not.
-                for one in found:
-                    self._guard.prepare(one, self._fit)
-            # Counted from before Redis was asked: the reply may have come to a frozen process.
-            self._enter(found, self._receive_state.lease_ms, self._receive_state.visited_at)
-            if self._guard is not None:
-                self._claim_keys(found)
-        return found
+        """Receive messages, and add them to the lease table."""
+        deliveries = self.receive(most, wait)
+        if deliveries:
+            if self._claim_guard is not None:
+                # User code. A message that kills the process here counts as begun, so this comes
+                # before the lease table: the renewer releases the rows that have not begun.
+                for delivery in deliveries:
+                    self._claim_guard.prepare(delivery, self._convert_body)
+            # Leases count from before the call: this process may have been stopped since.
+            self._add_to_table(
+                deliveries, self._receive_state.lease_ms, self._receive_state.visited_at
+            )
+            if self._claim_guard is not None:
+                self._claim_keys(deliveries)
+        return deliveries
 
-    def _claim_keys(self, found: list[Delivery]) -> None:
-        """Claim what came, all in one call. What Redis does not answer comes back later."""
+    def _claim_keys(self, deliveries: list[Delivery]) -> None:
+        """Claim the keys of deliveries in one call. Those without an answer are released later."""
         try:
-            self._transport.run(self._claim(found))
-        except Exception as error:  # what is in hand must not be forgotten
+            self._transport.run(self._claim(deliveries))
+        except Exception as error:  # the deliveries are held and must be reported
             log.warning("claims of %s are not known: %s", self._context.name, error)
-        self.lease_table.add_claims(found)
+        self.lease_table.add_claims(deliveries)
 
-    def _enter(self, deliveries: Iterable[Delivery], lease_ms: int | None, held: float) -> None:
+    def _add_to_table(
+        self, deliveries: Iterable[Delivery], lease_ms: int | None, held: float
+    ) -> None:
         assert lease_ms is not None
         self.lease_table.add(deliveries, self._topic, lease_ms, held)
 
     def with_expired_leases(self, deliveries: Iterable[Delivery]) -> set[DeliveryData]:
-        """Those of which the delivery before ended with its consumer's silence; in one call."""
+        """Return the deliveries whose last delivery ended with an expired lease; in one call."""
         mine = list(deliveries)
-        calls = [commands.get(one._origin.keys, one._id) for one in mine]
+        calls = [commands.get(delivery._origin.keys, delivery._id) for delivery in mine]
         try:
-            found = self._transport.run(pipeline(calls))
+            messages = self._transport.run(pipeline(calls))
         except RMQError:
-            return set()  # nobody knows, and messages must not wait for that
+            return set()  # unknown; the messages must not wait
         return {
-            one
-            for one, message in zip(mine, found, strict=True)
+            delivery
+            for delivery, message in zip(mine, messages, strict=True)
             if message is not None and failure.is_expired_lease(message.failure)
         }
 
@@ -99,56 +102,56 @@ class LeasedConsumer(Consumer):
         wait_s: float | None,
         errors: Mapping[Delivery, BaseException | str | None],
     ) -> list[Delivery]:
-        """Nack several, each with its own error; returns those whose lease was lost."""
+        """Nack deliveries, each with its own error; return those whose lease was lost."""
         wait_ms = None if wait_s is None else round(wait_s * 1000)
 
         def build(mine: list[Delivery], leases: Leases) -> Settling[str]:
-            told = [failure.encode(errors[one]) for one in mine]
-            beside = claim.unclaim(self._context, mine)
-            return settle.nack(self._context, leases, told, wait_ms, beside)
+            encoded = [failure.encode(errors[delivery]) for delivery in mine]
+            extra_commands = claim.unclaim(self._context, mine)
+            return settle.nack(self._context, leases, encoded, wait_ms, extra_commands)
 
-        def verb(some: list[Delivery]) -> Flow[list[Delivery]]:
-            return self._settle("nack", some, build)
+        def verb(deliveries: list[Delivery]) -> Flow[list[Delivery]]:
+            return self._settle("nack", deliveries, build)
 
-        return self._transport.run(self._renewed(verb, deliveries))
+        return self._transport.run(self._with_renewed_receipts(verb, deliveries))
 
     def bury(
         self, deliveries: list[Delivery], reason: BaseException | str, kind: str
     ) -> list[Delivery]:
-        """To the DeadQueue. `kind`: r, rejected by the handler; u, its body does not fit."""
+        """Reject deliveries. `kind`: r, rejected by the handler; u, the body does not fit."""
         return self._transport.run(self._reject(deliveries, reason, kind))
 
     # --- verbs -----------------------------------------------------------------------------------
 
     def _leases(self, deliveries: Iterable[Delivery]) -> tuple[list[Delivery], Leases]:
         mine = list(deliveries)
-        for one in mine:
-            if isinstance(one, DeliveryData):
-                self.lease_table.refresh(one)
+        for delivery in mine:
+            if isinstance(delivery, DeliveryData):
+                self.lease_table.refresh(delivery)
         return super()._leases(mine)
 
-    def _renewed(
+    def _with_renewed_receipts(
         self, verb: Callable[[list[Delivery]], Flow[list[Delivery]]], mine: list[Delivery]
     ) -> Flow[list[Delivery]]:
-        """Carry out a verb; again for those whose receipt the keeper changed meanwhile."""
+        """Carry out a verb; repeat it for deliveries whose receipt was renewed meanwhile."""
         asked, lost = mine, []
-        for _ in range(LOOKS_MAX):
+        for _ in range(RENEWAL_POLLS_MAX):
             lost += yield from verb(asked)
-            renewing = [one for one in lost if self.lease_table.is_renewing(one)]
-            asked = [one for one in lost if self.lease_table.refresh(one)]
+            renewing = [delivery for delivery in lost if self.lease_table.is_renewing(delivery)]
+            asked = [delivery for delivery in lost if self.lease_table.refresh(delivery)]
             if not asked and not renewing:
                 break
-            for one in asked:
-                one._state = OPEN
+            for delivery in asked:
+                delivery._state = OPEN
             self._keep(asked)
-            lost = [one for one in lost if one not in asked]
+            lost = [delivery for delivery in lost if delivery not in asked]
             if not asked:
-                yield Sleep(RENEWAL_S)
-        self.lease_table.remove(one for one in mine if one._state != OPEN)
+                yield Sleep(RENEWAL_POLL_S)
+        self.lease_table.remove(delivery for delivery in mine if delivery._state != OPEN)
         return lost
 
     def _ack(self, deliveries: Iterable[Delivery]) -> Flow[list[Delivery]]:
-        return self._renewed(super()._ack, list(deliveries))
+        return self._with_renewed_receipts(super()._ack, list(deliveries))
 
     def _nack(
         self,
@@ -157,47 +160,55 @@ class LeasedConsumer(Consumer):
         error: BaseException | str | None,
     ) -> Flow[list[Delivery]]:
         verb = super()._nack
-        return self._renewed(lambda some: verb(some, delay, error), list(deliveries))
+        return self._with_renewed_receipts(
+            lambda deliveries: verb(deliveries, delay, error), list(deliveries)
+        )
 
     def _reject(
         self, deliveries: Iterable[Delivery], reason: BaseException | str, kind: str = "r"
     ) -> Flow[list[Delivery]]:
         verb = super()._reject
-        return self._renewed(lambda some: verb(some, reason, kind), list(deliveries))
+        return self._with_renewed_receipts(
+            lambda deliveries: verb(deliveries, reason, kind), list(deliveries)
+        )
 
     def _release(self, deliveries: Iterable[Delivery], delay: Duration) -> Flow[list[Delivery]]:
         verb = super()._release
-        return self._renewed(lambda some: verb(some, delay), list(deliveries))
+        return self._with_renewed_receipts(
+            lambda deliveries: verb(deliveries, delay), list(deliveries)
+        )
 
     def _close(self) -> Flow[None]:
-        left = [one for one in list(self._open.values()) if one._state == OPEN]
+        left = [delivery for delivery in list(self._open.values()) if delivery._state == OPEN]
         try:
             yield from super()._close()
         finally:
-            for one in left:
-                one._state = LOST  # told to a handler that still runs
+            for delivery in left:
+                delivery._state = LOST  # a handler that still runs can see it
 
     def _extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None
     ) -> Flow[list[Delivery]]:
-        """A handler asked for more than the keeper gives; the keeper goes on from there.
+        """Extend leases at the request of a handler; the renewer goes on from there.
 
-        Less than the keeper gives is not given: it looks only as often as the lease asks for.
+        A lease shorter than the handler's is not given: the renewer's rounds are too rare for it.
         """
         mine, verb, held = list(deliveries), super()._extend, time.monotonic()
         lease_ms = self._receive_state.lease_ms or LEASE_MIN_MS
         if lease is not None:
             lease_ms = max(lease_ms, duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS))
-        lost = yield from self._renewed(lambda some: verb(some, lease_ms / 1000), mine)
-        kept = [one for one in mine if one._state == OPEN]
+        lost = yield from self._with_renewed_receipts(
+            lambda deliveries: verb(deliveries, lease_ms / 1000), mine
+        )
+        kept = [delivery for delivery in mine if delivery._state == OPEN]
         self.lease_table.remove(kept)
-        self._enter(kept, lease_ms, held)
+        self._add_to_table(kept, lease_ms, held)
         self.lease_table.add_claims(kept)
         return lost
 
 
 class AsyncLeasedConsumer:
-    """The verbs of a desk for async handlers: they run in a thread, the loop goes on."""
+    """The verbs of a leased consumer for async handlers; each call runs in a thread."""
 
     def __init__(self, consumer: LeasedConsumer) -> None:
         self._consumer = consumer
@@ -206,7 +217,7 @@ class AsyncLeasedConsumer:
         self._transport = self
 
     async def run(self, flow: Flow[Any]) -> Any:
-        """Drive a conversation of the desk."""
+        """Run a flow of the consumer."""
         return await asyncio.to_thread(self._consumer._transport.run, flow)
 
     async def ack(self, deliveries: Iterable[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""While Redis is away: topics are opened without holding up a signal, and the log tells why."""
+"""Redis outages: topics are opened in a thread, and the log says that Redis cannot be reached."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
 
-PROBE_S = 1.0  # how long Redis is asked for a sign
-REPORT_EVERY_S = 5.0  # between two lines of the log
+PROBE_S = 1.0  # timeout of a PING
+REPORT_EVERY_S = 5.0  # between two lines in the log
 
 
 def ping_error(transport: Transport) -> RMQError | None:
-    """Ask Redis for a sign, on a connection of its own; what came instead of one."""
+    """Send a PING to Redis on a new connection; return the error, None if Redis answers."""
     try:
         probe = Transport(transport.address, 0.0, PROBE_S)
         try:
@@ -32,11 +32,11 @@ def ping_error(transport: Transport) -> RMQError | None:
 
 
 class TopicOpener:
-    """Opens the topics of handlers in a thread, so that whoever waits can be asked to stop.
+    """Opens the topics of handlers in a thread, so that a stop does not have to wait for Redis.
 
     Attributes:
-        ended: set when there is nothing more to open.
-        error: what forbids to start; None where Redis is merely away.
+        ended: set when no topic is left to open.
+        error: the error that forbids a start; None if Redis merely cannot be reached.
     """
 
     def __init__(self, transport: Transport, handlers: Iterable[Handler]) -> None:
@@ -55,28 +55,28 @@ class TopicOpener:
             self.ended.set()
 
     def _open(self) -> None:
-        for one in self._handlers:
+        for handler in self._handlers:
             try:
-                self._transport.run(open_topic.ensure_open(one.context))
-                one.check_lease(one.context.settings.lease_ms)
+                self._transport.run(open_topic.ensure_open(handler.context))
+                handler.check_lease(handler.context.settings.lease_ms)
             except (Unavailable, OutcomeUnknown) as error:
                 log.error("topics cannot be opened yet, and are tried again: %s", error)
-                return  # it would take as long for each of the others
+                return  # each of the others would take as long
             except StorageError as error:
-                log.error("%s: its topic cannot be opened yet: %s", one, error)
+                log.error("%s: its topic cannot be opened yet: %s", handler, error)
 
 
 class OutageLog:
-    """Tells in the log that Redis cannot be reached, every few seconds, and when it is back."""
+    """Logs that Redis cannot be reached, every few seconds, and that it answers again."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
-        self._since = 0.0  # when it was first found to be away; 0: it is there
+        self._away_since = 0.0  # when the outage was noticed; 0: there is none
         self._reported_at = float("-inf")
 
     def report(self) -> None:
-        """Something has had no answer for a while: find out why, in a thread. Returns at once."""
+        """Check in a thread whether Redis answers, and log it. Returns at once."""
         if time.monotonic() - self._reported_at >= REPORT_EVERY_S and self._lock.acquire(
             blocking=False
         ):
@@ -87,15 +87,15 @@ class OutageLog:
         try:
             error, now = ping_error(self._transport), time.monotonic()
             if error is not None:
-                self._since = self._since or now
-                log.error("waiting for Redis, for %.0f s so far: %s", now - self._since, error)
-            elif self._since:
-                log.info("Redis answers again, after %.0f s", now - self._since)
-                self._since = 0.0
+                self._away_since = self._away_since or now
+                log.error("waiting for Redis, for %.0f s so far: %s", now - self._away_since, error)
+            elif self._away_since:
+                log.info("Redis answers again, after %.0f s", now - self._away_since)
+                self._away_since = 0.0
         finally:
             self._lock.release()
 
     def clear(self) -> None:
-        """Everything has been answered."""
-        if self._since:
+        """Note that all calls have been answered."""
+        if self._away_since:
             self.report()

@@ -1,10 +1,10 @@
-"""The supervisor: several whole worker processes, started again when they die or the code changes.
+"""The supervisor: runs several worker processes, and restarts them when they die or code changes.
 
-Each one is a program of its own that imports the handlers itself: nothing is forked, nothing is
-pickled. A handler that kills its process takes nobody with it but what ran in that process.
+Each process is a program of its own that imports the handlers itself; nothing is forked or pickled.
+A handler that kills its process interrupts only what ran in that process.
 
-The first process starts alone, and the others when it is at work: a module that cannot be imported
-fails once, and ends the supervisor with that exit code.
+The first process starts alone, and the others when it is ready: so a module that cannot be imported
+fails once, and its exit code ends the supervisor.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rmq.worker.watchdog import ALIVE_S, QUIET_S, Health
 log = logging.getLogger("rmq")
 
 TURN_S = 0.25
-STEADY_S = 10.0  # a process that lived so long is started again at once
+STEADY_S = 10.0  # a process that ran for so long is restarted without a pause
 PAUSE_S, PAUSE_MOST_S = 0.5, 30.0
 
 Counts = dict[str, dict[str, int]]
 
 
 def exit_code(code: int) -> int:
-    """A process's return code as a shell tells it: 128 + n where signal n ended it."""
+    """Return a process's exit code as a shell does: 128 + n if signal n ended it."""
     return 128 - code if code < 0 else code
 
 
-def _spell_exit(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with {code}"
     with contextlib.suppress(ValueError):
@@ -47,114 +47,114 @@ def _spell_exit(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def add(total: Counts, more: Mapping[str, Mapping[str, int]], held: bool = True) -> None:
-    """Add counts to counts. `held`: what was in hand is in hand still."""
+def add_counts(total: Counts, more: Mapping[str, Mapping[str, int]], held: bool = True) -> None:
+    """Add counts to `total`. `held`: whether to add the number of held deliveries too."""
     for topic, counts in more.items():
         mine = total.setdefault(topic, {})
         for name, value in counts.items():
             mine[name] = mine.get(name, 0) + (value if held or name != "held" else 0)
 
 
-class Place:
-    """One of the processes, and those that stood in its place before."""
+class WorkerProcess:
+    """One of the worker processes; after its end, the next one that replaces it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.process: subprocess.Popen[bytes] | None = None
-        self.line: socket.socket | None = None
-        self.code = 0  # of the last one that ended
+        self.popen: subprocess.Popen[bytes] | None = None
+        self.channel: socket.socket | None = None
+        self.code = 0  # exit code of the last process that ended
         self.start_at = 0.0
-        self.started = self.heard = 0.0
-        self.pause = 0.0
-        self.is_ready = self.is_told = False
+        self.started = self.last_message = 0.0
+        self.restart_pause_s = 0.0
+        self.is_ready = self.is_stopping = False
         self.health = Health(True, [])
         self.counts: Counts = {}
         self.buffer = b""
 
     def __str__(self) -> str:
-        pid = f" (pid {self.process.pid})" if self.process else ""
+        pid = f" (pid {self.popen.pid})" if self.popen else ""
         return f"process {self.number}{pid}"
 
-    def start(self, words: Sequence[str], env: Mapping[str, str] | None) -> None:
-        """Start a process here."""
+    def start(self, command: Sequence[str], env: Mapping[str, str] | None) -> None:
+        """Start the process."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            self.process = subprocess.Popen(
-                [*words, "--line", str(theirs.fileno())],
+            self.popen = subprocess.Popen(
+                [*command, "--control-fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor
                 env=env,
             )
-        self.line, self.buffer, self.counts = ours, b"", {}
-        self.is_ready = self.is_told = False
-        self.started = self.heard = time.monotonic()
+        self.channel, self.buffer, self.counts = ours, b"", {}
+        self.is_ready = self.is_stopping = False
+        self.started = self.last_message = time.monotonic()
 
-    def hear(self) -> Iterator[dict[str, Any]]:
-        """What the process has said."""
+    def read_messages(self) -> Iterator[dict[str, Any]]:
+        """Return the messages that the process has sent."""
         with contextlib.suppress(BlockingIOError):
-            while self.line is not None:
+            while self.channel is not None:
                 data = b""
                 with contextlib.suppress(ConnectionError):
-                    data = self.line.recv(65536)
+                    data = self.channel.recv(65536)
                 self.buffer += data
                 if not data:
-                    self.line.close()
-                    self.line = None
+                    self.channel.close()
+                    self.channel = None
         *lines, self.buffer = self.buffer.split(b"\n")
-        for one in lines:
-            self.heard = time.monotonic()
-            yield json.loads(one)
+        for line in lines:
+            self.last_message = time.monotonic()
+            yield json.loads(line)
 
     def stop(self) -> None:
-        """Tell the process to stop."""
-        if self.process is None or self.is_told:
+        """Ask the process to stop."""
+        if self.popen is None or self.is_stopping:
             return
-        self.is_told = True
-        self.say(STOP)
+        self.is_stopping = True
+        self.send_byte(STOP)
 
-    def say(self, byte: int) -> None:
-        """Tell the process one thing."""
-        if self.line is not None:
+    def send_byte(self, byte: int) -> None:
+        """Send one byte to the process: STOP, or the number of a signal."""
+        if self.channel is not None:
             with contextlib.suppress(OSError):
-                self.line.send(bytes([byte]))
+                self.channel.send(bytes([byte]))
 
     def problems(self, now: float) -> list[str]:
-        """What is wrong here."""
+        """Return what is wrong with the process, one line each."""
         if not self.started:
             return [f"process {self.number}: is not started yet"]
-        if self.process is None:
+        if self.popen is None:
             wait = self.start_at - now
             when = "" if math.isinf(wait) else f", starts again in {max(0.0, wait):.0f} s"
             return [f"process {self.number}: has ended ({self.code}){when}"]
         if not self.is_ready:
             return [f"process {self.number}: is starting"]
-        if now - self.heard > QUIET_S:
-            return [f"process {self.number}: was not heard of for {now - self.heard:.0f} s"]
+        if now - self.last_message > QUIET_S:
+            return [f"process {self.number}: was not heard of for {now - self.last_message:.0f} s"]
         return [f"process {self.number}: {one}" for one in self.health.problems]
 
     def is_alive(self, now: float) -> bool:
-        """False where the process hangs."""
-        quiet = self.process is not None and now - self.heard > ALIVE_S
-        return not quiet and (self.process is None or self.health.alive)
+        """Return False if the process hangs."""
+        quiet = self.popen is not None and now - self.last_message > ALIVE_S
+        return not quiet and (self.popen is None or self.health.alive)
 
 
 class Supervisor:
     """Runs worker processes until SIGTERM or SIGINT.
 
     Args:
-        words: the command of one process; `--line FD` is added.
-        count: how many.
-        env: their environment; None: ours.
-        is_watched: code may change (`changed`): one that fails to start waits for the next change.
-        on_ready: called with what a first process said when it was at work, after each change.
+        command: the command of one process; `--control-fd FD` is appended.
+        count: how many processes.
+        env: their environment; None: that of this process.
+        is_watched: whether `changed` will be called; then a process that cannot start waits for it.
+        on_ready: called with the facts that the first ready process sent, after each change.
         on_end: called with the pid of a process that has ended.
     """
 
     def __init__(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         count: int,
         *,
         env: Mapping[str, str] | None = None,
@@ -162,153 +162,156 @@ class Supervisor:
         on_ready: Callable[[dict[str, Any]], object],
         on_end: Callable[[int], object] = lambda pid: None,
     ) -> None:
-        self.words = words
-        self.places = [Place(number + 1) for number in range(count)]
+        self.command = command
+        self.processes = [WorkerProcess(number + 1) for number in range(count)]
         self.restarts = 0
         self._env = env
         self._is_watched = is_watched
         self._on_ready = on_ready
         self._on_end = on_end
-        self._proven = False  # the first process came to work
+        self._first_is_ready = False
         self._stopping = False
-        self._past: Counts = {}
-        self._asked = 0  # how often to stop
+        self._ended_counts: Counts = {}
+        self._stop_requests = 0
         self._signals: list[int] = []
         self._changes: list[str] = []
-        self._ear, self._mouth = socket.socketpair()
-        for one in (self._ear, self._mouth):
+        self._wakeup_read, self._wakeup_write = socket.socketpair()
+        for one in (self._wakeup_read, self._wakeup_write):
             one.setblocking(False)
 
     # --- from outside ----------------------------------------------------------------------------
 
     def changed(self, what: str) -> None:
-        """The code has changed: start all processes again. From any thread."""
+        """Restart all processes, because the code has changed. Callable from any thread."""
         self._changes.append(what)
         with contextlib.suppress(OSError):
-            self._mouth.send(b"\0")
+            self._wakeup_write.send(b"\0")
 
     def health(self) -> Health:
-        """How all of them are."""
+        """Return the health of all processes."""
         now = time.monotonic()
-        problems = [text for place in self.places for text in place.problems(now)]
-        return Health(not problems, problems, all(one.is_alive(now) for one in self.places))
+        problems = [text for process in self.processes for text in process.problems(now)]
+        return Health(not problems, problems, all(one.is_alive(now) for one in self.processes))
 
     def counts(self) -> Counts:
-        """The counts of all processes that are and were."""
+        """Return the counts of all processes, including those that have ended."""
         total: Counts = {}
-        for counts in [self._past, *(place.counts for place in self.places)]:
-            add(total, counts)
+        for counts in [self._ended_counts, *(process.counts for process in self.processes)]:
+            add_counts(total, counts)
         return total
 
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Keep the processes running; the exit code is the largest of those that ran at the end."""
+        """Keep the processes running; return the largest exit code of those that ran at the end."""
         numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self._signalled) for number in numbers]
-        wakeup = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        before = [signal.signal(number, self._on_signal) for number in numbers]
+        wakeup = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
         try:
-            while not self._stopping or any(place.process for place in self.places):
+            while not self._stopping or any(process.popen for process in self.processes):
                 self._turn()
         finally:
             signal.set_wakeup_fd(wakeup)
             for number, one in zip(numbers, before, strict=True):
                 signal.signal(number, one)
-        return max(place.code for place in self.places)
+        return max(process.code for process in self.processes)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
     def _turn(self) -> None:
         self._start_due()
-        lines = [place.line for place in self.places if place.line is not None]
-        ready, _, _ = select.select([self._ear, *lines], [], [], TURN_S)
-        if self._ear in ready:
-            self._ear.recv(4096)
-        self._obey()
-        for place in self.places:
-            if place.process is not None:
-                code = place.process.poll()  # before the line is read: what it said last counts
-                for facts in place.hear():
-                    self._learn(place, facts)
+        channels = [process.channel for process in self.processes if process.channel is not None]
+        ready, _, _ = select.select([self._wakeup_read, *channels], [], [], TURN_S)
+        if self._wakeup_read in ready:
+            self._wakeup_read.recv(4096)
+        self._handle_requests()
+        for process in self.processes:
+            if process.popen is not None:
+                code = process.popen.poll()  # before its last messages are read
+                for facts in process.read_messages():
+                    self._handle_message(process, facts)
                 if code is not None:
-                    self._ended(place, code)
+                    self._process_ended(process, code)
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for place in self.places:
-            due = place.process is None and not self._stopping and place.start_at <= now
-            if due and (self._proven or place is self.places[0]):
+        for process in self.processes:
+            due = process.popen is None and not self._stopping and process.start_at <= now
+            if due and (self._first_is_ready or process is self.processes[0]):
                 try:
-                    place.start(self.words, self._env)
+                    process.start(self.command, self._env)
                 except OSError as error:
-                    log.error("process %d cannot be started: %s", place.number, error)
-                    place.start_at = now + PAUSE_MOST_S
+                    log.error("process %d cannot be started: %s", process.number, error)
+                    process.start_at = now + PAUSE_MOST_S
 
-    def _learn(self, place: Place, facts: dict[str, Any]) -> None:
-        """What a process said."""
+    def _handle_message(self, process: WorkerProcess, facts: dict[str, Any]) -> None:
+        """Store what a process reported."""
         if "ready" in facts:
-            place.is_ready = True
-            if not self._proven:
-                self._proven = True
+            process.is_ready = True
+            if not self._first_is_ready:
+                self._first_is_ready = True
                 self._on_ready(facts["ready"])
         if "health" in facts:
-            place.health = Health(**facts["health"])
+            process.health = Health(**facts["health"])
         if "counts" in facts:
-            place.counts = facts["counts"]
+            process.counts = facts["counts"]
 
-    def _obey(self) -> None:
+    def _handle_requests(self) -> None:
         """Act on signals and changes."""
         while self._signals:
-            self._asked += 1
+            self._stop_requests += 1
             number, first = self._signals.pop(0), not self._stopping
             self._stopping = True
-            for place in self.places:
-                if place.process is None:
+            for process in self.processes:
+                if process.popen is None:
                     if first:
-                        place.code = 0  # it died, was told of, and is not there any more
-                elif self._asked == 1:
-                    place.stop()
-                elif self._asked == 2:
-                    place.say(number)
+                        process.code = 0  # its death was logged before
+                elif self._stop_requests == 1:
+                    process.stop()
+                elif self._stop_requests == 2:
+                    process.send_byte(number)
                 else:
-                    place.process.kill()
+                    process.popen.kill()
         changes = [self._changes.pop(0) for _ in range(len(self._changes))]
         if changes and not self._stopping:
             log.info("%s; starting again", ", ".join(dict.fromkeys(changes)))
-            self._proven = False
-            for place in self.places:
-                place.start_at = place.pause = 0.0
-                place.stop()
+            self._first_is_ready = False
+            for process in self.processes:
+                process.start_at = process.restart_pause_s = 0.0
+                process.stop()
 
-    def _ended(self, place: Place, code: int) -> None:
-        """A process has ended; what now."""
-        assert place.process is not None
-        lived = time.monotonic() - place.started
-        name, was_ready = str(place), place.is_ready
-        self._on_end(place.process.pid)
-        add(self._past, place.counts, held=False)
-        place.process, place.counts, place.health = None, {}, Health(True, [])
-        place.code = exit_code(code)
-        if place.is_told:
+    def _process_ended(self, process: WorkerProcess, code: int) -> None:
+        """Handle the end of a process: restart it, or stop."""
+        assert process.popen is not None
+        lived_s = time.monotonic() - process.started
+        name, was_ready = str(process), process.is_ready
+        self._on_end(process.popen.pid)
+        add_counts(self._ended_counts, process.counts, held=False)
+        process.popen, process.counts, process.health = None, {}, Health(True, [])
+        process.code = exit_code(code)
+        if process.is_stopping:
             if not was_ready and code == -signal.SIGTERM:
-                place.code = 0  # so did others, before it had begun anything
-            elif place.code:
-                log.warning("%s %s", name, _spell_exit(code))
+                process.code = 0  # a SIGTERM to all processes, before this one had begun anything
+            elif process.code:
+                log.warning("%s %s", name, _describe_exit(code))
             return
-        if not was_ready and not self._proven:
+        if not was_ready and not self._first_is_ready:
             if not self._is_watched:
                 self._stopping = True
-                for other in self.places:
+                for other in self.processes:
                     other.stop()
                 return
-            log.error("%s %s before it was at work; waiting for a change", name, _spell_exit(code))
-            place.start_at = math.inf
+            log.error("%s %s before it was ready; waiting for a change", name, _describe_exit(code))
+            process.start_at = math.inf
             return
-        place.pause = 0.0 if lived >= STEADY_S else min(max(PAUSE_S, place.pause * 2), PAUSE_MOST_S)
-        place.start_at = time.monotonic() + place.pause
+        if lived_s >= STEADY_S:
+            process.restart_pause_s = 0.0
+        else:
+            process.restart_pause_s = min(max(PAUSE_S, process.restart_pause_s * 2), PAUSE_MOST_S)
+        process.start_at = time.monotonic() + process.restart_pause_s
         self.restarts += 1
         log.error(
-            "%s %s after %.1f s; starting another%s", name, _spell_exit(code), lived,
-            f" in {place.pause:g} s" if place.pause else "",
+            "%s %s after %.1f s; starting another%s", name, _describe_exit(code), lived_s,
+            f" in {process.restart_pause_s:g} s" if process.restart_pause_s else "",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The worker: a crew for each handler of a client, one keeper of leases, a watch over them."""
+"""The worker: a handler pool for each handler of a client, a lease renewer, and a watchdog."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from rmq.worker.watchdog import WATCH_S, Health, Watchdog
 log = logging.getLogger("rmq")
 
 FINISHED, HANDED_BACK, STUCK = 0, 4, 70
-FETCHER_STOP_S = 5.0  # for a fetcher that is in the midst of a call
-CANCEL_S = 2.0  # for cancelled tasks to come to their end, and for handing back
-RENEWER_STOP_S = 0.2  # for a keeper that does nothing to see that it is over
-OUTAGE_LOG_AFTER_S = 0.5  # a start that takes longer is told of in the log
-ABANDON_S = 5.0  # for handlers beside one that hangs to finish
-LEAVE_AFTER_S = 5.0  # for what runs at the exit of a process whose handlers still run
+FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
+CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
+RENEWER_STOP_S = 0.2  # for an idle lease renewer to end
+OUTAGE_LOG_AFTER_S = 0.5  # a start that takes longer is logged
+ABANDON_S = 5.0  # for other handlers to finish when one pool is stuck
+LEAVE_AFTER_S = 5.0  # between the exit of the main thread and the end of the process
 
 
 class Worker:
     """Runs the handlers that are registered on a client.
 
     Args:
-        client: whose handlers, and whose Redis.
-        topics: only the handlers of these; None: all.
-        interceptors: around handlers, inside those of the client.
+        client: the client that has the handlers and the address of Redis.
+        topics: only the handlers of these topics; None: all.
+        interceptors: around handlers, inside the interceptors of the client.
         grace: how long a stop waits for running handlers, seconds or timedelta.
         watchdog: `run` ends with exit code 70 when nothing has moved for so long; None: never.
         keeper: where leases are renewed: in a "process" that no handler can starve, or a "thread".
@@ -71,7 +71,7 @@ class Worker:
         interceptors: Sequence[Interceptor] = (),
         grace: Duration = 30.0,
         watchdog: Duration | None = 60.0,
-        keeper: lease_renewer.Where = "process",
+        keeper: lease_renewer.RenewerKind = "process",
     ) -> None:
         if not isinstance(client, Client | AsyncClient):
             raise InvalidType(
@@ -101,7 +101,7 @@ class Worker:
         self._stopping = threading.Event()
         self._signals_received: SimpleQueue[int] = (
             SimpleQueue()
-        )  # signals: `put` may interrupt itself
+        )  # a SimpleQueue: a signal may interrupt `put`
         self._asked_to_stop = self._stop_at_once = False  # by a first signal, and by a second
         self._signal = 0
         self._counts: dict[str, dict[str, int]] = {}
@@ -113,7 +113,7 @@ class Worker:
         """Compare the settings of each topic with those in Redis; nothing is written.
 
         Returns:
-            By topic: whether it is there. One that is not is created when the worker starts.
+            Whether each topic exists. A missing topic is created when the worker starts.
 
         Raises:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
@@ -136,10 +136,10 @@ class Worker:
     # --- life ------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Begin to take messages, in threads of its own; returns at once.
+        """Begin to receive messages in threads; returns at once.
 
         Args:
-            loop: where async handlers run; None: a loop in a thread of its own.
+            loop: the event loop of async handlers; None: a loop in a thread of its own.
 
         Raises:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
@@ -159,21 +159,21 @@ class Worker:
             raise
 
     def _open_topics(self, transport: Transport) -> bool:
-        """Open the topics; where Redis is away, their handlers begin all the same and wait for it.
+        """Open the topics. During an outage of Redis the handlers start nevertheless, and wait.
 
         Returns:
-            False where the worker was asked to stop meanwhile.
+            False if the worker was asked to stop meanwhile.
         """
-        opening = TopicOpener(transport, self.handlers)
+        opener = TopicOpener(transport, self.handlers)
         outage_log = OutageLog(transport)
         log_at = time.monotonic() + OUTAGE_LOG_AFTER_S
-        while not opening.ended.wait(WATCH_S / 4):
+        while not opener.ended.wait(WATCH_S / 4):
             if self._asked_to_stop or self._stopping.is_set():
                 return False
             if time.monotonic() >= log_at:
                 outage_log.report()
-        if opening.error is not None:
-            raise opening.error
+        if opener.error is not None:
+            raise opener.error
         return True
 
     def _start_parts(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -185,7 +185,7 @@ class Worker:
         lease_table = self._lease_table = LeaseTable(sum(map(most_held, self.handlers)))
         pools = [
             HandlerPool(one, LeasedConsumer(transport, one, lease_table, number), self._hooks,
-                 loop if one.is_async else None, self._heartbeat if one.is_async else None)
+                        loop if one.is_async else None, self._heartbeat if one.is_async else None)
             for number, one in enumerate(self.handlers)
         ]  # fmt: skip
         lease_table.set_shortest_lease_ms(min(map(_lease_ms, self.handlers)))
@@ -198,18 +198,13 @@ class Worker:
         for pool in pools:
             pool.start()
         self._watchdog = Watchdog(
-            pools,
-            self._renewer,
-            lease_table,
-            self._heartbeat,
-            transport,
-            self._watchdog_s,
+            pools, self._renewer, lease_table, self._heartbeat, transport, self._watchdog_s,
             self._stopping,
-        )
+        )  # fmt: skip
         self._watchdog.start()
 
     def _undo_start(self) -> None:
-        """Undo a start that has failed half-way."""
+        """Undo a start that failed half-way."""
         if self._renewer is not None:
             self._renewer.stop()
         if self._loop_thread is not None:
@@ -222,7 +217,7 @@ class Worker:
         self._loop_thread = self._heartbeat = None
 
     def _connect(self) -> Transport:
-        """The client's executor, or a blocking one to the same Redis for an async client."""
+        """Return the client's transport; for an async client, a blocking one to the same Redis."""
         if isinstance(self._client, Client):
             self._transport, self._owns_transport = self._client._transport, False
         else:
@@ -232,12 +227,12 @@ class Worker:
         return self._transport
 
     def stop(self, grace: Duration | None = None) -> bool:
-        """Take no more, wait for what runs up to `grace`, hand back the rest.
+        """Stop fetching, wait for running handlers up to `grace`, release the rest.
 
-        It takes no longer than `grace` and 2 s, be Redis there or not.
+        It takes no longer than `grace` and 2 s, even during an outage of Redis.
 
         Returns:
-            Whether everything that had begun came to its end, and Redis knows of it.
+            Whether every run that had begun has ended, and is settled in Redis.
         """
         if not self._pools:
             return True
@@ -249,7 +244,7 @@ class Worker:
             pool.stop_fetching()
         if self._auditor is not None:
             self._auditor.ask_to_stop()
-        # Hands that have nothing to do need a moment to end too.
+        # Idle threads and tasks need a moment to end too.
         began = time.monotonic()
         until = began + max(seconds, WATCH_S)
         for pool in self._pools:
@@ -258,15 +253,15 @@ class Worker:
         settled = self._close_parts(until + CANCEL_S)
         if not settled:
             log.error(
-                "Redis was not told what became of all deliveries; those are delivered again, and "
-                "what was done may be done twice"
+                "not all deliveries could be settled in Redis; those are delivered again, and work "
+                "that was done may be done twice"
             )
         self._counts = self.counts()
         self._pools, self._renewer, self._lease_table, self._watchdog = [], None, None, None
         return finished and settled
 
     def _wait_for_runs(self, until: float) -> bool:
-        """Wait for what runs, and until it is settled; whether all of it has ended."""
+        """Wait until running handlers have ended and are settled; return whether all have ended."""
         for pool in self._pools:
             while not pool.join(min(WATCH_S, seconds_until(until))):
                 if self._stop_at_once or not seconds_until(until):
@@ -278,17 +273,17 @@ class Worker:
         return True
 
     def _close_parts(self, until: float) -> bool:
-        """Cancel and hand back what is left, and let go of everything, before `until`.
+        """Cancel what still runs, release its deliveries, and close all parts, before `until`.
 
         Returns:
-            Whether Redis knows what became of all deliveries.
+            Whether all deliveries are settled in Redis.
         """
         assert self._renewer is not None
         assert self._lease_table is not None
         assert self._transport is not None
         assert self._watchdog is not None
         settled: list[bool] = []
-        # At the same time: each of them may be waiting for an absent Redis.
+        # At the same time, because each of them may be waiting for Redis.
         ends = [
             threading.Thread(
                 target=lambda one=pool: settled.append(one.end(until)), name="rmq-end", daemon=True
@@ -312,13 +307,13 @@ class Worker:
             self._loop_thread = None
         all_told = len(settled) == len(ends) and all(settled)
         if all_told and all(pool.join(0) for pool in self._pools):
-            self._lease_table.close()  # else a thread may still look at it
+            self._lease_table.close()  # otherwise a thread may still read it
         if self._owns_transport:
             self._transport.close()
         return all_told
 
     def ask_to_stop(self) -> None:
-        """Ask `run` to end, with its grace time. Asked again, nothing changes."""
+        """Ask `run` to end, with its grace time. A second call changes nothing."""
         self._signals_received.put(0)
         self._stopping.set()
 
@@ -326,18 +321,18 @@ class Worker:
         """Work until SIGTERM or SIGINT, and return the exit code: `raise SystemExit(worker.run())`.
 
         Args:
-            started: called once, when the handlers are at work.
+            started: called once, when the handlers run.
 
         Returns:
-            0 all that had begun was finished and settled; 4 it was not: the grace time ran out, or
-            Redis was away; the rest is delivered again; 70 nothing moved any more; 128 + n a second
-            signal n. Unless it is 0, the process ends 5 s after its main thread, whatever threads
-            still run.
+            0: every run that had begun was finished and settled. 4: it was not, because the grace
+            time was over or Redis could not be reached; the rest is delivered again. 70: the worker
+            was stuck. 128 + n: a second signal n. Unless it is 0, the process ends 5 s after its
+            main thread, whatever threads still run.
         """
         with self._signals():
             self.start()
             if not self._pools:
-                return FINISHED  # a signal came before anything had begun
+                return FINISHED  # a signal arrived before anything had begun
             log.info("working on %s", ", ".join(one.context.name for one in self.handlers))
             if started is not None:
                 started()
@@ -347,17 +342,18 @@ class Worker:
             if self._watchdog is not None and self._watchdog.stuck:
                 self._finish_others()
                 return self._leave_with(STUCK)
-            log.info("stopping: %g s for what runs; a second signal ends at once", self._grace_s)
+            log.info("stopping: %g s for running handlers; a second signal ends at once",
+                     self._grace_s)  # fmt: skip
             finished = self.stop()
         if self._stop_at_once:
             return 128 + self._signal
         return FINISHED if finished else self._leave_with(HANDED_BACK)
 
     def _finish_others(self) -> None:
-        """Nothing moves in some crew: hand back what waits, and let the others finish.
+        """Release waiting deliveries when a pool is stuck, and let the other handlers finish.
 
-        What hangs is not handed back. It is taken back when its lease has run out, and counts, so
-        that a message that hangs its worker each time is a dead letter in the end.
+        A hanging delivery is not released. It is rolled back when its lease has expired, which
+        counts as a delivery: so a message that hangs every worker becomes a dead letter.
         """
         until = time.monotonic() + min(self._grace_s, ABANDON_S)
         for pool in self._pools:
@@ -367,11 +363,10 @@ class Worker:
         self._wait_for_runs(until)
 
     def _leave_with(self, code: int) -> int:
-        """An exit code, with which this process ends even though handlers still run in threads.
+        """Return an exit code, and have the process end although handlers still run in threads.
 
-        Python waits for the threads of `asyncio.to_thread` and of other pools when it exits, and
-        one of them may never return. When that wait begins only `threading` tells, and only to
-        those that it counts among the standard library.
+        Python waits at its exit for the threads of `asyncio.to_thread` and of other pools, which
+        may never return. Only the private `threading._register_atexit` is called before that wait.
         """
         register = getattr(threading, "_register_atexit", None)
         if register is not None and threading.current_thread() is threading.main_thread():
@@ -394,14 +389,14 @@ class Worker:
             self._asked_to_stop = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first signal asks to stop, the second to do so at once.
+        """Stop on the first signal; stop at once on the second.
 
-        No lock is taken here: the code that is interrupted may have it.
+        No lock is taken here: the interrupted code may hold it.
         """
         if self._asked_to_stop:
             self._signal = number
             self._stop_at_once = True
-            # It may be that nothing can be handed back: Redis is away, or a thread is deaf.
+            # Releasing may be impossible: Redis cannot be reached, or a thread is blocked.
             end = threading.Timer(CANCEL_S, os._exit, (128 + number,))
             end.daemon = True
             end.start()
@@ -425,12 +420,12 @@ class Worker:
         await asyncio.to_thread(self.stop)
 
     def health(self) -> Health:
-        """How it is: for a liveness or readiness check."""
+        """Return the health of the worker, for a liveness or readiness check."""
         watch = self._watchdog
         return Health(False, ["it is not running"], True) if watch is None else watch.health()
 
     def missing(self) -> dict[str, int]:
-        """By topic: how many messages were missing when `rmq.Audit` last looked, here."""
+        """Return the number of missing messages by topic, as of this worker's last `rmq.Audit`."""
         return {
             topic: count
             for one in self._hooks.chain
@@ -439,10 +434,11 @@ class Worker:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By topic: how many deliveries were taken, are in hand, and what became of the others.
+        """Return counts by topic: deliveries taken, held, and settled by each verb.
 
-        Of a worker that has stopped: when it did. Where the handler has guards, "duplicate" tells
-        how many of those acked had been done before, and "claim_lost" whose claims were gone.
+        After a stop these are the last counts. For a handler with middleware, "duplicate" counts
+        the acked deliveries whose work had been done before, and "claim_lost" those whose claims
+        were lost.
         """
         if not self._pools:
             return self._counts
@@ -456,7 +452,7 @@ class Worker:
 
 
 def _leave_later(code: int) -> None:
-    """The main thread has ended: end this process some seconds later, whatever still runs."""
+    """End this process some seconds after its main thread, whatever still runs."""
     threading.Thread(target=_close_parts, args=(code,), name="rmq-leave", daemon=True).start()
 
 
@@ -472,7 +468,7 @@ def _close_parts(code: int) -> None:
 
 
 def _lease_ms(handler: Handler) -> int:
-    """The lease of a handler's deliveries; the shortest there is, where Redis cannot be asked."""
+    """Return a handler's lease; the shortest possible one while its topic is not open."""
     if handler.lease_ms is not None:
         return handler.lease_ms
     return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS

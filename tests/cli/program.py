@@ -84,7 +84,7 @@ class Program:
         return [
             one
             for one in psutil.Process(self.process.pid).children()
-            if "worker" in one.cmdline() and "--line" in one.cmdline()
+            if "worker" in one.cmdline() and "--control-fd" in one.cmdline()
         ]
 
 

@@ -16,12 +16,13 @@ from rmq.worker.leased_consumer import LeasedConsumer
 
 
 def blind_keeper() -> None:
-    """Its keeper renews for a process that is stopped."""
+    """The lease renewer renews for a process that is stopped."""
     start = lease_renewer.subprocess.Popen
 
     class Blind(start):  # type: ignore[misc,valid-type]
         def __init__(self, words: list[str], **options: Any) -> None:
-            code = words[2].replace("k.main()", "k.stopped = lambda pid: False; k.main()")
+            call = "lease_renewer.main()"
+            code = words[2].replace(call, f"lease_renewer.is_stopped = lambda pid: False; {call}")
             assert code != words[2]
             super().__init__([*words[:2], code, *words[3:]], **options)
 
@@ -35,7 +36,7 @@ def idle_keeper() -> None:
         self.lease_table.note_round()
         return 0.1
 
-    lease_renewer.LeaseRenewer.round = rest  # type: ignore[method-assign]
+    lease_renewer.LeaseRenewer.renew_due = rest  # type: ignore[method-assign]
 
 
 def acks_first() -> None:

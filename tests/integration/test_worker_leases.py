@@ -21,7 +21,7 @@ import pytest
 
 import rmq
 from rmq.worker import handler_pool
-from rmq.worker.lease_renewer import LeaseRenewer, RenewerProcess, stopped
+from rmq.worker.lease_renewer import LeaseRenewer, RenewerProcess, is_stopped
 from rmq.worker.lease_table import LeaseTable
 from tests.integration.handling import Scene, eventually
 from tests.servers import Server, _die_with_parent
@@ -348,7 +348,7 @@ def test_a_keeper_renews_nothing_for_a_worker_that_is_stopped(
     topic.send(1)
     with parent(server.url, name) as (process, keeper):
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: stopped(process.pid))
+        eventually(lambda: is_stopped(process.pid))
 
         with topic.consumer(lease=60) as consumer:
             (again,) = consumer.receive(wait=20)
@@ -422,7 +422,7 @@ def test_a_keeper_and_a_worker_are_of_one_redis(client: rmq.Client, name: str) -
         lease_table.add(ones, 0, 3000, held)
         time.sleep(1.1)  # a third of the lease, and the server's clock is in its next second
 
-        LeaseRenewer(lease_table, client._transport, [topic._context]).round()
+        LeaseRenewer(lease_table, client._transport, [topic._context]).renew_due()
 
         assert all(map(lease_table.refresh, ones))
         assert all(one.deadline > then for one, then in zip(ones, before, strict=True))

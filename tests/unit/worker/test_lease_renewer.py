@@ -19,7 +19,7 @@ from rmq.core.settings import BATCH_MAX, Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import Unavailable
 from rmq.protocol.commands import ExtendReply
-from rmq.worker.lease_renewer import LOOK_MOST_S, LOOKS, LeaseRenewer
+from rmq.worker.lease_renewer import ROUND_MOST_S, ROUNDS_PER_LEASE, LeaseRenewer
 from rmq.worker.lease_table import LeaseTable
 
 LEASE_MS, LEASE_S = 30_000, 30.0
@@ -94,22 +94,22 @@ def scene() -> Iterator[Scene]:
 def test_ten_thousand_leases_are_ten_calls(scene: Scene) -> None:
     ones = scene.hold(10_000, age=15)
 
-    scene.keeper.round()
+    scene.keeper.renew_due()
 
     assert [len(call) for call in scene.redis.calls] == [BATCH_MAX] * 10
     assert {one for call in scene.redis.calls for one in call} == {one._id for one in ones}
     assert scene.keeper.renewals == 10_000
-    scene.keeper.round()
+    scene.keeper.renew_due()
     assert len(scene.redis.calls) == 10  # they were renewed just now
 
 
 def test_a_lease_is_renewed_when_a_third_of_it_has_passed(scene: Scene) -> None:
     scene.hold(1, age=LEASE_S / 3 - 2)
-    scene.keeper.round()
+    scene.keeper.renew_due()
     assert scene.redis.calls == []
 
     scene.hold(1, age=LEASE_S / 3 + 0.1)
-    scene.keeper.round()
+    scene.keeper.renew_due()
 
     assert [len(call) for call in scene.redis.calls] == [2]  # the first goes along: one call
 
@@ -118,7 +118,7 @@ def test_what_was_leased_just_now_waits_for_the_next_call(scene: Scene) -> None:
     (old,) = scene.hold(1, age=15)
     scene.hold(5, age=0)
 
-    scene.keeper.round()
+    scene.keeper.renew_due()
 
     assert scene.redis.calls == [[old._id]]
 
@@ -127,7 +127,7 @@ def test_after_a_renewal_the_worker_has_the_new_receipt_and_the_new_time(scene: 
     (one,) = scene.hold(1, age=15)
     before = time.monotonic()
 
-    scene.keeper.round()
+    scene.keeper.renew_due()
 
     assert scene.lease_table.refresh(one)
     assert receipt_deadline_ms(one._score) == DEADLINE_S * 1000
@@ -142,7 +142,7 @@ def test_topics_and_leases_of_another_length_have_calls_of_their_own(scene: Scen
     scene.hold(3, age=15, topic=1)
     scene.hold(4, age=6, lease_ms=12_000)
 
-    scene.keeper.round()
+    scene.keeper.renew_due()
 
     asked = sorted(
         (len(call), lease)
@@ -156,7 +156,7 @@ def test_beyond_its_limit_a_lease_is_not_renewed(scene: Scene) -> None:
     scene.lease_table.renew_until(over, time.monotonic() - 0.001)
     scene.lease_table.renew_until(within, time.monotonic() + 60)
 
-    scene.keeper.round()
+    scene.keeper.renew_due()
 
     assert scene.redis.calls == [[within._id, free._id]]
 
@@ -165,13 +165,13 @@ def test_what_redis_says_is_lost_is_marked_and_never_asked_for_again(scene: Scen
     ours, taken = scene.hold(2, age=15)
     scene.redis.lost = {taken._id}
 
-    scene.keeper.round()
+    scene.keeper.renew_due()
 
     assert taken.lost
     assert not ours.lost
     scene.redis.calls.clear()
     scene.lease_table.remove([ours])
-    scene.keeper.round()
+    scene.keeper.renew_due()
     assert scene.redis.calls == []
 
 
@@ -182,13 +182,13 @@ def test_while_redis_is_away_nothing_is_lost_before_its_time_and_it_is_tried_aga
     scene.redis.away = True
 
     with caplog.at_level(logging.WARNING, "rmq"):
-        scene.keeper.round()
+        scene.keeper.renew_due()
 
     assert "not renewed just now" in caplog.text
     assert not one.lost
     assert not scene.lease_table.is_renewing(one)
     scene.redis.away = False
-    scene.keeper.round()
+    scene.keeper.renew_due()
     assert scene.lease_table.refresh(one)
 
 
@@ -196,23 +196,23 @@ def test_a_lease_that_has_passed_is_asked_for_all_the_same(scene: Scene) -> None
     (one,) = scene.hold(1, age=LEASE_S + 5)
     assert one.lost
 
-    scene.keeper.round()  # nobody rolled it back meanwhile
+    scene.keeper.renew_due()  # nobody rolled it back meanwhile
 
     assert not one.lost
 
 
 def test_it_looks_more_often_the_shorter_the_leases_are(scene: Scene) -> None:
-    assert scene.keeper.round() == pytest.approx(1 / LOOKS)  # before anybody knows
+    assert scene.keeper.renew_due() == pytest.approx(1 / ROUNDS_PER_LEASE)  # before anybody knows
     scene.lease_table.set_shortest_lease_ms(12_000)
-    assert scene.keeper.round() == pytest.approx(12 / LOOKS)
+    assert scene.keeper.renew_due() == pytest.approx(12 / ROUNDS_PER_LEASE)
     scene.lease_table.set_shortest_lease_ms(3_600_000)
-    assert scene.keeper.round() == LOOK_MOST_S
+    assert scene.keeper.renew_due() == ROUND_MOST_S
 
 
 def test_every_round_is_a_beat_even_with_nothing_in_hand(scene: Scene) -> None:
-    scene.keeper.round()
+    scene.keeper.renew_due()
     first = scene.lease_table.last_round()
     assert first > 0
     time.sleep(0.01)  # the clock is to move
-    scene.keeper.round()
+    scene.keeper.renew_due()
     assert scene.lease_table.last_round() > first

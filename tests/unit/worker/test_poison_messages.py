@@ -57,7 +57,7 @@ def test_one_that_never_began_proves_nothing(clock: Clock) -> None:
     suspects = PoisonSuspects()
     for _ in range(10):
         assert suspects.begin("a", 3)
-        suspects.end("a", counts=False)
+        suspects.end("a", is_harmless=False)
 
     assert suspects.begin("a", 3)
     assert not suspects.begin("b", 3)
