@@ -42,7 +42,7 @@ def sections() -> dict[str, list[str]]:
 
 
 BLOCKS = sections()
-ELSEWHERE = {"Recipes without a guard"}  # tests/sql/test_recipes.py runs examples/recipes.py
+ELSEWHERE = {"Recipes without middleware"}  # tests/sql/test_recipes.py runs examples/recipes.py
 
 
 class Third:
@@ -219,7 +219,7 @@ def test_2_a_copy_after_the_claim_was_lost_is_a_second_mail(
 def test_3_a_copy_after_the_claim_was_lost_is_no_second_mail(
     program: Make, third: Third, own_server: Server
 ) -> None:
-    shop = program("3 A claim, and a look into the database")
+    shop = program("3 A claim and a check in the database")
     shop.settle("invoices", [{"id": "i7"}])
 
     forget_claims(own_server)
@@ -229,7 +229,7 @@ def test_3_a_copy_after_the_claim_was_lost_is_no_second_mail(
 
 
 def test_3_a_handler_that_fails_before_the_update_sends_twice(program: Make, third: Third) -> None:
-    shop = program("3 A claim, and a look into the database")
+    shop = program("3 A claim and a check in the database")
     third.fails = 1
 
     shop.settle("invoices", [{"id": "i7"}])
@@ -343,7 +343,7 @@ def test_the_outbox_sends_what_is_committed_and_its_consumer_confirms(
 
 @pytest.mark.parametrize(
     ("heading", "example"),
-    [("6 Fencing", "fencing.py"), ("Recipes without a guard", "recipes.py")],
+    [("6 Fencing", "fencing.py"), ("Recipes without middleware", "recipes.py")],
 )
 def test_functions_of_examples_are_shown_as_they_are(heading: str, example: str) -> None:
     file = (ROOT / "examples" / example).read_text()
