@@ -1,4 +1,4 @@
-"""A claim: what a delivery holds on its business key in Redis. No Redis here."""
+"""Claims: the hold of a delivery on its business key in Redis, and its state. No Redis here."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ KEPT = "kept"
 
 
 class Claim:
-    """What became of claiming one key for one delivery.
+    """The claim of one delivery on one key, and how far it came.
 
     Attributes:
-        name: "<consumer>:<key>", as it stands in the name of the key in Redis.
-        owner: who claims it: message id, delivery number and a random part.
+        name: "<consumer>:<key>", as in the name of the key in Redis.
+        owner: the delivery that claims it: message id, delivery number and a random part.
         ttl_ms: how long the key is remembered once the work is done.
-        state: "first": it is ours; "done": its work was done before; "busy": another delivery is
-            at it; "unsure": Redis did not answer, it may be ours; "failed": there is no key;
-            "kept": it is ours, the delivery is gone, and the run goes on
+        state: "first": it is ours; "done": the work was done before; "busy": another delivery does
+            the work now; "unsure": Redis did not answer, it may be ours; "failed": the message has
+            no usable key; "kept": it is ours, the delivery is gone, and the run goes on
             (`rmq.worker.detached_claims`).
-        wait_s: of a busy or unsure one, when to look again.
-        error: of a failed one.
-        lost: it was gone when it was renewed, or when the work was done.
-        work_done: the work is done, whatever becomes of the delivery.
+        wait_s: seconds until a busy or unsure claim is asked for again.
+        error: why a failed claim has no key.
+        lost: whether it was gone when it was renewed or when the work was done.
+        work_done: whether the work is done, even if the delivery is lost afterwards.
     """
 
     __slots__ = ("error", "lost", "name", "owner", "state", "ttl_ms", "wait_s", "work_done")
@@ -44,13 +44,13 @@ class Claim:
 
 
 class Claimed(NamedTuple):
-    """What stands in Redis for a business key.
+    """The claim that Redis holds for a business key.
 
     Attributes:
-        state: "consuming": a delivery is at its work; "consumed": the work is done.
-        message_id: of the message whose delivery claimed it.
+        state: "consuming": a delivery does the work now; "consumed": the work is done.
+        message_id: the id of the message whose delivery claimed it.
         delivery: its delivery number, `d.fence`.
-        since: when it was claimed, or done.
+        since: the time at which it was claimed, or the work was done.
         left_s: seconds until it is forgotten unless it is renewed; None: never.
     """
 
@@ -62,10 +62,10 @@ class Claimed(NamedTuple):
 
     @classmethod
     def read(cls, value: bytes, left_ms: int) -> Claimed:
-        """From the value of its key in Redis, and PTTL.
+        """Read a claim from the value of its key in Redis and the PTTL of the key.
 
         Raises:
-            DecodeError: RMQ writes no such value.
+            DecodeError: the value was not written by RMQ.
         """
         try:
             state, owner, since = value.decode("ascii").split(" ")
@@ -77,5 +77,5 @@ class Claimed(NamedTuple):
             )  # fmt: skip
         except (ValueError, KeyError):
             raise DecodeError(
-                f"claim: {value[:80]!r} is none; if nobody needs it, delete it"
+                f"claim: {value[:80]!r} is not a claim; delete it if nothing needs it"
             ) from None

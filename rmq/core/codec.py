@@ -1,7 +1,7 @@
-"""Bodies to bytes and back: JSON by default, msgpack, plain bytes, compressed; pickle never.
+"""Codecs: write bodies as JSON (the default), msgpack, bytes or compressed; never as pickle.
 
-The codec's number travels in the record, so a reader needs no configuration. Bytes that cannot be
-read raise DecodeError here; the consumer sends such a message to the DeadQueue with the reason.
+The record holds the number of its codec, so a consumer needs no configuration. Bytes that cannot be
+read raise DecodeError; the consumer sends such a message to the DeadQueue with the reason.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ class Codec(Protocol):
     number: int
 
     def encode(self, body: Any) -> bytes:
-        """The bytes of a body; raises EncodeError."""
+        """Return the bytes of a body; raises EncodeError."""
 
     def decode(self, data: bytes) -> Any:
-        """The body of bytes; raises DecodeError."""
+        """Return the body that the bytes hold; raises DecodeError."""
 
 
 def to_builtins(value: Any) -> Any:
-    """A pydantic model, a msgspec struct or a dataclass as what JSON and msgpack know."""
+    """Return a pydantic model, msgspec struct or dataclass as builtin types."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if hasattr(value, "__struct_fields__"):
         return importlib.import_module("msgspec").to_builtins(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON type, model, struct or dataclass")
+    raise TypeError(f"{type(value).__name__} is not a JSON type, model, struct or dataclass")
 
 
 class BytesCodec:
-    """Bodies that are bytes already."""
+    """Writes bodies that are bytes already."""
 
     name = "bytes"
     number = 0
 
     def encode(self, body: Any) -> bytes:
-        """Take bytes as they are."""
+        """Return bytes unchanged."""
         if type(body) is bytes:
             return body
         if isinstance(body, bytes | bytearray | memoryview):
@@ -59,7 +59,7 @@ class BytesCodec:
         raise EncodeError(f"body: {type(body).__name__}; the bytes codec takes bytes")
 
     def decode(self, data: bytes) -> Any:
-        """Give bytes as they are."""
+        """Return bytes unchanged."""
         return data
 
 
@@ -68,7 +68,7 @@ def _no_constant(name: str) -> Any:
 
 
 class JsonCodec:
-    """Bodies as JSON, UTF-8; NaN and infinity are refused both ways."""
+    """Writes bodies as JSON in UTF-8; refuses NaN and infinity when it writes and reads."""
 
     name = "json"
     number = 1
@@ -102,7 +102,7 @@ _NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, 
 
 
 class MsgpackCodec:
-    """Bodies as msgpack; extension types are refused both ways."""
+    """Writes bodies as msgpack; refuses extension types when it writes and reads."""
 
     name = "msgpack"
     number = 2
@@ -126,7 +126,7 @@ class MsgpackCodec:
 
 
 def _no_extension(code: int, data: bytes) -> Any:
-    raise ValueError(f"extension type {code} is not taken")
+    raise ValueError(f"extension type {code} is not accepted")
 
 
 BYTES, JSON, MSGPACK = BytesCodec(), JsonCodec(), MsgpackCodec()
@@ -134,10 +134,10 @@ BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BYTES, JSON, MSGPAC
 
 
 def by_name(name: str) -> Codec:
-    """The codec of a name.
+    """Return the codec with this name.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: no codec has that name.
     """
     try:
         return BY_NAME[name]
@@ -146,24 +146,25 @@ def by_name(name: str) -> Codec:
 
 
 class Compressed:
-    """Bodies of another codec, compressed where that pays. Every consumer reads them by itself.
+    """Writes bodies with another codec and compresses them where that makes them smaller.
 
-    In Redis: one byte (16 * how + the number of the other codec; how: 0 plain, 1 zlib, 2 zstd),
-    then the data. A topic's `max_body` counts these bytes.
+    Every consumer reads them without configuration. In Redis: one byte (16 * how + the number of
+    the other codec; how: 0 plain, 1 zlib, 2 zstd), then the data. A topic's `max_body` counts these
+    bytes.
 
     Args:
-        codec: what writes the body first: "json", "msgpack" or "bytes".
+        codec: the codec that writes the body first: "json", "msgpack" or "bytes".
         how: "zlib", or "zstd" (quicker and smaller; `pip install "rmq[zstd]"`, for consumers too).
-        above: bodies of fewer bytes are left as they are, and so are those that do not shrink.
+        above: bodies of fewer bytes are not compressed, nor are those that would not get smaller.
 
     Attributes:
-        limit: bytes that a body may come to, both ways; of a collecting message, all its bodies. It
-            guards a consumer against a few bytes that grow to gigabytes. For the whole process:
-            set it on the class, lower than the 16 MiB it is.
+        limit: the most bytes of a body before it is compressed and after it is decompressed; of a
+            collecting message, of all its bodies. It protects a consumer from a few bytes that grow
+            to gigabytes. It holds for the process: set it on the class, to less than 16 MiB.
 
     Raises:
-        InvalidValue: an argument is none of these.
-        ConfigurationError: "zstd" without the package.
+        InvalidValue: an argument has another value.
+        ConfigurationError: how is "zstd" and its package is missing.
     """
 
     name = "compressed"
@@ -174,17 +175,17 @@ class Compressed:
         self._inner = by_name(codec)
         self._how = compression.number_of(how)
         self._above = check_int(above, "above", 0, CEILING)
-        self._shown = f"rmq.Compressed({codec!r}, {how!r}, above={above})"
+        self._repr = f"rmq.Compressed({codec!r}, {how!r}, above={above})"
 
     def __repr__(self) -> str:
-        return self._shown
+        return self._repr
 
     def encode(self, body: Any) -> bytes:
-        """Write the body, compressed where that pays.
+        """Write the body, compressed if that makes it smaller.
 
         Raises:
             EncodeError: the other codec cannot write it.
-            PayloadTooLarge: it is over `limit` before it is compressed; nobody could read it.
+            PayloadTooLarge: it is over `limit` before it is compressed: no consumer could read it.
         """
         data, how = self._inner.encode(body), PLAIN
         if len(data) > self.limit:
@@ -198,26 +199,26 @@ class Compressed:
         return bytes((how << 4 | self._inner.number,)) + data
 
     def decode(self, data: bytes) -> Any:
-        """Read a body, whichever way it was compressed.
+        """Read a body, compressed or not.
 
         Raises:
-            DecodeError: it comes to more than `limit`, is cut short or damaged, or its way is
-                unknown here.
+            DecodeError: it would be larger than `limit`, is cut short or damaged, or was
+                compressed in a way that is unknown here.
         """
         codec, plain_bytes = self.unpack(data, self.limit)
         return codec.decode(plain_bytes)
 
     def decode_all(self, pieces: Iterable[bytes]) -> list[Any]:
         """Read the bodies of a collecting message, which share `limit`."""
-        found, left = [], self.limit
+        bodies, left = [], self.limit
         for piece in pieces:
             codec, plain_bytes = self.unpack(piece, left)
             left -= len(plain_bytes)
-            found.append(codec.decode(plain_bytes))
-        return found
+            bodies.append(codec.decode(plain_bytes))
+        return bodies
 
-    def unpack(self, data: bytes, most: int) -> tuple[Codec, bytes]:
-        """The codec that wrote a body, and what it wrote; at most so many bytes come out."""
+    def unpack(self, data: bytes, max_bytes: int) -> tuple[Codec, bytes]:
+        """Return the codec that wrote a body, and its bytes decompressed, at most `max_bytes`."""
         if not data:
             raise DecodeError("body of 0 bytes is not compressed: its first byte says how")
         how, number = data[0] >> 4, data[0] & 15
@@ -228,33 +229,34 @@ class Compressed:
             )
         rest = data[1:]
         if how != PLAIN:
-            rest = compression.decompress(how, rest, most)
-        elif len(rest) > most:
-            raise DecodeError(f"body of {len(rest)} bytes: the limit of this reader is {most}")
+            rest = compression.decompress(how, rest, max_bytes)
+        elif len(rest) > max_bytes:
+            raise DecodeError(f"body of {len(rest)} bytes: the limit of this reader is {max_bytes}")
         return codec, rest
 
 
-OWN_MIN = 4  # the numbers that RMQ itself never uses begin here
+CUSTOM_MIN = 4  # codecs of users have this number or a larger one
 COMPRESSED = Compressed()
 BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK, COMPRESSED)}
 
 
 def register(codec: Codec) -> Codec:
-    """Make a codec of one's own known: every record that names its number is read by it.
+    """Register a user's codec: it reads every record that names its number.
 
-    Numbers 4 to 7 are for such codecs. One with a lower number writes what RMQ's own codec of that
-    number reads.
+    Numbers 4 to 7 are for such codecs. A codec with a lower number writes bytes that RMQ's own
+    codec of that number reads.
 
     Raises:
-        ConfigurationError: the number is none of these, or another codec has it.
+        ConfigurationError: the number is not 0 to 7, or another codec has it.
     """
     number = getattr(codec, "number", None)
     if not isinstance(number, int) or not 0 <= number <= 7:
         raise ConfigurationError(f"codec: {codec!r} has number {number!r}; give it 4 to 7")
-    known = BY_NUMBER.setdefault(number, codec)
-    if number >= OWN_MIN and type(known) is not type(codec):
+    registered = BY_NUMBER.setdefault(number, codec)
+    if number >= CUSTOM_MIN and type(registered) is not type(codec):
         raise ConfigurationError(
-            f"codec: number {number} of {codec!r} is that of {known!r} already; give it another"
+            f"codec: number {number} of {codec!r} is that of {registered!r} already; "
+            "give it another"
         )
     return codec
 
@@ -263,7 +265,7 @@ def decode(number: int, data: bytes) -> Any:
     """Read a body by the codec number of its record.
 
     Raises:
-        DecodeError: the codec is unknown, or the bytes are not of it.
+        DecodeError: the codec is unknown, or it did not write these bytes.
     """
     codec = BY_NUMBER.get(number)
     if codec is None:
@@ -275,7 +277,7 @@ def decode_all(number: int, pieces: Iterable[bytes]) -> list[Any]:
     """Read the bodies of a collecting message.
 
     Raises:
-        DecodeError: the codec is unknown, or one of them is not of it.
+        DecodeError: the codec is unknown, or it did not write one of the bodies.
     """
     if number == Compressed.number:
         return COMPRESSED.decode_all(pieces)

@@ -1,6 +1,6 @@
-"""Bytes to fewer bytes and back, with a guard: nothing grows beyond what the caller allows.
+"""Compress bytes and decompress them up to a limit, with zlib or zstd.
 
-What the bytes mean is the codec's matter (`rmq.core.codec.Compressed`).
+The format of a compressed body is in `rmq.core.codec.Compressed`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from rmq.errors import ConfigurationError, DecodeError, InvalidValue
 
 How = Literal["zlib", "zstd"]
 
-PLAIN, ZLIB, ZSTD = 0, 1, 2  # as they stand in a body
+PLAIN, ZLIB, ZSTD = 0, 1, 2  # as written in a body
 NUMBERS: dict[str, int] = {"zlib": ZLIB, "zstd": ZSTD}
-CEILING = 16 * 1024 * 1024  # bytes that one body may come to; rmq.core.settings.BODY_CEILING
+CEILING = 16 * 1024 * 1024  # the most bytes of one body; as rmq.core.settings.BODY_CEILING
 
-_kept = threading.local()  # zstd's objects: dear to make, and of one thread at a time
+_zstd = threading.local()  # zstd's objects: expensive to make, and not thread-safe
 
 
 def number_of(how: object) -> int:
-    """The number of a way to compress.
+    """Return the number of a compression method.
 
     Raises:
-        InvalidValue: there is no such way; ConfigurationError: its package is missing.
+        InvalidValue: there is no such method.
+        ConfigurationError: its package is missing.
     """
     if not isinstance(how, str) or how not in NUMBERS:
         raise InvalidValue(f"how: {how!r}; give {' or '.join(map(repr, NUMBERS))}")
@@ -35,38 +36,39 @@ def number_of(how: object) -> int:
 
 
 def compress(how: int, data: bytes) -> bytes:
-    """Compress. What zstd writes says its size and carries a checksum, as zlib's does."""
+    """Compress bytes. The result carries a checksum, and with zstd its decompressed size."""
     if how == ZLIB:
         return zlib.compress(data)
-    writer = getattr(_kept, "writer", None)
+    writer = getattr(_zstd, "writer", None)
     if writer is None:
-        writer = _kept.writer = _zstandard().ZstdCompressor(write_checksum=True)
-    made: bytes = writer.compress(data)
-    return made
+        writer = _zstd.writer = _zstandard().ZstdCompressor(write_checksum=True)
+    compressed: bytes = writer.compress(data)
+    return compressed
 
 
-def decompress(how: int, data: bytes, most: int) -> bytes:
-    """Undo `shrink`.
+def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
+    """Undo `compress`.
 
     Args:
         how: ZLIB or ZSTD.
-        data: what was compressed.
-        most: bytes that may come out. No more than that is ever made, whatever the data say.
+        data: the compressed bytes.
+        max_bytes: the most bytes of the result. Nothing larger is ever made, whatever the data say.
 
     Raises:
-        DecodeError: they would come to more, are cut short or damaged, or zstandard is missing.
+        DecodeError: the result would be larger, the data are cut short or damaged, or zstandard
+            is missing.
     """
-    return _from_zlib(data, most) if how == ZLIB else _from_zstd(data, most)
+    return _from_zlib(data, max_bytes) if how == ZLIB else _from_zstd(data, max_bytes)
 
 
-def _from_zlib(data: bytes, most: int) -> bytes:
+def _from_zlib(data: bytes, max_bytes: int) -> bytes:
     reader = zlib.decompressobj()
     try:
-        made = reader.decompress(data, most + 1)
+        result = reader.decompress(data, max_bytes + 1)
     except zlib.error as error:
         raise DecodeError(f"body of {len(data)} bytes is not zlib: {error}") from error
-    if len(made) > most:
-        raise _too_large(data, most)
+    if len(result) > max_bytes:
+        raise _too_large(data, max_bytes)
     if not reader.eof:
         raise DecodeError(f"body of {len(data)} bytes of zlib is cut short")
     if reader.unused_data:
@@ -74,36 +76,36 @@ def _from_zlib(data: bytes, most: int) -> bytes:
             f"body of {len(data)} bytes of zlib: {len(reader.unused_data)} of them come after "
             "its end"
         )
-    return made
+    return result
 
 
-def _from_zstd(data: bytes, most: int) -> bytes:
+def _from_zstd(data: bytes, max_bytes: int) -> bytes:
     try:
         zstandard = _zstandard()
     except ConfigurationError as error:
         raise DecodeError(f"body of {len(data)} bytes: {error}") from error
     try:
-        # A frame says its size in front, and zstd makes no more than that; so it is enough to ask.
+        # A frame begins with its size, and zstd makes nothing larger: comparing the size is enough.
         size = zstandard.get_frame_parameters(data).content_size
         if size == zstandard.CONTENTSIZE_UNKNOWN:
             raise DecodeError(f"body of {len(data)} bytes of zstd does not say its size")
-        if size > most:
-            raise _too_large(data, most)
-        reader = getattr(_kept, "reader", None)
+        if size > max_bytes:
+            raise _too_large(data, max_bytes)
+        reader = getattr(_zstd, "reader", None)
         if reader is None:
-            reader = _kept.reader = zstandard.ZstdDecompressor(max_window_size=CEILING)
-        made: bytes = reader.decompress(data, allow_extra_data=False)
+            reader = _zstd.reader = zstandard.ZstdDecompressor(max_window_size=CEILING)
+        result: bytes = reader.decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DecodeError(f"body of {len(data)} bytes is not zstd: {error}") from error
-    return made
+    return result
 
 
 def _zstandard() -> Any:
     return optional_imports.load("zstandard", "zstd", 'how="zstd"')
 
 
-def _too_large(data: bytes, most: int) -> DecodeError:
+def _too_large(data: bytes, max_bytes: int) -> DecodeError:
     return DecodeError(
-        f"body of {len(data)} compressed bytes comes to more than {most}, the limit of this reader "
-        "(rmq.Compressed.limit)"
+        f"body of {len(data)} compressed bytes comes to more than {max_bytes}, the limit of this "
+        "reader (rmq.Compressed.limit)"
     )

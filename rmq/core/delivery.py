@@ -1,6 +1,6 @@
-"""A delivery: one attempt to hand a message to a consumer.
+"""Deliveries: the data of one, and the exceptions by which a handler settles it.
 
-The data alone; the verbs that settle it are in `rmq.consumer`.
+The verbs that settle a delivery are in `rmq.client.consumer`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Snooze(Exception):
 
 
 class Reject(Exception):
-    """Raised in a handler or `with delivery`: to the DeadQueue with the message, and why."""
+    """Raised in a handler or `with delivery`: dead-letter the message, with the reason."""
 
 
 class Retry(Exception):
     """Raised in a handler or `with delivery`: give the message back as failed, for `delay`.
 
-    It costs a retry. None: the policy's delay.
+    It costs a retry. None: the delay of the retry policy.
     """
 
     def __init__(self, delay: Duration | None = None) -> None:
@@ -45,7 +45,7 @@ class Retry(Exception):
 
 
 class BatchOrigin(NamedTuple):
-    """What the deliveries of one batch share."""
+    """The data that the deliveries of one batch share."""
 
     consumer: Any  # what settles: a Consumer, an AsyncConsumer, or a worker's desk
     keys: SlotKeys
@@ -55,7 +55,7 @@ class BatchOrigin(NamedTuple):
 
 
 class DeliveryData:
-    """What a delivery carries. All but the body is read from the record when it is asked for."""
+    """The data of a delivery. All but the body is read from the record when it is asked for."""
 
     __slots__ = (
         "_claim",
@@ -78,7 +78,7 @@ class DeliveryData:
         self._score = score
         self._record = entry
         self._state = OPEN
-        self._unconfirmed = ""  # the verb whose reply has not come, or came while nobody asked
+        self._unconfirmed = ""  # the verb that was sent and whose reply was not read
         self._row = -1  # on the board of a worker, which renews its lease
         self._claim: Claim | None = None  # on its business key
         self.fence = fence
@@ -107,7 +107,7 @@ class DeliveryData:
 
     @property
     def receipt(self) -> Receipt:
-        """Names this delivery; `str()` carries it through text."""
+        """The receipt of this delivery; `str()` gives its text form."""
         return Receipt(MessageId(self._id), self._score)
 
     @property
@@ -117,12 +117,12 @@ class DeliveryData:
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery, 2 for the first retry."""
+        """The number of this attempt: 1 for the first delivery, 2 for the first retry."""
         return self._origin.retries - self.retries_left + 1
 
     @property
     def deadline(self) -> datetime:
-        """When the lease ends, by the server's clock."""
+        """The time at which the lease ends, by the server's clock."""
         return moment(receipt_deadline_ms(self._score))
 
     @property
@@ -132,7 +132,7 @@ class DeliveryData:
 
     @property
     def due(self) -> datetime | None:
-        """When a timed message was due; None for one sent to be taken at once."""
+        """The time at which a timed message was due; None for a message that was due when sent."""
         due_ms = self._read().due_ms
         return moment(due_ms) if due_ms else None
 
@@ -143,7 +143,7 @@ class DeliveryData:
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """What RMQ itself noted on it: headers whose names begin with `rmq-`."""
+        """The headers that RMQ itself added: their names begin with `rmq-`."""
         if not self._record[0] & record.HEADERS:
             return {}
         return record.marks(self._read().headers)
@@ -160,15 +160,15 @@ class DeliveryData:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this delivery is done with: acked, given back, or lost."""
+        """Whether this delivery has ended: acked, given back, or lost."""
         return self._state != OPEN
 
     @property
     def lost(self) -> bool:
         """Whether its lease is gone: another consumer may have the message; stop working on it.
 
-        In a worker, which renews leases, this is known all the time; elsewhere, once a verb
-        found out.
+        In a worker, which renews leases, this is always up to date; elsewhere it is known after
+        a verb failed.
         """
         return self._state == LOST or (
             self._row >= 0 and self._origin.consumer.lease_table.is_lost(self)
@@ -180,5 +180,5 @@ class DeliveryData:
         return self._claim is not None and self._claim.lost
 
     def _queue_position(self) -> int:
-        """Where it stood in the StoreQueue: its priority, or when it was due."""
+        """Return its place in the StoreQueue: the priority, or the due time in epoch ms."""
         return int.from_bytes(self._record[1:4], "big") or int.from_bytes(self._record[8:14], "big")

@@ -1,7 +1,8 @@
-"""What a consumer tells of an error, to bytes and back; and the entry that a script makes.
+"""Failures: errors as consumers send them, and failure entries as scripts store them.
 
-The entry: a byte of deliveries left, a byte of deliveries made, a letter for the reason, then what
-the consumer told, msgpack of [type and message, traceback]. The twin of `lua/lib/dead_letters.lua`.
+An entry: a byte of deliveries left, a byte of deliveries made, a letter for the reason, then the
+error that the consumer sent, msgpack of [type and message, traceback].
+The twin of `lua/lib/dead_letters.lua`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ ERROR_CHARS, TRACEBACK_CHARS = 2_000, 12_000
 
 
 def text_of(error: BaseException | str | None) -> str:
-    """The text of an exception or a string; never raises.
+    """Return the text of an exception or a string; never raises.
 
-    A user's `__str__` may raise, or return something else than a string. The message that failed
-    must get its retry all the same.
+    A user's `__str__` may raise, or return something other than a string. The message that failed
+    must still get its retry.
     """
     try:
         return str.__str__(str(error))
@@ -35,12 +36,12 @@ def text_of(error: BaseException | str | None) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """The type and the text of an exception; never raises."""
+    """Return the type and the text of an exception; never raises."""
     return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an exception; never raises."""
+    """Return the traceback of an exception; never raises."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException as problem:  # of an exception group, a note, or a property of the user's
@@ -48,7 +49,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def encode(error: BaseException | str | None) -> bytes:
-    """An exception or a text as a consumer tells it, cut to size; never raises."""
+    """Encode an exception or a text for a script, cut to size; never raises."""
     if error is None:
         return b""
     if isinstance(error, BaseException):
@@ -62,12 +63,12 @@ def encode(error: BaseException | str | None) -> bytes:
 
 
 def is_expired_lease(entry: bytes) -> bool:
-    """Whether a failure entry says that a consumer fell silent."""
+    """Return whether a failure entry says that a lease expired."""
     return entry[2:3] == b"l"
 
 
 def decode(entry: bytes) -> Failure | None:
-    """A failure entry; None where there is none."""
+    """Decode a failure entry; return None for an empty one."""
     if len(entry) < 3:
         return None
     reason = REASONS.get(chr(entry[2]), f"reason {chr(entry[2])!r}")

@@ -1,16 +1,15 @@
-"""Message ids: 16 bytes, made by the producer once for each logical send.
+"""Message ids: 16 bytes, made by the producer once for each message.
 
 Layout, big-endian, so that bytes sort by time:
 
     8 bytes  stamp: epoch ms * 65536 + a count, strictly growing inside a process
     10 bits  slot
     14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
-    5 bytes  random, drawn once for each process and again after a fork, and by each push of bodies
-             to a stage for itself
+    5 bytes  random, drawn once for each process, again after a fork, and for each push to a stage
 
-The id of a message with a dedup key is not made but derived: stamp and random are the 13 bytes of
-BLAKE2b over the key, the first bit of the stamp set. In an id that was made that bit is clear until
-the year 6429, so the two never meet.
+The id of a message with a dedup key is derived from the key: stamp and random are the 13 bytes of
+its BLAKE2b digest, with the first bit of the stamp set. Other ids have that bit clear until the
+year 6429, so the two kinds never collide.
 
 The text form is 26 characters of base32hex in lower case, which sorts as the bytes do.
 """
@@ -37,7 +36,8 @@ _DERIVED = 0x80
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 _SHIFTS = range(120, -1, -10)
-# What five bits from bit `at` on are of an octet; below 0 they begin in the octet before.
+# By start bit: for each octet, its share of the five bits from there. A start below 0 is in the
+# octet before.
 _FIVE = {
     at: bytes((octet << 8 >> 11 - at if at > -5 else 0) & 31 for octet in range(256))
     for at in range(-8, 8)
@@ -59,12 +59,12 @@ os.register_at_fork(after_in_child=_reseed)
 
 
 def process_bytes() -> bytes:
-    """The five bytes by which this process is known in the ids it makes."""
+    """Return the five random bytes in every id that this process makes."""
     return _random
 
 
 class MessageId(bytes):
-    """The id of a message: 16 bytes that know their text form, slot and time."""
+    """The id of a message: 16 bytes with a text form, a slot and a time."""
 
     __slots__ = ()
 
@@ -89,15 +89,16 @@ class MessageId(bytes):
         try:
             if len(value) != TEXT_SIZE:
                 raise ValueError
-            made = cls(base64.b32hexdecode(value.upper() + "======"))
+            message_id = cls(base64.b32hexdecode(value.upper() + "======"))
         except (ValueError, binascii.Error):
-            shown = value if len(value) <= 40 else value[:40] + "..."
+            short = value if len(value) <= 40 else value[:40] + "..."
             raise InvalidValue(
-                f"{field}: {shown!r} is not a message id; one is {TEXT_SIZE} characters of 0-9 a-v"
+                f"{field}: {short!r} is not a message id; "
+                f"an id is {TEXT_SIZE} characters of 0-9 a-v"
             ) from None
-        if str(made) != value.lower():
+        if str(message_id) != value.lower():
             raise InvalidValue(f"{field}: {value!r} is not a message id; its last character is off")
-        return made
+        return message_id
 
     def __str__(self) -> str:
         number = int.from_bytes(self, "big") << 2
@@ -108,7 +109,7 @@ class MessageId(bytes):
 
     @property
     def slot(self) -> int:
-        """The index of the slot that the message lives in."""
+        """The index of the slot that holds the message."""
         return int.from_bytes(self[8:11], "big") >> 14
 
     @property
@@ -118,37 +119,37 @@ class MessageId(bytes):
 
     @property
     def made_at(self) -> datetime | None:
-        """When the producer made it, by the producer's clock, to a few ms; None for a derived one.
+        """The time at which the producer made it, by the producer's clock, to a few ms.
 
-        What is derived from a dedup key holds no time.
+        None for an id that was derived from a dedup key.
         """
         if self[0] & _DERIVED:
             return None
         return datetime.fromtimestamp((int.from_bytes(self[:8], "big") >> 16) / 1000, UTC)
 
     def placed(self, slot: int, check: int) -> MessageId:
-        """The same id in another slot and topic."""
+        """Return the same id in another slot and topic."""
         return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
 
 
 def join_texts(ids: bytes) -> bytes:
-    """The text forms of many ids, one after another, of the ids one after another.
+    """Return the text forms of concatenated ids, concatenated.
 
-    Character by character for all of them at once, so that no step of Python is made for an id.
+    Each character position is computed for all ids at once, which is faster than id by id.
     """
     count = len(ids) // SIZE
-    found = bytearray(count * TEXT_SIZE)
+    text = bytearray(count * TEXT_SIZE)
     octets = [*(ids[place::SIZE] for place in range(SIZE)), bytes(count)]
     for place in range(TEXT_SIZE):
         octet, bit = divmod(5 * place, 8)
         high = int.from_bytes(octets[octet].translate(_FIVE[bit]))
         low = int.from_bytes(octets[octet + 1].translate(_FIVE[bit - 8]))
-        found[place::TEXT_SIZE] = (high | low).to_bytes(count).translate(_LETTERS)
-    return bytes(found)
+        text[place::TEXT_SIZE] = (high | low).to_bytes(count).translate(_LETTERS)
+    return bytes(text)
 
 
 def topic_check(prefix: str, topic: str) -> int:
-    """14 bits of CRC-32 over prefix and topic."""
+    """Return 14 bits of CRC-32 over prefix and topic."""
     return zlib.crc32(f"{prefix}:{topic}".encode()) & 0x3FFF
 
 
@@ -157,7 +158,7 @@ def make(slot: int, check: int, count: int = 1) -> list[MessageId]:
 
     Args:
         slot: 0 to 1023.
-        check: what `topic_check` gives.
+        check: the value of `topic_check`.
         count: how many.
     """
     global _last
@@ -169,31 +170,31 @@ def make(slot: int, check: int, count: int = 1) -> list[MessageId]:
 
 
 def key_bytes(key: object) -> bytes:
-    """A dedup key as the bytes that count: a text is the same key as its UTF-8.
+    """Return a dedup key as bytes; a text and its UTF-8 bytes are the same key.
 
     Raises:
         InvalidType: neither str nor bytes.
-        InvalidValue: empty or too long, or no text.
+        InvalidValue: empty, too long, or not valid Unicode.
     """
     if not isinstance(key, str | bytes):
         raise InvalidType(f"dedup_key: {type(key).__name__}; give str or bytes")
     try:
-        found = key.encode() if isinstance(key, str) else bytes(key)
+        encoded = key.encode() if isinstance(key, str) else bytes(key)
     except UnicodeEncodeError as error:
         raise InvalidValue(f"dedup_key: {error}; give text that UTF-8 can carry") from error
-    if not 1 <= len(found) <= DEDUP_KEY_BYTES:
+    if not 1 <= len(encoded) <= DEDUP_KEY_BYTES:
         raise InvalidValue(
-            f"dedup_key: {len(found)} bytes; give 1 to {DEDUP_KEY_BYTES}, or a digest of what is "
-            "longer"
+            f"dedup_key: {len(encoded)} bytes; give 1 to {DEDUP_KEY_BYTES}, "
+            "or a digest of a longer key"
         )
-    return found
+    return encoded
 
 
 def derive(key: bytes, slot: int, check: int) -> MessageId:
-    """The id that a dedup key stands for: always the same one in a slot of a topic."""
-    found = hashlib.blake2b(key, digest_size=13).digest()
-    tail = (slot << 14 | check).to_bytes(3, "big") + found[8:]
-    return MessageId(bytes((found[0] | _DERIVED,)) + found[1:8] + tail)
+    """Return the id of a dedup key: always the same in a slot of a topic."""
+    digest = hashlib.blake2b(key, digest_size=13).digest()
+    tail = (slot << 14 | check).to_bytes(3, "big") + digest[8:]
+    return MessageId(bytes((digest[0] | _DERIVED,)) + digest[1:8] + tail)
 
 
 Id = MessageId | str | bytes  # an id as callers give it

@@ -1,7 +1,6 @@
-"""Interceptors: what a program does around every send and every run of a handler.
+"""Interceptors: hooks that run before and after every send and every run of a handler.
 
-Four hooks with empty defaults. A hook that raises is reported and contained: an interceptor watches
-over messages, it must not be able to lose one.
+An error of a hook is logged and goes no further: an interceptor must not be able to lose a message.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ log = logging.getLogger("rmq")
 
 
 class Outcome(NamedTuple):
-    """What a run of a handler came to.
+    """The result of one run of a handler.
 
     Attributes:
-        verb: what the worker does about it: "ack", "nack", "reject" or "release"; "lost" where its
-            lease had gone; "own" where the handler had settled it by itself.
+        verb: how the worker settles it: "ack", "nack", "reject" or "release"; "lost" if its lease
+            had expired; "own" if the handler had settled it itself.
         seconds: how long the handler ran.
-        error: what it raised, or None.
+        error: the exception that it raised, or None.
     """
 
     verb: Literal["ack", "nack", "reject", "release", "lost", "own"]
@@ -35,28 +34,29 @@ class Outcome(NamedTuple):
 
 
 class Interceptor:
-    """Override what you need. Hooks may be `async def` on an AsyncClient and its async handlers.
+    """The base class of interceptors: subclasses override the hooks that they need.
 
-    One object serves a whole client: its hooks are called from several threads.
+    Hooks may be `async def` on an AsyncClient and its async handlers. The hooks of one object are
+    called from several threads.
     """
 
     def before_send(self, topic: str, message: Outgoing) -> Any:
-        """A message is about to be checked, encoded and sent; it may be changed here."""
+        """Runs before a message is checked, encoded and sent; may change the message."""
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> Any:
-        """A message was sent, or was not: then `result` is the error."""
+        """Runs after a message was sent; `result` is the error if it was not."""
 
     def before_handle(self, delivery: DeliveryData) -> Any:
-        """A handler is about to run."""
+        """Runs before a handler."""
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
-        """A handler has run; its outcome is about to be carried out."""
+        """Runs after a handler and before its delivery is settled."""
 
     def watch(self, worker: Any) -> None:
-        """A worker that calls these hooks is about to start; it may start again later."""
+        """Runs before a worker that calls these hooks starts; again at each later start."""
 
     def _make_sequence(self) -> ProducerSequence | None:
-        """The numbers of a client whose messages this one numbers: `rmq.Audit` alone does."""
+        """Return the sequence that numbers a client's messages; only `rmq.Audit` has one."""
         return None
 
 
@@ -64,9 +64,9 @@ Hook = Callable[..., Any]
 
 
 class Hooks:
-    """The hooks of a chain of interceptors, only those that somebody overrode.
+    """The hooks of a chain of interceptors, without those that are not overridden.
 
-    `before_*` in order, `after_*` in reverse: the first one is the outermost.
+    `before_*` are in order, `after_*` in reverse: the first interceptor is the outermost.
     """
 
     __slots__ = (
@@ -75,29 +75,31 @@ class Hooks:
 
     def __init__(self, chain: Iterable[Interceptor] = ()) -> None:
         self.chain = tuple(chain)
-        for one in self.chain:
-            if not isinstance(one, Interceptor):
+        for interceptor in self.chain:
+            if not isinstance(interceptor, Interceptor):
                 raise InvalidType(
-                    f"interceptors: {one!r}; give objects of subclasses of rmq.Interceptor"
+                    f"interceptors: {interceptor!r}; give objects of subclasses of rmq.Interceptor"
                 )
-        found = [numbers for one in self.chain if (numbers := one._make_sequence())]
-        if len(found) > 1:
-            raise InvalidValue("interceptors: rmq.Audit is given twice; one is enough")
-        self.producer_sequence = found[0] if found else None
-        self.before_send = self._find("before_send")
-        self.after_send = self._find("after_send")[::-1]
-        self.before_handle = self._find("before_handle")
-        self.after_handle = self._find("after_handle")[::-1]
+        sequences = [made for each in self.chain if (made := each._make_sequence())]
+        if len(sequences) > 1:
+            raise InvalidValue("interceptors: rmq.Audit is given twice; give it once")
+        self.producer_sequence = sequences[0] if sequences else None
+        self.before_send = self._overridden("before_send")
+        self.after_send = self._overridden("after_send")[::-1]
+        self.before_handle = self._overridden("before_handle")
+        self.after_handle = self._overridden("after_handle")[::-1]
 
-    def _find(self, name: str) -> list[Hook]:
-        plain = getattr(Interceptor, name)
-        return [getattr(one, name) for one in self.chain if getattr(type(one), name) is not plain]
+    def _overridden(self, name: str) -> list[Hook]:
+        default = getattr(Interceptor, name)
+        return [
+            getattr(each, name) for each in self.chain if getattr(type(each), name) is not default
+        ]
 
     def refuse_async(self, where: str, names: Iterable[str]) -> None:
-        """Refuse hooks that nobody would await.
+        """Refuse async hooks of these names, which `where` could not await.
 
         Raises:
-            InvalidType: naming the hook.
+            InvalidType: a hook is async; the error names it.
         """
         for name in names:
             for hook in getattr(self, name):
@@ -109,7 +111,7 @@ class Hooks:
 
 
 def call_hook(hook: Hook, *args: Any) -> Any:
-    """Call a hook; what it raises is reported. Returns what it returned, perhaps an awaitable."""
+    """Call a hook and return its result, perhaps an awaitable; log what it raises."""
     try:
         return hook(*args)
     except Exception:
@@ -118,29 +120,29 @@ def call_hook(hook: Hook, *args: Any) -> Any:
 
 
 async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
-    """Call hooks inside an event loop, and wait for those that are async."""
+    """Call hooks in an event loop and await the async ones."""
     for hook in hooks:
-        found = call_hook(hook, *args)
-        if inspect.isawaitable(found):
-            await await_hook(hook, found)
+        result = call_hook(hook, *args)
+        if inspect.isawaitable(result):
+            await await_hook(hook, result)
 
 
-async def await_hook(hook: Hook, found: Awaitable[Any]) -> None:
-    """Wait for an async hook; what it raises is reported."""
+async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
+    """Await the result of an async hook; log what it raises."""
     try:
-        await found
+        await result
     except Exception:
         log_hook_error(hook)
 
 
 def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
-    """Call hooks one after another; what is left to await, guarded."""
+    """Call hooks one after another; yield an awaitable for each async one."""
     for hook in hooks:
-        found = call_hook(hook, *args)
-        if inspect.isawaitable(found):
-            yield await_hook(hook, found)
+        result = call_hook(hook, *args)
+        if inspect.isawaitable(result):
+            yield await_hook(hook, result)
 
 
 def log_hook_error(hook: Hook) -> None:
-    """Say that a hook raised."""
+    """Log that a hook raised."""
     log.exception("interceptor %s raised; the message goes on without it", hook.__qualname__)

@@ -1,7 +1,7 @@
-"""The only place that spells a Redis key, with the type of value behind it.
+"""Redis keys: the name of every key that RMQ uses, and the type of its value.
 
-All keys of a slot carry `{<topic>_<index>}` as the hash tag, so that one script may touch them all
-on a Redis Cluster. `lua/README.md` is the same table for people.
+All keys of a slot have the hash tag `{<topic>_<index>}`, so that one script may use them all on a
+Redis Cluster. `lua/README.md` describes the keys for people.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TYPES = {
 
 
 def check_name(name: object, field: str) -> str:
-    """A topic name or a prefix: 1 to 128 of `A-Z a-z 0-9 . _ -`.
+    """Return a topic name or a prefix if it is 1 to 128 of `A-Z a-z 0-9 . _ -`.
 
     Raises:
         InvalidType: not a str.
@@ -45,9 +45,9 @@ def check_name(name: object, field: str) -> str:
     if not isinstance(name, str):
         raise InvalidType(f"{field}: {type(name).__name__}; give a str")
     if not NAME.fullmatch(name):
-        shown = name if len(name) <= 40 else name[:40] + "..."
-        found = f"{len(name)} characters" if len(name) > 128 or not name else ascii(shown)
-        raise InvalidValue(f"{field}: {found}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+        short = name if len(name) <= 40 else name[:40] + "..."
+        given = f"{len(name)} characters" if len(name) > 128 or not name else ascii(short)
+        raise InvalidValue(f"{field}: {given}; use 1 to 128 of A-Z a-z 0-9 . _ -")
     return name
 
 
@@ -64,7 +64,7 @@ class SlotKeys:
         stem = f"{prefix}:{{{topic}_{index}}}:".encode()
         self.topic = topic
         self.index = index
-        self.created = created  # the stamp of the topic, where it was read
+        self.created = created  # the stamp of the topic, if it was read
         self.slot = stem + b"slot"
         self.store = stem + b"store"
         self.prepare = stem + b"prepare"
@@ -84,34 +84,34 @@ class SlotKeys:
 
 
 def topic_key(prefix: str, topic: str) -> bytes:
-    """The hash with the settings of a topic."""
+    """Return the key of the hash with the settings of a topic."""
     return f"{prefix}:{{{topic}}}:topic".encode()
 
 
 def sink_key(prefix: str, topic: str, query: str) -> bytes:
-    """The hash that says which batches of a query are published."""
+    """Return the key of the hash that says which batches of a query are published."""
     return f"{prefix}:{{{topic}}}:sink:{query}".encode()
 
 
 def topics_key(prefix: str) -> bytes:
-    """The set with the names of all topics."""
+    """Return the key of the set with the names of all topics."""
     return f"{prefix}:topics".encode()
 
 
 def wake_channel(prefix: str, topic: str) -> bytes:
-    """The Pub/Sub channel on which sleeping consumers of a topic are woken."""
+    """Return the Pub/Sub channel of the wake-ups of a topic."""
     return f"{prefix}:{{{topic}}}:wake".encode()
 
 
 def type_of(key: bytes) -> str | None:
-    """The Redis type that belongs behind one of our keys; None for a key that is not ours."""
-    _, tagged, rest = key.partition(b"}:")  # what follows may hold a caller's text
+    """Return the Redis type of the value of an RMQ key; None for another key."""
+    _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
     if not tagged:
         return TYPES["topics"] if key.endswith(b":topics") else None
     return TYPES.get(rest.split(b":", 1)[0].decode("ascii", "replace"))
 
 
 def printable(key: bytes) -> str:
-    """A key in an error or a log: a claim's name holds a caller's text, of any bytes."""
+    """Return a key as printable text: the key of a claim holds a caller's text, of any bytes."""
     text = key.decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""What goes in and what comes out: Outgoing, SendResult, Receipt, Message. No Redis here."""
+"""Messages as callers see them: Outgoing, SendResult, Receipt, Failure, Message. No Redis here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Merge = Literal["first", "last", "collect"]
 
 @dataclass(slots=True)
 class Outgoing:
-    """A message on its way out, for `send_many`.
+    """A message to send, for `send_many`.
 
     Args:
-        body: what the topic's codec can write.
+        body: a value that the topic's codec can write.
         priority: 17 to 1 048 575, larger first; None: the topic's default, or none for a timed
             message.
         delay: seconds or timedelta until it may be taken; 0: at once.
@@ -34,22 +34,22 @@ class Outgoing:
         time_range: how long a merging message waits for others, seconds or timedelta.
         merge: which body survives: "first", "last", or "collect" (all of them, as a list; one of
             256 KiB, or of max_body where that is less, is full, and the next body opens another).
-        extend: every merge restarts the clock, up to `max_wait`.
+        extend: every merge starts `time_range` again, up to `max_wait`.
         max_wait: the longest a merging message waits from its first arrival; needed with `extend`.
-        slot_basis: messages of one basis share a slot and its order; default: the merge key, or
+        slot_basis: messages with one basis share a slot and its order; default: the merge key, or
             none.
         headers: at most 32 names and values, str, 4 KiB in all.
         expires: how long after it is due it may still be taken; None: the topic's setting.
-        id: of an earlier attempt at this very send; None: a new one.
-        dedup_key: what this message stands for in the sender's own words, 1 to 200 bytes of UTF-8;
-            the id is derived from it. While a message of that key lives, and for the topic's
+        id: the id of an earlier attempt at this send; None: a new one.
+        dedup_key: the sender's name for this message, 1 to 200 bytes of UTF-8; the id is derived
+            from it. While a message of that key lives, and for the topic's
             `dedup_window` after it is settled, another one is a "duplicate": nothing is stored, and
             the result has the id of the first. A window of 0 still covers the message's life. The
             key chooses the slot, unless slot_basis does, which must then be the same whenever the
             key is. Not with `id` or `merge_key`.
-        retry: how long this message waits after a handler failed, before all other policies.
+        retry: how long this message waits after a handler failed; it overrides all other policies.
         max_runtime: how long one run of a handler may take for this message.
-        marks: what interceptors of RMQ note on it; names begin with `rmq-`.
+        marks: headers that RMQ itself adds; their names begin with `rmq-`.
     """
 
     body: Any
@@ -72,10 +72,10 @@ class Outgoing:
 
 
 class SendResult(NamedTuple):
-    """What became of a send.
+    """The result of a send.
 
     Attributes:
-        id: of the message that was sent; keep it to send the same again, to cancel, to look it up.
+        id: the id of the sent message; keep it to send again, to cancel or to get the message.
         status: "stored", "merged" (into the waiting message `into`), or "duplicate" (nothing
             added).
         slot: the index of its slot.
@@ -99,7 +99,7 @@ class SendResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Names one delivery of one message. `str()` and `parse` carry it through text."""
+    """The name of one delivery of one message. `str()` and `parse` convert it to text and back."""
 
     id: MessageId
     score: float
@@ -112,26 +112,26 @@ class Receipt:
         """Read a receipt from its text.
 
         Raises:
-            InvalidReceipt: RMQ makes no such receipt.
+            InvalidReceipt: the text is not a receipt that RMQ made.
         """
         if not isinstance(text, str) or len(text) > 64 or ":" not in text:
             raise InvalidReceipt(
-                f"receipt: {str(text)[:64]!r} is not one; pass d.receipt unchanged"
+                f"receipt: {str(text)[:64]!r} is not a receipt; pass d.receipt unchanged"
             )
         try:
             name, number = text[:TEXT_SIZE], float(text[TEXT_SIZE + 1 :])
-            made = cls(MessageId.parse(name, "receipt"), number)
+            receipt = cls(MessageId.parse(name, "receipt"), number)
         except ValueError as error:
             raise InvalidReceipt(
-                f"receipt: {text!r} is not one; pass d.receipt unchanged"
+                f"receipt: {text!r} is not a receipt; pass d.receipt unchanged"
             ) from error
-        if not math.isfinite(number) or number < TIMED_MIN or made.retries_left > 16:
-            raise InvalidReceipt(f"receipt: {text!r} is not one; pass d.receipt unchanged")
-        return made
+        if not math.isfinite(number) or number < TIMED_MIN or receipt.retries_left > 16:
+            raise InvalidReceipt(f"receipt: {text!r} is not a receipt; pass d.receipt unchanged")
+        return receipt
 
     @property
     def deadline(self) -> datetime:
-        """When the lease ends, by the server's clock."""
+        """The time at which the lease ends, by the server's clock."""
         return moment(receipt_deadline_ms(self.score))
 
     @property
@@ -141,13 +141,13 @@ class Receipt:
 
 
 class Failure(NamedTuple):
-    """What a message failed of, last.
+    """The last failure of a message.
 
     Attributes:
         reason: "failed", "lease ran out", "rejected", "undecodable" or "expired".
         deliveries: made so far.
-        error: the exception's type and message, as far as the consumer told them.
-        traceback: where it was raised, or ''.
+        error: the exception's type and message, as far as the consumer sent them.
+        traceback: the traceback of the exception, or ''.
     """
 
     reason: str
@@ -158,7 +158,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as it stands in Redis, seen by `get` or `peek`.
+    """A message as it is stored in Redis, read by `get` or `peek`.
 
     Attributes:
         id: its id.
@@ -167,16 +167,16 @@ class Message:
         offset: its acceptance number in the slot.
         body: decoded; the raw bytes where they cannot be decoded (see `unreadable`).
         priority: None for a timed message without one.
-        due: when it may be taken; None for one that may be taken since it was sent.
+        due: when it may be taken; None for a message that was due when sent.
         expires: until when it may be taken, or None.
         merge_key: of a merging message, or None.
         headers: its headers.
         deliveries: how often it has been handed to a consumer.
-        deadline: of its lease, while in flight; None where a query holds it, whose lease counts.
+        deadline: the end of its lease while in flight; None if a query holds it.
         died: when, for a dead letter.
-        failure: what it failed of last, or None.
+        failure: its last failure, or None.
         score: the sorted-set score, as `redis-cli` shows it.
-        unreadable: why the body is raw bytes, or ''.
+        unreadable: the reason why the body is raw bytes, or ''.
     """
 
     id: MessageId
@@ -198,10 +198,10 @@ class Message:
 
     @property
     def held_by_query(self) -> bool:
-        """Whether a query has it in flight, as Spark's are; its lease is not the message's own."""
+        """Whether a query, such as Spark's, has it in flight; then the lease is the query's."""
         return self.place == "prepare" and self.deadline is None
 
 
 def moment(epoch_ms: int) -> datetime:
-    """Epoch ms as an aware datetime."""
+    """Return epoch ms as an aware datetime."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC)

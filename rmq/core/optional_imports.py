@@ -1,4 +1,4 @@
-"""Optional packages: loaded when they are first needed, and told by name where they are missing."""
+"""Load optional packages when they are first needed; an error names the extra to install."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from rmq.errors import ConfigurationError
 
 
-def load(module: str, extra: str, what: str) -> Any:
-    """A module of an optional package.
+def load(module: str, extra: str, feature: str) -> Any:
+    """Import a module of an optional package.
 
     Args:
         module: its import name.
         extra: the extra of RMQ that brings it.
-        what: who needs it, for the error.
+        feature: the part of RMQ that needs it, for the error.
 
     Raises:
         ConfigurationError: it is not installed; the message names the extra.
@@ -23,5 +23,5 @@ def load(module: str, extra: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f'{what}: {module} is not installed; pip install "rmq[{extra}]"'
+            f'{feature}: {module} is not installed; pip install "rmq[{extra}]"'
         ) from error

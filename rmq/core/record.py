@@ -1,17 +1,17 @@
-"""The record: a message as it stands in Redis, envelope and body.
+"""Records: messages as they are stored in Redis, an envelope and a body.
 
     byte 1      codec * 32 + flags
     bytes 2-4   priority; 0 for a timed message without one
     bytes 5-8   low 32 bits of the slot's acceptance number, written by the script
-    then, only where flagged and in this order:
+    then, only if flagged and in this order:
       due       6 bytes, epoch ms; below 1e12 on the way in: a delay
       expiry    6 bytes, epoch ms; on the way in: ms after due
       merge key 2 bytes of length, then the key
       headers   2 bytes of length, then msgpack
     body        the rest; for a collecting message a list of 4 bytes of length and a body each
 
-Eight bytes in front of a 100-byte body keep the record in the same allocation class as the body
-alone. The twin of `lua/lib/record.lua`.
+With eight bytes before it, a 100-byte body stays in the same allocation class of Redis.
+The twin of `lua/lib/record.lua`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgpack
 from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
-RESERVED = "rmq-"  # how the names of headers begin that RMQ itself adds
+RESERVED = "rmq-"  # the names of headers that RMQ itself adds begin so
 _NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others
 _NUMBER_BITS = 32
 
@@ -32,23 +32,23 @@ _heads: dict[tuple[int, int, int], bytes] = {}
 
 
 def head(codec: int, flags: int, priority: int) -> bytes:
-    """The first four bytes; cached, since a producer uses few."""
-    made = _heads.get((codec, flags, priority))
-    if made is None:
+    """Return the first four bytes; cached, since a producer uses few."""
+    four = _heads.get((codec, flags, priority))
+    if four is None:
         if len(_heads) > 4096:
             _heads.clear()
-        made = bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big")
-        _heads[codec, flags, priority] = made
-    return made
+        four = bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big")
+        _heads[codec, flags, priority] = four
+    return four
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """Two bytes of length and the data."""
+    """Return two bytes of length, then the data."""
     return len(data).to_bytes(2, "big") + data
 
 
 class Record(NamedTuple):
-    """What an envelope says."""
+    """The fields of a record."""
 
     codec: int
     flags: int
@@ -102,7 +102,7 @@ def read(data: bytes) -> Record:
 
 
 def audit_number(data: bytes) -> bytes:
-    """The `<producer>.<number>` that `rmq.Audit` has put on a message; empty where there is none.
+    """Return the `<producer>.<number>` that `rmq.Audit` put on a message; empty without one.
 
     The twin of `lua/lib/audit.lua`, whose `number_of` reads the first header only.
     """
@@ -117,34 +117,34 @@ def audit_number(data: bytes) -> bytes:
 
 
 def collected_bodies(body: bytes) -> list[bytes]:
-    """The bodies that a collecting message has gathered, oldest first.
+    """Return the bodies of a collecting message, oldest first.
 
     Raises:
         DecodeError: the list is cut short.
     """
-    found, at = [], 0
+    bodies, at = [], 0
     while at < len(body):
         size = int.from_bytes(body[at : at + 4], "big")
         at += 4 + size
         if at > len(body) or size > len(body):
             raise DecodeError("a collected body is cut short")
-        found.append(body[at - size : at])
-    return found
+        bodies.append(body[at - size : at])
+    return bodies
 
 
 def offset_of(offset_low: int, newest: int) -> int:
-    """The whole acceptance number, from its low 32 bits and the newest number of the slot.
+    """Return the acceptance number, from its low 32 bits and the newest number of the slot.
 
-    Exact for a message that at most 2^32 others of its slot have followed.
+    Exact if the slot accepted less than 2^32 messages after this one.
     """
     return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
 
 
 def user_headers(headers: dict[str, str]) -> dict[str, str]:
-    """The headers that the sender gave."""
+    """Return the headers that the sender gave."""
     return {name: text for name, text in headers.items() if not name.startswith(RESERVED)}
 
 
 def marks(headers: dict[str, str]) -> dict[str, str]:
-    """The headers that RMQ itself added."""
+    """Return the headers that RMQ itself added."""
     return {name: text for name, text in headers.items() if name.startswith(RESERVED)}

@@ -46,7 +46,7 @@ class ReplaySessions:
 
     @contextmanager
     def borrowed(self) -> Iterator[ReplaySession]:
-        """A session nobody else is in, at its next number."""
+        """Lend a session for one command, at its next number."""
         session = self.take()
         try:
             yield session
@@ -54,7 +54,7 @@ class ReplaySessions:
             self.give(session)
 
     def take(self) -> ReplaySession:
-        """A session nobody else is in, at its next number; `give` it back after the reply."""
+        """Return a session for one command, at its next number; `give` it back after the reply."""
         if self._generation != fork.generation:
             self._start()
         try:
@@ -65,6 +65,6 @@ class ReplaySessions:
         return session
 
     def give(self, session: ReplaySession) -> None:
-        """Hand a session back."""
+        """Take a session back for the next command."""
         if session.name.startswith(self._stem):
             self._free.append(session)

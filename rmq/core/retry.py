@@ -1,7 +1,9 @@
 """Retry policies: how long a failed message waits before it may be taken again.
 
-A policy becomes a ladder, the longest wait in ms for each retry, and a share of it left to chance.
-The scripts climb ladders; so nack and rollback agree, and no policy is written twice.
+A policy becomes a ladder, the longest wait in ms before each retry, and a jitter, the share of a
+wait that is drawn at random. Ladder and jitter are stored with the slot, and `lua/lib/retry.lua`
+draws the wait of a message that nack or rollback gives back. `draw_wait_ms` draws in the same way
+for a policy of a handler or a message, whose wait a worker sends with its nack.
 
 Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015); the default levels are
 those of RocketMQ, 10 s to 2 h.
@@ -48,12 +50,12 @@ class Exponential:
         _share(self.jitter)
 
     def ladder(self, retries: int) -> tuple[int, ...]:
-        """The longest wait before each retry, ms."""
+        """Return the longest wait before each retry, ms."""
         base, cap = duration_ms(self.base, "retry.base"), duration_ms(self.cap, "retry.cap")
         return tuple(min(cap, base << n) for n in range(retries))
 
-    def spell(self) -> str:
-        """The text that stands in Redis."""
+    def to_redis(self) -> str:
+        """Return the policy as its text in Redis."""
         base, cap = duration_ms(self.base, "base"), duration_ms(self.cap, "cap")
         return f"exponential:{base}:{cap}:{round(self.jitter * 100)}"
 
@@ -79,33 +81,33 @@ class Levels:
         _share(self.jitter)
 
     def ladder(self, retries: int) -> tuple[int, ...]:
-        """The longest wait before each retry, ms."""
+        """Return the longest wait before each retry, ms."""
         waits = [duration_ms(wait, "retry.waits") for wait in self.waits]
         return tuple(waits[min(n, len(waits) - 1)] for n in range(retries))
 
-    def spell(self) -> str:
-        """The text that stands in Redis."""
+    def to_redis(self) -> str:
+        """Return the policy as its text in Redis."""
         waits = ",".join(str(duration_ms(wait, "waits")) for wait in self.waits)
         return f"levels:{waits}:{round(self.jitter * 100)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """No wait: the message is a retry at once. The word "immediate" means the same."""
+    """No wait: the message may be taken again at once. The word "immediate" means the same."""
 
     jitter: float = 0.0
 
     def ladder(self, retries: int) -> tuple[int, ...]:
-        """The longest wait before each retry, ms."""
+        """Return the longest wait before each retry, ms."""
         return (0,) * retries
 
-    def spell(self) -> str:
-        """The text that stands in Redis."""
+    def to_redis(self) -> str:
+        """Return the policy as its text in Redis."""
         return "immediate"
 
 
 def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
-    """How long to wait after this attempt (1 is the first delivery), as the scripts would."""
+    """Draw the wait after this attempt (1 is the first delivery), as the scripts do."""
     longest = policy.ladder(max(attempt, 1))[-1]
     return round(longest * (1 - policy.jitter * random.random()))
 
@@ -121,7 +123,7 @@ _WORDS: dict[str, Policy] = {
 
 
 def parse_policy(value: object) -> Policy:
-    """A policy from itself, from its word, or from text such as "exponential:1s:10m:1".
+    """Return a policy from itself, from its word, or from text such as "exponential:1s:10m:1".
 
     Durations in text are seconds, or have a unit: 500ms, 30s, 5m, 2h, 1d.
     """
@@ -154,7 +156,7 @@ def parse_policy(value: object) -> Policy:
 
 
 def describe(policy: Policy) -> str:
-    """A policy as a person writes it: the inverse of `policy`."""
+    """Return a policy as a person writes it: the inverse of `parse_policy`."""
     if isinstance(policy, Exponential):
         base, cap = format_duration(policy.base), format_duration(policy.cap)
         return f"exponential:{base}:{cap}:{policy.jitter:g}"
@@ -165,7 +167,7 @@ def describe(policy: Policy) -> str:
 
 
 def from_redis(text: str) -> Policy:
-    """A policy from the text that stands in Redis: durations in ms, jitter in percent."""
+    """Read a policy from its text in Redis: durations in ms, jitter in percent."""
     kind, *rest = text.split(":")
     if kind in _WORDS and not rest:
         return _WORDS[kind]
@@ -178,4 +180,4 @@ def from_redis(text: str) -> Policy:
             return Levels(tuple(int(w) / 1000 for w in waits.split(",")), int(share) / 100)
     except ValueError:
         pass
-    raise InvalidValue(f"retry: {text!r} in Redis is no policy that this RMQ knows")
+    raise InvalidValue(f"retry: {text!r} in Redis is not a policy that this RMQ knows")

@@ -1,4 +1,4 @@
-"""Scores read for people: which family a StoreQueue member is in, and what a receipt says.
+"""Scores: the family of a StoreQueue member, and the fields of a receipt.
 
 The twin of `lua/lib/score.lua`, `lua/lib/timed_score.lua` and, for receipts,
 `lua/lib/inline/make_receipts.lua`, which make the scores. Sources: DESIGN "Messages and the
@@ -14,43 +14,43 @@ from typing import Any, Literal
 
 PRIORITY_MIN = 17
 PRIORITY_MAX = 1_048_575
-PRIORITY_END = PRIORITY_MAX + 1  # from here on, timed messages: first those handed back
+PRIORITY_END = PRIORITY_MAX + 1  # scores of timed messages begin here: first those given back
 TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of ours is below it
 DELIVERY_CYCLE = 2048
-HELD_MIN = 4_000_000_000_000  # from here on, a receipt is of what a query holds: the year 2096
+HELD_MIN = 4_000_000_000_000  # the year 2096; larger receipts are of messages that a query holds
 
 Family = Literal["retry", "priority", "timed"]
 
 
 def family(score: float) -> Family:
-    """The family that a StoreQueue score belongs to."""
+    """Return the family of a StoreQueue score."""
     if score < PRIORITY_MIN:
         return "retry"
     return "priority" if score < PRIORITY_END else "timed"
 
 
 def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
-    """The PrepareQueue score of a delivery: what its lease is known by."""
+    """Return the PrepareQueue score of a delivery, by which its lease is known."""
     return deadline_s * 1000 + retries_left + delivery % DELIVERY_CYCLE / DELIVERY_CYCLE
 
 
 def receipt_deadline_ms(score: float) -> int:
-    """When the lease ends, epoch ms by the server's clock."""
+    """Return when the lease ends, epoch ms by the server's clock."""
     return int(score // 1000) * 1000
 
 
 def receipt_retries_left(score: float) -> int:
-    """How many retries the message has after this delivery."""
+    """Return how many retries the message has after this delivery."""
     return int(math.fmod(score, 1000))
 
 
 def receipt_with_deadline(score: float, deadline_s: int) -> float:
-    """The receipt of the same delivery under a new deadline."""
+    """Return the receipt of the same delivery with a new deadline."""
     return deadline_s * 1000 + math.fmod(score, 1000)
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Receipts as runs of deliveries that follow each other: how many, first receipt, number."""
+    """Return receipts as runs of consecutive deliveries: count, first receipt, delivery number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
     if numbers == list(range(number, number + count)) and receipts == [
         first + step / DELIVERY_CYCLE for step in range(count)

@@ -1,8 +1,8 @@
-"""The settings of a topic: names, defaults, units and limits, checked once at the door.
+"""The settings of a topic: names, defaults, units, limits, and their text in Redis.
 
-They are kept in Redis with the topic, and the first client that creates it decides. A client that
-opens it later names only what it wants to be sure of; a difference is an error, never a quiet
-change. `Admin.topic_set` changes what can be changed while producers and consumers run.
+The client that creates a topic decides its settings. A client that opens it later names only those
+that it depends on; a difference is an error, never a silent change. `Admin.topic_set` changes
+settings while producers and consumers run.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Replicated:
         check_int(self.n, "durability.n", 1, 100)
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
-    def spell(self) -> str:
-        """The text that stands in Redis."""
+    def to_redis(self) -> str:
+        """Return the durability as its text in Redis."""
         return f"replicated:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
@@ -64,8 +64,8 @@ class Fsync:
         check_int(self.n, "durability.n", 0, 100)
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
-    def spell(self) -> str:
-        """The text that stands in Redis."""
+    def to_redis(self) -> str:
+        """Return the durability as its text in Redis."""
         return f"fsync:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
@@ -74,7 +74,7 @@ _LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync
 
 
 def parse_durability(value: object) -> Durability:
-    """A durability from itself, from "memory", or from text such as "replicated:1:500ms".
+    """Return a durability from itself, from "memory", or from text such as "replicated:1:500ms".
 
     The duration in text is seconds, or has a unit.
     """
@@ -98,7 +98,7 @@ def parse_durability(value: object) -> Durability:
 
 
 def describe_durability(value: Durability) -> str:
-    """A durability as a person writes it: the inverse of `durability`."""
+    """Return a durability as a person writes it: the inverse of `durability`."""
     if value is None:
         return "memory"
     kind = "replicated" if isinstance(value, Replicated) else "fsync"
@@ -106,7 +106,7 @@ def describe_durability(value: Durability) -> str:
 
 
 def _read_durability(text: str) -> Durability:
-    """A durability from the text that stands in Redis: its timeout is in ms."""
+    """Read a durability from its text in Redis; the timeout is in ms."""
     if text == "memory":
         return None
     try:
@@ -114,7 +114,7 @@ def _read_durability(text: str) -> Durability:
         return _LEVELS[kind](int(number), int(timeout_ms) / 1000)
     except (KeyError, ValueError):
         raise InvalidValue(
-            f"durability: {text!r} in Redis is no level that this RMQ knows"
+            f"durability: {text!r} in Redis is not a level that this RMQ knows"
         ) from None
 
 
@@ -129,9 +129,9 @@ def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
 
 
 class TopicSettings(TypedDict, total=False):
-    """The settings of a topic as a caller names them; `Settings` tells what each one means.
+    """The settings of a topic as a caller names them; `Settings` describes each one.
 
-    Durations are seconds or timedelta; None turns one off that can be off.
+    Durations are seconds or timedelta; None turns a setting off that can be off.
     """
 
     slots: int
@@ -151,12 +151,11 @@ class TopicSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a topic is set to. Durations are ms here; the public face takes seconds or timedelta.
+    """The settings of a topic. Durations are in ms here; callers give seconds or timedelta.
 
     Attributes:
-        slots: into how many slots its messages are spread, 1 to 1024; order is a promise inside a
-            slot.
-        default_priority: of a plain send, 17 to 1 048 575, larger first.
+        slots: the number of slots, 1 to 1024; order is promised inside a slot.
+        default_priority: the priority of a message that names none, 17 to 1 048 575.
         lease_ms: how long a consumer may work on a delivery before it is rolled back, 1 s to 12 h.
         max_retries: deliveries after the first one, 0 to 16; then the DeadQueue.
         retry: how long a failed message waits.
@@ -166,10 +165,11 @@ class Settings:
         overflow: what a send does at max_length: reject, block, or drop_lowest.
         max_body: the largest encoded body, bytes.
         expires_ms: how long after it is due a message may still be taken; 0 is off.
-        on_expire: what becomes of it then: dead or drop.
-        durability: what a send waits for.
-        dead_retention_ms: how long a dead letter is kept; 0 is for ever. Those past it are
-            dropped, and counted, by burials, by consumers once a minute, and by who looks.
+        on_expire: what happens to it then: dead (to the DeadQueue) or drop.
+        durability: the copies that a send waits for.
+        dead_retention_ms: how long a dead letter is stored; 0 is for ever. Those past it are
+            dropped, and counted, when another message dies, by consumers once a minute, and by
+            commands that read the DeadQueue.
     """
 
     slots: int = 1
@@ -187,11 +187,11 @@ class Settings:
     dead_retention_ms: int = 0
 
     def to_redis(self) -> dict[str, str]:
-        """By name, as the topic's hash keeps them."""
-        return {"format": str(FORMAT)} | {name: _spell(getattr(self, name)) for name in NAMES}
+        """Return the fields of the topic's hash."""
+        return {"format": str(FORMAT)} | {name: _to_redis(getattr(self, name)) for name in NAMES}
 
     def for_slot(self) -> dict[str, str]:
-        """What the scripts of a slot read."""
+        """Return the fields of a slot's hash, which scripts read."""
         return {
             "max_retries": str(self.max_retries),
             "retry": ",".join(str(wait) for wait in self.retry.ladder(self.max_retries)) or "0",
@@ -205,20 +205,20 @@ class Settings:
         }
 
     def shown(self) -> dict[str, Any]:
-        """By public name, durations in seconds, for people and for JSON."""
-        found: dict[str, Any] = {}
+        """Return the settings by public name, durations in seconds, for people and for JSON."""
+        settings: dict[str, Any] = {}
         for public, (name, _) in _CHECKS.items():
             value = getattr(self, name)
             if name.endswith("_ms"):
-                found[public] = value / 1000
+                settings[public] = value / 1000
             else:
-                found[public] = value if isinstance(value, int | str) else _told(name, value)
-        return found
+                settings[public] = value if isinstance(value, int | str) else _describe(name, value)
+        return settings
 
 
 NAMES = tuple(Settings.__dataclass_fields__)
 
-# Public name -> (field, check). One table says what a setting is called and what it may be.
+# Public name -> (field, check): the name of each setting and its allowed values.
 _CHECKS: dict[str, tuple[str, Any]] = {
     "slots": ("slots", lambda v: check_int(v, "slots", 1, 1024)),
     "default_priority": (
@@ -252,14 +252,14 @@ FIXED = {
 CHANGEABLE = tuple(name for name in PUBLIC if name not in FIXED)
 
 
-def _spell(value: Any) -> str:
+def _to_redis(value: Any) -> str:
     if value is None:
         return "memory"
-    return value.spell() if hasattr(value, "spell") else str(value)
+    return value.to_redis() if hasattr(value, "to_redis") else str(value)
 
 
-def _told(name: str, value: Any) -> str:
-    """The value of a field as a person writes it."""
+def _describe(name: str, value: Any) -> str:
+    """Return the value of a field as a person writes it."""
     if name.endswith("_ms"):
         return format_duration(value / 1000) if value else "off"
     if name == "retry":
@@ -267,36 +267,36 @@ def _told(name: str, value: Any) -> str:
     return describe_durability(value) if name == "durability" else str(value)
 
 
-def check(asked: Mapping[str, object]) -> dict[str, Any]:
-    """The settings a caller names, checked, by field.
+def check(requested: Mapping[str, object]) -> dict[str, Any]:
+    """Check the settings that a caller names; return them by field.
 
     Raises:
-        InvalidValue: a value is out of range; InvalidType: it is of the wrong type, or no setting
-            has that name.
+        InvalidValue: a value is out of range.
+        InvalidType: a value has the wrong type, or no setting has that name.
     """
-    found = {}
-    for name, value in asked.items():
+    checked = {}
+    for name, value in requested.items():
         if name not in _CHECKS:
             raise InvalidType(f"{name}: there is no such setting; known are {', '.join(PUBLIC)}")
         target, check = _CHECKS[name]
-        found[target] = check(value)
-    return found
+        checked[target] = check(value)
+    return checked
 
 
-def from_redis(topic: str, kept: Mapping[str, str]) -> Settings:
-    """The settings of a topic that is there.
+def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
+    """Read the settings of a topic from its hash.
 
     Raises:
-        SettingsMismatch: the topic was made by an RMQ of another format.
+        SettingsMismatch: the topic was created by an RMQ of another format.
     """
-    if kept.get("format") != str(FORMAT):
+    if stored.get("format") != str(FORMAT):
         raise SettingsMismatch(
-            f"topic {topic!r} has format {kept.get('format')!r} in Redis and this RMQ writes "
+            f"topic {topic!r} has format {stored.get('format')!r} in Redis and this RMQ writes "
             f"{FORMAT}; use the RMQ version that made it"
         )
     values: dict[str, Any] = {}
     for name in NAMES:
-        text = kept[name]
+        text = stored[name]
         if name == "retry":
             values[name] = policies.from_redis(text)
         elif name == "durability":
@@ -306,42 +306,43 @@ def from_redis(topic: str, kept: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
-def check_changes(asked: Mapping[str, object]) -> dict[str, Any]:
-    """The settings that a topic is to have from now on, checked, by field.
+def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
+    """Check changes of settings; return them by field.
 
     Raises:
-        InvalidValue, InvalidType: none is named, or one cannot be changed or has no such value.
+        InvalidValue: no setting is named, one cannot be changed, or a value is out of range.
+        InvalidType: a value has the wrong type, or no setting has that name.
     """
-    if not asked:
+    if not requested:
         raise InvalidValue(f"settings: none is named; give {', '.join(CHANGEABLE)}")
-    for name in asked:
+    for name in requested:
         if name in FIXED:
             raise InvalidValue(
                 f"{name}: it is fixed for the life of a topic, because {FIXED[name]}. "
                 "Create another topic, and move producers and then consumers to it"
             )
-    return check(asked)
+    return check(requested)
 
 
 def to_redis(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by field, as the topic's hash keeps them."""
-    return {name: _spell(value) for name, value in values.items()}
+    """Return settings as fields of the topic's hash."""
+    return {name: _to_redis(value) for name, value in values.items()}
 
 
-def check_matches(topic: str, asked: Mapping[str, Any], found: Settings) -> None:
-    """Refuse to go on when a topic has other settings than the caller named.
+def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) -> None:
+    """Refuse a topic that has other settings than the caller named.
 
     Raises:
-        SettingsMismatch: naming each setting, what was asked and what is there.
+        SettingsMismatch: names each setting, with the value in Redis and the requested value.
     """
-    wrong = [
-        f"{_told(name, getattr(found, name))} for {_PUBLIC[name]} in Redis and "
-        f"{_told(name, value)} in settings"
-        for name, value in asked.items()
-        if _spell(getattr(found, name)) != _spell(value)
+    differences = [
+        f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "
+        f"{_describe(name, value)} in settings"
+        for name, value in requested.items()
+        if _to_redis(getattr(actual, name)) != _to_redis(value)
     ]
-    if wrong:
+    if differences:
         raise SettingsMismatch(
-            f"topic {topic!r} has {'; '.join(wrong)}; leave the setting out to use what is there, "
-            f"change it (rmq topic set {topic}), or use another topic name"
+            f"topic {topic!r} has {'; '.join(differences)}; leave the setting out to use "
+            f"what is there, change it (rmq topic set {topic}), or use another topic name"
         )

@@ -1,4 +1,4 @@
-"""Which slot a message belongs to.
+"""Choose the slot of a message.
 
 slot = CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes of `slot_basis`, modulo the number of
 slots. Any language with that CRC agrees; `tests/unit/test_slots.py` holds vectors checked against
@@ -12,13 +12,13 @@ import zlib
 
 from rmq.errors import InvalidType
 
-# A run of messages without a basis goes to one slot, the next run to the next: even over time, and
-# one script call for a batch instead of one for each slot.
+# So many messages without a basis go to one slot, then to the next: even over time, and a batch
+# needs one script call instead of one for each slot.
 RUN_LENGTH = 100
 
 
 def slot_of(basis: str | bytes, slots: int) -> int:
-    """The slot of a basis: same basis, same slot, for as long as the topic lives."""
+    """Return the slot of a basis: always the same while the topic exists."""
     if isinstance(basis, str):
         basis = basis.encode()
     elif not isinstance(basis, bytes):
@@ -27,7 +27,7 @@ def slot_of(basis: str | bytes, slots: int) -> int:
 
 
 class SlotRotation:
-    """Deals slots to messages without a basis, in turn, starting anywhere."""
+    """Chooses slots for messages without a basis, round-robin."""
 
     __slots__ = ("_turn", "slots")
 
@@ -36,5 +36,5 @@ class SlotRotation:
         self._turn = itertools.count(start)
 
     def next(self) -> int:
-        """The slot for the next run of messages."""
+        """Return the slot for the next RUN_LENGTH messages."""
         return next(self._turn) % self.slots

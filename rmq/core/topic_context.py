@@ -1,4 +1,4 @@
-"""A topic as one client knows it: name, keys, and the settings once they are read. No sockets."""
+"""The state of a topic in one client: name, keys, and the settings once they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLLOW_S = 30.0  # the client's copy of the settings is older by at most so much
 
 
 class TopicContext:
-    """A topic as one client sees it. Nothing is read from Redis until it is opened."""
+    """A topic as one client knows it. Its settings are unknown until the topic is opened."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class TopicContext:
         self.topics_key = topics_key(prefix)
         self.channel = wake_channel(prefix, self.name)
         self.created = b""
-        self.revision = 0  # how often the settings had been changed when they were read
-        self.read_at = 0.0  # and when that was, by the monotonic clock
+        self.revision = 0  # of the settings when they were read: the number of their changes
+        self.read_at = 0.0  # when the settings were read, by the monotonic clock
         self.is_ready = False
         self._settings: Settings | None = None
         self._slots: list[SlotKeys] = []
@@ -57,32 +57,32 @@ class TopicContext:
 
     @property
     def settings(self) -> Settings:
-        """The settings in Redis; only once open."""
-        assert self._settings is not None, "open first"
+        """The settings in Redis; only of an open topic."""
+        assert self._settings is not None, "open the topic first"
         return self._settings
 
     @property
     def slots(self) -> list[SlotKeys]:
-        """The keys of each slot, by index; only once open."""
+        """The keys of each slot, by index; only of an open topic."""
         return self._slots
 
     @property
     def spread(self) -> SlotRotation:
-        """Deals slots to messages without a basis; only once open."""
-        assert self._spread is not None, "open first"
+        """The rotation of slots for messages without a basis; only of an open topic."""
+        assert self._spread is not None, "open the topic first"
         return self._spread
 
     def mark_open(
-        self, found: Settings, created: bytes, ready: bool = True, revision: int = 0
+        self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
-        """Take note of what is in Redis; `ready`: every slot has what its scripts read."""
-        self._slots = [SlotKeys(self.prefix, self.name, i, created) for i in range(found.slots)]
-        self._spread = SlotRotation(found.slots, int.from_bytes(os.urandom(2), "big"))
+        """Take note of the settings in Redis; `ready`: every slot has its fields."""
+        self._slots = [SlotKeys(self.prefix, self.name, i, created) for i in range(settings.slots)]
+        self._spread = SlotRotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
         self.created = created
         self.revision = revision
         self.read_at = time.monotonic()
         self.is_ready = ready
-        self._settings = found
+        self._settings = settings
 
     def is_old(self) -> bool:
         """Whether the settings were read so long ago that they are to be read again."""
@@ -98,10 +98,10 @@ class TopicContext:
         self.is_ready = False
 
     def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
-        """An id that can be of this topic; only once open.
+        """Return an id if it can belong to this topic, which must be open.
 
         Raises:
-            InvalidValue: it is of another topic, or of a slot that this one does not have.
+            InvalidValue: it is of another topic, or of a slot that this topic does not have.
         """
         message_id = MessageId.parse(value, field)
         if message_id.check != self.check:

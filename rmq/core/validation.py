@@ -1,6 +1,8 @@
-"""Arguments checked once at the door: whole numbers, durations, moments.
+"""Checks of arguments: whole numbers, durations, times.
 
-Each check raises an error that names the field, what was found and what to do.
+Each check raises an error that names the field, the value and what to give instead. Durations have
+their only home here: `duration_ms` checks a value, `parse_duration` and `format_duration` read and
+write the text of one.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ Duration = float | timedelta
 Moment = datetime | int
 
 YEAR_MS = 366 * 86_400_000
-TEN_YEARS_MS = 3_652 * 86_400_000 + 86_400_000  # and a leap day, so that "ten years" never fails
+TEN_YEARS_MS = (
+    3_652 * 86_400_000 + 86_400_000
+)  # with one leap day more, so that "ten years" never fails
 
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SPELLED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
 
 
 def parse_duration(text: str) -> float:
-    """A duration that a person wrote, in seconds. Raises ValueError that tells what is taken."""
-    found = _SPELLED.fullmatch(text.strip())
-    if found is None:
+    """Read a duration that a person wrote, in seconds; the ValueError shows the accepted forms."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a duration; give 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d")
-    return round(float(found[1]) * _UNITS_S[found[2]], 6)
+    return round(float(match[1]) * _UNITS_S[match[2]], 6)
 
 
 def format_duration(value: Duration) -> str:
-    """A duration as a person writes it: the inverse of `seconds`."""
+    """Return a duration as a person writes it: the inverse of `seconds`."""
     value = value.total_seconds() if isinstance(value, timedelta) else value
     if value < 1:
         return f"{value * 1000:g}ms" if value else "0s"
@@ -44,7 +48,7 @@ def format_duration(value: Duration) -> str:
 
 
 def check_int(value: object, field: str, low: int, high: int) -> int:
-    """A whole number in [low, high]; True is not a number here."""
+    """Return a whole number if it is in [low, high]; True is not a number here."""
     if isinstance(value, bool) or not isinstance(value, int):
         hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
         raise InvalidType(f"{field}: {value!r} is not a whole number{hint}")
@@ -54,21 +58,21 @@ def check_int(value: object, field: str, low: int, high: int) -> int:
 
 
 def check_priority(value: object) -> int:
-    """A priority: 17 to 1 048 575, larger first."""
+    """Return a priority if it is 17 to 1 048 575."""
     return check_int(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
 
 
 def duration_ms(
     value: object, field: str, low_ms: int = 1, high_ms: int = TEN_YEARS_MS, zero: bool = False
 ) -> int:
-    """A duration given in seconds or as a timedelta, in whole ms, rounded up.
+    """Return a duration, given in seconds or as a timedelta, in whole ms, rounded up.
 
     Args:
         value: seconds or a timedelta.
         field: its name, for the error.
         low_ms: the least.
         high_ms: the most.
-        zero: whether 0 is taken too (as "off" or "at once").
+        zero: whether 0 is accepted too (as "off" or "at once").
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
@@ -91,7 +95,7 @@ def duration_ms(
 
 
 def check_epoch_ms(value: object, field: str) -> int:
-    """A moment given as an aware datetime or as epoch ms, in epoch ms, rounded up."""
+    """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up."""
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise InvalidValue(
@@ -118,10 +122,10 @@ def check_epoch_ms(value: object, field: str) -> int:
 
 
 def check_due_ms(value: object, field: str, now_ms: int) -> int:
-    """When a message is due: a moment, in epoch ms. One that has passed is due at once.
+    """Return a due time in epoch ms; a message with a time that has passed is due at once.
 
-    Only what must be a mistake is refused: more than a year ago. The bound is so wide because
-    `now_ms` is a client's clock, which may be wrong, and the call may reach Redis late.
+    Only a time more than a year ago is refused, as a mistake. The limit is so wide because `now_ms`
+    is a client's clock, which may be wrong, and the call may reach Redis late.
     """
     ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:

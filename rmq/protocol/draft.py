@@ -125,7 +125,7 @@ def _encode_headers(out: Outgoing) -> bytes:
 def _marks(out: Outgoing) -> dict[str, str]:
     marks = dict(out.marks or {})
     if out.retry is not None:
-        marks[RETRY_MARK] = parse_policy(out.retry).spell()
+        marks[RETRY_MARK] = parse_policy(out.retry).to_redis()
     if out.max_runtime is not None:
         marks[RUNTIME_MARK] = str(duration_ms(out.max_runtime, "max_runtime"))
     return marks

@@ -82,5 +82,5 @@ def test_a_value_that_is_no_claim_is_told_and_can_be_deleted(
         raw.set(f"rmq:{{{topic.name}_0}}:claim:default:k", "rubbish")
     shown = shell("claim", topic.name, "k")
 
-    assert (shown.returncode, "is none; if nobody needs it" in shown.stderr) == (1, True)
+    assert (shown.returncode, "is not a claim; delete it" in shown.stderr) == (1, True)
     assert client.admin.unclaim(topic.name, "k")

@@ -45,7 +45,7 @@ def test_bodies_of_an_own_codec_are_read_by_it(
     assert topic.get(sent.id).body == "hello"
     (one,) = topic.consumer().receive()
     assert one.body == "hello"
-    assert one._entry.endswith(b"HELLO")
+    assert one._record.endswith(b"HELLO")
     one.ack()
     client.close()
 

@@ -51,7 +51,7 @@ def test_levels_repeat_the_last_and_default_to_those_of_rocketmq() -> None:
     ],
 )
 def test_a_policy_survives_its_text(policy: retry.Policy) -> None:
-    for again in (retry.from_redis(policy.spell()), retry.parse_policy(retry.describe(policy))):
+    for again in (retry.from_redis(policy.to_redis()), retry.parse_policy(retry.describe(policy))):
         assert again.ladder(16) == policy.ladder(16)
         assert again.jitter == policy.jitter
 

@@ -235,7 +235,7 @@ def _options_json(message: Outgoing) -> str:
     if message.expires is not None:
         options["expires_ms"] = duration_ms(message.expires, "expires")
     if message.retry is not None:
-        options["retry"] = parse_policy(message.retry).spell()
+        options["retry"] = parse_policy(message.retry).to_redis()
     if message.max_runtime is not None:
         options["max_runtime_ms"] = duration_ms(message.max_runtime, "max_runtime")
     return json.dumps(options, separators=(",", ":"))

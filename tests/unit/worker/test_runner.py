@@ -73,7 +73,7 @@ def test_the_handler_s_policy_comes_before_the_topic_s() -> None:
 
 
 def test_the_message_s_policy_comes_before_the_handler_s() -> None:
-    one = delivered(retry=rmq.Levels((3,)).spell())
+    one = delivered(retry=rmq.Levels((3,)).to_redis())
 
     assert wait_of(registered(retry=FIXED), ValueError(), one) == 3
     assert wait_of(registered(), ValueError(), one) == 3
