@@ -1,4 +1,4 @@
-"""The client: where Redis is, and the door to topics and their administration. Sync and async."""
+"""The client: its connection to Redis, its topics and their administration. Sync and async."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from rmq.transport.url import Address
 _audited: weakref.WeakKeyDictionary[ProducerSequence, Address] = weakref.WeakKeyDictionary()
 
 
-def _tell_at_exit() -> None:
-    """Tell audits what clients that were never closed have sent in the last second."""
+def _report_at_exit() -> None:
+    """Report to audits the last sends of clients that were never closed."""
     for numbers, address in list(_audited.items()):
         if any(slot.next_report() for slot in numbers.slot_sequences()):
             with contextlib.suppress(RMQError):
@@ -43,7 +43,7 @@ def _tell_at_exit() -> None:
                     transport.close()
 
 
-atexit.register(_tell_at_exit)
+atexit.register(_report_at_exit)
 
 EXIT_S = 1.0  # how long the end of a process waits for a reply of Redis
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -65,8 +65,8 @@ class _ClientBase:
         max_connections: int | None,
         interceptors: Sequence[Interceptor],
     ) -> None:
-        named = url or os.environ.get("RMQ_URL")
-        self._address = replace(urls.parse(named or DEFAULT_URL), is_default=not named)
+        given_url = url or os.environ.get("RMQ_URL")
+        self._address = replace(urls.parse(given_url or DEFAULT_URL), is_default=not given_url)
         if max_connections is not None:
             most = urls.connections(max_connections)
             self._address = replace(self._address, max_connections=most)
@@ -84,18 +84,18 @@ class _ClientBase:
 
     @property
     def url(self) -> str:
-        """Where it connects to, without the password."""
+        """The URL it connects to, without the password."""
         return self._address.shown
 
     def _context(
         self, name: str, codec: str | Codec, settings: Mapping[str, object]
     ) -> TopicContext:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
-        made = TopicContext(self._prefix, name, chosen, self._sessions, settings, self._hooks)
-        if made.requested:
-            self._declared[made.name] = self._declared.get(made.name, {}) | made.requested
-        self._contexts.add(made)
-        return made
+        context = TopicContext(self._prefix, name, chosen, self._sessions, settings, self._hooks)
+        if context.requested:
+            self._declared[context.name] = self._declared.get(context.name, {}) | context.requested
+        self._contexts.add(context)
+        return context
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -114,7 +114,7 @@ class Client(_ClientBase):
         max_connections: how many connections at most, 1 to 10000; default: what the URL's option
             of that name says, else 64. Calls beyond that wait in line for up to `timeout` and
             `retry_for` together. Each waiting consumer has one more, for its subscription.
-        interceptors: what happens around its sends, and around the handlers of its workers.
+        interceptors: hooks around its sends, and around the handlers of its workers.
 
     Raises:
         ConfigurationError: the URL cannot work. EmbeddedError: the embedded server does not start.
@@ -146,7 +146,7 @@ class Client(_ClientBase):
                 object of your own with a number from 4 to 7 (`rmq.core.codec.Codec`). Reading goes
                 by the record; your own has to be named where it is read, too.
             settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
-                out is as it is in Redis, or the default when the topic is created.
+                out keeps its value in Redis, or is the default when the topic is created.
 
         Raises:
             InvalidValue, InvalidType: the name or a setting cannot work.
@@ -154,16 +154,16 @@ class Client(_ClientBase):
         return Topic(self._transport, self._context(name, codec, settings), self._handlers)
 
     def ping(self) -> float:
-        """Round trip to the server, seconds."""
+        """Return the seconds of one round trip to the server."""
         started = time.perf_counter()
         self._transport.raw_command("ping", "PING")
         return time.perf_counter() - started
 
     def can_wake(self) -> bool:
-        """Whether this Redis user may wake sleeping consumers: publish to channels of the prefix.
+        """Whether this Redis user may wake waiting consumers: publish to channels of the prefix.
 
         A Redis 7 user has no channels unless its ACL names them. Nothing is lost without them, but
-        sleeping consumers notice new messages up to a second late.
+        waiting consumers notice new messages up to a second late.
         """
         try:
             self._transport.raw_command("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
@@ -172,7 +172,7 @@ class Client(_ClientBase):
         return True
 
     def server_info(self, section: str = "server") -> dict[str, str]:
-        """A section of the server's INFO."""
+        """Return a section of the server's INFO."""
         return _facts(self._transport.raw_command("info", "INFO", section))
 
     def close(self) -> None:

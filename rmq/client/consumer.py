@@ -4,8 +4,8 @@ Two phases. `receive` leases messages; `ack` settles them. A delivery that is ne
 given back is rolled back when its lease ends, and costs the message a retry. At least once,
 therefore: a consumer that dies after its work and before its ack has the work done again.
 
-A call that raises OutcomeUnknown may be said again: the consumer's next call, whichever it is,
-first repeats what had no answer, under the same numbers, for up to a minute.
+After OutcomeUnknown a call may be repeated: the next call of the consumer, whichever it is, first
+repeats the commands that had no reply, under the same numbers, for up to a minute.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rmq.errors import ClaimLost, LeaseLost, StorageError
 from rmq.protocol.flows.consumer import ConsumerFlows, Mode
 from rmq.transport import AsyncTransport, Transport
 
-TOLD = (Snooze, Retry, Reject)  # what a handler raises to say what becomes of the message
+DISPOSITIONS = (Snooze, Retry, Reject)  # raised by a handler to choose how its delivery is settled
 
 
-def _lost(lost: Sequence[DeliveryData], verb: str) -> None:
+def _raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
     if lost:
         raise LeaseLost(
             f"{verb}: the lease of {lost[0].id} ended at {lost[0].deadline.isoformat()} and was "
@@ -33,13 +33,13 @@ def _lost(lost: Sequence[DeliveryData], verb: str) -> None:
         )
 
 
-def _claim_lost(one: DeliveryData) -> None:
-    if one.claim_lost:
-        assert one._claim is not None
+def _raise_if_claim_lost(delivery: DeliveryData) -> None:
+    if delivery.claim_lost:
+        assert delivery._claim is not None
         raise ClaimLost(
-            f"claim: {one._claim.name.decode()!r} was gone when the work of {one.id} was done: it "
-            "had expired, or was deleted. The message is acked; look whether the work was done "
-            "twice, and give a longer lease, or extend it while you work"
+            f"claim: {delivery._claim.name.decode()!r} was gone when the work of {delivery.id} was "
+            "done: it had expired, or was deleted. The message is acked; look whether the work was "
+            "done twice, and give a longer lease, or extend it while you work"
         )
 
 
@@ -54,8 +54,8 @@ class Delivery(DeliveryData):
 
     def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
-        _lost(self._origin.consumer.ack([self]), "ack")
-        _claim_lost(self)
+        _raise_if_lost(self._origin.consumer.ack([self]), "ack")
+        _raise_if_claim_lost(self)
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -64,21 +64,21 @@ class Delivery(DeliveryData):
 
         Args:
             delay: until the retry; None: the topic's policy; 0: at once.
-            error: kept for whoever looks at the dead letter.
+            error: kept with the failure and shown with the dead letter.
         """
-        _lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+        _raise_if_lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
         """Send it to the DeadQueue at once, whatever retries remain."""
-        _lost(self._origin.consumer.reject([self], reason), "reject")
+        _raise_if_lost(self._origin.consumer.reject([self], reason), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
         """Hand it back unworked, now or for `delay`; costs no retry."""
-        _lost(self._origin.consumer.release([self], delay=delay), "release")
+        _raise_if_lost(self._origin.consumer.release([self], delay=delay), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
-        """Move the deadline to `lease` from now; None: as long as it was leased for."""
-        _lost(self._origin.consumer.extend([self], lease), "extend")
+        """Move the deadline to `lease` from now; None: the lease it was received with."""
+        _raise_if_lost(self._origin.consumer.extend([self], lease), "extend")
 
     def __enter__(self) -> Delivery:
         return self
@@ -91,21 +91,21 @@ class Delivery(DeliveryData):
     ) -> bool:
         if self._state == OPEN:
             verdict = self._origin.consumer._verb_for(error)
-            told = error is None or isinstance(error, TOLD)
+            is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
                 lost = self._origin.consumer._transport.run(verdict([self]))
             except StorageError:
-                if told:
+                if is_expected:
                     raise
-                return False  # the handler's own error is the one to tell; the lease ends by itself
-            if told:
-                _lost(lost, "settle")
-                _claim_lost(self)
-        return isinstance(error, TOLD)
+                return False  # the handler's own error goes on its way; the lease expires by itself
+            if is_expected:
+                _raise_if_lost(lost, "settle")
+                _raise_if_claim_lost(self)
+        return isinstance(error, DISPOSITIONS)
 
 
 class Consumer(ConsumerFlows[Delivery]):
-    """Receives deliveries of one topic. For `with`: leaving hands back what nobody has settled.
+    """Receives deliveries of one topic. For `with`: leaving hands back unsettled deliveries.
 
     One thread receives with it; deliveries may be settled in any thread.
     """
@@ -124,7 +124,7 @@ class Consumer(ConsumerFlows[Delivery]):
         self._transport = transport
 
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
-        """Take messages.
+        """Receive messages: lease them and return their deliveries.
 
         Args:
             max_messages: at most so many, 1 to 1000. It does not wait to gather them.
@@ -138,17 +138,17 @@ class Consumer(ConsumerFlows[Delivery]):
             fails or is put off (`release` those behind it).
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away. What this call may have leased, the next
-                one, or `close`, hands back first, at no retry's cost.
+            Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
+                hands back the messages that this call may have leased; that costs no retry.
         """
         return self._transport.run(self._receive(max_messages, wait))
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Settle deliveries for good; returns those whose lease was lost (empty: all is well)."""
+        """Settle deliveries for good; return those whose lease was lost, none if all is well."""
         return self._transport.run(self._ack(deliveries))
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process; returns the lost ones."""
+        """Settle deliveries by their receipts, from any process; return the lost ones."""
         return self._transport.run(self._ack_receipts(receipts))
 
     def nack(
@@ -158,30 +158,30 @@ class Consumer(ConsumerFlows[Delivery]):
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[Delivery]:
-        """Give deliveries back as failed; returns those whose lease was lost."""
+        """Give deliveries back as failed; return those whose lease was lost."""
         return self._transport.run(self._nack(deliveries, delay, error))
 
     def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
-        """Send deliveries to the DeadQueue; returns those whose lease was lost."""
+        """Send deliveries to the DeadQueue; return those whose lease was lost."""
         return self._transport.run(self._reject(deliveries, reason))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
-        """Hand deliveries back unworked; returns those whose lease was lost."""
+        """Hand deliveries back unworked; return those whose lease was lost."""
         return self._transport.run(self._release(deliveries, delay))
 
     def extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None = None
     ) -> list[Delivery]:
-        """Move deadlines; returns those whose lease was lost."""
+        """Extend leases; return those whose lease was lost."""
         return self._transport.run(self._extend(deliveries, lease))
 
     def _interrupt(self) -> None:
-        """From another thread: let `receive` return what it has, now and at every later call."""
+        """Make `receive` return at once, now and at every later call; from another thread."""
         self._receive_state.interrupted = True
         self._transport.interrupt(self._receive_state.subscription)
 
     def close(self) -> None:
-        """Hand back what nobody has settled, and stop listening."""
+        """Hand back unsettled deliveries, and unsubscribe."""
         if not self._closed:
             try:
                 self._transport.run(self._close())
@@ -196,7 +196,7 @@ class Consumer(ConsumerFlows[Delivery]):
             self.close()
         except StorageError:
             if error is None:
-                raise  # else the first error is the one to tell; the leases end by themselves
+                raise  # else the first error goes on its way; the leases expire by themselves
 
 
 class AsyncDelivery(DeliveryData):
@@ -206,26 +206,26 @@ class AsyncDelivery(DeliveryData):
 
     async def ack(self) -> None:
         """As `Delivery.ack`."""
-        _lost(await self._origin.consumer.ack([self]), "ack")
-        _claim_lost(self)
+        _raise_if_lost(await self._origin.consumer.ack([self]), "ack")
+        _raise_if_claim_lost(self)
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
         """As `Delivery.nack`."""
-        _lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+        _raise_if_lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
         """As `Delivery.reject`."""
-        _lost(await self._origin.consumer.reject([self], reason), "reject")
+        _raise_if_lost(await self._origin.consumer.reject([self], reason), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
         """As `Delivery.release`."""
-        _lost(await self._origin.consumer.release([self], delay=delay), "release")
+        _raise_if_lost(await self._origin.consumer.release([self], delay=delay), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
         """As `Delivery.extend`."""
-        _lost(await self._origin.consumer.extend([self], lease), "extend")
+        _raise_if_lost(await self._origin.consumer.extend([self], lease), "extend")
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -238,17 +238,17 @@ class AsyncDelivery(DeliveryData):
     ) -> bool:
         if self._state == OPEN:
             verdict = self._origin.consumer._verb_for(error)
-            told = error is None or isinstance(error, TOLD)
+            is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
                 lost = await self._origin.consumer._transport.run(verdict([self]))
             except StorageError:
-                if told:
+                if is_expected:
                     raise
-                return False  # the handler's own error is the one to tell; the lease ends by itself
-            if told:
-                _lost(lost, "settle")
-                _claim_lost(self)
-        return isinstance(error, TOLD)
+                return False  # the handler's own error goes on its way; the lease expires by itself
+            if is_expected:
+                _raise_if_lost(lost, "settle")
+                _raise_if_claim_lost(self)
+        return isinstance(error, DISPOSITIONS)
 
 
 class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
@@ -270,7 +270,7 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0
     ) -> list[AsyncDelivery]:
-        """As `Consumer.receive`. Cancelled, it ends at once; what it had leased is handed back."""
+        """As `Consumer.receive`. Cancelled, it ends at once and hands back its messages."""
         return await self._transport.run(self._receive(max_messages, wait))
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:

@@ -1,9 +1,9 @@
 """Idempotency by claims: a message's business key is claimed in Redis before its handler runs.
 
 A claim is CONSUMING while its owner works, and lives as long as the owner's lease, renewed with it;
-it is CONSUMED once the work is done, and then lives for `ttl`. Whoever finds it CONSUMED acks and
-does nothing. Whoever finds it CONSUMING comes back later, which costs no retry, and never acks: the
-owner may still fail. The claim of a failed run is removed, by its owner only.
+it is CONSUMED once the work is done, and then lives for `ttl`. A copy that finds it CONSUMED is
+acked and does nothing. A copy that finds it CONSUMING comes back later, which costs no retry, and
+is never acked: the owner may still fail. Only its owner removes the claim of a failed run.
 
 Source: DESIGN 6, rung 2, after the RocketMQ dedup listener; ours has an owner, and is renewed.
 """
@@ -34,17 +34,17 @@ DAY_S = 86_400.0
 
 
 class Store(Protocol):
-    """Where `idempotent` keeps what was done: `rmq.Claims`, or `rmq.ledger.Ledger`."""
+    """The place where `idempotent` records finished work: `rmq.Claims` or `rmq.ledger.Ledger`."""
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
-        """What runs around a handler."""
+        """Return the middleware that runs around a handler."""
 
 
 class Claims:
     """Claims in Redis, beside the topic. For `@rmq.idempotent`, and for consumers without a worker.
 
     Args:
-        consumer: whose claims they are; another consumer of the same topic has others.
+        consumer: the name of the claims' owner; another consumer of the topic has its own.
 
     Guarantee:
         While Redis keeps the claim, one run at a time for a key, and none after one that succeeded.
@@ -67,11 +67,11 @@ class Claims:
     def first(
         self, deliveries: Iterable[Delivery], *, key: Key = None, ttl: Duration = DAY_S
     ) -> list[Delivery]:
-        """Claim the keys of deliveries, all in one call; those to work on.
+        """Claim the keys of deliveries, all in one call; return the deliveries to work on.
 
-        The others are settled here: what was done before is acked, what another delivery is at is
-        handed back for a while. Settle each one that is returned, as with `with delivery:`: an ack
-        marks its key as done, anything else gives the claim up.
+        The others are settled here: acked if their work was done before, handed back for a while if
+        another delivery of the key is being worked on. Settle each returned delivery, as with
+        `with delivery:`: an ack marks its key as done, anything else gives the claim up.
 
         Args:
             deliveries: of one consumer, as `receive` returned them.
@@ -108,23 +108,23 @@ class Claims:
                 if won:
                     pay(d.body)
 
-        Leaving acks, or hands the message back where another delivery is at it; an exception nacks.
+        Leaving acks, or hands the message back if another delivery has it; an exception nacks.
         Arguments and errors are those of `first`; leaving raises ClaimLost where the claim had gone
         while the work was done (the message is acked all the same).
         """
         return Claiming(self, delivery, key, ttl)
 
     def _prepared(self, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration) -> list[D]:
-        guard = Idempotent(self.consumer, key_reader(key), _ttl(ttl))
+        middleware = Idempotent(self.consumer, key_reader(key), _ttl(ttl))
         mine = list(deliveries)
         for one in mine:
             if not isinstance(one, kind):
                 raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
             if one._origin.consumer is not mine[0]._origin.consumer:
                 raise InvalidValue("deliveries: they are of several consumers; claim for each")
-        claims = [guard.made(one) for one in mine]
-        for one, claim in zip(mine, claims, strict=True):
-            one._claim = claim
+        claims = [middleware.claim_of(delivery) for delivery in mine]
+        for delivery, claim in zip(mine, claims, strict=True):
+            delivery._claim = claim
         return mine
 
     def _sort(self, consumer: Any, mine: Sequence[D]) -> Flow[list[D]]:
@@ -217,15 +217,15 @@ class Idempotent(Middleware):
                 "could come back after its claim is forgotten, and be run again. Give a longer ttl"
             )
 
-    def made(self, one: DeliveryData) -> Claim:
-        """The claim that a delivery has to make.
+    def claim_of(self, delivery: DeliveryData) -> Claim:
+        """Return the claim of a delivery.
 
         Raises:
             InvalidKey: it has no usable key.
         """
-        known = one._claim  # a delivery that claims again, after an error, is still one owner
-        owner = known.owner if known is not None and known.owner else new_owner(one)
-        return Claim(self._stem + self._key(one).encode(), owner, self._ttl_ms)
+        known = delivery._claim  # a delivery that claims again after an error has the same owner
+        owner = known.owner if known is not None and known.owner else new_owner(delivery)
+        return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
     def prepare(self, one: DeliveryData, fit: Callable[[DeliveryData], object]) -> None:
         """Give a delivery its claim; one without a key fails when its turn comes.
@@ -236,7 +236,7 @@ class Idempotent(Middleware):
         """
         try:
             fit(one)
-            one._claim = self.made(one)
+            one._claim = self.claim_of(one)
         except Exception as error:
             claim = Claim(b"", b"", 0)
             claim.state, claim.error = FAILED, error
@@ -244,7 +244,7 @@ class Idempotent(Middleware):
 
 
 class Checked(Idempotent):
-    """Claims whose holder asks a database too, before the work: is it still to be done?"""
+    """Claims with a check: before the work, a function decides whether it was done before."""
 
     accepts_batches = False
 
@@ -282,12 +282,12 @@ def idempotent(
     """Run a handler once for each business key. Stands below `@topic.handler`.
 
     The function stays a function: called directly, it runs. A worker runs it only for a delivery
-    that has the claim on its key. A copy of what was done is acked; a copy of what is being done
-    elsewhere comes back later, which costs no retry; where the run fails, the claim is given up.
+    that has the claim on its key. A copy of finished work is acked; a copy of work in progress
+    comes back later, which costs no retry; if the run fails, the claim is given up.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
-        key: what makes two messages the same: None, the message's id (without its slot, so that it
+        key: the business key of a message: None, the message's id (without its slot, so that it
             is `rmq.outbox.stub_id` of a message from an outbox); "header:NAME"; or a function of
             the body, as the handler gets it. 1 to 200 bytes of UTF-8, or an int.
         ttl: how long a key is remembered once its work is done, seconds or timedelta; not less than

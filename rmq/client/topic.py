@@ -37,7 +37,7 @@ def _wait(timeout: Duration | None) -> float:
 
 
 def _asked(value: object) -> DurabilityOverride | None:
-    """What this send asks for; None: what the topic says."""
+    """Return the durability that this send asks for; None: the topic's setting."""
     return None if value is None else DurabilityOverride(parse_durability(value))
 
 
@@ -60,7 +60,7 @@ def _publish(
 
 
 class _TopicBase:
-    """What both topics know."""
+    """The name, the settings and the handlers of a topic."""
 
     def __init__(self, context: TopicContext, handlers: Handlers) -> None:
         self._context = context
@@ -73,7 +73,7 @@ class _TopicBase:
 
     @property
     def settings(self) -> Settings:
-        """What the topic is set to in Redis; read after `open()` or the first call."""
+        """The topic's settings in Redis; known after `open()` or the first call."""
         return self._context.settings
 
     @overload
@@ -162,7 +162,7 @@ class Topic(_TopicBase):
         self._run = transport.run
 
     def open(self, create: bool = True) -> bool:
-        """Create the topic, or find it and compare settings; a first call does so by itself.
+        """Create the topic, or compare the settings of the existing one; a first call does it, too.
 
         Args:
             create: False: a missing topic is an error.
@@ -200,7 +200,7 @@ class Topic(_TopicBase):
     ) -> SendResult:
         """Send one message.
 
-        The other arguments are the fields of `rmq.Outgoing`, which tells of each.
+        The other arguments are the fields of `rmq.Outgoing`, described there.
 
         Args:
             durability: "memory", rmq.Replicated(...) or rmq.Fsync(...); None: the topic's setting.
@@ -245,21 +245,21 @@ class Topic(_TopicBase):
         )
 
     def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
-        """An id for a send that may have to be repeated: pass it to every attempt."""
+        """Return an id for a send that may have to be repeated: pass it to every attempt."""
         return self._run(send_flow.new_id(self._context, slot_basis))
 
     def get(self, id: Id) -> Message | None:
-        """Look at one message, wherever it is; None when it is settled or never was."""
+        """Return one message, wherever it is; None if it is settled or never was."""
         return self._run(inspect.get(self._context, id))
 
     def cancel(self, id: Id) -> CancelStatus:
-        """Withdraw a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
+        """Cancel a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
         return self._run(schedule.cancel(self._context, id))
 
     def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
-        """Give a waiting message another time: "rescheduled", or "in_flight", "dead", "gone"."""
+        """Reschedule a waiting message: "rescheduled", or "in_flight", "dead", "gone"."""
         return self._run(schedule.reschedule(self._context, id, at, delay))
 
     def set_priority(self, id: Id, priority: int) -> PriorityStatus:
@@ -277,7 +277,7 @@ class Topic(_TopicBase):
         mode: Mode = "at_least_once",
         ordered: bool = False,
     ) -> Consumer:
-        """A consumer of this topic, for `with`.
+        """Return a consumer of this topic, for `with`.
 
         Args:
             lease: how long a delivery may be worked on before it is rolled back, 1 s to 12 h; None:
@@ -306,14 +306,14 @@ class Topic(_TopicBase):
         owner_lease: Duration = 15.0,
         exact: bool = False,
     ) -> Query:
-        """A reader for engines that replay batches, as Spark does; see `rmq.query`.
+        """Return a reader for engines that replay batches, as Spark does; see `rmq.Query`.
 
         Args:
-            run: 32 hex digits that name the query for as long as its checkpoint lives.
-            owner: who runs it now; another owner is refused meanwhile.
-            lease: what it holds goes back to the queue when it is not renewed for so long, 1 s to
+            run: 32 hex digits: the name of the query for as long as its checkpoint lives.
+            owner: the process that runs it now; other owners are refused meanwhile.
+            lease: its messages go back to the queue when it is not renewed for so long, 1 s to
                 12 h.
-            owner_lease: how long nobody else may run it, unless it goes on.
+            owner_lease: how long other owners are refused after its last call.
             exact: a batch is settled only when all its messages were handed out. Then messages
                 whose lease ran out before can still be settled, see `Query.settle`.
         """
@@ -322,11 +322,11 @@ class Topic(_TopicBase):
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
     ) -> Stage:
-        """A place for messages that are to be seen later, all at once; see `rmq.stage`.
+        """Return a place for messages that are published later, all together; see `rmq.Stage`.
 
         Args:
             name: 1 to 200 of A-Z a-z 0-9 . _ : -, used once; None: a random one.
-            keep: how long what is not published stays after the last push, 1 s to 30 days.
+            keep: how long unpublished messages stay after the last push, 1 s to 30 days.
             late: take messages whose time passed more than a year ago, too.
         """
         return Stage(self._transport, self._context, name, keep, late)
@@ -339,11 +339,11 @@ class Topic(_TopicBase):
         batch: int | None = None,
         timeout: Duration | None = None,
     ) -> Published:
-        """Send what is staged, and drop the stages.
+        """Send staged messages, and drop their stages.
 
         Args:
             staged: of each stage, `Stage.staged`.
-            query: who publishes its batches in turn; give `batch` too.
+            query: the query that publishes its batches in turn; give `batch` too.
             batch: its number. A batch is published once: when a call was interrupted, the next one
                 ends it with the stages of the first and drops its own; when it is published, or one
                 after it, the stages given are dropped.
@@ -363,7 +363,7 @@ class Topic(_TopicBase):
         return self._run(_publish(self._context, staged, query, batch, timeout))
 
     def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
-        """Drop stages unpublished, except what a batch of `query` that has begun is made of."""
+        """Drop stages unpublished, except those of a batch of `query` that has begun."""
         self._run(stage_flow.drop(self._context, list(staged), _query_name(query)))
 
 
