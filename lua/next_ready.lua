@@ -14,7 +14,6 @@ Atomic    Changes nothing but the time until which somebody is waiting (`waiting
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
 --- @include "lib/writes"
 --- @include "lib/in_order"
 --- @include "lib/wake"

@@ -34,7 +34,6 @@ Atomic    All messages are read and checked before they move; the first write fr
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
 --- @include "lib/replay"
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, merge, session, audit = KEYS[6], KEYS[7], KEYS[8], KEYS[9]

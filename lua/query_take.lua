@@ -31,7 +31,6 @@ Atomic    Where numbers beyond `from` were given out, nothing is taken, even if 
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
 --- @include "lib/writes"
 --- @include "lib/query"
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

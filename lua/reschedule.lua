@@ -21,7 +21,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
+--- @include "lib/score_ranges"
 --- @include "lib/timed_score"
 --- @include "lib/record"
 --- @include "lib/envelope"

@@ -19,7 +19,7 @@ Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
+--- @include "lib/score_ranges"
 --- @include "lib/record"
 local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])

@@ -1,5 +1,5 @@
 -- Making room in a full slot whose topic drops the lowest priority.
---- @include "lib/score"
+--- @include "lib/score_ranges"
 
 -- A function that drops the `excess` messages of the lowest priority; nil where they are more than 1000, or not all below
 -- `least`, the lowest score of the new messages. Everything is read and checked here; the function only writes.

@@ -1,6 +1,6 @@
 -- Range-merge of one message, for merge and publish.
 --- @include "lib/check"
---- @include "lib/score"
+--- @include "lib/score_ranges"
 --- @include "lib/timed_score"
 --- @include "lib/record"
 --- @include "lib/envelope"

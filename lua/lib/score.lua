@@ -1,19 +1,11 @@
 --[[
-Scores of the StoreQueue. Their Python twin is rmq/core/score.py.
-
-  1 .. 16             a retry: deliveries left; the larger goes first
-  17 .. 1 048 575     a priority message: its priority; the larger goes first
-  1 048 576 .. 1e12   a due message without a priority that was handed back; the smaller goes first
-  >= 1e12             a timed message: when it is due, epoch ms; the earlier goes first
+Scores of retries, priorities and messages that were handed back. lib/score_ranges says which integers they have.
 
 Retries and priorities: the fraction begins at .5 and falls by one step with every arrival, so the larger score is the
 older message. A message that is handed back goes to the front, above .5. A step is the smallest difference that a
 double has at that size: 2^-33 for the largest priorities, 2^-46 for priority 100.
-
-Scores of timed messages are made in lib/timed_score.
 ]]
-local PRIORITY_MIN, PRIORITY_END, TIMED_MIN = 17, 1048576, 1000000000000
-local HANDED_BACK = 500000000000 -- the middle of its range
+--- @include "lib/score_ranges"
 
 -- The score of arrival `order` of a priority, or of a retry.
 local steps

@@ -1,5 +1,5 @@
 -- Sleeping consumers: when they next have work, noting them, waking them.
---- @include "lib/score"
+--- @include "lib/score_ranges"
 --- @include "lib/writes"
 
 -- The (microseconds, field) until a slot next has work for a consumer: 0 now, -1 never as things stand. Work is a

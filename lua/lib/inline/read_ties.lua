@@ -9,7 +9,7 @@ Writes:    batch: the ids
 Declares:  TIES_PAGE, bound, room
 Returns for the caller: no
 ]]
---- @include "lib/score"
+--- @include "lib/score_ranges"
 local TIES_PAGE = 20
 batch = {}
 local bound, room = '(1048576', limit - n

@@ -8,7 +8,7 @@ Writes:    order, front
 Declares:  RESTART
 Returns for the caller: no
 ]]
---- @include "lib/score"
+--- @include "lib/score_ranges"
 local RESTART = 1073741824 -- a quarter of the arrivals that the largest priorities can order
 if order > RESTART and redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
   order = 0

@@ -18,7 +18,7 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
 --- @include "lib/check"
---- @include "lib/score"
+--- @include "lib/score_ranges"
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
   'ordered', 'audited', 'queries_until', 'front')
 if s[1] ~= created then
