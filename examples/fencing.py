@@ -1,8 +1,8 @@
-"""A worker that was too late cannot overwrite what its successor wrote.
+"""A worker that lost its lease cannot overwrite the writes of its successor.
 
-New prices of an article come as messages, in order. One consumer takes a price and falls asleep.
-Its lease runs out, a second consumer takes over, and writes this price and the next one. Then the
-first wakes up and writes, but a later delivery has written before it: it changes nothing.
+New prices of an article come as messages, in order. One consumer receives a price and is paused.
+Its lease expires, a second consumer takes over, and writes this price and the next one. Then the
+first one resumes and writes, but a later delivery has written before: it changes nothing.
 
     python examples/fencing.py                on SQLite and a private redis-server
     python examples/fencing.py --db URL --url redis://...

@@ -6,6 +6,7 @@ output          tables, JSON, and text that is safe to print on a terminal
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink,
 ledger, outbox, outbox_repair, worker: the commands
+send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
 database        the database of `rmq ledger` and `rmq outbox`
 loader          finds the client or worker that MODULE:ATTR names
 worker_summary  a worker's report: its handlers, its counts, how it ended

@@ -13,7 +13,7 @@ from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import MESSAGE_ID, QUEUE
 
-PLACES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
+QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
@@ -104,7 +104,7 @@ def peek(
     elif messages:
         tabulate(messages, place)
     else:
-        common.note(f"{topic}: nothing is {PLACES[place]}")
+        common.note(f"{topic}: nothing is {QUEUES[place]}")
 
 
 @click.command(cls=Command, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))
@@ -129,7 +129,7 @@ def detail(message: rmq.Message, as_json: bool) -> None:
         ("id", str(message.id)),
         (
             "place",
-            message.place + ("" if message.place == "dead" else f" ({PLACES[message.place]})"),
+            message.place + ("" if message.place == "dead" else f" ({QUEUES[message.place]})"),
         ),
         ("slot", str(message.slot)),
         ("offset", str(message.offset)),

@@ -16,7 +16,7 @@ from rmq.cli.param_types import DURATION
 
 MAX_PEEKED = 2_000  # messages of a slot's queue that are read, with their bodies, for new ones
 RECEIVE = 100
-PLACES: tuple[Literal["store", "prepare"], ...] = (
+QUEUES: tuple[Literal["store", "prepare"], ...] = (
     "store",
     "prepare",
 )  # a message moves from the first to the second
@@ -97,7 +97,7 @@ def _follow(client: rmq.Client, topic: str, interval: float, limit: int | None) 
 def _messages_after(client: rmq.Client, topic: str, slot: int, offset: int) -> list[rmq.Message]:
     """Return the messages of a slot accepted after an offset, in order of acceptance."""
     messages: dict[bytes, rmq.Message] = {}
-    for place in PLACES:
+    for place in QUEUES:
         for message in client.admin.peek(topic, MAX_PEEKED, place, slot):
             if message.offset > offset:
                 messages[message.id] = message
