@@ -1,8 +1,8 @@
-"""Adopt a client: for a while its calls go to a broker of a test, and then where they went before.
+"""Adoption of a client: inside a block its calls go to the broker of a test.
 
-Topics, consumers and admin objects of a client all use its transport. So it is enough that this
-transport and one of the broker's change places, in state and class; references to it stay valid.
-Topic contexts keep what they have read of their topics: that is put aside, and put back.
+Topics, consumers and admin objects of a client all use its transport. So the transport swaps state
+and class with a transport of the broker, and references to it stay valid. The state of topic
+contexts, as read from Redis, is saved and restored.
 """
 
 from __future__ import annotations
@@ -16,58 +16,60 @@ from rmq.errors import InvalidType, InvalidValue
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.transport.url import Address
 
-Family: TypeAlias = "dict[Client | AsyncClient, Adoption]"
+Adoptions: TypeAlias = "dict[Client | AsyncClient, Adoption]"
 
 
 class Adoption:
     """A client that is pointed at a broker, for `with` (`async with` inside an event loop)."""
 
     def __init__(
-        self, client: Client | AsyncClient, address: Address, faults: Faults, family: Family
+        self, client: Client | AsyncClient, address: Address, faults: Faults, adoptions: Adoptions
     ) -> None:
         if not isinstance(client, Client | AsyncClient):
             raise InvalidType(
                 f"adopting: {type(client).__name__}; give rmq.Client or rmq.AsyncClient"
             )
         self._client = client
-        self._there = address
+        self._broker_address = address
         self._faults = faults
-        self._family = family
-        self._other: FaultyTransport | FaultyAsyncTransport | None = None
+        self._adoptions = adoptions
+        self._parked_transport: FaultyTransport | FaultyAsyncTransport | None = None
 
     def enter(self) -> None:
         """Point the client at the broker."""
-        if self._client in self._family:
+        if self._client in self._adoptions:
             raise InvalidValue(f"adopting: {self._client!r} is adopted already")
-        client, ours = self._client, self._client._transport
+        client, transport = self._client, self._client._transport
         make = FaultyTransport if isinstance(client, Client) else FaultyAsyncTransport
-        self._other = make(self._there, ours.retry_for, ours.timeout_s, self._faults)
-        self._before = client._address
+        self._parked_transport = make(
+            self._broker_address, transport.retry_for, transport.timeout_s, self._faults
+        )
+        self._own_address = client._address
         self._handlers = dict(client._handlers.by_topic)
-        self._known: list[tuple[TopicContext, dict[str, Any]]] = [
+        self._context_states: list[tuple[TopicContext, dict[str, Any]]] = [
             (context, dict(vars(context))) for context in client._contexts
         ]
-        _change_places(ours, self._other)
-        client._address = self._there
+        _swap(transport, self._parked_transport)
+        client._address = self._broker_address
         for context in list(client._contexts):
             context.forget()
-        self._family[client] = self
+        self._adoptions[client] = self
 
     def leave(self) -> FaultyTransport | FaultyAsyncTransport | None:
-        """Point it back; the transport whose connections are to be closed, unless it was back."""
-        client, other = self._client, self._other
-        if other is None:
+        """Point the client back; return the broker's transport, which is to be closed."""
+        client, parked = self._client, self._parked_transport
+        if parked is None:
             return None
-        _change_places(client._transport, other)
-        client._address = self._before
+        _swap(client._transport, parked)
+        client._address = self._own_address
         client._handlers.by_topic = self._handlers
         for context in list(client._contexts):
             context.forget()
-        for context, state in self._known:
+        for context, state in self._context_states:
             vars(context).update(state)
-        del self._family[client]
-        self._other = None
-        return other
+        del self._adoptions[client]
+        self._parked_transport = None
+        return parked
 
     def __enter__(self) -> Client | AsyncClient:
         if isinstance(self._client, AsyncClient):
@@ -84,22 +86,22 @@ class Adoption:
         return self._client
 
     def __exit__(self, *_: object) -> None:
-        other = self.leave()
-        if isinstance(other, FaultyTransport):
-            other.close()  # those of an async client belong to loops that have ended
+        parked = self.leave()
+        if isinstance(parked, FaultyTransport):
+            parked.close()  # async connections belong to loops that have ended
 
     async def __aenter__(self) -> Client | AsyncClient:
         self.enter()
         return self._client
 
     async def __aexit__(self, *_: object) -> None:
-        other = self.leave()
-        if isinstance(other, FaultyTransport):
-            other.close()
-        elif other is not None:
-            await other.close()
+        parked = self.leave()
+        if isinstance(parked, FaultyTransport):
+            parked.close()
+        elif parked is not None:
+            await parked.close()
 
 
-def _change_places(one: Any, other: Any) -> None:
+def _swap(one: Any, other: Any) -> None:
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     one.__class__, other.__class__ = other.__class__, one.__class__

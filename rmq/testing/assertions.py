@@ -1,4 +1,4 @@
-"""Look at what a broker holds, and say it so that a failed test explains itself."""
+"""Assertions about the messages of a broker: criteria for a message, and the texts of failures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rmq.core.message import Message
 from rmq.core.queues import QueueName
 from rmq.core.validation import Duration, duration_ms
 
-MOST = 1_000_000  # messages that a look at a topic brings
-SHOWN = 10  # messages in the text of a failure
-WITHIN_S = 1.0  # how far a due time may be off, where a test names one
+PEEK_MAX = 1_000_000  # messages of a topic that an assertion reads
+LISTED_MAX = 10  # messages in the text of a failure
+WITHIN_S = 1.0  # default tolerance of a due time
 
 
 class MessageCriteria(NamedTuple):
-    """What a test asks of a message; None: anything."""
+    """The criteria of a test for a message; None: any value."""
 
     body: Any
     any_body: bool
@@ -27,24 +27,24 @@ class MessageCriteria(NamedTuple):
     headers: Mapping[str, str] | None
     merge_key: str | None
 
-    def fits(self, one: Message, now: datetime) -> bool:
-        """Whether a message is such a one."""
-        if not self.any_body and not _same(self.body, one.body):
+    def fits(self, message: Message, now: datetime) -> bool:
+        """Return whether a message meets the criteria."""
+        if not self.any_body and not _fits_body(self.body, message.body):
             return False
-        if self.priority is not None and one.priority != self.priority:
+        if self.priority is not None and message.priority != self.priority:
             return False
-        if self.merge_key is not None and one.merge_key != self.merge_key:
+        if self.merge_key is not None and message.merge_key != self.merge_key:
             return False
-        if any(one.headers.get(name) != text for name, text in (self.headers or {}).items()):
+        if any(message.headers.get(name) != text for name, text in (self.headers or {}).items()):
             return False
         if self.due_in is None:
             return True
         within = timedelta(milliseconds=duration_ms(self.within, "within", zero=True))
         aim = timedelta(milliseconds=duration_ms(self.due_in, "due_in", zero=True))
-        return abs(due_in(one, now) - aim) <= within
+        return abs(due_in(message, now) - aim) <= within
 
     def __str__(self) -> str:
-        words = [] if self.any_body else [f"body={_told(self.body)}"]
+        words = [] if self.any_body else [f"body={_describe_value(self.body)}"]
         for name in ("priority", "due_in", "headers", "merge_key"):
             value = getattr(self, name)
             if value is not None:
@@ -52,60 +52,60 @@ class MessageCriteria(NamedTuple):
         return ", ".join(words) or "any message"
 
 
-def _same(wanted: Any, body: Any) -> bool:
+def _fits_body(wanted: Any, body: Any) -> bool:
     return bool(wanted(body)) if callable(wanted) else bool(wanted == body)
 
 
-def _told(wanted: Any) -> str:
+def _describe_value(wanted: Any) -> str:
     return getattr(wanted, "__name__", repr(wanted)) if callable(wanted) else repr(wanted)
 
 
-def due_in(one: Message, now: datetime) -> timedelta:
-    """How long until it may be taken; nothing where it may be taken now."""
-    return max(timedelta(0), one.due - now) if one.due else timedelta(0)
+def due_in(message: Message, now: datetime) -> timedelta:
+    """Return how long until a message is due; zero if it is due."""
+    return max(timedelta(0), message.due - now) if message.due else timedelta(0)
 
 
-def told(one: Message, now: datetime) -> str:
-    """One message in a line."""
-    words = [repr(one.body)]
-    if one.priority is not None:
-        words.append(f"priority {one.priority}")
-    wait = due_in(one, now).total_seconds()
-    if wait and one.place == "store":
+def describe(message: Message, now: datetime) -> str:
+    """Describe a message in one line."""
+    words = [repr(message.body)]
+    if message.priority is not None:
+        words.append(f"priority {message.priority}")
+    wait = due_in(message, now).total_seconds()
+    if wait and message.place == "store":
         words.append(f"due in {wait:g} s")
-    if one.merge_key is not None:
-        words.append(f"merge key {one.merge_key!r}")
-    if one.headers:
-        words.append(f"headers {dict(one.headers)!r}")
-    if one.deliveries:
-        words.append(f"delivered {one.deliveries} times")
-    if one.failure is not None:
-        words.append(f"{one.failure.reason}: {one.failure.error}".removesuffix(": "))
+    if message.merge_key is not None:
+        words.append(f"merge key {message.merge_key!r}")
+    if message.headers:
+        words.append(f"headers {dict(message.headers)!r}")
+    if message.deliveries:
+        words.append(f"delivered {message.deliveries} times")
+    if message.failure is not None:
+        words.append(f"{message.failure.reason}: {message.failure.error}".removesuffix(": "))
     return ", ".join(words)
 
 
-def listing(title: str, messages: Sequence[Message], now: datetime) -> list[str]:
-    """Lines that show messages."""
+def list_messages(title: str, messages: Sequence[Message], now: datetime) -> list[str]:
+    """List messages in lines, under a title."""
     if not messages:
         return []
-    lines = [f"  {title}:", *(f"    {told(one, now)}" for one in messages[:SHOWN])]
-    if len(messages) > SHOWN:
-        lines.append(f"    and {len(messages) - SHOWN} more")
+    lines = [f"  {title}:", *(f"    {describe(message, now)}" for message in messages[:LISTED_MAX])]
+    if len(messages) > LISTED_MAX:
+        lines.append(f"    and {len(messages) - LISTED_MAX} more")
     return lines
 
 
-def state(admin: Admin, topic: str, now: datetime) -> list[str]:
-    """Everything that a topic holds, in lines."""
+def list_topic(admin: Admin, topic: str, now: datetime) -> list[str]:
+    """List all messages of a topic in lines."""
     places: dict[str, QueueName] = {"waiting": "store", "in flight": "prepare", "dead": "dead"}
     lines = [
         line
         for title, place in places.items()
-        for line in listing(title, admin.peek(topic, MOST, place), now)
+        for line in list_messages(title, admin.peek(topic, PEEK_MAX, place), now)
     ]
     done = admin.stats(topic)["settled"]
     return [f"topic {topic!r} ({done} settled):", *(lines or ["  it is empty"])]
 
 
-def known(names: Iterable[str]) -> str:
-    """Names in a sentence."""
+def quote_names(names: Iterable[str]) -> str:
+    """Quote names for a sentence."""
     return ", ".join(sorted(map(repr, set(names)))) or "none"

@@ -17,10 +17,10 @@ from rmq.core.replay_session import ReplaySessions
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
 from rmq.testing import assertions, clock as clocks, drain as drain_module
-from rmq.testing.adoption import Adoption, Family
+from rmq.testing.adoption import Adoption, Adoptions
 from rmq.testing.assertions import MessageCriteria
 from rmq.testing.clock import Clock
-from rmq.testing.drain import Drain, Line, Result
+from rmq.testing.drain import Drain, DrainedHandler, Result
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.servers import Backend, Database
 from rmq.transport import Transport
@@ -35,16 +35,16 @@ class Broker:
     """A private, empty RMQ, for `with` or `async with`. It runs the real scripts.
 
     Args:
-        backend: "embedded": a real redis-server, started once for each process (rmq[embedded] where
+        backend: "embedded": a real redis-server, started once for each process (rmq[embedded] if
             PATH has none); "fakeredis": inside this process (rmq[testing]); "auto": the real one
-            where there is one to start.
-        now: where the clock stands at first, an aware datetime or epoch ms; None: the real time.
-        clock: "manual": time stands still until `clock.advance`; "server": it runs by itself.
+            if there is one.
+        now: the first time of the clock, an aware datetime or epoch ms; None: the real time.
+        clock: "manual": time stands still until `clock.advance`; "server": the server's clock.
 
     Attributes:
-        backend: what it runs on, "embedded" or "fakeredis".
-        client: an rmq.Client of it.
-        faults: what is to go wrong, and when.
+        backend: the server in use, "embedded" or "fakeredis".
+        client: an rmq.Client of this broker.
+        faults: makes faults: lost replies, failures, delays.
 
     Raises:
         ConfigurationError: there is nothing to run on, or 16 brokers are open in this process.
@@ -59,12 +59,12 @@ class Broker:
     ) -> None:
         if clock not in ("manual", "server"):
             raise InvalidValue(f"clock: {clock!r}; give 'manual' or 'server'")
-        self._asked: Backend = backend
+        self._backend_asked: Backend = backend
         self._now = now
-        self._manual = clock == "manual"
+        self._is_manual = clock == "manual"
         self._clock: Clock | None = None
         self._database: Database | None = None
-        self._family: Family = {}
+        self._adoptions: Adoptions = {}
         self.faults = Faults()
 
     # --- life ------------------------------------------------------------------------------------
@@ -72,9 +72,9 @@ class Broker:
     def __enter__(self) -> Broker:
         if self._database is not None:
             raise InvalidValue("broker: it is open already; make another")
-        self._clock = clocks.start(self._now) if self._manual else None
+        self._clock = clocks.start(self._now) if self._is_manual else None
         try:
-            self._database = Database(self._asked)
+            self._database = Database(self._backend_asked)
         except BaseException:
             self._release_clock()
             raise
@@ -87,7 +87,7 @@ class Broker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for adoption in list(self._family.values()):
+        for adoption in list(self._adoptions.values()):
             adoption.__exit__()
         self._close()
 
@@ -95,7 +95,7 @@ class Broker:
         return self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:
-        for adoption in list(self._family.values()):
+        for adoption in list(self._adoptions.values()):
             await adoption.__aexit__()
         self._close()
 
@@ -111,12 +111,12 @@ class Broker:
 
     def _release_clock(self) -> None:
         if self._clock is not None:
-            clocks.leave(self._clock)
+            clocks.release(self._clock)
             self._clock = None
 
     @property
     def clock(self) -> Clock:
-        """The time of every script in this process. Raises InvalidValue: it is the server's."""
+        """The clock of every script in this process. Raises InvalidValue: the server's is used."""
         if self._clock is None:
             raise InvalidValue("clock: this broker has none; it is closed, or clock='server'")
         return self._clock
@@ -136,14 +136,14 @@ class Broker:
     def adopting(self, client: Client | AsyncClient) -> Adoption:
         """Point a client of the program at this broker, for `with` or, in a loop, `async with`.
 
-        Its topics, consumers and handlers go with it, and find the broker empty: a topic is created
-        again, with the settings that the program names. Afterwards all is as it was before. Nobody
-        else may use the client meanwhile; consumers are to be opened inside the block.
+        Its topics, consumers and handlers use the broker, which is empty: each topic is created
+        again, with the settings in the program. After the block all is as before. No other thread
+        may use the client meanwhile; open consumers inside the block.
 
         Raises:
             InvalidValue: it is adopted already.
         """
-        return Adoption(client, self._open().address, self.faults, self._family)
+        return Adoption(client, self._open().address, self.faults, self._adoptions)
 
     # --- drain -----------------------------------------------------------------------------------
 
@@ -154,27 +154,27 @@ class Broker:
         raises: bool = False,
         limit: int = 1000,
     ) -> list[Result]:
-        """Run the registered handlers in this thread until nothing is due any more.
+        """Run the registered handlers in this thread until no message is due.
 
-        Failures become retries, dead letters and so on by the rules of the worker.
+        Failures become retries or dead letters by the rules of the worker.
 
         Args:
             topics: only the handlers of these; none named: all.
-            advance: True: move the clock to the next due time, until nothing waits; seconds or a
-                timedelta: let so much time pass, and run what falls due in it.
+            advance: True: move the clock to the next due time until no message waits; seconds or a
+                timedelta: let so much time pass, and run the messages that become due in it.
             raises: raise the first error of a handler, after it was settled.
             limit: how many runs at most.
 
         Returns:
-            What became of each message that was run, in order.
+            The results of the runs, in order.
 
         Raises:
-            Endless: `limit` is reached, and more is due.
+            Endless: `limit` is reached, and more messages are due.
             ConfigurationError: no handler is registered, or an event loop runs: use `adrain`.
         """
-        drain, lines, lease_table = self._drain(topics, advance, raises, limit)
+        drain, drained, lease_table = self._drain(topics, advance, raises, limit)
         try:
-            if not any(line.handler.is_async for line in lines):
+            if not any(drained_handler.handler.is_async for drained_handler in drained):
                 return drain_module.run(drain, _no_loop)
             try:
                 asyncio.get_running_loop()
@@ -182,12 +182,12 @@ class Broker:
                 return self._in_a_loop(drain)
             raise ConfigurationError("drain: an event loop runs here; use `await broker.adrain()`")
         finally:
-            _close_lines(lines, lease_table)
+            _close_drained(drained, lease_table)
 
     def _in_a_loop(self, drain: Drain) -> list[Result]:
         transports = [
             one._transport
-            for one in self._family
+            for one in self._adoptions
             if isinstance(one._transport, FaultyAsyncTransport)
         ]
         with asyncio.Runner() as runner:
@@ -208,29 +208,29 @@ class Broker:
         raises: bool = False,
         limit: int = 1000,
     ) -> list[Result]:
-        """As `drain`, inside an event loop: async handlers run in it, plain ones in its thread."""
-        drain, lines, lease_table = self._drain(topics, advance, raises, limit)
+        """Drain inside an event loop: async handlers run in it, plain ones in its thread."""
+        drain, drained, lease_table = self._drain(topics, advance, raises, limit)
         try:
             return await drain_module.run_async(drain)
         finally:
-            _close_lines(lines, lease_table)
+            _close_drained(drained, lease_table)
 
     def _drain(
         self, topics: Sequence[AnyTopic], advance: bool | Duration, raises: bool, limit: int
-    ) -> tuple[Drain, list[Line], LeaseTable]:
+    ) -> tuple[Drain, list[DrainedHandler], LeaseTable]:
         self._open()
         check_int(limit, "limit", 1, RUNS_MOST)
         clock = None if advance is False else self.clock
         most_us = None if isinstance(advance, bool) else 1000 * duration_ms(advance, "advance")
         found = [
             (client, handler)
-            for client in self._family
+            for client in self._adoptions
             for handler in client._handlers.by_topic.values()
         ]
         names = {_name(one) for one in topics}
         missing = names - {handler.context.name for _, handler in found}
         if missing or not found:
-            of = assertions.known(missing) if missing else "any"
+            of = assertions.quote_names(missing) if missing else "any"
             raise ConfigurationError(
                 f"drain: no handler is registered for {of} topic, on the clients of this broker; "
                 "import the module with the handlers, and adopt its client: "
@@ -238,20 +238,20 @@ class Broker:
             )
         found = [pair for pair in found if not names or pair[1].context.name in names]
         lease_table = LeaseTable(sum(max(1, handler.batch) for _, handler in found))
-        lines = [
-            Line(
+        drained = [
+            DrainedHandler(
                 handler,
                 client._transport if isinstance(client, Client) else self._transport,
                 client._hooks, lease_table, number,
             )
             for number, (client, handler) in enumerate(found)
         ]  # fmt: skip
-        return Drain(lines, self._plain, clock, most_us, raises, limit), lines, lease_table
+        return Drain(drained, self._plain, clock, most_us, raises, limit), drained, lease_table
 
-    # --- looks -----------------------------------------------------------------------------------
+    # --- inspect ---------------------------------------------------------------------------------
 
     def sent(self, topic: AnyTopic) -> list[Message]:
-        """The messages that wait, due or not, in the order in which they would go.
+        """Return the waiting messages, due or not, in the order of their delivery.
 
         Raises:
             TopicNotFound: no client of this broker knows such a topic.
@@ -259,7 +259,7 @@ class Broker:
         return self._peek(topic, "store")
 
     def dead(self, topic: AnyTopic) -> list[Message]:
-        """The dead letters, oldest first; `failure` tells what each died of."""
+        """Return the dead letters, oldest first; `failure` has the reason of each."""
         return self._peek(topic, "dead")
 
     def assert_sent(
@@ -274,11 +274,11 @@ class Broker:
         headers: Mapping[str, str] | None = None,
         merge_key: str | None = None,
     ) -> list[Message]:
-        """Assert that such a message waits; returns all that fit.
+        """Assert that such a message waits; return all that fit.
 
         Args:
             topic: a name or a topic.
-            body: what it equals, or a function of it that returns whether it fits.
+            body: the expected body, or a function that returns whether a body fits.
             count: exactly so many; None: at least one.
             priority: its priority.
             due_in: how long until it is due, by the clock; 0: it may be taken now.
@@ -287,7 +287,7 @@ class Broker:
             merge_key: its merge key.
 
         Raises:
-            AssertionError: there is none, or another count; it tells what is there.
+            AssertionError: there is none, or another count; the text lists the messages.
         """
         wanted = MessageCriteria(body, body is ANY, priority, due_in, within, headers, merge_key)
         now = self._time()
@@ -302,7 +302,7 @@ class Broker:
         """Assert that nothing waits, is in flight or is dead, in a topic or in all of them.
 
         Raises:
-            AssertionError: something is there; it tells what.
+            AssertionError: there are messages; the text lists them.
         """
         self._open()
         for one in [topic] if topic is not None else self._topics():
@@ -312,16 +312,16 @@ class Broker:
                 self._fail(one, f"expected nothing, found {count}")
 
     def _fail(self, topic: AnyTopic, text: str) -> None:
-        lines = [f"{text}; there is:"]
+        drained = [f"{text}; there is:"]
         for admin in self._admins(topic):
-            lines += assertions.state(admin, _name(topic), self._time())
-        raise AssertionError("\n".join(lines if len(lines) > 1 else [*lines, "  nothing"]))
+            drained += assertions.list_topic(admin, _name(topic), self._time())
+        raise AssertionError("\n".join(drained if len(drained) > 1 else [*drained, "  nothing"]))
 
     def _peek(self, topic: AnyTopic, place: QueueName) -> list[Message]:
         return [
             one
             for admin in self._admins(topic)
-            for one in admin.peek(_name(topic), assertions.MOST, place)
+            for one in admin.peek(_name(topic), assertions.PEEK_MAX, place)
         ]
 
     def _time(self) -> datetime:
@@ -334,24 +334,24 @@ class Broker:
         return sorted({name for admin in admins for name in admin.topics()})
 
     def _prefixes(self) -> list[str]:
-        return list(dict.fromkeys(one._prefix for one in self._family))
+        return list(dict.fromkeys(one._prefix for one in self._adoptions))
 
     def _admin(self, prefix: str) -> Admin:
         return Admin(self._plain, prefix, ReplaySessions())
 
     def _admins(self, topic: AnyTopic) -> list[Admin]:
-        """Where this topic exists; empty where a client knows it and it was not used yet."""
+        """Return an admin for each prefix with this topic; none if it was not used yet."""
         self._open()
         name, prefixes = _name(topic), self._prefixes()
         if not isinstance(topic, str):
             prefixes = [topic._context.prefix]
         admins = [self._admin(prefix) for prefix in prefixes]
         found = [one for one in admins if name in one.topics()]
-        known = {context.name for one in self._family for context in one._contexts}
+        known = {context.name for one in self._adoptions for context in one._contexts}
         if not found and name not in known:
             raise TopicNotFound(
                 f"topic {name!r} is not in this broker, and none of its clients knows it; they "
-                f"know {assertions.known(known | set(self._topics()))}"
+                f"know {assertions.quote_names(known | set(self._topics()))}"
             )
         return found
 
@@ -360,9 +360,9 @@ def _name(topic: AnyTopic) -> str:
     return topic if isinstance(topic, str) else topic.name
 
 
-def _close_lines(lines: Sequence[Line], lease_table: LeaseTable) -> None:
-    for line in lines:
-        line.consumer.close()
+def _close_drained(drained: Sequence[DrainedHandler], lease_table: LeaseTable) -> None:
+    for drained_handler in drained:
+        drained_handler.consumer.close()
     lease_table.close()
 
 

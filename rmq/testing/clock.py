@@ -1,7 +1,7 @@
-"""The clock of a test: every script is given its time, and only the test moves it.
+"""The clock of a test: all scripts use its time, and only the test moves it.
 
-`commands.set_clock` holds for the whole process, so there is one such clock in it. A broker inside
-another one shares the clock of the outer one; the last to leave gives time back to the server.
+`commands.set_clock` applies to the whole process, so there is one clock in it. A broker inside
+another one shares its clock; when the last broker closes, scripts use the server's clock again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Clock:
         return _EPOCH + timedelta(microseconds=self.now_us)
 
     def advance(self, by: Duration) -> datetime:
-        """Move on by seconds or a timedelta, up to ten years; the new time.
+        """Move on by seconds or a timedelta, up to ten years; return the new time.
 
         Raises:
             InvalidValue, InvalidType: it is no duration, or less than a millisecond.
@@ -41,7 +41,7 @@ class Clock:
         return self._go(self.now_us + 1000 * duration_ms(by, "advance"))
 
     def move_to(self, moment: Moment) -> datetime:
-        """Move on to an aware datetime or epoch ms; the new time.
+        """Move on to an aware datetime or epoch ms; return the new time.
 
         Raises:
             InvalidValue, InvalidType: it is no moment, or has passed.
@@ -52,41 +52,41 @@ class Clock:
         return self._go(aim)
 
     def _go(self, now_us: int) -> datetime:
-        if _running is not self:
+        if _active is not self:
             raise InvalidValue("clock: its broker is closed; time is the server's again")
         self.now_us = now_us
         commands.set_clock(now_us)
         return self.now
 
 
-_running: Clock | None = None
+_active: Clock | None = None
 
 
 def start(now: Moment | None) -> Clock:
     """Stop time at `now` (None: the real time), or join the clock that has stopped it."""
-    global _running
-    if _running is None:
+    global _active
+    if _active is None:
         now_us = (
             time.time_ns() // 1_000_000 * 1000 if now is None else 1000 * check_epoch_ms(now, "now")
         )
-        _running = Clock(now_us)
+        _active = Clock(now_us)
         commands.set_clock(now_us)
     elif now is not None:
         raise InvalidValue("now: another broker has stopped the clock of this process already")
-    _running._users += 1
-    return _running
+    _active._users += 1
+    return _active
 
 
 def server_time(transport: Transport) -> datetime:
-    """What a server's own clock says."""
+    """Return the time of a server's own clock."""
     seconds, us = transport.raw_command("time", "TIME")
     return _EPOCH + timedelta(seconds=int(seconds), microseconds=int(us))
 
 
-def leave(clock: Clock) -> None:
-    """Let go; the last one sets time free."""
-    global _running
+def release(clock: Clock) -> None:
+    """Release the clock; after the last release, scripts use the server's clock again."""
+    global _active
     clock._users -= 1
-    if not clock._users and _running is clock:
-        _running = None
+    if not clock._users and _active is clock:
+        _active = None
         commands.set_clock(None)

@@ -1,8 +1,8 @@
-"""Drain: run handlers in the calling thread until nothing is due, by the rules of the worker.
+"""Drain: run handlers in the calling thread until no message is due, by the rules of the worker.
 
-What a failure means is ruled by `rmq.worker.runner`, and carried out by the worker's own desk. Only
-the crew is missing: one message is taken, run and settled before the next is taken, and a topic's
-turn comes after each message. So a test sees one order, and an error where it happened.
+It uses the worker's runner and leased consumer, without a handler pool: each message is received,
+run and settled before the next, and the topics take turns. So a test sees one order of runs, and an
+error where it happened.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.runner import Disposition, Overrun, Runner, runtime_exceeded
 
 T = TypeVar("T")
-TRIES = 10  # a worker goes on trying for ever, with pauses; here a fault must come to an end
-STEP_US = 1000  # the least that the clock is moved
+TRIES_MAX = 10  # a worker retries without end; a drain has to end
+STEP_US = 1000  # the smallest step of the clock
 
 Verb = Literal["ack", "nack", "reject", "release", "lost", "own"]
 Dispositions = list[tuple[DeliveryData, Disposition]]
 
 
 class Endless(AssertionError):
-    """A drain did not come to its end: messages come back, or make others, faster than they go."""
+    """A drain has no end: messages come back, or handlers send more, as fast as they are run."""
 
 
 class Result(NamedTuple):
-    """What became of one run of a handler.
+    """The result of one run of a handler.
 
     Attributes:
         topic: its name.
         id: of the message.
-        body: as the handler got it; raw where it did not fit.
+        body: as the handler got it; raw if it did not fit.
         attempt: 1 for the first delivery, 2 for the first retry.
-        verb: "ack", "nack" (a retry, or dead where none remained), "reject", "release" (snoozed),
-            "lost" (its lease had gone), "own" (the handler settled it by itself).
-        error: what the handler raised; DecodeError where the body did not fit.
+        verb: "ack", "nack" (a retry, or dead if none was left), "reject", "release" (snoozed),
+            "lost" (its lease was lost), "own" (the handler settled it by itself).
+        error: the exception that the handler raised; DecodeError if the body did not fit.
     """
 
     topic: str
@@ -62,8 +62,8 @@ class Result(NamedTuple):
     error: BaseException | None
 
 
-class Line:
-    """One handler with what serves it."""
+class DrainedHandler:
+    """One handler with its consumer and runner."""
 
     def __init__(
         self,
@@ -76,80 +76,90 @@ class Line:
         self.name = handler.context.name
         self.context = handler.context
         self.handler = copy.copy(handler)
-        self.handler.function = self._noting(handler.function)
+        self.handler.function = self._recording(handler.function)
         if not handler.is_async:
             hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
         self.consumer = LeasedConsumer(transport, handler, lease_table, number)
         self.runner = Runner(self.handler, hooks)
         self.raised: BaseException | None = None
 
-    def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, noting what it raises before a rule makes something of it."""
+    def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, changed to record what it raises before a retry rule applies."""
         if self.handler.is_async:
 
-            async def noted_async(*args: Any, **filled: Any) -> Any:
+            async def recording_async(*args: Any, **filled: Any) -> Any:
                 try:
                     return await function(*args, **filled)
                 except BaseException as error:
                     self.raised = error
                     raise
 
-            return noted_async
+            return recording_async
 
-        def noted(*args: Any, **filled: Any) -> Any:
+        def recording(*args: Any, **filled: Any) -> Any:
             try:
                 return function(*args, **filled)
             except BaseException as error:
                 self.raised = error
                 raise
 
-        return noted
+        return recording
 
     def take(self) -> list[DeliveryData]:
-        """The next message, or a batch."""
-        self.consumer._receive_state.ready_at = []  # what it knows of its slots is in real time
+        """Receive the next message, or a batch."""
+        self.consumer._receive_state.ready_at = []  # due times of its slots, in real time
         most = self.handler.batch or 1
-        return cast("list[DeliveryData]", tried(lambda: self.consumer.take(most, 0)))
+        return cast("list[DeliveryData]", with_retries(lambda: self.consumer.take(most, 0)))
 
-    def run(self, found: list[DeliveryData]) -> Dispositions:
+    def run(self, deliveries: list[DeliveryData]) -> Dispositions:
         """Run a plain function."""
         self.raised, started = None, time.monotonic()
         if self.handler.batch:
-            dispositions = self.runner.run_batch(found)
+            dispositions = self.runner.run_batch(deliveries)
         else:
-            dispositions = [(found[0], self.runner.run(found[0]))]
+            dispositions = [(deliveries[0], self.runner.run(deliveries[0]))]
         took = time.monotonic() - started
-        return [(one, self._in_time(one, disposition, took)) for one, disposition in dispositions]
+        return [
+            (delivery, self._in_time(delivery, disposition, took))
+            for delivery, disposition in dispositions
+        ]
 
-    def _in_time(self, one: DeliveryData, disposition: Disposition, took: float) -> Disposition:
-        """The ruling, unless it came later than a worker waits for it."""
-        limit = self.handler.runtime_of(one)
-        if limit is None or took <= limit or one._state != OPEN:
+    def _in_time(
+        self, delivery: DeliveryData, disposition: Disposition, took: float
+    ) -> Disposition:
+        """Return the disposition; that of an overrun if the run exceeded its max_runtime."""
+        limit = self.handler.runtime_of(delivery)
+        if limit is None or took <= limit or delivery._state != OPEN:
             return disposition
         self.raised = runtime_exceeded(limit)
-        return self.runner.disposition_of_overrun(Overrun(one, limit))
+        return self.runner.disposition_of_overrun(Overrun(delivery, limit))
 
-    async def run_async(self, found: list[DeliveryData]) -> Dispositions:
+    async def run_async(self, deliveries: list[DeliveryData]) -> Dispositions:
         """Run an async function."""
         self.raised = None
         if self.handler.batch:
-            return await self.runner.run_batch_async(found)
-        return [(found[0], await self.runner.run_async(found[0]))]
+            return await self.runner.run_batch_async(deliveries)
+        return [(deliveries[0], await self.runner.run_async(deliveries[0]))]
 
-    def settle(self, one: DeliveryData, disposition: Disposition) -> Result:
-        """Carry out a ruling."""
+    def release(self, deliveries: list[DeliveryData]) -> None:
+        """Release the deliveries that are not settled."""
+        open_ones = [delivery for delivery in deliveries if delivery._state == OPEN]
+        self.consumer.release(cast("list[Delivery]", open_ones))
+
+    def settle(self, delivery: DeliveryData, disposition: Disposition) -> Result:
+        """Settle a delivery by its disposition."""
         verb: Verb = disposition.verb
-        mine, error = cast("list[Delivery]", [one]), self.raised
+        mine, error = cast("list[Delivery]", [delivery]), self.raised
         if isinstance(error, asyncio.CancelledError):  # at its max_runtime
             error = disposition.error if isinstance(disposition.error, BaseException) else None
         elif disposition.verb == "reject" and disposition.kind == "u":
             error = DecodeError(str(disposition.error))
-        if one._state != OPEN:
+        if delivery._state != OPEN:
             verb = "own"
-        elif tried(lambda: self._carry_out(mine, disposition)):
+        elif with_retries(lambda: self._carry_out(mine, disposition)):
             verb = "lost"
         self.consumer.lease_table.remove(mine)
-        return Result(self.name, one.id, one.body, one.attempt, verb, error)
+        return Result(self.name, delivery.id, delivery.body, delivery.attempt, verb, error)
 
     def _carry_out(self, mine: list[Delivery], disposition: Disposition) -> list[Delivery]:
         if disposition.verb == "ack":
@@ -161,9 +171,9 @@ class Line:
         return self.consumer.bury(mine, disposition.error or "rejected", disposition.kind)
 
 
-def tried(call: Callable[[], T]) -> T:
-    """Call; again where Redis was away, as a worker does, but not for ever."""
-    for _ in range(TRIES - 1):
+def with_retries(call: Callable[[], T]) -> T:
+    """Call, and retry a limited number of times while Redis cannot be reached."""
+    for _ in range(TRIES_MAX - 1):
         try:
             return call()
         except StorageError:
@@ -171,88 +181,94 @@ def tried(call: Callable[[], T]) -> T:
     return call()
 
 
-def _until(context: TopicContext) -> Flow[list[int]]:
+def _waits_flow(context: TopicContext) -> Flow[list[int]]:
     yield from open_topic.ensure_open(context)
     waits: list[int] = yield commands.next_ready(context.slots, False)
     return waits
 
 
 class Drain:
-    """One drain: which lines, how far the clock may go, when to give up."""
+    """One drain: its handlers, how far the clock may go, and when to give up."""
 
     def __init__(
         self,
-        lines: Sequence[Line],
-        plain: Transport,
+        handlers: Sequence[DrainedHandler],
+        transport: Transport,
         clock: Clock | None,
         advance_us: int | None,
         raises: bool,
         limit: int,
     ) -> None:
-        self._lines = lines
-        self._plain = plain
+        self._handlers = handlers
+        self._transport = transport
         self._clock = clock
         self._end_us = None if clock is None or advance_us is None else clock.now_us + advance_us
         self._raises = raises
         self._limit = limit
         self._results: list[Result] = []
 
-    def steps(self) -> Generator[tuple[Line, list[DeliveryData]], Dispositions, list[Result]]:
-        """Yields what is to be run, and is sent the rulings."""
+    def steps(
+        self,
+    ) -> Generator[tuple[DrainedHandler, list[DeliveryData]], Dispositions, list[Result]]:
+        """Yield the deliveries to run; receive their dispositions."""
         idle = 0
         while True:
             busy = False
-            for line in self._lines:
-                found = line.take()
-                if not found:
+            for drained in self._handlers:
+                deliveries = drained.take()
+                if not deliveries:
                     continue
                 busy = True
-                self._bounded(len(self._results) >= self._limit, found, line)
+                self._fail_if_endless(len(self._results) >= self._limit, deliveries, drained)
                 try:
-                    dispositions = yield line, found
+                    dispositions = yield drained, deliveries
                 except BaseException:
-                    line.consumer.release([one for one in found if one._state == OPEN])  # type: ignore[misc]
+                    drained.release(deliveries)
                     raise
-                done = [line.settle(one, disposition) for one, disposition in dispositions]
+                done = [
+                    drained.settle(delivery, disposition) for delivery, disposition in dispositions
+                ]
                 self._results += done
-                self._raise(line, done)
+                self._raise(drained, done)
             idle = 0 if busy else idle + 1
-            self._bounded(idle > self._limit, [], self._lines[0])
-            if not busy and not self._moved():
+            self._fail_if_endless(idle > self._limit, [], self._handlers[0])
+            if not busy and not self._advance_clock():
                 return self._results
 
-    def _bounded(self, over: bool, found: list[DeliveryData], line: Line) -> None:
+    def _fail_if_endless(
+        self, over: bool, deliveries: list[DeliveryData], drained: DrainedHandler
+    ) -> None:
         if not over:
             return
-        line.consumer.release([one for one in found if one._state == OPEN])  # type: ignore[misc]
+        drained.release(deliveries)
         last = ", ".join(f"{one.topic} {one.body!r} {one.verb}" for one in self._results[-5:])
         raise Endless(
-            f"drain: {len(self._results)} runs, and there is more in {line.name!r}; a handler "
+            f"drain: {len(self._results)} runs, and there is more in {drained.name!r}; a handler "
             f"sends to itself, or a message comes back for ever. The last runs: {last or 'none'}. "
             "Where that many are meant, give drain(limit=...)"
         )
 
-    def _raise(self, line: Line, done: list[Result]) -> None:
-        raised = line.raised
+    def _raise(self, drained: DrainedHandler, done: list[Result]) -> None:
+        raised = drained.raised
         if raised is not None and not isinstance(raised, Exception | SystemExit):
-            raise raised  # Ctrl-C, or pytest.fail() in a handler: not for a retry to hide
-        for one in done if self._raises else ():
-            if one.error is not None and not isinstance(one.error, Snooze | Retry | Reject):
-                raise one.error
+            raise raised  # Ctrl-C, or pytest.fail() in a handler: a retry must not hide it
+        for result in done if self._raises else ():
+            if result.error is not None and not isinstance(result.error, Snooze | Retry | Reject):
+                raise result.error
 
-    def _moved(self) -> bool:
-        """Move the clock to where something is due; False where nothing is, or not so soon."""
+    def _advance_clock(self) -> bool:
+        """Move the clock to the next due time; return False if there is none within the limit."""
         if self._clock is None or self._end_us == self._clock.now_us:
             return False
         waits = [
             wait
-            for line in self._lines
-            for wait in self._plain.run(_until(line.context))
+            for drained in self._handlers
+            for wait in self._transport.run(_waits_flow(drained.context))
             if wait >= 0
         ]
         aim = self._clock.now_us + max(STEP_US, min(waits)) if waits else None
         if self._end_us is not None and (aim is None or aim > self._end_us):
-            aim = self._end_us  # the whole of it passes, whatever is due
+            aim = self._end_us  # the whole time passes
         if aim is None:
             return False
         self._clock._go(aim)
@@ -260,19 +276,21 @@ class Drain:
 
 
 def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
-    """Drive a drain; `loop` runs what is async to its end."""
+    """Drive a drain; `loop` runs an awaitable to its end."""
     steps = drain.steps()
     try:
-        line, found = next(steps)
+        drained, deliveries = next(steps)
         while True:
             try:
                 dispositions = (
-                    loop(line.run_async(found)) if line.handler.is_async else line.run(found)
+                    loop(drained.run_async(deliveries))
+                    if drained.handler.is_async
+                    else drained.run(deliveries)
                 )
             except BaseException as error:
                 steps.throw(error)
                 raise
-            line, found = steps.send(dispositions)
+            drained, deliveries = steps.send(dispositions)
     except StopIteration as stop:
         results: list[Result] = stop.value
         return results
@@ -282,20 +300,20 @@ async def run_async(drain: Drain) -> list[Result]:
     """Drive a drain inside an event loop. Twin of `run`."""
     steps, task = drain.steps(), asyncio.current_task()
     try:
-        line, found = next(steps)
+        drained, deliveries = next(steps)
         while True:
             try:
-                if line.handler.is_async:
-                    dispositions = await line.run_async(found)
+                if drained.handler.is_async:
+                    dispositions = await drained.run_async(deliveries)
                 else:
-                    dispositions = line.run(found)
+                    dispositions = drained.run(deliveries)
                 await asyncio.sleep(0)
                 if task is not None and task.cancelling():
-                    raise asyncio.CancelledError  # a runner makes a release of it, and goes on
+                    raise asyncio.CancelledError  # the runner turned it into a release
             except BaseException as error:
                 steps.throw(error)
                 raise
-            line, found = steps.send(dispositions)
+            drained, deliveries = steps.send(dispositions)
     except StopIteration as stop:
         results: list[Result] = stop.value
         return results

@@ -1,14 +1,14 @@
-"""fakeredis as a server of this process: the scripts of RMQ run in it as they are.
+"""The fake server: fakeredis behind a TCP port of this process. The scripts of RMQ run unchanged.
 
-What fakeredis lacks for them, and what stands in here:
+Added here, because fakeredis lacks it:
 
 * `struct` and `cmsgpack` in Lua: modules beside this file, for the formats that the scripts use.
 * A connection stays open after an error reply, an error reply is one line, a long reply is written
   to its end, and a long body is not read line by line.
 * All scripts are loaded beforehand.
 
-All scripts run. What differs from a real server is told in docs/testing.md, and a test compares the
-two (`tests/testing/test_alike.py`).
+docs/testing.md lists the differences from a real server, and a test compares the two
+(`tests/testing/test_alike.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rmq.protocol import scripts
 
 LUA = Path(__file__).parent / "lua"
 MODULES = {"struct", "cmsgpack"}
-OLDEST = (2, 40)  # the TCP server of those before loses replies
+VERSION_MIN = (2, 40)  # the TCP server of earlier versions loses replies
 
 
-class Fake:
+class FakeServer:
     """A fakeredis on a port of this machine's loopback.
 
     Raises:
@@ -39,13 +39,15 @@ class Fake:
     def __init__(self) -> None:
         fakeredis: Any = importlib.import_module("fakeredis")
         found = importlib.metadata.version("fakeredis")
-        if tuple(map(int, found.split(".")[:2])) < OLDEST:
-            raise ImportError(f"fakeredis {found} is too old; {OLDEST[0]}.{OLDEST[1]} will do")
+        if tuple(map(int, found.split(".")[:2])) < VERSION_MIN:
+            raise ImportError(
+                f"fakeredis {found} is too old; {VERSION_MIN[0]}.{VERSION_MIN[1]} will do"
+            )
         importlib.import_module("lupa")  # without it fakeredis knows no EVAL, and says so late
         self._server: Any = fakeredis.TcpFakeServer(("127.0.0.1", 0))
         self._server.rmq_down = False
         self._server.daemon_threads = True
-        self._server.RequestHandlerClass = _patient(self._server.RequestHandlerClass)
+        self._server.RequestHandlerClass = _with_open_connections(self._server.RequestHandlerClass)
         inside = fakeredis.FakeRedis(server=self._server.fake_server, lua_modules=set(MODULES))
         before = os.environ.get("LUA_PATH")
         os.environ["LUA_PATH"] = f"{LUA}/?.lua"
@@ -64,26 +66,26 @@ class Fake:
         self._thread.start()
 
     def url(self, database: int) -> str:
-        """Where a database of it is. RESP2, which every version of it speaks well."""
+        """Return the URL of one of its databases, with RESP2, which every version supports."""
         return f"redis://127.0.0.1:{self._server.server_address[1]}/{database}?protocol=2"
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self._server.rmq_down = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-def _patient(handler: Any) -> Any:
-    """A handler of connections that goes on after an error reply, as a server does."""
+def _with_open_connections(handler: Any) -> Any:
+    """Return a connection handler that goes on after an error reply, as a real server does."""
 
-    class Patient(handler):  # type: ignore[misc]
+    class OpenConnection(handler):  # type: ignore[misc]
         disable_nagle_algorithm = True  # it writes replies one by one
 
         def setup(self) -> None:
             super().setup()
-            self.rfile = self.writer.writer = _Line(self.connection)
+            self.rfile = self.writer.writer = _NonBlockingFile(self.connection)
             dump = self.writer.dump
             self.writer.dump = lambda reply: dump(_one_line(reply))
 
@@ -99,19 +101,19 @@ def _patient(handler: Any) -> Any:
                 if gone or self.server.rmq_down:
                     return
 
-    return Patient
+    return OpenConnection
 
 
-class _Line:
-    """A socket that does not block, read by what has come and written to the end."""
+class _NonBlockingFile:
+    """A non-blocking socket as a file: a read returns what has arrived, a write writes all."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self, socket_: socket.socket) -> None:
+        self._socket = socket_
 
     def readline(self) -> bytes:
-        """What has come, lines or not; b'' where nothing has."""
+        """Return the data that has arrived, complete lines or not; b'' if none has."""
         try:
-            return self._line.recv(1 << 20)
+            return self._socket.recv(1 << 20)
         except BlockingIOError:
             return b""
 
@@ -120,19 +122,19 @@ class _Line:
         left = memoryview(data)
         while left:
             try:
-                left = left[self._line.send(left) :]
+                left = left[self._socket.send(left) :]
             except BlockingIOError:
-                select.select([], [self._line], [], 1.0)
+                select.select([], [self._socket], [], 1.0)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: every write is complete."""
 
     def close(self) -> None:
-        """The socket is its server's to close."""
+        """Do nothing: the server closes the socket."""
 
 
 def _one_line(reply: Any) -> Any:
-    """An error without the stack of Lua that would end the reply in its midst."""
+    """Cut an error to its first line: a Lua stack would break the reply."""
     if isinstance(reply, Exception) and reply.args and "\n" in str(reply.args[0]):
         return type(reply)(str(reply.args[0]).split("\n", 1)[0])
     return reply

@@ -1,7 +1,7 @@
-"""Faults on order: what a network does, at the call that the test names, and counted.
+"""Faults for tests: lost replies, failures and delays, at the calls that a test names.
 
-They act where a call leaves the client and after its reply has come, above the retries of the
-transport: the caller sees at once what it would see when patience had ended.
+A fault acts before a call leaves the client, or after its reply has arrived, above the retries of
+the transport: the caller gets at once the error that it would get after all retries.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rmq.transport.url import Address
 T = TypeVar("T")
 Kind = Literal["lost reply", "failure", "delay"]
 VERBS = {"send": ("send", "merge"), "receive": ("prepare",), "open": ("topic", "slot")}
-MOST = 1_000_000
+TIMES_MAX = 1_000_000
 
 
 class Fault:
     """One fault, for `with`: it strikes inside the block.
 
-    Leaving the block raises AssertionError where it struck less often than it was to: a test whose
-    fault never came has shown nothing.
+    Leaving the block raises AssertionError if it struck less often than asked for: a test whose
+    fault never struck has shown nothing.
 
     Attributes:
         fired: how often it has struck.
@@ -43,8 +43,8 @@ class Fault:
         self.kind = kind
         self.verb = verb
         self.scripts = _scripts(verb)
-        self.times = check_int(times, "times", 1, MOST)
-        self.skip = check_int(skip, "skip", 0, MOST)
+        self.times = check_int(times, "times", 1, TIMES_MAX)
+        self.skip = check_int(skip, "skip", 0, TIMES_MAX)
         self.wait_s = wait_s
         self.fired = self.passed = 0
 
@@ -52,7 +52,7 @@ class Fault:
         return f"<{self.kind} of {self.verb!r}, struck {self.fired} of {self.times} times>"
 
     def strikes(self, names: Sequence[str]) -> bool:
-        """Whether a call of these scripts is struck; counts it."""
+        """Return whether a call of these scripts is struck, and count it."""
         if self.fired >= self.times or not any(name in self.scripts for name in names):
             return False
         if self.passed < self.skip:
@@ -62,13 +62,13 @@ class Fault:
         return True
 
     def before(self) -> RMQError | None:
-        """What the caller gets instead of a call."""
+        """Return the error that the caller gets instead of a call."""
         if self.kind != "failure":
             return None
         return Unavailable(f"{self.verb}: a fault of the test: Redis was not reached")
 
     def after(self) -> RMQError | None:
-        """What the caller gets instead of a reply."""
+        """Return the error that the caller gets instead of a reply."""
         if self.kind != "lost reply":
             return None
         return OutcomeUnknown(
@@ -101,19 +101,19 @@ class Faults:
         self._active: list[Fault] = []
 
     def lose_reply(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """The call is carried out and its reply is lost: the caller gets OutcomeUnknown."""
+        """Carry out the call and lose its reply: the caller gets OutcomeUnknown."""
         return Fault(self, "lost reply", verb, times, skip)
 
     def fail(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """The call is not carried out: the caller gets Unavailable."""
+        """Do not carry out the call: the caller gets Unavailable."""
         return Fault(self, "failure", verb, times, skip)
 
     def delay(self, verb: str, by: Duration, *, times: int = 1, skip: int = 0) -> Fault:
-        """The call goes out late, by seconds or a timedelta of real time."""
+        """Delay the call by seconds or a timedelta of real time."""
         return Fault(self, "delay", verb, times, skip, duration_ms(by, "by") / 1000)
 
     def next(self, names: Sequence[str]) -> Fault | None:
-        """The fault that strikes a call of these scripts, if any."""
+        """Return the fault that strikes a call of these scripts, if any."""
         if not self._active:
             return None
         with self._lock:
@@ -137,7 +137,7 @@ def _scripts(verb: str) -> tuple[str, ...]:
     return (verb,)
 
 
-def _raised(error: RMQError | None) -> None:
+def _raise_if(error: RMQError | None) -> None:
     if error is not None:
         raise error
 
@@ -154,9 +154,9 @@ class FaultyTransport(Transport):
         if fault is None:
             return super()._command(command)
         time.sleep(fault.wait_s)
-        _raised(fault.before())
+        _raise_if(fault.before())
         value = super()._command(command)
-        _raised(fault.after())
+        _raise_if(fault.after())
         return value
 
     def _pipeline(
@@ -166,14 +166,14 @@ class FaultyTransport(Transport):
         if fault is None:
             return super()._pipeline(commands, durability)
         time.sleep(fault.wait_s)
-        _raised(fault.before())
+        _raise_if(fault.before())
         found = super()._pipeline(commands, durability)
-        _raised(fault.after())
+        _raise_if(fault.after())
         return found
 
 
 class FaultyAsyncTransport(AsyncTransport):
-    """A transport that faults can strike. Twin of `FaultyExecutor`."""
+    """A transport that faults can strike. Twin of `FaultyTransport`."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)
@@ -188,9 +188,9 @@ class FaultyAsyncTransport(AsyncTransport):
         if fault is None:
             return await super()._command(command)
         await asyncio.sleep(fault.wait_s)
-        _raised(fault.before())
+        _raise_if(fault.before())
         value = await super()._command(command)
-        _raised(fault.after())
+        _raise_if(fault.after())
         return value
 
     async def _pipeline(
@@ -200,7 +200,7 @@ class FaultyAsyncTransport(AsyncTransport):
         if fault is None:
             return await super()._pipeline(commands, durability)
         await asyncio.sleep(fault.wait_s)
-        _raised(fault.before())
+        _raise_if(fault.before())
         found = await super()._pipeline(commands, durability)
-        _raised(fault.after())
+        _raise_if(fault.after())
         return found

@@ -1,9 +1,9 @@
-"""What a broker stands on: one private server for each process, a database for each broker.
+"""The servers of brokers: one private server for each process, and a database for each broker.
 
-Two kinds. `embedded` is a real redis-server on a unix socket, in a temporary directory that goes
-with the process. `fakeredis` is fakeredis behind a TCP port of this process. "auto" takes the real
-one where there is a redis-server to start, and fakeredis elsewhere: the real one is the quicker of
-the two, several times for each call, and it cannot differ from a real one.
+There are two kinds. `embedded` is a real redis-server on a unix socket, in a temporary directory
+that is removed with the process. `fakeredis` is fakeredis behind a TCP port of this process. "auto"
+takes the real one if there is a redis-server to start: it is several times faster for each call,
+and is the program that users run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Server(Protocol):
     """A private server of this process."""
 
     def url(self, database: int) -> str:
-        """Where a database of it is."""
+        """Return the URL of one of its databases."""
 
     def stop(self) -> None:
-        """End it, and remove what it kept."""
+        """Stop it, and remove its files."""
 
 
-class _Real:
+class _RealServer:
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="rmq-testing-")
         try:
@@ -53,17 +53,17 @@ class _Real:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class _Pool:
-    """The server of one kind, and which of its databases are taken."""
+class _Databases:
+    """The server of one kind, and which of its databases are in use."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.pid = os.getpid()
-        self.taken: set[int] = set()
+        self.in_use: set[int] = set()
         self.last = -1
 
 
-_pools: dict[str, _Pool] = {}
+_servers: dict[str, _Databases] = {}
 _lock = threading.Lock()
 
 
@@ -75,15 +75,15 @@ class Database:
             raise InvalidValue(f"backend: {backend!r}; give 'auto', 'fakeredis' or 'embedded'")
         with _lock:
             self.backend, self._pool = _pool(backend)
-            free = set(range(DATABASES)) - self._pool.taken
+            free = set(range(DATABASES)) - self._pool.in_use
             if not free:
                 raise ConfigurationError(
                     f"testing: {DATABASES} brokers are open at once in this process; close some"
                 )
-            # In turn: what an earlier test left running finds no topic, rather than ours.
+            # In turn, so that code left running by an earlier test does not find our topics.
             after = [one for one in free if one > self._pool.last]
             self.number = self._pool.last = min(after or free)
-            self._pool.taken.add(self.number)
+            self._pool.in_use.add(self.number)
         self.address: Address = urls.parse(self._pool.server.url(self.number))
         self.flush()
 
@@ -101,25 +101,25 @@ class Database:
             self.flush()
         finally:
             with _lock:
-                self._pool.taken.discard(self.number)
+                self._pool.in_use.discard(self.number)
 
 
-def _pool(backend: Backend) -> tuple[str, _Pool]:
-    """The running server of this kind, or a new one."""
+def _pool(backend: Backend) -> tuple[str, _Databases]:
+    """Return the running server of this kind, or start one."""
     kinds = ("embedded", "fakeredis") if backend == "auto" else (backend,)
     for kind in kinds:
-        found = _pools.get(kind)
-        if found is not None and found.pid == os.getpid():
-            return kind, found
+        running = _servers.get(kind)
+        if running is not None and running.pid == os.getpid():
+            return kind, running
     refused: list[str] = []
     for kind in kinds:
         try:
-            server: Server = _Real() if kind == "embedded" else fake_server.Fake()
+            server: Server = _RealServer() if kind == "embedded" else fake_server.FakeServer()
         except (EmbeddedError, ImportError) as error:
             refused.append(f"{kind}: {error}")
             continue
-        _pools[kind] = _Pool(server)
-        return kind, _pools[kind]
+        _servers[kind] = _Databases(server)
+        return kind, _servers[kind]
     raise ConfigurationError(
         "testing: there is nothing to run on; "
         + "; ".join(refused)
@@ -128,10 +128,10 @@ def _pool(backend: Backend) -> tuple[str, _Pool]:
 
 
 def _stop_all() -> None:
-    for pool in _pools.values():
+    for pool in _servers.values():
         if pool.pid == os.getpid():
             pool.server.stop()
-    _pools.clear()
+    _servers.clear()
 
 
 atexit.register(_stop_all)

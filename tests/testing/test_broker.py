@@ -61,17 +61,17 @@ def test_auto_prefers_the_real_server_and_falls_back(monkeypatch: pytest.MonkeyP
     def missing() -> None:
         raise EmbeddedError("no redis-server")
 
-    monkeypatch.setattr(servers, "_Real", missing)
-    monkeypatch.setattr(servers, "_pools", {})
+    monkeypatch.setattr(servers, "_RealServer", missing)
+    monkeypatch.setattr(servers, "_servers", {})
     with Broker() as broker:
         assert broker.backend == "fakeredis"
-    servers._pools["fakeredis"].server.stop()
+    servers._servers["fakeredis"].server.stop()
 
     def absent() -> None:
         raise ImportError("No module named 'fakeredis'")
 
-    monkeypatch.setattr(fake_server, "Fake", absent)
-    monkeypatch.setattr(servers, "_pools", {})
+    monkeypatch.setattr(fake_server, "FakeServer", absent)
+    monkeypatch.setattr(servers, "_servers", {})
     with pytest.raises(ConfigurationError, match=r"nothing to run on.*no redis-server.*fakeredis"):
         Broker().__enter__()
 
@@ -129,7 +129,7 @@ def test_nothing_is_left_when_the_process_ends() -> None:
     text = (
         "from rmq.testing import Broker, servers\n"
         "with Broker('embedded') as b: b.client.topic('t').send(1)\n"
-        "print(servers._pools['embedded'].server._directory)"
+        "print(servers._servers['embedded'].server._directory)"
     )
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert found.stderr == ""
