@@ -11,7 +11,7 @@
             with d:
                 work(d.body)
 
-What is named here is the public face; what is not may change without notice.
+The names in `__all__` are the public API; other names may change without notice.
 """
 
 from rmq.client.admin import Admin, AsyncAdmin

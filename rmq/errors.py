@@ -1,14 +1,12 @@
-"""Every exception RMQ raises, whose fault it is, and whether trying again is safe.
-
-The tree answers "who can fix it":
+"""The exceptions of RMQ: who can fix the cause, and whether it is safe to try again.
 
 * `ConfigurationError`: the caller, before anything was sent. Trying again changes nothing.
 * `SendError`: the producer (a smaller body, a later time) or the operator (a fuller Redis).
-* `DeliveryError`: another consumer, or time, has taken the delivery from this one.
+* `DeliveryError`: the delivery is no longer this consumer's to settle.
 * `DecodeError`: the producer of the bytes, or the codec chosen to read them.
 * `StorageError`: the server or the network. Each subclass says whether the call took effect.
 
-Redis' own exceptions stop at the wire and become `__cause__`.
+Exceptions of redis-py are translated by `rmq.transport` and become `__cause__`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 
 
 class RMQError(Exception):
-    """The root of everything RMQ raises."""
+    """The root of all exceptions of RMQ."""
 
 
 # --- the caller can fix it ---------------------------------------------------------------------
@@ -32,7 +30,7 @@ class InvalidValue(ConfigurationError, ValueError):
 
 
 class InvalidType(ConfigurationError, TypeError):
-    """A value has the wrong type; the message names the field, what was found and what is taken."""
+    """A value has the wrong type; the message names the field, the type and what to give."""
 
 
 class InvalidReceipt(InvalidValue):
@@ -44,12 +42,12 @@ class TopicNotFound(ConfigurationError):
 
 
 class TopicVanished(ConfigurationError):
-    """A topic that this client had open is gone from Redis: deleted, flushed, or failed over empty.
+    """A topic that this client had open is gone: deleted, flushed, or lost in a failover.
 
-    RMQ does not quietly create it again, because the messages went with it.
+    RMQ does not create it again silently, because its messages are gone too.
 
     Attributes:
-        anew: whether somebody else has created it again. Then this is raised once, and the next
+        anew: whether another client has created it again. Then this is raised once, and the next
             call uses the new topic, or raises SettingsMismatch.
     """
 
@@ -59,7 +57,7 @@ class TopicVanished(ConfigurationError):
 
 
 class TopicNotEmpty(ConfigurationError):
-    """A topic holds messages and is not to be deleted with them; it stands as it was."""
+    """A topic holds messages and was not to be deleted with them; nothing was changed."""
 
 
 class SettingsMismatch(ConfigurationError):
@@ -119,9 +117,9 @@ class DeliveryError(RMQError):
 
 
 class LeaseLost(DeliveryError):
-    """The lease ran out and was rolled back: the message may be with another consumer now.
+    """The lease expired and was rolled back: another consumer may have the message now.
 
-    Nothing was changed. Do not repeat the call; the successor settles the message.
+    Nothing was changed. Do not repeat the call; the other consumer settles the message.
     """
 
 
@@ -141,7 +139,7 @@ class ClaimLost(DeliveryError):
     """The claim on a business key was gone when the work was done.
 
     It had expired, or was deleted, while the handler ran: another delivery may have done, or be
-    doing, the same work. This one has nothing to mark any more.
+    doing, the same work. This delivery has no claim to mark as done.
     """
 
 
@@ -173,10 +171,10 @@ class StubSettled(ConfigurationError):
 
 
 class QueryOwned(DeliveryError):
-    """Another driver runs this query; its checkpoint was copied, or started twice.
+    """Another driver runs this query: its checkpoint was copied, or it was started twice.
 
     Attributes:
-        left_s: for how long nobody else may run it, unless it goes on.
+        left_s: seconds until another driver may run it, unless the owner renews its lease.
     """
 
     def __init__(self, message: str, left_s: float = 0.0) -> None:
@@ -196,7 +194,7 @@ class StorageError(RMQError):
 
 
 class Unavailable(StorageError):
-    """Redis could not be reached or refuses to work just now; the call did not take effect."""
+    """Redis cannot be reached or refuses to work now; the call did not take effect."""
 
 
 class OutcomeUnknown(StorageError):
@@ -204,14 +202,14 @@ class OutcomeUnknown(StorageError):
 
     Every RMQ call is safe to repeat; a send is repeated with the same message id, a verb of a
     delivery on the same consumer. Within a minute the repeated call gets the first one's answer;
-    after that it may be told `LeaseLost` of what it has settled itself.
+    after that it may raise `LeaseLost` for a delivery that the first call settled.
     """
 
 
 class StageLost(StorageError):
-    """What was staged is not there any more as it was: it expired, or Redis lost it.
+    """A stage is incomplete: it expired, or Redis lost it.
 
-    Nothing of that stage is published any more. Stage the messages again, under another name.
+    Nothing more of that stage is published. Stage the messages again, under another name.
     """
 
 

@@ -1,8 +1,8 @@
-"""The loss audit: `rmq.Audit` numbers what is sent; what is missing later can then be told.
+"""The audit: `rmq.Audit` numbers messages as they are sent, so that lost ones are found.
 
-An accepted message has a number until it is acked, cancelled, purged, or dropped as its topic says;
-the scripts account for it as they remove it. A number that is not accounted for, and that no
-message in any queue has, was lost. `rmq.protocol.flows.audit` looks for such.
+Scripts account for the number of a message when they remove it: when it is acked, cancelled, purged
+or dropped. A number that is not accounted for, and that no message in any queue has, was lost.
+`rmq.protocol.flows.audit` looks for such numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ RANGES_MAX = 1000  # ranges of missing numbers that a result names
 
 
 class Missing(NamedTuple):
-    """Numbers in a row that are missing.
+    """A range of numbers whose messages are missing.
 
     Attributes:
-        producer: who numbered them: 10 hex digits, of one client in one process.
+        producer: the producer that gave the numbers: 10 hex digits, of one client in one process.
         slot: the index of the slot.
-        first: the first of them.
-        last: the last of them.
+        first: the first number.
+        last: the last number.
     """
 
     producer: str
@@ -36,24 +36,25 @@ class Missing(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        several = f"-{self.last}" if self.last > self.first else ""
-        return f"{self.producer}.{self.first}{several} (slot {self.slot})"
+        to_last = f"-{self.last}" if self.last > self.first else ""
+        return f"{self.producer}.{self.first}{to_last} (slot {self.slot})"
 
 
 class Audited(NamedTuple):
-    """What an audit of a topic found.
+    """The result of an audit of a topic.
 
     Attributes:
-        topic: its name.
-        producers: how many are known to have numbered messages of it.
-        numbered: messages that they have told were accepted.
-        seen: of all numbers, settled by a consumer.
-        accounted: merged into others, refused, cancelled, purged, expired, dropped, forgotten.
+        topic: the name of the topic.
+        producers: how many producers numbered messages of the topic.
+        numbered: messages that they reported as accepted.
+        seen: numbers of messages that a consumer settled.
+        accounted: numbers of messages that were merged, refused, cancelled, purged, expired,
+            dropped or forgotten.
         waiting: numbered messages in the StoreQueue.
-        in_flight: in the PrepareQueue.
-        dead: in the DeadQueue.
+        in_flight: numbered messages in the PrepareQueue.
+        dead: numbered messages in the DeadQueue.
         missing: numbers that were accepted, are not accounted for, and that no message has.
-        lost: which ones, in ranges; at most 1000 of them.
+        lost: the missing numbers, in at most 1000 ranges.
     """
 
     topic: str
@@ -69,19 +70,19 @@ class Audited(NamedTuple):
 
 
 class Audit(Interceptor):
-    """Numbers every message that its clients send, so that lost ones are noticed.
+    """Numbers every message that its clients send, so that lost ones are found.
 
     Give it to the clients of producers: `rmq.Client(url, interceptors=[rmq.Audit()])`. Consumers
-    need none; a worker whose client has `rmq.Audit(every=60.0)` audits its topics by itself.
+    do not need it; a worker whose client has `rmq.Audit(every=60.0)` audits its topics itself.
 
     Args:
         every: how often the workers of a client audit their topics, together; seconds or
             timedelta; None: never.
-        older_than: what they report was accepted at least so long ago.
-        on_missing: called with what such an audit found where messages are missing.
+        older_than: they report only messages that were accepted at least so long ago.
+        on_missing: called with the result of such an audit if messages are missing.
 
     Attributes:
-        missing: by topic, what the last audit of a worker of this process found missing.
+        missing: by topic, how many messages the last audit of a worker of this process missed.
     """
 
     def __init__(
@@ -99,17 +100,19 @@ class Audit(Interceptor):
     def _make_sequence(self) -> ProducerSequence:
         return ProducerSequence()
 
-    def report(self, topic: str, found: Audited | None) -> None:
-        """Take note of what an audit found; None: another worker has seen to it."""
-        if found is None:
+    def report(self, topic: str, result: Audited | None) -> None:
+        """Take note of the result of an audit; None: another worker did the audit."""
+        if result is None:
             self.missing.pop(topic, None)
             return
-        self.missing[topic] = found.missing
-        if found.missing:
-            shown = ", ".join(map(str, found.lost[:10])) + (", ..." if len(found.lost) > 10 else "")
+        self.missing[topic] = result.missing
+        if result.missing:
+            ranges = ", ".join(map(str, result.lost[:10])) + (
+                ", ..." if len(result.lost) > 10 else ""
+            )
             log.error(
                 "topic %r: %d of %d numbered messages are missing: %s",
-                topic, found.missing, found.numbered, shown,
+                topic, result.missing, result.numbered, ranges,
             )  # fmt: skip
             if self.on_missing is not None:
-                call_hook(self.on_missing, found)
+                call_hook(self.on_missing, result)

@@ -1,8 +1,7 @@
 """Choose the slot of a message.
 
 slot = CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes of `slot_basis`, modulo the number of
-slots. Any language with that CRC agrees; `tests/unit/test_slots.py` holds vectors checked against
-crcmod.
+slots. Any language with that CRC agrees; `tests/unit/core/test_slots.py` has vectors from crcmod.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The catalogue: every metric and every log event of RMQ, before anyone emits one.
+"""The catalogue of telemetry: every metric and every log event of RMQ.
 
-Who emits them is told beside each: the interceptors in `rmq.interceptors`. Labels take few values;
-a message id is never one.
+The interceptors in `rmq.interceptors` emit them. Labels have few values; a message id is never one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        name: as it is exposed.
+        name: the name under which it is exposed.
         kind: a counter only grows, a gauge goes up and down, a histogram counts into buckets.
         unit: of its value.
         labels: keys of LABELS.
@@ -134,7 +133,7 @@ EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
 
 
 def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float | None:
-    """How late a handler starts, seconds; None for a retry, whose own due time is not kept.
+    """Return how late a handler starts, in seconds; None for a retry, whose due time is not kept.
 
     Args:
         attempt: 1 for the first.

@@ -7,10 +7,10 @@
 logs         structured events, and the message's id in every record that a handler logs
 prometheus   the metrics of the catalogue (`rmq.core.telemetry`); pip install "rmq[prometheus]"
 otel         spans, and the trace that goes with the message; pip install "rmq[otel]"
-runs         what they share: which deliveries the code at hand is running for
+active_runs  the deliveries that the current thread or task runs a handler for
 
-`import rmq` loads none of them. An optional package is loaded when the object that needs it is
-made; where it is missing, that raises ConfigurationError and names the extra.
+`import rmq` loads none of them. An optional package is loaded when an object needs it; without it,
+the constructor raises ConfigurationError and names the extra.
 """
 
 from rmq.interceptors.logs import JsonFormatter, Logging, MessageFilter

@@ -1,8 +1,8 @@
-"""Which deliveries a thread or task is running a handler for, and what is noted about each.
+"""Active runs: the deliveries that a thread or task runs a handler for, with a note on each.
 
-An interceptor that has to know between `before_handle` and `after_handle` keeps it here: in a
-context variable, so that spans and log records made inside the handler find it, those of threads
-and tasks that it starts with its context among them. It is put back as it was when the run ends.
+An interceptor keeps its state between `before_handle` and `after_handle` in a context variable:
+spans and log records made inside the handler find it, also in threads and tasks that the handler
+starts with its context. The variable is reset when the run ends.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Run:
 
 
 class Runs(Generic[T]):
-    """The runs that one interceptor knows of; T is what it notes about each delivery."""
+    """The runs that one interceptor knows; T is the type of its note on each delivery."""
 
     def __init__(self, name: str) -> None:
         self._now: ContextVar[Run | None] = ContextVar(name, default=None)
 
     @property
     def now(self) -> Run | None:
-        """The run that the caller is inside of."""
+        """The run that the caller is inside, or None."""
         return self._now.get()
 
     def begin(self, delivery: DeliveryData, state: T) -> Run | None:
-        """A handler is about to run for this delivery. Returns the run where it is the first."""
+        """Note that a handler starts; return the run if the delivery is its first."""
         run, where, fresh = self._now.get(), _where(), None
         if run is None or not run.open or run.where != where:
-            # One that was inherited, by a thread or task that a handler started, is not ours.
+            # A run that a thread or task inherited from its handler is not its own.
             run = fresh = Run(delivery, where)
             run.token = self._now.set(run)
         run.open[id(delivery)] = delivery, state
@@ -65,7 +65,7 @@ class Runs(Generic[T]):
         return fresh
 
     def end(self, delivery: DeliveryData) -> tuple[T | None, Run | None]:
-        """It has run. Returns what was noted, and the run where this was the last delivery."""
+        """Note that it has run; return its note, and the run if the delivery was its last."""
         run = self._now.get()
         if run is None or id(delivery) not in run.open:
             return None, None
@@ -86,11 +86,11 @@ def _where() -> tuple[int, object]:
 
 
 def late_s(delivery: DeliveryData) -> float | None:
-    """How late the handler starts that is about to run, seconds; None for a retry.
+    """Return how late the handler starts that is about to run, in seconds; None for a retry.
 
-    From when the message was due; of one sent to be taken at once, from when its id was made, and
-    None where the id tells no time: it was derived from a dedup key. By this machine's clock. A
-    message that was snoozed or redriven counts from its first due time.
+    Counted from the due time, or from the time in the id for a message that was due when sent; None
+    if that id was derived from a dedup key. By this machine's clock. A message that was snoozed or
+    redriven counts from its first due time.
     """
     if delivery.attempt != 1:
         return None

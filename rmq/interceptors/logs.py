@@ -1,7 +1,6 @@
-"""Structured logs: an event for each message, and the message's id in whatever a handler logs.
+"""Structured logs: an event for each message, and the message's id in the records of handlers.
 
-Everything goes through the standard library: the events to the logger `rmq.messages`, whose level
-and handlers are the program's. Nothing here configures a logger.
+The events go to the logger `rmq.messages` of `logging`. Nothing here configures a logger.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Logging(Interceptor):
         if isinstance(result, BaseException):
             _emit(
                 MESSAGE_NOT_SENT, "not sent to %s: %s: %s",
-                topic=topic, error_type=type(result).__name__, error=_told(result),
+                topic=topic, error_type=type(result).__name__, error=_text(result),
             )  # fmt: skip
         elif log.isEnabledFor(logging.INFO):
             _emit(
@@ -57,7 +56,7 @@ class Logging(Interceptor):
         _runs.begin(delivery, late_s(delivery))
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
-        """Log what the run came to."""
+        """Log the outcome of the run."""
         late, _ = _runs.end(delivery)
         failed = outcome.error is not None or outcome.verb in ("nack", "reject", "lost")
         if not failed and not log.isEnabledFor(logging.INFO):
@@ -76,22 +75,22 @@ class Logging(Interceptor):
             fields["late_seconds"] = round(late, 3)
         if outcome.error is not None:
             fields["error_type"] = type(outcome.error).__name__
-            fields["error"] = _told(outcome.error)
+            fields["error"] = _text(outcome.error)
         _emit(event, text, **fields)
 
 
-def _told(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     return failure.text_of(error)[:ERROR_CHARS]
 
 
 def _emit(event: Event, text: str, **fields: Any) -> None:
-    """Log an event. The text takes as many of the fields as it has places, in order."""
-    said = list(fields.values())[: text.count("%")]
+    """Log an event; its text has a placeholder for each of the first fields."""
+    values = list(fields.values())[: text.count("%")]
     level = logging.WARNING if event.level == "WARNING" else logging.INFO
-    log.log(level, text, *said, extra={"event": event.name, **fields})
+    log.log(level, text, *values, extra={"event": event.name, **fields})
 
 
-_OURS = ("message_id", "topic", "attempt", "batch")
+_MESSAGE_FIELDS = ("message_id", "topic", "attempt", "batch")
 
 
 class MessageFilter(logging.Filter):
@@ -107,17 +106,17 @@ class MessageFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Note the message on the record; what the record says itself stays."""
-        # Our own events tell of a message of their own: a handler may send, say.
+        # Our own events have a message of their own: a handler may send, for example.
         run = None if record.name == log.name else _runs.now
-        told: tuple[Any, ...] = ("", "", 0, 0)
+        fields: tuple[Any, ...] = ("", "", 0, 0)
         if run is not None:
-            told = (str(run.first.id), run.topic, run.first.attempt, run.size)
-        for name, value in zip(_OURS, told, strict=True):
+            fields = (str(run.first.id), run.topic, run.first.attempt, run.size)
+        for name, value in zip(_MESSAGE_FIELDS, fields, strict=True):
             vars(record).setdefault(name, value)
         return True
 
 
-_USUAL = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
     "message", "asctime", "taskName",
 }  # fmt: skip
 
@@ -132,24 +131,24 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": at.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         for name, value in vars(record).items():
-            if name not in _USUAL and name not in told and value is not None:
-                told[name] = value
-        if told.get("message_id") == "":
-            for name in _OURS:
-                if not told.get(name):
-                    told.pop(name, None)
+            if name not in _STANDARD and name not in fields and value is not None:
+                fields[name] = value
+        if fields.get("message_id") == "":
+            for name in _MESSAGE_FIELDS:
+                if not fields.get(name):
+                    fields.pop(name, None)
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
+            fields["traceback"] = self.formatException(record.exc_info)
         if record.stack_info:
-            told["stack"] = self.formatStack(record.stack_info)
+            fields["stack"] = self.formatStack(record.stack_info)
         try:
-            return json.dumps(told, allow_nan=False, default=str)
+            return json.dumps(fields, allow_nan=False, default=str)
         except (TypeError, ValueError):  # a key that is no text, NaN, a circle
-            return json.dumps({name: str(value) for name, value in told.items()})
+            return json.dumps({name: str(value) for name, value in fields.items()})

@@ -1,7 +1,7 @@
 """Traces: a span for each send and each run of a handler, tied by a header of the message.
 
-Needs `pip install "rmq[otel]"`, which is OpenTelemetry's API; which SDK and exporter is the
-program's choice. Names follow OpenTelemetry's semantic conventions for messaging.
+Needs `pip install "rmq[otel]"`, which is OpenTelemetry's API; the program chooses SDK and
+exporter. Names follow OpenTelemetry's semantic conventions for messaging.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmq.protocol.draft import HEADERS_BYTES, HEADERS_MAX
 
 log = logging.getLogger("rmq")
 
-MARKS_BYTES = 256  # room left for what RMQ itself notes beside the headers
+MARKS_BYTES = 256  # room left for the headers that RMQ itself adds
 
 
 class OpenTelemetry(Interceptor):
@@ -47,7 +47,9 @@ class OpenTelemetry(Interceptor):
         self._propagate = optional_imports.load("opentelemetry.propagate", "otel", "OpenTelemetry")
         self._tracer = self._trace.get_tracer("rmq", tracer_provider=tracer_provider)
         self._parent = parent
-        self._sending: dict[int, tuple[Outgoing, Any]] = {}  # the message too, so no id is reused
+        self._sending: dict[
+            int, tuple[Outgoing, Any]
+        ] = {}  # the message too, so that its id() is not reused
         self._runs: Runs[Any] = Runs("rmq_otel")
 
     # --- sending ---------------------------------------------------------------------------------
@@ -60,14 +62,14 @@ class OpenTelemetry(Interceptor):
             attributes=_attributes("send", topic),
         )
         self._sending[id(message)] = message, span
-        told: dict[str, str] = {}
-        self._propagate.inject(told, context=self._trace.set_span_in_context(span))
-        held = {} if message.headers is None else message.headers
-        if told and _takes(held, told):
-            message.headers = {**held, **told}
+        trace_headers: dict[str, str] = {}
+        self._propagate.inject(trace_headers, context=self._trace.set_span_in_context(span))
+        headers = {} if message.headers is None else message.headers
+        if trace_headers and _has_room(headers, trace_headers):
+            message.headers = {**headers, **trace_headers}
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
-        """End it."""
+        """End the producer's span."""
         _, span = self._sending.pop(id(message), (None, None))
         if span is None:
             return
@@ -86,9 +88,9 @@ class OpenTelemetry(Interceptor):
         topic = delivery.topic
         origin = self._propagate.extract(delivery.headers, context=self._context.Context())
         producer = self._trace.get_current_span(origin).get_span_context()
-        around = origin
+        span_context = origin
         if not self._parent:
-            around = self._trace.set_span_in_context(self._trace.INVALID_SPAN, origin)
+            span_context = self._trace.set_span_in_context(self._trace.INVALID_SPAN, origin)
         attributes = _attributes("process", topic) | {
             "messaging.message.id": str(delivery.id),
             "messaging.destination.partition.id": str(delivery.slot),
@@ -99,17 +101,17 @@ class OpenTelemetry(Interceptor):
             attributes["rmq.late_seconds"] = late
         span = self._tracer.start_span(
             f"process {topic}",
-            context=around,
+            context=span_context,
             kind=self._trace.SpanKind.CONSUMER,
             links=[self._trace.Link(producer)] if producer.is_valid else None,
             attributes=attributes,
         )
         run = self._runs.begin(delivery, span)
         if run is not None:
-            run.note = self._context.attach(self._trace.set_span_in_context(span, around))
+            run.note = self._context.attach(self._trace.set_span_in_context(span, span_context))
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
-        """End it; what was current before is again."""
+        """End the consumer's span and restore the current one."""
         span, run = self._runs.end(delivery)
         if run is not None:
             self._context.detach(run.note)
@@ -129,8 +131,8 @@ class OpenTelemetry(Interceptor):
         span.set_attribute("error.type", f"{where}{kind.__qualname__}")
         with contextlib.suppress(Exception):  # it calls str(error), which is the user's
             span.record_exception(error)
-        told = failure.summary(error)
-        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, told))
+        summary = failure.summary(error)
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, summary))
 
 
 def _attributes(verb: str, topic: str) -> dict[str, Any]:
@@ -142,19 +144,19 @@ def _attributes(verb: str, topic: str) -> dict[str, Any]:
     }
 
 
-def _takes(held: Any, told: dict[str, str]) -> bool:
-    """Whether these headers take the trace's too. A send must not fail of being watched."""
-    if not isinstance(held, Mapping):
+def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:
+    """Return whether the trace fits beside these headers; a trace must not make a send fail."""
+    if not isinstance(headers, Mapping):
         return False  # the send itself will say so
-    if any(name in held for name in told):
+    if any(name in headers for name in trace_headers):
         return False
-    both = [*held.items(), *told.items()]
+    both = [*headers.items(), *trace_headers.items()]
     if not all(isinstance(name, str) and isinstance(text, str) for name, text in both):
         return False
     size = MARKS_BYTES + sum(
         4 * 2 + len((name + text).encode(errors="replace")) for name, text in both
     )
     if len(both) > HEADERS_MAX or size > HEADERS_BYTES:
-        log.debug("%d headers, about %d bytes: no room for the trace", len(held), size)
+        log.debug("%d headers, about %d bytes: no room for the trace", len(headers), size)
         return False
     return True

@@ -17,17 +17,17 @@ from rmq.interceptors.active_runs import late_s
 
 
 class Counting(Protocol):
-    """What `watch` asks of a worker."""
+    """The part of a worker that `watch` uses."""
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By topic, how many deliveries were taken, are held, were lost."""
+        """Return by topic how many deliveries were taken, are held, were lost."""
 
     def missing(self) -> dict[str, int]:
-        """By topic, how many messages its last audit found missing."""
+        """Return by topic how many messages its last audit found missing."""
 
 
 class Prometheus(Interceptor):
-    """Counts and times messages. How they are exposed is the program's choice, as ever.
+    """Counts and times messages. The program chooses how they are exposed.
 
     Make one and give it to every client: a registry takes each metric once.
 
@@ -78,7 +78,7 @@ class Prometheus(Interceptor):
             self._sent.labels(topic, result.status).inc()
 
     def before_handle(self, delivery: DeliveryData) -> None:
-        """Note how late it is."""
+        """Observe how late the handler starts."""
         late = late_s(delivery)
         if late is not None:
             self._late.labels(delivery.topic).observe(late)
@@ -92,11 +92,11 @@ class Prometheus(Interceptor):
     # --- a collector of prometheus_client --------------------------------------------------------
 
     def describe(self) -> Iterator[Any]:
-        """What `collect` will give, without values."""
+        """Yield the metrics of `collect` without values."""
         yield from self._watched({})
 
     def collect(self) -> Iterator[Any]:
-        """What the watched workers say now."""
+        """Yield the metrics of the watched workers."""
         totals: dict[str, Counter[str]] = {}
         for worker in list(self._workers):
             for topic, counts in worker.counts().items():

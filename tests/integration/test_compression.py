@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import rmq
 from rmq.cli import cli
 from tests.servers import Server
-from tests.unit.test_compression import BOMBS, HOWS, LARGE
+from tests.unit.core.test_compression import BOMBS, HOWS, LARGE
 
 
 class Forged:
