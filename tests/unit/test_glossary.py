@@ -33,7 +33,7 @@ PLAIN_ENGLISH = {
     # verbs of a command line and of a store
     "close", "create", "delete", "deleted", "forget", "get", "show", "ls", "tail", "run", "set",
     "send", "peek", "ping", "resend", "status", "void", "cancel", "stats", "take", "read",
-    "look", "next", "where", "tidy", "begin", "end", "push", "keep", "again", "finish",
+    "next", "tidy", "begin", "end", "push", "keep", "again", "finish",
     "unclaim", "inspect", "locate",
     # scripts of the audit and of the query log
     "report", "open", "scan", "ready",
@@ -120,6 +120,8 @@ def test_a_name_with_an_unknown_noun_is_noticed() -> None:
     assert words_of("rmq_lease_lost_total") == ["rmq", "lease", "lost", "total"]
 
 
-def test_no_allowed_word_is_a_term_already() -> None:
+def test_every_allowed_word_is_in_use_and_not_a_term_already() -> None:
     defined = glossary_stems()
+    used = {stem(word) for names in NAMES.values() for name in names() for word in words_of(name)}
+    assert sorted(word for word in PLAIN_ENGLISH if stem(word) not in used) == []
     assert sorted(word for word in PLAIN_ENGLISH if stem(word) in defined) == []
