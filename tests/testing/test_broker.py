@@ -55,8 +55,10 @@ def test_twenty_brokers_one_after_another_and_sixteen_at_once() -> None:
 
 
 def test_auto_prefers_the_real_server_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_servers", {})  # whatever other tests have started
     with Broker() as broker:
         assert broker.backend == "embedded"
+    servers._servers["embedded"].server.stop()
 
     def missing() -> None:
         raise EmbeddedError("no redis-server")
