@@ -1,4 +1,4 @@
-"""The columns of a write: which there are, of which types, and rows as messages. No Redis here."""
+"""The columns of a write: names, types, and the conversion of rows to messages. No Redis here."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ _KNOWN = ", ".join(COLUMNS)
 SLICE_ROWS, SLICE_BYTES = 8_000, 16 * 1024 * 1024  # encoded at a time
 
 
-_FIELDS = tuple(one.name for one in fields(Outgoing))
-_DEFAULTS = {one.name: one.default for one in fields(Outgoing)}
+_FIELDS = tuple(field.name for field in fields(Outgoing))
+_DEFAULTS = {field.name: field.default for field in fields(Outgoing)}
 
 
 class Encoded:
-    """Bodies that some codec has written already, checked by reading them."""
+    """A codec for bodies that are encoded already; it checks them by decoding."""
 
     def __init__(self, name: str) -> None:
         self._codec = codec_of(name)
         self.name, self.number = name, self._codec.number
 
     def encode(self, body: Any) -> bytes:
-        """The body as it is, if the codec can read it."""
+        """Return the body as it is, if the codec can decode it."""
         if self.number:
             try:
                 self._codec.decode(body)
@@ -83,47 +83,47 @@ class Encoded:
         return bytes(body)
 
     def decode(self, data: bytes) -> Any:
-        """As the codec reads it."""
+        """Decode with the codec."""
         return self._codec.decode(data)
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Field of a message -> name of its column.
+    """Check the columns of a write; return column names by field of a message.
 
     Raises:
-        InvalidValue: a column is missing, unknown, of another type, or there twice.
+        InvalidValue: a column is missing, unknown, of another type, or given twice.
     """
-    found: dict[str, str] = {}
-    for one in schema:
-        column = COLUMNS.get(one.name.lower())
+    columns: dict[str, str] = {}
+    for given in schema:
+        column = COLUMNS.get(given.name.lower())
         if column is None:
-            near = difflib.get_close_matches(one.name.lower(), COLUMNS, 1, 0.6)
-            what = f"did you mean {near[0]}?" if near else f"known are {_KNOWN}"
-            raise InvalidValue(f"{one.name}: a write has no such column; {what}; drop the others")
-        kind = one.dataType
+            near = difflib.get_close_matches(given.name.lower(), COLUMNS, 1, 0.6)
+            hint = f"did you mean {near[0]}?" if near else f"known are {_KNOWN}"
+            raise InvalidValue(f"{given.name}: a write has no such column; {hint}; drop the others")
+        kind = given.dataType
         fits = isinstance(kind, column.types)
         if isinstance(kind, MapType):
             fits = fits and isinstance(kind.keyType, StringType)
             fits = fits and isinstance(kind.valueType, StringType)
         if not fits:
-            raise InvalidValue(f"{one.name}: {kind.simpleString()}; cast it to {column.hint}")
-        if column.field in found:
+            raise InvalidValue(f"{given.name}: {kind.simpleString()}; cast it to {column.hint}")
+        if column.field in columns:
             raise InvalidValue(
-                f"{found[column.field]}, {one.name}: two columns for the same thing; drop one"
+                f"{columns[column.field]}, {given.name}: two columns for the same thing; drop one"
             )
-        found[column.field] = one.name
-    if "body" not in found:
+        columns[column.field] = given.name
+    if "body" not in columns:
         raise InvalidValue("value: the column is missing; it is the body, binary or string")
-    if "time_range" in found and "merge_key" not in found:
+    if "time_range" in columns and "merge_key" not in columns:
         raise InvalidValue("time_range_ms: given without merge_key; drop it, or add merge_key")
-    if "merge_key" in found and "time_range" not in found:
+    if "merge_key" in columns and "time_range" not in columns:
         raise InvalidValue("merge_key: given without time_range_ms; drop it, or add time_range_ms")
-    return found
+    return columns
 
 
 def _binary(array: pa.Array) -> list[Any]:
-    made: list[Any] = array.cast(pa.binary()).to_pylist()
-    return made
+    values: list[Any] = array.cast(pa.binary()).to_pylist()
+    return values
 
 
 def _spans(array: pa.Array) -> list[Any]:
@@ -131,18 +131,18 @@ def _spans(array: pa.Array) -> list[Any]:
 
 
 def _times(array: pa.Array) -> list[Any]:
-    """Epoch ms, rounded up so that nothing is early."""
+    """Return epoch ms, rounded up so that no message is early."""
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
-    return [None if one is None else -(-one // 1000) for one in us]
+    return [None if time is None else -(-time // 1000) for time in us]
 
 
 def _maps(array: pa.Array) -> list[Any]:
-    return [None if one is None else dict(one) for one in array.to_pylist()]
+    return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
 
 
 def _plain(array: pa.Array) -> list[Any]:
-    made: list[Any] = array.to_pylist()
-    return made
+    values: list[Any] = array.to_pylist()
+    return values
 
 
 _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
@@ -151,26 +151,26 @@ _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
 
 
 class Rows:
-    """Turns record batches into messages. Knows how far it has been read, for errors."""
+    """Convert record batches to messages; keep the current row, for errors."""
 
     def __init__(self, columns: dict[str, str], merge: Merge) -> None:
         self._columns = columns
         self._merge = merge
-        self._before = 0  # rows of the partition before those that are read now
+        self._before = 0  # rows of the partition before the current slice
         self._bodies: list[Any] = []
         self._left: Iterator[Any] = iter(self._bodies)
         merges = ("merge",) if "merge_key" in columns else ()
         last = max(_FIELDS.index(field) for field in (*columns, *merges))
         self._fields = _FIELDS[: last + 1]
-        self.is_plain = list(columns) == ["body"]  # rows are bodies and nothing else
+        self.is_plain = list(columns) == ["body"]  # no column but the body
 
     @property
     def row(self) -> int:
-        """The row of the partition that was read last, from 1."""
+        """The last row that was read, counted from 1 in its partition."""
         return self._before + len(self._bodies) - length_hint(self._left)
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[Iterator[Any]]:
-        """The messages of a batch, or the bodies where it is plain, some thousands at a time."""
+        """Yield the messages of a batch (only bodies if `is_plain`), some thousands at a time."""
         each = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(SLICE_ROWS, SLICE_BYTES // each))
         for at in range(0, batch.num_rows, step):
@@ -191,14 +191,14 @@ class Rows:
             return self._left
         if "merge_key" in values:
             values["merge"] = [
-                "first" if one is None else self._merge for one in values["merge_key"]
+                "first" if key is None else self._merge for key in values["merge_key"]
             ]
-        # Columns of lists and of what is the same for all: no row is ever made.
+        # Column by column, with `repeat` for constants: no row object is ever made.
         columns = [values.get(field, repeat(_DEFAULTS[field])) for field in self._fields[1:]]
         return map(Outgoing, self._left, *columns)
 
     def explain(self, error: RMQError, partition: int) -> None:
-        """Tell an error of a message in the words of the columns."""
+        """Name the columns in an error of a message, instead of its fields."""
         head, colon, rest = str(error).partition(":")
         words = [self._columns.get(word.rstrip(","), word) for word in head.split(" ")]
         error.args = (" ".join(words) + colon + rest, *error.args[1:])

@@ -1,8 +1,8 @@
-"""What Spark writes into its checkpoint: which query it is, and how far each slot has come.
+"""The offsets that Spark writes into its checkpoint: the query's run, and a number for each slot.
 
-Spark compares offsets as JSON text, so the keys have one order, and an offset that is nothing new
-is handed back as it came. `held` is how many messages the batch has that ends here: numbers of a
-query have gaps where a lease once ran out, so it cannot be told from the numbers.
+Spark compares offsets as JSON text, so the keys have a fixed order, and an unchanged offset is
+returned as it came. `held` is the number of messages of the batch that ends here. It cannot be
+computed from the numbers, which have gaps where a lease has expired.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 from rmq.errors import ConfigurationError
 
 VERSION = 1
-# A file sink knows batches by their number alone, and drops those of a new query that it knows.
+# A file sink knows batches by number only: it drops batches of a new query whose numbers it knows.
 ANEW = "a new checkpoint together with a new output path"
 
 
 class Offset(NamedTuple):
-    """An offset, read."""
+    """An offset, parsed."""
 
     run: str
     slots: dict[int, int]
     held: dict[int, int]
 
     def spell(self, topic: str) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the offset for the checkpoint."""
         return {
             "v": VERSION,
             "run": self.run,
@@ -37,13 +37,13 @@ class Offset(NamedTuple):
 
 
 def read(given: Any, topic: str) -> Offset:
-    """An offset from the checkpoint.
+    """Parse an offset from the checkpoint.
 
     Raises:
         ConfigurationError: it is no offset of this source, or of another topic.
     """
     try:
-        version, run, found = given["v"], given["run"], given["topic"]
+        version, run, named = given["v"], given["run"], given["topic"]
         slots = {int(slot): int(number) for slot, number in given["slots"].items()}
         held = {int(slot): int(number) for slot, number in given["held"].items()}
     except (TypeError, KeyError, ValueError, AttributeError):
@@ -55,16 +55,16 @@ def read(given: Any, topic: str) -> Offset:
             f"checkpoint: it was written in format {version!r} and this RMQ reads {VERSION}; use "
             "the RMQ that wrote it"
         )
-    if found != topic:
+    if named != topic:
         raise ConfigurationError(
-            f"checkpoint: it is of topic {found!r} and subscribe names {topic!r}; give the query "
+            f"checkpoint: it is of topic {named!r} and subscribe names {topic!r}; give the query "
             f"{ANEW}"
         )
     return Offset(run, slots, held)
 
 
 def check_slots(offset: Offset, slots: int, topic: str) -> None:
-    """Refuse a topic that was made anew with other slots.
+    """Refuse a topic that was created again with other slots.
 
     Raises:
         ConfigurationError: it has another number of slots than the checkpoint.
@@ -77,15 +77,15 @@ def check_slots(offset: Offset, slots: int, topic: str) -> None:
 
 
 def check_age(offset: Offset, settled: Sequence[int], topic: str) -> None:
-    """Refuse a checkpoint that does not know of batches that were settled.
+    """Refuse a checkpoint that is older than a settled batch.
 
-    A sink that knows batches by their number would take its next ones for replays, drop them, and
+    A sink that knows batches by number would take the next ones for replays and drop them, and
     they would be settled here.
 
     Raises:
         ConfigurationError: the query has settled more than ends with this offset.
     """
-    ahead = sum(max(0, one - offset.slots[slot]) for slot, one in enumerate(settled))
+    ahead = sum(max(0, number - offset.slots[slot]) for slot, number in enumerate(settled))
     if ahead:
         raise ConfigurationError(
             f"checkpoint: it is an older copy; {ahead} messages of topic {topic!r} that came after "
@@ -101,9 +101,9 @@ class Share(NamedTuple):
 
     Attributes:
         slot: its index.
-        after: numbers after this one.
-        upto: up to this one.
-        held: how many messages that is.
+        after: the number before its first message.
+        upto: the number of its last message.
+        held: the number of its messages.
     """
 
     slot: int
@@ -113,17 +113,17 @@ class Share(NamedTuple):
 
 
 def shares(after: dict[int, int], end: Offset, held: dict[int, int], pieces: int) -> list[Share]:
-    """A batch in at least so many parts, as far as it has messages.
+    """Divide a batch into at least so many parts, if it has as many messages.
 
-    A slot whose numbers have gaps stays in one part: where the messages lie in it is not known.
+    A slot whose numbers have gaps stays in one part, because it is unknown where its messages are.
     """
     total = sum(held.values())
-    found = []
+    parts = []
     for slot, count in sorted(held.items()):
         if not count:
             continue
         first, last = after.get(slot, 0), end.slots[slot]
         cuts = min(count, -(-pieces * count // total)) if last - first == count else 1
         marks = [first + count * i // cuts for i in range(cuts)] + [last]
-        found += [Share(slot, a, b, count if cuts == 1 else b - a) for a, b in pairwise(marks)]
-    return found
+        parts += [Share(slot, a, b, count if cuts == 1 else b - a) for a, b in pairwise(marks)]
+    return parts

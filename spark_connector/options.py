@@ -1,7 +1,7 @@
 """The options of the data source: names, units, defaults and limits, each checked once.
 
-Spark hands options over as text, names in lower case. They are read on the driver's side, so a
-wrong one fails the query before anything has started. No PySpark here.
+Spark passes options as text, with names in lower case. They are parsed in the driver, so that an
+invalid one fails the query before it starts. This module does not need PySpark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEASE_MAX_S = 43_200.0  # 12 hours, as for every lease
 
 
 class Option(NamedTuple):
-    """One option: its name, how its text is read, and what it is when it is left out."""
+    """An option: its name, the parser of its text, its default."""
 
     name: str
     read: Callable[[str, str], Any]  # (name as given, text) -> value
@@ -29,25 +29,25 @@ class Option(NamedTuple):
     alias: str = ""
 
 
-# --- how texts are read --------------------------------------------------------------------------
+# --- parsers of texts ----------------------------------------------------------------------------
 
 
 def text(name: str, given: str) -> str:
-    """Any text that is not empty."""
+    """Parse a text that is not empty."""
     if not given.strip():
         raise InvalidValue(f"{name}: it is empty; give a value or leave the option out")
     return given.strip()
 
 
 def flag(name: str, given: str) -> bool:
-    """True or false."""
+    """Parse true or false."""
     if given.lower() not in ("true", "false"):
         raise InvalidValue(f"{name}: {given!r}; give true or false")
     return given.lower() == "true"
 
 
 def count(low: int, high: int) -> Callable[[str, str], int]:
-    """A whole number from low to high."""
+    """Return a parser of whole numbers from low to high."""
 
     def read(name: str, given: str) -> int:
         try:
@@ -64,7 +64,7 @@ def count(low: int, high: int) -> Callable[[str, str], int]:
 
 
 def seconds(name: str, given: str) -> float:
-    """A lease: 1 second to 12 hours."""
+    """Parse a lease: 1 second to 12 hours."""
     try:
         value = float(given)
     except ValueError:
@@ -75,7 +75,7 @@ def seconds(name: str, given: str) -> float:
 
 
 def choice(*words: str) -> Callable[[str, str], str]:
-    """One of some words."""
+    """Return a parser of these words."""
 
     def read(name: str, given: str) -> str:
         if given.lower() not in words:
@@ -107,12 +107,12 @@ def _prefix(name: str, given: str) -> str:
 
 def _slots(name: str, given: str) -> tuple[int, ...]:
     try:
-        found = sorted({int(one) for one in given.split(",")})
+        slots = sorted({int(number) for number in given.split(",")})
     except ValueError:
         raise InvalidValue(f"{name}: {given!r}; give the numbers of slots, as 0 or 0,2,3") from None
-    if found[0] < 0 or found[-1] > 1023:
+    if slots[0] < 0 or slots[-1] > 1023:
         raise InvalidValue(f"{name}: {given!r}; slots have the numbers 0 to 1023")
-    return tuple(found)
+    return tuple(slots)
 
 
 def _loss(name: str, given: str) -> str:
@@ -121,7 +121,7 @@ def _loss(name: str, given: str) -> str:
     return choice("fail", "continue")(name, given)
 
 
-# --- which there are -----------------------------------------------------------------------------
+# --- the options ---------------------------------------------------------------------------------
 
 CONNECTION = (
     Option("url", _url),
@@ -191,21 +191,20 @@ _NO_SINK = {
 def checked(
     given: Mapping[str, str], table: tuple[Option, ...], where: str, passed: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Every option of a table by its name, read, or its default.
+    """Parse options; return the value or default of every option of a table by its name.
 
     Args:
-        given: by name, in any case.
-        table: the options there are.
-        where: what they are options of, for errors.
-        passed: names, in lower case, that are somebody else's.
+        given: texts by name, in any case.
+        table: the options that exist.
+        where: the operation that has these options, for errors.
+        passed: names of other options to ignore, in lower case.
 
     Raises:
-        ConfigurationError: a value cannot work, an option is named twice, or there is none of
-            that name.
+        ConfigurationError: a value cannot work, an option is given twice, or is unknown.
     """
-    names = {n: one for one in table for n in (one.name, one.alias) if n}
+    names = {n: option for option in table for n in (option.name, option.alias) if n}
     known = {name.lower(): name for name in names}
-    found: dict[str, Any] = {one.name: one.default for one in table}
+    values: dict[str, Any] = {option.name: option.default for option in table}
     seen: dict[str, str] = {}
     for key, value in given.items():
         lower = key.lower()
@@ -218,8 +217,8 @@ def checked(
         if option.name in seen:
             raise InvalidValue(f"{seen[option.name]}, {name}: two names of one option; give one")
         seen[option.name] = name
-        found[option.name] = option.read(name, text(name, str(value)))
-    return found
+        values[option.name] = option.read(name, text(name, str(value)))
+    return values
 
 
 def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option, ...]) -> str:
@@ -228,7 +227,7 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
         return f"{shown}: {_NO_SINK[key.lower()]}"
     if key.lower() in _FOREIGN:
         return f"{shown}: {_FOREIGN[key.lower()]}"
-    elsewhere = {one.name.lower(): one.name for one in (*STREAM, *SNAPSHOT, *SINK)}
+    elsewhere = {option.name.lower(): option.name for option in (*STREAM, *SNAPSHOT, *SINK)}
     if key.lower() in elsewhere:
         return f"{elsewhere[key.lower()]}: it is no option of {where}; leave it out"
     near = difflib.get_close_matches(key.lower(), known, 1, 0.6)
@@ -237,39 +236,39 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
     return f"{shown}: {where} has no such option; known are {', '.join(known.values())}"
 
 
-# --- read ----------------------------------------------------------------------------------------
+# --- parsed --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the topic is. The URL may hold a password, so no repr shows it."""
+    """The address of a topic. No repr shows the URL, which may have a password."""
 
     url: str = field(repr=False)
     topic: str
     prefix: str
 
 
-def connection(found: Mapping[str, Any], topic: str = "subscribe") -> Connection:
-    """Where the topic is; the URL may stand in RMQ_URL of the driver instead.
+def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connection:
+    """Return the address of the topic; the URL may come from RMQ_URL in the driver instead.
 
     Raises:
-        ConfigurationError: it is not told, or cannot work.
+        ConfigurationError: it is missing, or cannot work.
     """
-    url = found["url"]
+    url = values["url"]
     if url is None:
         if not os.environ.get("RMQ_URL"):
             raise ConfigurationError(
                 "url: it is missing; give redis://host:6379/0, or set RMQ_URL on the driver"
             )
         url = _url("RMQ_URL", os.environ["RMQ_URL"])
-    if found[topic] is None:
+    if values[topic] is None:
         raise ConfigurationError(f"{topic}: it is missing; name the topic")
-    return Connection(url, found[topic], found["prefix"])
+    return Connection(url, values[topic], values["prefix"])
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What a streaming read is asked for."""
+    """The options of a streaming read."""
 
     at: Connection
     most: int
@@ -284,30 +283,30 @@ class StreamOptions:
 
 
 def stream(given: Mapping[str, str]) -> StreamOptions:
-    """The options of `readStream`. Raises ConfigurationError."""
-    found = checked(given, STREAM, "a streaming read")
-    lease_s, owner_s = found["leaseSeconds"], found["ownerLeaseSeconds"]
+    """Parse the options of `readStream`. Raises ConfigurationError."""
+    values = checked(given, STREAM, "a streaming read")
+    lease_s, owner_s = values["leaseSeconds"], values["ownerLeaseSeconds"]
     if owner_s > lease_s:
         raise InvalidValue(
             f"ownerLeaseSeconds: {owner_s:g}; give at most leaseSeconds, which is {lease_s:g}"
         )
     return StreamOptions(
-        connection(found), found["maxMessagesPerTrigger"], found["minPartitions"], lease_s,
-        owner_s, found["onClaimLoss"], found["maxReplays"], found["pollWaitMs"] / 1000,
-        found["includeHeaders"], found["fetchSize"],
+        connection(values), values["maxMessagesPerTrigger"], values["minPartitions"], lease_s,
+        owner_s, values["onClaimLoss"], values["maxReplays"], values["pollWaitMs"] / 1000,
+        values["includeHeaders"], values["fetchSize"],
     )  # fmt: skip
 
 
 def of_batch(given: Mapping[str, str]) -> bool:
-    """Whether an option is given that only a batch read has."""
-    streams = {name.lower() for one in STREAM for name in (one.name, one.alias)}
-    batches = {one.name.lower() for one in SNAPSHOT}
+    """Whether one of the options is of a batch read only."""
+    streams = {name.lower() for option in STREAM for name in (option.name, option.alias)}
+    batches = {option.name.lower() for option in SNAPSHOT}
     return any(key.lower() in batches - streams for key in given)
 
 
 @dataclass(frozen=True)
 class SnapshotOptions:
-    """What a batch read is asked for."""
+    """The options of a batch read."""
 
     at: Connection
     queues: tuple[str, ...]
@@ -319,23 +318,23 @@ class SnapshotOptions:
 
 
 def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
-    """The options of `read`. Raises ConfigurationError."""
-    found = checked(given, SNAPSHOT, "a batch read")
-    if found["queue"] is None:
+    """Parse the options of `read`. Raises ConfigurationError."""
+    values = checked(given, SNAPSHOT, "a batch read")
+    if values["queue"] is None:
         raise ConfigurationError(
             "queue: it is missing; a batch read looks at store, prepare, dead or all, and takes "
             "nothing (spark.readStream takes)"
         )
-    queues = QUEUES if found["queue"] == "all" else (found["queue"],)
+    queues = QUEUES if values["queue"] == "all" else (values["queue"],)
     return SnapshotOptions(
-        connection(found), queues, found["slots"], found["limit"], found["minPartitions"],
-        found["includeHeaders"], found["fetchSize"],
+        connection(values), queues, values["slots"], values["limit"], values["minPartitions"],
+        values["includeHeaders"], values["fetchSize"],
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What a write is asked for."""
+    """The options of a write."""
 
     at: Connection
     codec: str
@@ -344,8 +343,8 @@ class SinkOptions:
 
 
 def sink(given: Mapping[str, str]) -> SinkOptions:
-    """The options of `write` and `writeStream`. Raises ConfigurationError."""
-    found = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
+    """Parse the options of `write` and `writeStream`. Raises ConfigurationError."""
+    values = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
     return SinkOptions(
-        connection(found, "topic"), found["codec"], found["merge"], found["pastTimes"] == "now"
+        connection(values, "topic"), values["codec"], values["merge"], values["pastTimes"] == "now"
     )

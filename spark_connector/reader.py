@@ -1,6 +1,6 @@
-"""The batch read: a bounded look at the queues of a topic. Takes nothing and changes nothing.
+"""The batch read: a bounded look at the queues of a topic, which changes nothing.
 
-Every page is a moment of its slot; the whole is not. A message that moves meanwhile may be in two
+Each page is consistent, the whole result is not: a message that moves meanwhile may be in two
 queues of the result, or in none.
 """
 
@@ -14,11 +14,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq import Message, Page, Span
-from rmq.connectors import Place
+from rmq.connectors import QueueName
 from rmq.errors import InvalidValue
-from spark_connector.claims import PATIENCE_S
-from spark_connector.link import connect, patient
+from spark_connector.connection import connect, retry_while_away
 from spark_connector.options import SnapshotOptions
+from spark_connector.query_lease import RETRY_S
 from spark_connector.schema import Batches, fingerprint
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ _AUDIT = "rmq-audit"
 
 
 @dataclass
-class Look(InputPartition):
-    """What one task looks at.
+class SnapshotPart(InputPartition):
+    """The part of a queue that a task reads.
 
     Attributes:
         queue: store, prepare or dead.
         span: of one slot.
-        most: messages; None: all.
+        most: the most messages; None: all.
     """
 
     queue: str
@@ -46,13 +46,13 @@ class Look(InputPartition):
 
 
 class RmqReader(DataSourceReader):
-    """Looks at a topic. Pickled to the tasks, so it holds options alone."""
+    """Read the queues of a topic. Pickled to the tasks, so it has no connection."""
 
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
-    def partitions(self) -> list[Look]:
+    def partitions(self) -> list[SnapshotPart]:
         """Cut the queues into parts: by slot, and by score where a slot has many messages."""
         at = self._options.at
         with connect(at) as client:
@@ -60,38 +60,39 @@ class RmqReader(DataSourceReader):
             slots = self._slots(len(stats))
             counts = {(q, s): _messages(stats[s], q) for q in self._options.queues for s in slots}
             total = sum(counts.values())
-            found = []
+            parts = []
             for (queue, slot), count in counts.items():
                 wanted = -(-self._options.min_partitions * count // total) if count else 1
                 pieces = min(10_000, max(wanted, -(-count // PART_MESSAGES), 1))
-                spans = client.admin.spans(at.topic, cast("Place", queue), slot, pieces)
-                found += [Look(queue, span, None) for span in spans if span.messages]
-        return self._limited(found)
+                spans = client.admin.spans(at.topic, cast("QueueName", queue), slot, pieces)
+                parts += [SnapshotPart(queue, span, None) for span in spans if span.messages]
+        return self._limited(parts)
 
-    def _slots(self, there: int) -> tuple[int, ...]:
-        asked = self._options.slots
-        if asked and asked[-1] >= there:
+    def _slots(self, count: int) -> tuple[int, ...]:
+        chosen = self._options.slots
+        if chosen and chosen[-1] >= count:
             raise InvalidValue(
-                f"slots: {asked[-1]}; topic {self._options.at.topic!r} has {there}, numbered from 0"
+                f"slots: {chosen[-1]}; topic {self._options.at.topic!r} has {count}, numbered "
+                "from 0"
             )
-        return asked or tuple(range(there))
+        return chosen or tuple(range(count))
 
-    def _limited(self, looks: list[Look]) -> list[Look]:
+    def _limited(self, parts: list[SnapshotPart]) -> list[SnapshotPart]:
         left = self._options.limit
         if left is None:
-            return looks
+            return parts
         kept = []
-        for look in looks:
-            look.most = min(left, look.span.messages)
-            left -= look.most
-            if look.most:
-                kept.append(look)
+        for part in parts:
+            part.most = min(left, part.span.messages)
+            left -= part.most
+            if part.most:
+                kept.append(part)
         return kept
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Look at one part."""
-        if not isinstance(partition, Look):
-            return  # Spark asks for one part even where there are none
+        """Read one part."""
+        if not isinstance(partition, SnapshotPart):
+            return  # Spark reads one part even if there are none
         batches = Batches(self._schema, self._options.at.topic)
         left = partition.most
         for messages in self._pages(partition):
@@ -103,16 +104,16 @@ class RmqReader(DataSourceReader):
                 if not left:
                     return
 
-    def _pages(self, look: Look) -> Iterator[list[Message]]:
+    def _pages(self, part: SnapshotPart) -> Iterator[list[Message]]:
         at, size = self._options.at, self._options.fetch
-        place, cursor = cast("Place", look.queue), None
+        place, cursor = cast("QueueName", part.queue), None
         with connect(at) as client:
             while True:
 
                 def ask() -> Page:
-                    return client.admin.page(at.topic, place, look.span, cursor, raw=True)  # noqa: B023
+                    return client.admin.page(at.topic, place, part.span, cursor, raw=True)  # noqa: B023
 
-                page = patient(ask, PATIENCE_S)
+                page = retry_while_away(ask, RETRY_S)
                 for first in range(0, len(page.messages), size):
                     yield page.messages[first : first + size]
                 if page.cursor is None:
@@ -121,41 +122,45 @@ class RmqReader(DataSourceReader):
 
 
 def _messages(stats: dict[str, int], queue: str) -> int:
-    """How many messages a queue of a slot has."""
+    """Return the number of messages in a queue of a slot."""
     if queue == "store":
         return stats["retries"] + stats["priority"] + stats["due"] + stats["later"]
     return stats["in_flight" if queue == "prepare" else "dead"]
 
 
 def _columns(queue: str, messages: list[Message]) -> dict[str, Any]:
-    failures = [one.failure for one in messages]
-    numbers = [one.headers.get(_AUDIT, "").rpartition(".") for one in messages]
+    failures = [message.failure for message in messages]
+    numbers = [message.headers.get(_AUDIT, "").rpartition(".") for message in messages]
     return {
         "queue": queue,
-        "message_id": [str(one.id) for one in messages],
+        "message_id": [str(message.id) for message in messages],
         "slot": messages[0].slot,
-        "offset": [one.offset for one in messages],
-        "score": [one.score for one in messages],
-        "value": [one.body for one in messages],
-        "timestamp": [_us(one.id.made_at) for one in messages],
-        "deliver_at": [_us(one.due) for one in messages],
-        "expires_at": [_us(one.expires) for one in messages],
-        "priority": [one.priority for one in messages],
-        "merge_key": [one.merge_key for one in messages],
+        "offset": [message.offset for message in messages],
+        "score": [message.score for message in messages],
+        "value": [message.body for message in messages],
+        "timestamp": [_us(message.id.made_at) for message in messages],
+        "deliver_at": [_us(message.due) for message in messages],
+        "expires_at": [_us(message.expires) for message in messages],
+        "priority": [message.priority for message in messages],
+        "merge_key": [message.merge_key for message in messages],
         "producer": [producer or None for producer, _, _ in numbers],
         "producer_seq": [int(n) if n.isdecimal() else None for _, _, n in numbers],
         "headers": [
-            [(name, text) for name, text in one.headers.items() if not name.startswith("rmq-")]
-            for one in messages
+            [(name, text) for name, text in message.headers.items() if not name.startswith("rmq-")]
+            for message in messages
         ],
-        "attempt": [one.deliveries for one in messages],
-        "lease_until": [_us(one.deadline) for one in messages],
-        "held_by_query": [one.held_by_query if queue == "prepare" else None for one in messages],
-        "died": [_us(one.died) for one in messages],
-        "reason": [one.reason if one else None for one in failures],
-        "error": [(one.error or None) if one else None for one in failures],
-        "error_fingerprint": [fingerprint(one.error) if one else None for one in failures],
-        "unreadable": [one.unreadable or None for one in messages],
+        "attempt": [message.deliveries for message in messages],
+        "lease_until": [_us(message.deadline) for message in messages],
+        "held_by_query": [
+            message.held_by_query if queue == "prepare" else None for message in messages
+        ],
+        "died": [_us(message.died) for message in messages],
+        "reason": [failure.reason if failure else None for failure in failures],
+        "error": [(failure.error or None) if failure else None for failure in failures],
+        "error_fingerprint": [
+            fingerprint(failure.error) if failure else None for failure in failures
+        ],
+        "unreadable": [message.unreadable or None for message in messages],
     }
 
 

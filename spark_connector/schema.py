@@ -1,7 +1,7 @@
-"""The columns of a read, and messages as Arrow record batches of exactly these columns.
+"""The columns of a read, and the conversion of messages to Arrow record batches.
 
-Spark compares the first batch with the schema, time zones and nulls included: so arrays are made
-for the fields of the schema, and no type is ever guessed from what a queue happens to hold.
+Spark compares the first batch with the schema, including time zones and nulls. So arrays are made
+for the fields of the schema, and no type is guessed from the messages.
 """
 
 from __future__ import annotations
@@ -81,24 +81,24 @@ _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|
 
 
 def _schema(fields: Iterable[Field]) -> StructType:
-    return StructType([StructField(*one) for one in fields])
+    return StructType([StructField(*field) for field in fields])
 
 
 def stream_schema(headers: bool) -> StructType:
-    """The columns of a streaming read."""
+    """Return the columns of a streaming read."""
     return _schema(_MESSAGE + _TAKEN + (_HEADERS if headers else ()))
 
 
 def snapshot_schema(headers: bool) -> StructType:
-    """The columns of a batch read."""
+    """Return the columns of a batch read."""
     return _schema(_MESSAGE + _LOOKED_AT + (_HEADERS if headers else ()))
 
 
-def same(given: StructType, ours: StructType) -> None:
-    """Refuse a schema of the caller's own.
+def refuse_other_schema(given: StructType, ours: StructType) -> None:
+    """Refuse a schema that the caller has given.
 
     Raises:
-        InvalidValue: it is another one.
+        InvalidValue: it differs from ours.
     """
     if [(f.name, f.dataType) for f in given] != [(f.name, f.dataType) for f in ours]:
         raise InvalidValue(
@@ -108,24 +108,24 @@ def same(given: StructType, ours: StructType) -> None:
 
 
 def fingerprint(error: str) -> str | None:
-    """What errors have in common that differ in numbers, ids and quoted text alone."""
+    """Return a hash that ignores numbers, ids and quoted text in an error."""
     if not error:
         return None
     return blake2b(_VARIES.sub("#", error).encode(), digest_size=8).hexdigest()
 
 
 def _texts(ids: bytes) -> pa.Array:
-    """The ids as text."""
-    whole = pa.py_buffer(id_texts(ids))
-    fixed = pa.Array.from_buffers(pa.binary(ID_CHARS), len(ids) // ID_BYTES, [None, whole])
+    """Return ids as text."""
+    text = pa.py_buffer(id_texts(ids))
+    fixed = pa.Array.from_buffers(pa.binary(ID_CHARS), len(ids) // ID_BYTES, [None, text])
     return fixed.cast(pa.binary()).cast(pa.string())
 
 
-def _made(ids: bytes) -> pa.Array:
-    """When producers made the ids; null for one that was derived and holds no time."""
+def _made_at(ids: bytes) -> pa.Array:
+    """Return the times at which ids were made; null for an id derived from a dedup key."""
     stamps = bytearray(len(ids) // 2)
-    for place in range(6):  # big-endian ms in the id, little-endian here
-        stamps[place::8] = ids[5 - place :: ID_BYTES]
+    for index in range(6):  # big-endian ms in the id, little-endian here
+        stamps[index::8] = ids[5 - index :: ID_BYTES]
     ms = pa.Array.from_buffers(
         pa.int64(), len(ids) // ID_BYTES, [None, pa.py_buffer(bytes(stamps))]
     )
@@ -134,39 +134,39 @@ def _made(ids: bytes) -> pa.Array:
     return ms.cast(pa.timestamp("ms", "UTC"))
 
 
-def _envelope(found: Record, row: int, columns: dict[str, list[Any]]) -> None:
-    if found.due_ms:
-        columns["deliver_at"][row] = found.due_ms * 1000
-    if found.expires_ms:
-        columns["expires_at"][row] = found.expires_ms * 1000
-    columns["merge_key"][row] = found.merge_key or None
-    producer, _, number = found.headers.get(_NUMBER, "").rpartition(".")
+def _read_envelope(record: Record, row: int, columns: dict[str, list[Any]]) -> None:
+    if record.due_ms:
+        columns["deliver_at"][row] = record.due_ms * 1000
+    if record.expires_ms:
+        columns["expires_at"][row] = record.expires_ms * 1000
+    columns["merge_key"][row] = record.merge_key or None
+    producer, _, number = record.headers.get(_NUMBER, "").rpartition(".")
     if producer and number.isdecimal():
         columns["producer"][row], columns["producer_seq"][row] = producer, int(number)
     columns["headers"][row] = [
-        (name, one) for name, one in found.headers.items() if not name.startswith("rmq-")
+        (name, text) for name, text in record.headers.items() if not name.startswith("rmq-")
     ]
 
 
 def columns_of(ids: Sequence[bytes], records: Sequence[bytes]) -> dict[str, Any]:
-    """The columns that every read has, and `unreadable`: why a record could not be read."""
+    """Return the columns of every read, and `unreadable`: why a record could not be read."""
     joined = b"".join(ids)
-    columns: dict[str, Any] = {"message_id": _texts(joined), "timestamp": _made(joined)}
-    heads = {one[:4] for one in records}
+    columns: dict[str, Any] = {"message_id": _texts(joined), "timestamp": _made_at(joined)}
+    heads = {record[:4] for record in records}
     if all(head and is_bare(head[0]) for head in heads):
-        columns["value"] = [one[BARE:] for one in records]
+        columns["value"] = [record[BARE:] for record in records]
         columns["headers"] = _EMPTY
     else:
-        columns |= _told(records)
+        columns |= _read_each(records)
     if len(heads) == 1:
         columns["priority"] = int.from_bytes(heads.pop()[1:], "big") or None
     else:
-        columns["priority"] = [int.from_bytes(one[1:4], "big") or None for one in records]
+        columns["priority"] = [int.from_bytes(record[1:4], "big") or None for record in records]
     return columns
 
 
-def _told(records: Sequence[bytes]) -> dict[str, list[Any]]:
-    """What is read record by record."""
+def _read_each(records: Sequence[bytes]) -> dict[str, list[Any]]:
+    """Return the columns that are read record by record."""
     names = ("value", "deliver_at", "expires_at", "merge_key", "producer", "producer_seq")
     empty: list[Any] = [None] * len(records)
     columns = {name: empty.copy() for name in (*names, "unreadable")}
@@ -175,8 +175,8 @@ def _told(records: Sequence[bytes]) -> dict[str, list[Any]]:
         try:
             if not entry:
                 raise DecodeError("its record is missing")
-            if entry[0] & 31:  # something stands before the body
-                _envelope(envelope_of(entry), row, columns)
+            if entry[0] & 31:  # there are fields before the body
+                _read_envelope(envelope_of(entry), row, columns)
             columns["value"][row] = value_of(entry)
         except DecodeError as error:
             columns["value"][row], columns["unreadable"][row] = entry, str(error)
@@ -184,14 +184,14 @@ def _told(records: Sequence[bytes]) -> dict[str, list[Any]]:
 
 
 class Batches:
-    """Makes record batches of one schema for one topic; made in the task that needs them."""
+    """Make record batches of one schema for one topic; created in the task that uses it."""
 
     def __init__(self, schema: StructType, topic: str) -> None:
         self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self._topic = topic
 
     def batch(self, rows: int, columns: dict[str, Any]) -> pa.RecordBatch:
-        """A record batch. A single value stands for the same one in every row, or none for null."""
+        """Return a record batch. A single value fills every row; a missing column is null."""
         columns["topic"] = self._topic
         arrays = []
         for field in self.schema:
@@ -207,7 +207,7 @@ class Batches:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def of_block(self, block: Block) -> pa.RecordBatch:
-        """What a query holds. A record that cannot be read is a row: it must not hold up others."""
+        """Return a block as a batch. An unreadable record is a row, so that it blocks no others."""
         columns = columns_of(block.ids, block.records)
         columns.update(attempt=block.attempts, seq=block.numbers)
         return self.batch(len(block.ids), {"slot": block.slot, **columns})

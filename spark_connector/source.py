@@ -1,4 +1,4 @@
-"""The door: what Spark asks of a data source named `rmq`.
+"""The data source `rmq`, as Spark knows it.
 
 Name:
     rmq
@@ -8,8 +8,8 @@ Schema:
 Options:
     url, subscribe, and those of `spark_connector.options`, each with its unit and default.
 Guarantee:
-    A streaming read settles a batch when Spark has committed it, and replays it exactly before; a
-    sink that knows batches it has seen makes that exactly once. A batch read takes nothing.
+    A streaming read settles a batch after Spark has committed it, and replays it exactly until
+    then; with a sink that recognizes repeated batches that is exactly once. A batch read takes nothing.
 
     from spark_connector import RmqDataSource
 
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 class RmqDataSource(DataSource):
     """RMQ as a source and a sink, for batches and for streams.
 
-    Holds the options alone: Spark pickles it to every process that it starts. Everything else is
-    loaded where it is used, since Spark may load this class only to learn its name.
+    Has only the options, because Spark pickles it to every process that it starts. Other modules
+    are imported where they are used, because Spark may load this class only for its name.
     """
 
     @classmethod
     def name(cls) -> str:
-        """What `format()` is given."""
+        """Return the name for `format()`."""
         return "rmq"
 
     def schema(self) -> StructType:
-        """The columns; a look at a queue has more of them than a stream.
+        """Return the columns; a batch read has more of them than a streaming read.
 
-        Spark does not say which of the two is meant. An option that only a batch read has does.
+        Spark does not say which of the two is meant; an option that only a batch read has does.
         """
         from spark_connector import options, schema
 
@@ -62,36 +62,36 @@ class RmqDataSource(DataSource):
         return schema.stream_schema(options.stream(self.options).headers)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The streaming read."""
+        """Return the streaming read."""
         from spark_connector import options
-        from spark_connector.schema import same, stream_schema
+        from spark_connector.schema import refuse_other_schema, stream_schema
         from spark_connector.stream import RmqStreamReader
 
-        found = options.stream(self.options)
-        same(schema, stream_schema(found.headers))
-        return RmqStreamReader(found, schema)
+        parsed = options.stream(self.options)
+        refuse_other_schema(schema, stream_schema(parsed.headers))
+        return RmqStreamReader(parsed, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The batch read."""
+        """Return the batch read."""
         from rmq.errors import ConfigurationError
         from spark_connector import options
         from spark_connector.reader import RmqReader
-        from spark_connector.schema import same, snapshot_schema
+        from spark_connector.schema import refuse_other_schema, snapshot_schema
 
-        if not self.options:  # spark.read without options does not come so far
+        if not self.options:  # spark.read without options fails before
             raise ConfigurationError(f"this is a table that was made USING rmq; {options.TABLE}")
-        found = options.snapshot(self.options)
-        same(schema, snapshot_schema(found.headers))
-        return RmqReader(found, schema)
+        parsed = options.snapshot(self.options)
+        refuse_other_schema(schema, snapshot_schema(parsed.headers))
+        return RmqReader(parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The batch write."""
+        """Return the batch write."""
         from spark_connector.writer import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """The streaming write."""
+        """Return the streaming write."""
         from spark_connector.writer import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite)

@@ -1,8 +1,8 @@
-"""The sink: tasks stage their rows, and one commit publishes those of the tasks that count.
+"""The sink: tasks stage their rows, and a commit publishes the rows of the tasks that Spark counts.
 
-A task that fails, is repeated or is overtaken by its speculative copy leaves a stage that nobody
-publishes. A batch of a query is published once: RMQ remembers which batches it has seen, and ends
-a batch that was interrupted with the very rows that it began with.
+The stage of a task that fails, is repeated, or is overtaken by its speculative copy is never
+published. A batch of a query is published once: RMQ remembers the batches that it has seen, and
+finishes an interrupted batch with the same rows.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pyspark.sql.datasource import (
 import rmq
 from rmq.errors import ConfigurationError, InvalidValue, QueueFull, RMQError, SendError
 from spark_connector import columns, options
-from spark_connector.link import connect, patient
+from spark_connector.connection import connect, retry_while_away
 from spark_connector.options import SinkOptions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
-PATIENT_S = 60.0  # a commit that fails ends a query
-KEEP_S = 86_400.0  # a stage that nobody commits
+COMMIT_RETRY_S = 60.0  # because a commit that fails ends the query
+STAGE_TTL_S = 86_400.0  # of a stage that is never committed
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has staged, and for which batch."""
+    """The rows that a task has staged."""
 
     staged: rmq.Staged
     query: str | None = None
@@ -54,21 +54,21 @@ def _sink(
 
 
 class _Sink:
-    """What both writers do. Holds options alone: Spark pickles it to every task."""
+    """The common part of both writers. Pickled to the tasks, so it has no connection."""
 
-    def __init__(self, asked: SinkOptions, fields: dict[str, str]) -> None:
-        self.asked = asked
+    def __init__(self, options: SinkOptions, fields: dict[str, str]) -> None:
+        self.options = options
         self.fields = fields
 
     def topic(self, client: rmq.Client) -> rmq.Topic:
-        """The topic that is written to."""
-        return client.topic(self.asked.at.topic, codec=columns.Encoded(self.asked.codec))
+        """Return the topic to write to."""
+        return client.topic(self.options.at.topic, codec=columns.Encoded(self.options.codec))
 
     def stage(self, batches: Iterator[RecordBatch], name: str) -> rmq.Staged:
-        """Stage the rows of a task; what fails leaves nothing."""
-        rows = columns.Rows(self.fields, self.asked.merge)
-        with connect(self.asked.at) as client:
-            stage = self.topic(client).stage(name, keep=KEEP_S, late=self.asked.late)
+        """Stage the rows of a task; if it fails, drop them."""
+        rows = columns.Rows(self.fields, self.options.merge)
+        with connect(self.options.at) as client:
+            stage = self.topic(client).stage(name, keep=STAGE_TTL_S, late=self.options.late)
             push = stage.push_bodies if rows.is_plain else stage.push
             try:
                 for batch in batches:
@@ -84,19 +84,21 @@ class _Sink:
                 raise
             return stage.staged
 
-    def publish(self, found: Sequence[Written], batch: int | None = None) -> None:
-        """Publish what tasks have staged."""
-        staged = [one.staged for one in found]
-        query = found[0].query if found else None
-        with connect(self.asked.at) as client:
+    def publish(self, written: Sequence[Written], batch: int | None = None) -> None:
+        """Publish the stages of tasks."""
+        staged = [each.staged for each in written]
+        query = written[0].query if written else None
+        with connect(self.options.at) as client:
             topic = self.topic(client)
-            patient(lambda: topic.publish(staged, query=query, batch=batch), PATIENT_S)
+            retry_while_away(
+                lambda: topic.publish(staged, query=query, batch=batch), COMMIT_RETRY_S
+            )
 
-    def discard(self, found: Sequence[Written]) -> None:
-        """Drop what tasks have staged; what has begun to be published stays."""
-        query = found[0].query if found else None
-        with contextlib.suppress(RMQError), connect(self.asked.at) as client:
-            self.topic(client).discard([one.staged for one in found], query=query)
+    def discard(self, written: Sequence[Written]) -> None:
+        """Drop the stages of tasks, unless they have begun to be published."""
+        query = written[0].query if written else None
+        with contextlib.suppress(RMQError), connect(self.options.at) as client:
+            self.topic(client).discard([each.staged for each in written], query=query)
 
 
 def _partition() -> int:
@@ -104,8 +106,8 @@ def _partition() -> int:
     return context.partitionId() if context else 0
 
 
-def _of(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    return [one for one in messages if isinstance(one, Written)]
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    return [message for message in messages if isinstance(message, Written)]
 
 
 class RmqWriter(DataSourceArrowWriter):
@@ -119,12 +121,12 @@ class RmqWriter(DataSourceArrowWriter):
         return Written(self._sink.stage(iterator, uuid.uuid4().hex))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish."""
-        self._sink.publish(_of(messages))
+        """Publish the rows."""
+        self._sink.publish(_written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what is staged."""
-        self._sink.discard(_of(messages))
+        """Drop the rows."""
+        self._sink.discard(_written(messages))
 
 
 class RmqStreamWriter(DataSourceStreamArrowWriter):
@@ -136,7 +138,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task.
 
-        Spark gives its writers the batch only at the commit, and the query never; its tasks have
+        Spark passes the batch to its writers only at the commit, and the query never; tasks have
         both as local properties.
         """
         context = TaskContext.get()
@@ -146,23 +148,23 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigurationError(
                 "writeStream: this task is of no streaming query; write with df.write"
             )
-        # Attempts are counted anew by every run of a driver: a name is used once.
+        # A random part, because every run of a driver counts attempts from 0 again.
         name = f"{query}:{batch}:{uuid.uuid4().hex}"
         return Written(self._sink.stage(iterator, name), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish, once."""
-        found = _of(messages)
-        if found:  # Spark runs a task even for a batch without rows
-            self._sink.publish(found, batchId)
+        """Publish the rows, once."""
+        written = _written(messages)
+        if written:  # Spark runs a task even for a batch without rows
+            self._sink.publish(written, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop what is staged, unless it has begun to be published."""
-        self._sink.discard(_of(messages))
+        """Drop the rows, unless they have begun to be published."""
+        self._sink.discard(_written(messages))
 
 
 def batch_writer(given: dict[str, str], schema: StructType, overwrite: bool) -> RmqWriter:
-    """The writer of `df.write`.
+    """Return the writer of `df.write`.
 
     Raises:
         ConfigurationError: an option or a column cannot work.
@@ -171,7 +173,7 @@ def batch_writer(given: dict[str, str], schema: StructType, overwrite: bool) -> 
 
 
 def stream_writer(given: dict[str, str], schema: StructType, overwrite: bool) -> RmqStreamWriter:
-    """The writer of `df.writeStream`.
+    """Return the writer of `df.writeStream`.
 
     Raises:
         ConfigurationError: an option or a column cannot work.

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 import rmq
 from spark_connector import RmqDataSource, columns, options
-from spark_connector.link import connect
+from spark_connector.connection import connect
 from spark_connector.writer import RmqStreamWriter, RmqWriter, _Sink
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class NaiveWriter(RmqWriter):
     """The negative control: a sink that sends as it goes, as one without stages would."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        with connect(self._sink.asked.at) as client:
+        with connect(self._sink.options.at) as client:
             topic = self._sink.topic(client)
             for batch in Straggles("naive")(iterator):
                 topic.send_many([rmq.Outgoing(body.as_py()) for body in batch.column("value")])

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import rmq
 from rmq.errors import InvalidValue
 from spark_connector import options, reader
-from spark_connector.reader import Look, RmqReader
+from spark_connector.reader import RmqReader, SnapshotPart
 from spark_connector.schema import fingerprint, snapshot_schema
 from tests.servers import Server
 
@@ -31,7 +31,7 @@ def make(server: Server, topic: rmq.Topic, **given: object) -> RmqReader:
     return RmqReader(found, snapshot_schema(found.headers))
 
 
-def rows(of: RmqReader, looks: list[Look] | None = None) -> list[dict[str, Any]]:
+def rows(of: RmqReader, looks: list[SnapshotPart] | None = None) -> list[dict[str, Any]]:
     return [
         row
         for look in (of.partitions() if looks is None else looks)

@@ -512,8 +512,8 @@ def test_who_is_silent_for_its_owner_lease_is_replaced_and_told_so(
     mine = make(ownerLeaseSeconds=1)
     start = begun(mine)
     end = latest(mine, start)
-    assert mine._claims is not None
-    mine._claims._over.set()  # as if it were frozen
+    assert mine._query_lease is not None
+    mine._query_lease._stopped.set()  # as if it were frozen
     with monkeypatch.context() as patch:
         patch.setattr(claims, "owner", lambda: "elsewhere:1:1")
         other = make(ownerLeaseSeconds=5)

@@ -1,4 +1,4 @@
-"""The way to Redis: a client from the options, and calls that outlive a restart of the server."""
+"""Connections to Redis: a client from the options, and calls that survive a server restart."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PAUSE_S, PAUSE_MAX_S = 0.1, 5.0
 
 
 def connect(at: Connection) -> rmq.Client:
-    """A client for these options; nothing is sent yet."""
+    """Return a client for these options; it connects at the first call."""
     return rmq.Client(at.url, prefix=at.prefix, retry_for=5.0)
 
 
-def patient(call: Callable[[], T], for_s: float) -> T:
-    """Ask until Redis answers: every call of RMQ is safe to repeat.
+def retry_while_away(call: Callable[[], T], for_s: float) -> T:
+    """Repeat a call until Redis answers; every call of RMQ is safe to repeat.
 
     Args:
-        call: what to ask.
-        for_s: for how long; Spark ends a query whose source raises, so this is minutes.
+        call: the call.
+        for_s: for how long; minutes, because Spark ends a query whose source raises.
 
     Raises:
-        Unavailable, OutcomeUnknown: it was to no avail. What else the call raises.
+        Unavailable, OutcomeUnknown: Redis did not answer in time. Other errors of the call.
     """
     until, pause = time.monotonic() + for_s, PAUSE_S
     while True:
