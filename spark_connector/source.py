@@ -9,7 +9,7 @@ Options:
     url, subscribe, and those of `spark_connector.options`, each with its unit and default.
 Guarantee:
     A streaming read settles a batch after Spark has committed it, and replays it exactly until
-    then; with a sink that recognizes repeated batches that is exactly once. A batch read takes nothing.
+    then: exactly once, with a sink that recognizes repeated batches. A batch read takes nothing.
 
     from spark_connector import RmqDataSource
 
