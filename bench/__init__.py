@@ -1,1 +1,1 @@
-"""Measure RMQ against a yardstick in the same run: `python -m bench`, told in README.md."""
+"""Measure RMQ and a baseline in the same run: `python -m bench`; see README.md."""

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import report
-from bench.books import books
+from bench.claims import claims
 from bench.core import depth, throughput
-from bench.figures import Figure
 from bench.latency import due, idle, latency
 from bench.leases import leases
+from bench.ledger import ledger
 from bench.machine import description, server
+from bench.measurement import Measurement
 from bench.memory import memory, remembered
-from bench.once import claims
 from bench.outbox import outbox
 from tests.servers import Server
 
-PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
+PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "throughput": throughput,
     "memory": memory,
     "remembered": remembered,
@@ -29,7 +29,7 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Figure]]] = {
     "idle": idle,
     "leases": leases,
     "claims": claims,
-    "books": books,
+    "ledger": ledger,
     "outbox": outbox,
 }
 
@@ -42,10 +42,10 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=0, help="default 9, with --quick 2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
-    asked = parser.parse_args()
-    rounds = max(1, asked.rounds or (2 if asked.quick else 9))
-    names = list(asked.only or PARTS)
-    figures: list[Figure] = []
+    options = parser.parse_args()
+    rounds = max(1, options.rounds or (2 if options.quick else 9))
+    names = list(options.only or PARTS)
+    measurements: list[Measurement] = []
     left = list(names)
     with server() as own:
         with own.raw() as raw:
@@ -55,18 +55,18 @@ def main() -> None:
             while left:
                 report.announce(left[0], len(names) - len(left) + 1, len(names))
                 began = time.monotonic()
-                found = PARTS[left[0]](own, rounds, asked.quick)
-                if asked.quick:
-                    for figure in found:
-                        figure.target = None  # so few messages: nothing to hold against a target
-                report.show(found)
+                measured = PARTS[left[0]](own, rounds, options.quick)
+                if options.quick:
+                    for measurement in measured:
+                        measurement.target = None  # too few messages for a target
+                report.show(measured)
                 report.took(left.pop(0), time.monotonic() - began)
-                figures += found
-                if asked.json:  # what is measured is kept, whatever comes next
-                    report.write(asked.json, machine, figures)
+                measurements += measured
+                if options.json:  # after each part, so that nothing is lost
+                    report.write(options.json, machine, measurements)
         except KeyboardInterrupt:
             report.stopped(left)
-    report.sum_up(figures)
+    report.sum_up(measurements)
     if left:
         raise SystemExit(130)
 

@@ -1,4 +1,4 @@
-"""Throughput beside the yardstick, and the price of a deep queue."""
+"""Throughput compared with the baseline, and the cost of a deep queue."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import random
 from collections import defaultdict
 from time import perf_counter
 
-from bench.figures import Figure
+from bench.baseline import Baseline
 from bench.machine import placed, settle
+from bench.measurement import Measurement
 from bench.queues import Queue, Rmq, RmqJson, Stream
-from bench.yardstick import Yardstick
 from rmq import Outgoing
 from tests.servers import Server
 
 BODY = b"x" * 100
 BACKLOG = 1000
 STEPS = ("send", "receive", "ack")
-TARGETS = {1: 0.8, 100: 0.6}  # of each step and of the whole life, RMQ / yardstick
+TARGETS = {1: 0.8, 100: 0.6}  # of each step and of the whole life, RMQ / baseline
 CALLS = {1: 1000, 10: 300, 100: 60, 1000: 12}
 
 
@@ -47,11 +47,11 @@ CHUNKS = 10  # of a round; queues take turns chunk by chunk, so that a slow mome
 def _compare(
     server: Server, k: int, calls: int, rounds: int
 ) -> tuple[dict[tuple[str, str], list[float]], dict[tuple[str, str], list[float]]]:
-    """By queue and step, for each round: its share of the yardstick's speed, and messages/s."""
+    """By queue and step, for each round: speed relative to the baseline, and messages/s."""
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
     chunk = max(1, calls // CHUNKS)
-    kinds: list[type[Yardstick] | type[Rmq]] = [Yardstick, Rmq, RmqJson]
+    kinds: list[type[Baseline] | type[Rmq]] = [Baseline, Rmq, RmqJson]
     with server.raw() as raw:
         for number in range(rounds):
             settle(raw)
@@ -72,40 +72,44 @@ def _compare(
             for name, times in spent.items():
                 for step, seconds in times.items():
                     rates[name, step].append(k * chunk * CHUNKS / seconds)
-                    ratios[name, step].append(spent[Yardstick.name][step] / seconds)
+                    ratios[name, step].append(spent[Baseline.name][step] / seconds)
     return ratios, rates
 
 
-def throughput(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def throughput(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """A whole life of messages in batches of 1, 10, 100 and 1000."""
-    part, figures = "throughput", []
+    part, measurements = "throughput", []
     for k, calls in CALLS.items():
         calls = max(3, calls // 20) if quick else calls
         with placed(server, cores=2):
             ratios, rates = _compare(server, k, calls, rounds)
         for step in (*STEPS, "life"):
             target = TARGETS.get(k)
-            notes = {f"{name} messages/s": rates[name, step] for name in (Yardstick.name, Rmq.name)}
-            figures.append(
-                Figure(part, f"{step}, k = {k}", ratios[Rmq.name, step], target=target, notes=notes)
+            notes = {f"{name} messages/s": rates[name, step] for name in (Baseline.name, Rmq.name)}
+            measurements.append(
+                Measurement(
+                    part, f"{step}, k = {k}", ratios[Rmq.name, step], target=target, notes=notes
+                )
             )
-        figures.append(Figure(part, f"life, k = {k}, JSON bodies", ratios[RmqJson.name, "life"]))
+        measurements.append(
+            Measurement(part, f"life, k = {k}, JSON bodies", ratios[RmqJson.name, "life"])
+        )
         with placed(server, cores=1) as able:
             if able:
                 ratios, _ = _compare(server, k, calls, rounds)
-                figures.append(
-                    Figure(part, f"life, k = {k}, client and server on one core",
+                measurements.append(
+                    Measurement(part, f"life, k = {k}, client and server on one core",
                            ratios[Rmq.name, "life"])
                 )  # fmt: skip
         if k == 100:
-            figures.append(_without_listpacks(server, k, calls, rounds))
+            measurements.append(_without_listpacks(server, k, calls, rounds))
     with placed(server, cores=2):
-        figures.append(_bulk(server, rounds, 1 if quick else 30))
-    return figures
+        measurements.append(_bulk(server, rounds, 1 if quick else 30))
+    return measurements
 
 
-def _without_listpacks(server: Server, k: int, calls: int, rounds: int) -> Figure:
-    """The yardstick's sorted sets of up to 128 are listpacks, slow at this size; here none is."""
+def _without_listpacks(server: Server, k: int, calls: int, rounds: int) -> Measurement:
+    """The baseline's sorted sets of up to 128 are listpacks, slow at this size; here none is."""
     name = "zset-max-listpack-entries"
     with server.raw() as raw, placed(server, cores=2):
         before = raw.config_get(name)
@@ -113,12 +117,12 @@ def _without_listpacks(server: Server, k: int, calls: int, rounds: int) -> Figur
         ratios, _ = _compare(server, k, calls, rounds)
         for found, value in before.items():
             raw.config_set(found, value)
-    return Figure(
+    return Measurement(
         "throughput", f"life, k = {k}, server without listpacks", ratios[Rmq.name, "life"]
     )
 
 
-def _bulk(server: Server, rounds: int, calls: int, k: int = 100) -> Figure:
+def _bulk(server: Server, rounds: int, calls: int, k: int = 100) -> Measurement:
     """send_many of 100 beside a pipeline of 100 XADD."""
     bodies, ratios = [BODY] * k, []
     with server.raw() as raw:
@@ -137,10 +141,10 @@ def _bulk(server: Server, rounds: int, calls: int, k: int = 100) -> Figure:
             for queue in queues:
                 queue.close()
             ratios.append(spent[Stream.name] / spent[Rmq.name])
-    return Figure("throughput", f"bulk send, k = {k}, to a raw stream's", ratios, target=1.0)
+    return Measurement("throughput", f"bulk send, k = {k}, to a raw stream's", ratios, target=1.0)
 
 
-def depth(server: Server, rounds: int, quick: bool, k: int = 100) -> list[Figure]:
+def depth(server: Server, rounds: int, quick: bool, k: int = 100) -> list[Measurement]:
     """A whole life in a deep queue beside one in a queue of 1000; priorities at random."""
     deep, calls = (20_000, 5) if quick else (1_000_000, 60)
     dice = random.Random(1)
@@ -170,4 +174,4 @@ def depth(server: Server, rounds: int, quick: bool, k: int = 100) -> list[Figure
     for queue in queues.values():
         queue.close()
     name = f"life in a queue of {deep:,} / of {BACKLOG:,}"
-    return [Figure("depth", name, ratios, target=2.5, at_most=True)]
+    return [Measurement("depth", name, ratios, target=2.5, at_most=True)]

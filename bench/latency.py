@@ -19,8 +19,8 @@ from bench.consumers import (
     stream_consumer,
     sync_consumer,
 )
-from bench.figures import Figure, percentile
 from bench.machine import settle
+from bench.measurement import Measurement, percentile
 from tests.servers import Server
 
 DIRECT = ("evalsha", "eval", "ping", "subscribe", "ssubscribe", "smembers", "script|load")
@@ -36,16 +36,16 @@ def _by_round(samples: list[Sample]) -> dict[int, list[float]]:
 
 def _late(
     part: str, name: str, samples: list[Sample], targets: tuple[float | None, float | None]
-) -> list[Figure]:
+) -> list[Measurement]:
     by_round = _by_round(samples).values()
     return [
-        Figure(part, f"{name}, p{percent}", [percentile(ms, percent) for ms in by_round], "ms",
+        Measurement(part, f"{name}, p{percent}", [percentile(ms, percent) for ms in by_round], "ms",
                target, at_most=True)
         for percent, target in zip((50, 99), targets, strict=True)
     ]  # fmt: skip
 
 
-def latency(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """From send to receive at 100 messages/s, one idle consumer in another process, in turns."""
     each_s = 0.3 if quick else 4.0
     with server.raw() as raw, rmq.Client(server.url) as client:
@@ -66,17 +66,17 @@ def latency(server: Server, rounds: int, quick: bool) -> list[Figure]:
                 for tick in range(int(each_s * 100)):
                     time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
                     send(body_of(number, time.time_ns()))
-        figures = []
+        measurements = []
         for name, (running, send) in ways.items():
             send(END)
             samples = running.hear(30)
             running.stop()
             targets = (0.5, 2.0) if name.startswith("rmq") else (None, None)
-            figures += _late("latency", name, samples, targets)
-    return figures
+            measurements += _late("latency", name, samples, targets)
+    return measurements
 
 
-def due(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def due(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """20 000 messages due over 10 s, one consumer in another process."""
     count, over_s = (500, 1.0) if quick else (20_000, 10.0)
     rounds = min(rounds, 3)
@@ -103,8 +103,8 @@ def due(server: Server, rounds: int, quick: bool) -> list[Figure]:
     name = f"{count:,} due over {over_s:g} s"
     return [
         *_late("due", f"{name}, late", samples, (0.5, 3.0)),
-        Figure("due", f"{name}, early", early, "messages", 0, at_most=True),
-        Figure("due", f"{name}, missing", missing, "messages", 0, at_most=True),
+        Measurement("due", f"{name}, early", early, "messages", 0, at_most=True),
+        Measurement("due", f"{name}, missing", missing, "messages", 0, at_most=True),
     ]
 
 
@@ -114,9 +114,9 @@ def _calls(raw: redis.Redis) -> tuple[int, int]:
     return sum(stats.get(name, 0) for name in DIRECT), sum(stats.values())
 
 
-def idle(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def idle(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """Commands that a consumer sends while nothing comes, by the topic's slots."""
-    seconds, figures = 2.0 if quick else 10.0, []
+    seconds, measurements = 2.0 if quick else 10.0, []
     with server.raw() as raw, rmq.Client(server.url) as client:
         for slots in (1, 8):
             settle(raw)
@@ -128,8 +128,8 @@ def idle(server: Server, rounds: int, quick: bool) -> list[Figure]:
             sent, made = _calls(raw)
             running.stop()
             name = f"idle consumer, {slots} slot" + "s" * (slots > 1)
-            figures.append(
-                Figure("idle", name, [sent / seconds], "commands/s", 1.0, at_most=True,
+            measurements.append(
+                Measurement("idle", name, [sent / seconds], "commands/s", 1.0, at_most=True,
                        notes={"commands/s with those inside scripts": made / seconds})
             )  # fmt: skip
-    return figures
+    return measurements

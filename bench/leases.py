@@ -8,8 +8,8 @@ import time
 import psutil
 
 import rmq
-from bench.figures import Figure
 from bench.machine import settle
+from bench.measurement import Measurement
 from rmq.worker.lease_renewer import RenewerProcess
 from tests.servers import Server
 
@@ -51,7 +51,7 @@ def _held(server: Server, count: int, lease_s: float, watch_s: float) -> tuple[f
     return own, own + all_of_it, lost
 
 
-def leases(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def leases(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """10 000 leases of the default length in one worker, watched over a lease and more."""
     count, lease_s, watch_s = (1_000, 3.0, 3.0) if quick else (10_000, 30.0, 40.0)
     found = []
@@ -61,7 +61,9 @@ def leases(server: Server, rounds: int, quick: bool) -> list[Figure]:
         found.append(_held(server, count, lease_s, watch_s))
     own, whole, lost = zip(*found, strict=True)
     return [
-        Figure("leases", f"{count} leases of {lease_s:g} s, keeper", own, "% of a core", 2.0, True),
-        Figure("leases", "the same, keeper and worker", whole, "% of a core"),
-        Figure("leases", "the same, lost", lost, "messages", 0, True),
+        Measurement(
+            "leases", f"{count} leases of {lease_s:g} s, keeper", own, "% of a core", 2.0, True
+        ),
+        Measurement("leases", "the same, keeper and worker", whole, "% of a core"),
+        Measurement("leases", "the same, lost", lost, "messages", 0, True),
     ]

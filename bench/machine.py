@@ -1,4 +1,4 @@
-"""The server that a run measures, and what the machine is called in the report."""
+"""The server that a run measures, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.servers import Server, engines
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
-    """A server of our own on loopback TCP, without persistence: PATH's, else pip's newest."""
-    made = Server(shutil.which("redis-server") or list(engines().values())[-1])
+    """Start a server on loopback TCP, without persistence: PATH's, else pip's newest."""
+    own = Server(shutil.which("redis-server") or list(engines().values())[-1])
     try:
-        yield made
+        yield own
     finally:
-        made.stop()
+        own.stop()
 
 
 def settle(raw: redis.Redis) -> None:
-    """Empty the server, so that the next round begins where this one began."""
+    """Empty the server, so that all rounds begin alike."""
     raw.flushall()
     raw.config_resetstat()
 
@@ -47,7 +47,7 @@ def _engine(raw: redis.Redis) -> dict[str, str]:
 
 
 def description(raw: redis.Redis) -> dict[str, str]:
-    """What a reader needs to compare two runs."""
+    """Return the facts that a comparison of two runs needs."""
     return {
         "cpu": f"{_cpu()}, {os.cpu_count()} cores",
         "load before": f"{os.getloadavg()[0]:.1f}",

@@ -9,8 +9,8 @@ import redis
 
 import rmq
 from bench.core import BODY
-from bench.figures import Figure
 from bench.machine import settle
+from bench.measurement import Measurement
 from rmq.core import ids
 from rmq.core.keys import SlotKeys
 from rmq.protocol import commands, scripts
@@ -34,9 +34,9 @@ def _fill(server: Server, count: int) -> None:
             )
 
 
-def memory(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def memory(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """Bytes for one 100-byte message with a priority, by how many wait."""
-    figures = []
+    measurements = []
     with server.raw() as raw:
         _fill(server, 1000)  # loads scripts, and makes the server's histogram of each command
         for count in (1_000, 10_000) if quick else (10_000, 100_000, 1_000_000):
@@ -44,14 +44,16 @@ def memory(server: Server, rounds: int, quick: bool) -> list[Figure]:
             before = _used(raw)
             _fill(server, count)
             each = (_used(raw) - before) / count
-            figures.append(
-                Figure("memory", f"{count:,} messages waiting, each", [each], "B", 340, True)
+            measurements.append(
+                Measurement("memory", f"{count:,} messages waiting, each", [each], "B", 340, True)
             )
         settle(raw)
-    each_of = [figure.value for figure in figures]
+    each_of = [measurement.value for measurement in measurements]
     growth = max(each_of) / min(each_of)
-    figures.append(Figure("memory", "dearest / cheapest of these", [growth], "x", 1.1, True))
-    return figures
+    measurements.append(
+        Measurement("memory", "dearest / cheapest of these", [growth], "x", 1.1, True)
+    )
+    return measurements
 
 
 def _settle(server: Server, count: int) -> None:
@@ -84,9 +86,9 @@ def _claim(raw: redis.Redis, count: int) -> int:
     return consuming
 
 
-def remembered(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def remembered(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """Bytes for an id in the dedup window, and for a claim on a key of 36 characters."""
-    figures = []
+    measurements = []
     with server.raw() as raw:
         _settle(server, 1000)
         for count in (10_000,) if quick else (100_000, 1_000_000):
@@ -94,14 +96,16 @@ def remembered(server: Server, rounds: int, quick: bool) -> list[Figure]:
             before = _used(raw)
             _settle(server, count)
             each = (_used(raw) - before) / count
-            figures.append(Figure("remembered", f"{count:,} settled ids, each", [each], "B"))
+            measurements.append(
+                Measurement("remembered", f"{count:,} settled ids, each", [each], "B")
+            )
             raw.flushall()
             before = _used(raw)
             consuming = _claim(raw, count) / count
             consumed = (_used(raw) - before) / count
-            figures += [
-                Figure("remembered", f"{count:,} claims, consuming, each", [consuming], "B"),
-                Figure("remembered", f"{count:,} claims, consumed, each", [consumed], "B"),
+            measurements += [
+                Measurement("remembered", f"{count:,} claims, consuming, each", [consuming], "B"),
+                Measurement("remembered", f"{count:,} claims, consumed, each", [consumed], "B"),
             ]
         settle(raw)
-    return figures
+    return measurements

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from bench.figures import Figure
 from bench.machine import settle
+from bench.measurement import Measurement
 from rmq.outbox import Outbox, Relay, metadata
 from tests.databases import DatabaseServer, MariaDB, Postgres, fresh
 from tests.servers import Server
@@ -42,22 +42,22 @@ def _direct(topic: rmq.Topic, first: int) -> None:
     )
 
 
-def outbox(server: Server, rounds: int, quick: bool) -> list[Figure]:
+def outbox(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """A relay beside send_many, and a transaction with a message beside one without."""
-    figures = []
+    measurements = []
     for kind in (Postgres, MariaDB):
         try:
             own = kind(durable=True)
         except pytest.skip.Exception:
             continue  # no such database here
         try:
-            figures += _measured(own, server, rounds, quick)
+            measurements += _measured(own, server, rounds, quick)
         finally:
             own.stop()
-    return figures
+    return measurements
 
 
-def _measured(own: DatabaseServer, server: Server, rounds: int, quick: bool) -> list[Figure]:
+def _measured(own: DatabaseServer, server: Server, rounds: int, quick: bool) -> list[Measurement]:
     turns = 4 if quick else 20
     rates, ratios, costs = [], [], []
     with fresh(own) as database, rmq.Client(server.url) as client:
@@ -88,9 +88,9 @@ def _measured(own: DatabaseServer, server: Server, rounds: int, quick: bool) -> 
             costs.append(_cost(engine, 30 if quick else 300, number))
     where = own.dialect
     return [
-        Figure("outbox", f"one relay, {where}", rates, "messages/s", TARGETS[where]),
-        Figure("outbox", f"one relay / send_many of {BATCH}, {where}", ratios),
-        Figure("outbox", f"a commit with a message / without, time, {where}", costs),
+        Measurement("outbox", f"one relay, {where}", rates, "messages/s", TARGETS[where]),
+        Measurement("outbox", f"one relay / send_many of {BATCH}, {where}", ratios),
+        Measurement("outbox", f"a commit with a message / without, time, {where}", costs),
     ]
 
 

@@ -1,4 +1,4 @@
-"""RMQ behind the yardstick's three verbs, through its public face; and a raw stream's send."""
+"""RMQ behind the baseline's three verbs, through its public face; and a raw stream's send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show figures to people, and write them for machines."""
+"""Print measurements as a table, and write them as JSON."""
 
 from __future__ import annotations
 
@@ -9,87 +9,90 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.figures import Figure
+from bench.measurement import Measurement
 
 DIGITS = {"x": 2, "ms": 2, "B": 0, "messages": 0, "messages/s": 0, "commands/s": 1,
           "% of a core": 2}  # fmt: skip
 
 
-def _text(figure: Figure, value: float) -> str:
-    return f"{value:,.{DIGITS[figure.unit]}f}"
+def _text(measurement: Measurement, value: float) -> str:
+    return f"{value:,.{DIGITS[measurement.unit]}f}"
 
 
-def table(figures: list[Figure]) -> Table:
-    """The figures, aligned; a rule between parts."""
-    made = Table(box=SIMPLE_HEAD)
-    made.add_column("figure", no_wrap=True)
+def table(measurements: list[Measurement]) -> Table:
+    """Return a table of measurements, with a rule between parts."""
+    rows = Table(box=SIMPLE_HEAD)
+    rows.add_column("figure", no_wrap=True)
     for heading in ("measured", "least .. most", "target"):
-        made.add_column(heading, justify="right", no_wrap=True)
-    made.add_column("")
+        rows.add_column(heading, justify="right", no_wrap=True)
+    rows.add_column("")
     part = ""
-    for figure in figures:
-        if part and figure.part != part:
-            made.add_section()
-        part = figure.part
+    for measurement in measurements:
+        if part and measurement.part != part:
+            rows.add_section()
+        part = measurement.part
         spread, target = "", ""
-        if len(figure.rounds) > 1:
-            low, high = min(figure.rounds), max(figure.rounds)
-            spread = f"{_text(figure, low)} .. {_text(figure, high)}"
-        if figure.target is not None:
-            target = ("<= " if figure.at_most else ">= ") + f"{figure.target:g}"
-        unit = "" if figure.unit == "x" else " " + figure.unit
-        made.add_row(
-            figure.name, _text(figure, figure.value) + unit, spread, target, figure.verdict,
-            style="red" if figure.verdict == "short" else None,
+        if len(measurement.rounds) > 1:
+            low, high = min(measurement.rounds), max(measurement.rounds)
+            spread = f"{_text(measurement, low)} .. {_text(measurement, high)}"
+        if measurement.target is not None:
+            target = ("<= " if measurement.at_most else ">= ") + f"{measurement.target:g}"
+        unit = "" if measurement.unit == "x" else " " + measurement.unit
+        rows.add_row(
+            measurement.name, _text(measurement, measurement.value) + unit, spread, target,
+            measurement.verdict, style="red" if measurement.verdict == "short" else None,
         )  # fmt: skip
-    return made
+    return rows
 
 
 def _console() -> Console:
-    """Stdout, wide enough also where there is no terminal."""
+    """Return a console on stdout; it is wide even without a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=110)
 
 
-_told = Console(stderr=True)
+_stderr = Console(stderr=True)
 
 
 def begin(machine: dict[str, str]) -> None:
-    """Print what is measured on."""
+    """Print the description of the machine."""
     _console().print(", ".join(f"{name} {value}" for name, value in machine.items()), style="dim")
 
 
 def announce(part: str, number: int, count: int) -> None:
-    """Say what runs now."""
-    _told.print(f"{number}/{count} measuring {part} ...", style="dim", highlight=False)
+    """Print the part that begins."""
+    _stderr.print(f"{number}/{count} measuring {part} ...", style="dim", highlight=False)
 
 
 def took(part: str, seconds: float) -> None:
-    """Say how long a part took."""
-    _told.print(f"{part} took {seconds:.0f} s", style="dim", highlight=False)
+    """Print how long a part took."""
+    _stderr.print(f"{part} took {seconds:.0f} s", style="dim", highlight=False)
 
 
 def stopped(left: list[str]) -> None:
-    """Say what was not measured."""
+    """Print the parts that were not measured."""
     again = " ".join(f"--only {part}" for part in left)
-    _told.print(f"stopped; not measured: {', '.join(left)}. Go on with {again}", highlight=False)
+    _stderr.print(f"stopped; not measured: {', '.join(left)}. Go on with {again}", highlight=False)
 
 
-def show(figures: list[Figure]) -> None:
-    """Print the figures of one part, or of several."""
-    _console().print(table(figures))
+def show(measurements: list[Measurement]) -> None:
+    """Print the measurements of one part or several."""
+    _console().print(table(measurements))
 
 
-def sum_up(figures: list[Figure]) -> None:
-    """Tell how many targets are met."""
-    short = [figure for figure in figures if figure.verdict == "short"]
-    promised = sum(figure.target is not None for figure in figures)
+def sum_up(measurements: list[Measurement]) -> None:
+    """Print how many targets are met."""
+    short = [measurement for measurement in measurements if measurement.verdict == "short"]
+    promised = sum(measurement.target is not None for measurement in measurements)
     if promised:
         _console().print(f"{promised - len(short)} of {promised} targets met.")
 
 
-def write(path: Path, machine: dict[str, str], figures: list[Figure]) -> None:
-    """Everything, with each round."""
-    found = {"machine": machine, "figures": [figure.as_json() for figure in figures]}
+def write(path: Path, machine: dict[str, str], measurements: list[Measurement]) -> None:
+    """Write all measurements, with each round."""
+    content = {
+        "machine": machine,
+        "figures": [measurement.as_json() for measurement in measurements],
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1) + "\n")

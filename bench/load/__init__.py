@@ -1,1 +1,1 @@
-"""What `bench/locustfile.py` is made of: options, users, the books of a run and its account."""
+"""The parts of `bench/locustfile.py`: options, users, the message log of a run and its account."""

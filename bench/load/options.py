@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from locust.argument_parser import LocustArgumentParser
 
-from bench.load.books import HEADER, KINDS
+from bench.load.message_log import HEADER, KINDS
 
 BODY_MAX = 256 * 1024  # bytes; a topic's max_body, where nobody says otherwise
 BATCH_MAX = 1000  # messages; what one receive takes at most

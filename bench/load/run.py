@@ -14,7 +14,7 @@ from locust.runners import LocalRunner
 
 import rmq
 from bench.load.account import Account
-from bench.load.books import MERGED, SETTLED, Books
+from bench.load.message_log import MERGED, SETTLED, MessageLog
 from bench.load.options import BATCH_MAX, Options
 
 WAITING = ("retries", "priority", "due", "later", "in_flight")  # of admin.stats
@@ -48,11 +48,11 @@ class Run:
                 sys.exit(EXIT_OPTIONS)  # a child of --processes; its parent says why
             refuse(
                 "--processes/--master/--worker",
-                "the books of a run are kept in one process; leave it out, or run several load "
+                "the log of a run is kept in one process; leave it out, or run several load "
                 "tests side by side, each with a --topic of its own",
             )
         self._runs[id(environment)] = self
-        self.environment, self.options, self.books = environment, options, Books()
+        self.environment, self.options, self.message_log = environment, options, MessageLog()
         self.account: Account | None = None
         self.clients: list[rmq.Client] = []
         self.home = None if options.url else tempfile.mkdtemp(prefix="rmq-load-")
@@ -137,8 +137,8 @@ class Run:
         return sum(stats[name] for name in WAITING)
 
     def start(self) -> None:
-        """Open new books, for users that are about to start."""
-        self.books, self.account = Books(), None
+        """Begin a new log, for users that are about to start."""
+        self.message_log, self.account = MessageLog(), None
 
     def finish(self) -> None:
         """Drain the topic once the users have stopped, and draw up the account."""
@@ -155,45 +155,45 @@ class Run:
 
     def _drain(self) -> None:
         """Receive and settle what the users have left, until the topic is empty or time is up."""
-        books, until = self.books, time.monotonic() + self.options.patience_s
+        message_log, until = self.message_log, time.monotonic() + self.options.patience_s
         with self.topic(self.client).consumer() as consumer:
             while self.waiting() and time.monotonic() < until:
                 ours, serials = [], []
                 for one in consumer.receive(BATCH_MAX, wait=0.2):
-                    if seen := books.receive(one, self.server_time()):
+                    if seen := message_log.receive(one, self.server_time()):
                         ours.append(one)
                         serials.append(seen.serial)
                     else:
                         self.put_back(one)
-                books.acking(serials)
+                message_log.acking(serials)
                 lost = {id(one) for one in consumer.ack(ours)} if ours else set()
                 for one, serial in zip(ours, serials, strict=True):
-                    books.acked(serial, id(one) in lost)
-                books.drained += len(ours) - len(lost)
+                    message_log.acked(serial, id(one) in lost)
+                message_log.drained += len(ours) - len(lost)
 
     def _bodies(self, place: Literal["store", "prepare", "dead"]) -> list[object]:
         found = self.client.admin.peek(self.options.topic, PEEK_MAX, place)
         return [message.body for message in found]
 
     def _account(self, drain_s: float) -> Account:
-        books = self.books
-        waiting = books.found([*self._bodies("store"), *self._bodies("prepare")])
-        dead = books.found(self._bodies("dead"))
-        lost = books.close(waiting | dead)
-        settled, merged = books.count(SETTLED), books.count(MERGED)
+        message_log = self.message_log
+        waiting = message_log.found([*self._bodies("store"), *self._bodies("prepare")])
+        dead = message_log.found(self._bodies("dead"))
+        lost = message_log.close(waiting | dead)
+        settled, merged = message_log.count(SETTLED), message_log.count(MERGED)
         return Account(
             sent=settled + merged + len(waiting) + len(dead) + len(lost),
             merged=merged,
-            unconfirmed=len(books.state) - 1 - books.confirmed,
-            received=books.received,
-            nacked=books.nacked,
+            unconfirmed=len(message_log.state) - 1 - message_log.confirmed,
+            received=message_log.received,
+            nacked=message_log.nacked,
             settled=settled,
-            drained=books.drained,
+            drained=message_log.drained,
             dead=len(dead),
             waiting=len(waiting),
-            strangers=books.strangers,
-            early=books.early,
-            duplicates=books.duplicates,
+            strangers=message_log.strangers,
+            early=message_log.early,
+            duplicates=message_log.duplicates,
             lost=len(lost),
             drain_s=drain_s,
             one_clock=self.skew_s == 0.0,

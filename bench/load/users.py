@@ -14,7 +14,7 @@ from locust.exception import StopUser
 from locust.user.task import LOCUST_STATE_STOPPING
 
 import rmq
-from bench.load.books import KINDS
+from bench.load.message_log import KINDS
 from bench.load.run import Run
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class RMQUser(User):
         super().__init__(environment)
         self.run_of = Run.of(environment)
         self.options = self.run_of.options
-        self.books = self.run_of.books
+        self.message_log = self.run_of.message_log
         self.consumer: rmq.Consumer | None = None
         self.client: rmq.Client | None = None
         self.held: set[int] = set()
@@ -56,7 +56,7 @@ class RMQUser(User):
         """Hand back what nobody has settled, and close."""
         try:
             if self.consumer is not None:
-                self.books.giving_back(self.held)
+                self.message_log.giving_back(self.held)
                 self.consumer.close()
         except rmq.RMQError as error:
             self.report("close", 0.0, 0, error)
@@ -115,7 +115,7 @@ class RMQUser(User):
         """A message of a kind, size and time that the options leave to chance."""
         options = self.options
         kind = random.choices(range(len(KINDS)), options.kinds)[0]
-        out = rmq.Outgoing(self.books.body(kind, random.randint(*options.body_bytes)))
+        out = rmq.Outgoing(self.message_log.body(kind, random.randint(*options.body_bytes)))
         match KINDS[kind]:
             case "priority":
                 out.priority = random.randint(17, 1000)
@@ -142,7 +142,7 @@ class RMQUser(User):
             ),
         )
         if result is not None:
-            self.books.sent(out.body, result)
+            self.message_log.sent(out.body, result)
         self.paced(1)
 
     def send_batch(self) -> None:
@@ -152,7 +152,7 @@ class RMQUser(User):
         size = sum(len(out.body) for out in batch)
         results = self.measured("send_many", size, lambda: self.topic.send_many(batch))
         for out, result in zip(batch, results or (), strict=False):
-            self.books.sent(out.body, result)
+            self.message_log.sent(out.body, result)
         self.paced(len(batch))
 
     # Consuming
@@ -177,7 +177,7 @@ class RMQUser(User):
         )
         held: Held = []
         for one in batch:
-            seen = self.books.receive(one, server_now)
+            seen = self.message_log.receive(one, server_now)
             if seen is None:
                 self.run_of.put_back(one)
                 continue
@@ -208,13 +208,13 @@ class RMQUser(User):
         """Settle deliveries; a lease that had run out is a failure."""
         consumer, deliveries = self.consumer, [one for one, _ in held]
         assert consumer is not None
-        self.books.acking(serial for _, serial in held)
+        self.message_log.acking(serial for _, serial in held)
         lost = self.measured("ack", _size(deliveries), lambda: consumer.ack(deliveries))
         if lost is None:
-            return  # the books leave it open; what comes again is noted then
+            return  # the log leaves it open; a second delivery is recorded then
         gone = {id(one) for one in lost}
         for one, serial in held:
-            self.books.acked(serial, id(one) in gone)
+            self.message_log.acked(serial, id(one) in gone)
             self.held.discard(serial)
         self._late(lost, "ack")
 
@@ -223,14 +223,14 @@ class RMQUser(User):
         consumer, deliveries = self.consumer, [one for one, _ in held]
         assert consumer is not None
         error = "failed on purpose (--fail)"
-        self.books.giving_back(serial for _, serial in held)
+        self.message_log.giving_back(serial for _, serial in held)
         lost = self.measured(
             "nack", _size(deliveries), lambda: consumer.nack(deliveries, error=error)
         )
         if lost is None:
             return
         self.held.difference_update(serial for _, serial in held)
-        self.books.nacked += len(held) - len(lost)
+        self.message_log.nacked += len(held) - len(lost)
         self._late(lost, "nack")
 
     def _late(self, lost: Sequence[rmq.Delivery], verb: str) -> None:

@@ -15,7 +15,7 @@ from bench.peers import environments
 from bench.peers.catalogue import PEERS, Peer
 from bench.peers.drive import run
 from bench.peers.environments import Skipped
-from bench.peers.results import PARTS, Results, figures
+from bench.peers.results import PARTS, Results, measurements
 from bench.peers.show import show
 from tests.servers import Server
 
@@ -98,14 +98,14 @@ def main() -> None:
     peers = [peer for peer in PEERS if not asked.only or peer.name in asked.only]
     rounds = max(1, asked.rounds or (1 if asked.quick else ROUNDS))
     machine, results = measure(peers, rounds, asked.quick, Console(stderr=True))
-    made = figures(results)
+    made = measurements(results)
     if asked.quick:
-        for figure in made:
-            figure.target = None  # so few messages: nothing to hold against a target
+        for measurement in made:
+            measurement.target = None  # so few messages: nothing to hold against a target
     show(machine, results, made)
     if asked.json:
         found = {"machine": machine, "skipped": results.skipped,
-                 "figures": [figure.as_json() for figure in made]}  # fmt: skip
+                 "figures": [measurement.as_json() for measurement in made]}  # fmt: skip
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
 

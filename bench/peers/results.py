@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bench.figures import Figure, percentile
+from bench.measurement import Measurement, percentile
 from bench.peers.catalogue import Peer
 from bench.peers.drive import Run
 
@@ -55,16 +55,18 @@ class Results:
         )
 
 
-def _lateness(results: Results, part: str, name: str, targets: tuple[float, float]) -> list[Figure]:
+def _lateness(
+    results: Results, part: str, name: str, targets: tuple[float, float]
+) -> list[Measurement]:
     ours = results.peers[name].kind == "rmq"
     return [
-        Figure(part, f"{name}: {part}, p{percent}", results.late_ms(part, name, percent), "ms",
+        Measurement(part, f"{name}: {part}, p{percent}", results.late_ms(part, name, percent), "ms",
                target if ours else None, at_most=True)
         for percent, target in zip((50, 99), targets, strict=True)
     ]  # fmt: skip
 
 
-def figures(results: Results) -> list[Figure]:
+def measurements(results: Results) -> list[Measurement]:
     """Each rate and lateness with its rounds, and targets where something is promised."""
     made = []
     for part, name in list(results.runs):
@@ -84,13 +86,17 @@ def figures(results: Results) -> list[Figure]:
             if part == "one":
                 notes["messages/s sent"] = [run.sent_rate for run in runs]
             rates = results.rates(part, name)
-            made.append(Figure(part, f"{name}: {part}", rates, "messages/s", target, notes=notes))
+            made.append(
+                Measurement(part, f"{name}: {part}", rates, "messages/s", target, notes=notes)
+            )
             best = results.best(part)
             if peer.kind == "rmq" and best and results.ratios(part, name, best):
                 times = 8.0 if part == "drain" else 3.0
                 made.append(
-                    Figure(part, f"{name}: {part}, to {best}", results.ratios(part, name, best),
-                           target=times)
+                    Measurement(
+                        part, f"{name}: {part}, to {best}", results.ratios(part, name, best),
+                        target=times,
+                    )
                 )  # fmt: skip
         else:
             targets = (0.5, 2.0) if part == "paced" else (1.0, 10.0)
@@ -100,6 +106,6 @@ def figures(results: Results) -> list[Figure]:
                 float(sum(ms < 0 for ms in run.late_ms))
                 for run in results.runs[part, name].values()
             ]
-            made.append(Figure(part, f"{name}: early", early, "messages", 0, at_most=True))
+            made.append(Measurement(part, f"{name}: early", early, "messages", 0, at_most=True))
     order = {part: place for place, part in enumerate(PARTS)}
-    return sorted(made, key=lambda figure: order[figure.part])
+    return sorted(made, key=lambda measurement: order[measurement.part])

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.figures import Figure
+from bench.measurement import Measurement
 from bench.peers.results import Results
 from bench.report import table as targets
 
@@ -59,7 +59,7 @@ def table(results: Results) -> Table:
     return made
 
 
-def show(machine: dict[str, str], results: Results, figures: list[Figure]) -> None:
+def show(machine: dict[str, str], results: Results, measurements: list[Measurement]) -> None:
     """Print machine, table, settings, who was skipped, and the targets."""
     console = Console()
     if not console.is_terminal:
@@ -71,6 +71,6 @@ def show(machine: dict[str, str], results: Results, figures: list[Figure]) -> No
         console.print(f"{name}: {peer.setting} ({versions})", style="dim", highlight=False)
     for name, why in results.skipped.items():
         console.print(f"skipped: {name}: {why}", style="red", highlight=False, markup=False)
-    promised = [figure for figure in figures if figure.target is not None]
+    promised = [measurement for measurement in measurements if measurement.target is not None]
     if promised:
         console.print(targets(promised))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as bench
-from bench.figures import Figure
+from bench.measurement import Measurement
 from bench.peers import __main__ as peers
 from bench.peers.catalogue import PEERS
 from bench.peers.drive import Run
@@ -20,7 +20,7 @@ def test_a_part_is_shown_as_it_ends_and_kept_when_the_next_is_stopped(
 ) -> None:
     file = tmp_path / "out.json"
 
-    def stopped(*_: object) -> list[Figure]:
+    def stopped(*_: object) -> list[Measurement]:
         shown = capsys.readouterr()
         assert "first figure" in shown.out
         assert "1/3 measuring throughput" in shown.err
@@ -29,7 +29,7 @@ def test_a_part_is_shown_as_it_ends_and_kept_when_the_next_is_stopped(
         raise KeyboardInterrupt
 
     parts = {
-        "throughput": lambda *_: [Figure("throughput", "first figure", [1.0])],
+        "throughput": lambda *_: [Measurement("throughput", "first figure", [1.0])],
         "depth": stopped,
         "idle": stopped,
     }

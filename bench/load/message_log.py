@@ -1,7 +1,7 @@
-"""The books of a run: what became of every message, noted apart from Redis.
+"""The log of a run: the state of every message, kept apart from Redis.
 
-A body carries its serial number, so a message is known by what arrives and not by what RMQ says of
-it. One process keeps the books, in greenlets of one thread: nothing here yields, so nothing locks.
+A body has its serial number, so a message is identified by its body and not by what RMQ says. One
+process keeps the log, in greenlets of one thread: nothing here yields, so there are no locks.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import rmq
 KINDS = ("immediate", "priority", "delayed", "merging")
 HEADER = struct.Struct(">4sIdB")  # the run, the serial number, when it was sent, its kind
 _NOISE = os.urandom(256 * 1024)
-_SLACK_S = 1.0  # a lease's end is told in whole seconds
+_SLACK_S = 1.0  # the end of a lease is given in whole seconds
 
-# What became of a serial number, one byte each.
-ASKED = 1  # its send has begun; nobody has answered, and nobody has received it
+# States of a serial number, one byte each.
+SENDING = 1  # its send has begun; no reply yet, and not received yet
 SENT = 2  # RMQ has it
-MERGED = 3  # it has gone into one that waited, whose body stays
-ACKING = 4  # its ack has begun; nobody has answered
+MERGED = 3  # into a waiting message, whose body stays
+ACKING = 4  # its ack has begun; no reply yet
 SETTLED = 5
 
 
 class Seen(NamedTuple):
-    """What a body told: its serial number, its kind, and when it was sent, epoch s of here."""
+    """The content of a body: serial number, kind, and time of the send, epoch s of this machine."""
 
     serial: int
     kind: int
     sent_at: float
 
 
-class Books:
-    """Notes of one run."""
+class MessageLog:
+    """The messages of one run and their states."""
 
     def __init__(self) -> None:
         self.run = random.randbytes(4)
@@ -47,13 +47,13 @@ class Books:
         self.early = self.duplicates = self.strangers = 0
 
     def body(self, kind: int, size: int) -> bytes:
-        """The body of a message that is about to be sent."""
+        """Return the body of a message that is about to be sent."""
         serial = len(self.state)
-        self.state.append(ASKED)
+        self.state.append(SENDING)
         return HEADER.pack(self.run, serial, time.time(), kind) + _NOISE[: size - HEADER.size]
 
     def read(self, body: object) -> Seen | None:
-        """What a body tells; None where it is not of this run, or not as it was sent."""
+        """Read a body; return None if it is not of this run, or was changed."""
         if not isinstance(body, bytes) or len(body) < HEADER.size:
             return None
         run, serial, sent_at, kind = HEADER.unpack_from(body)
@@ -62,20 +62,20 @@ class Books:
         return Seen(serial, kind, sent_at)
 
     def sent(self, body: bytes, result: rmq.SendResult) -> None:
-        """Note RMQ's answer to a send; its message may have been received already."""
+        """Record the reply to a send; its message may have been received already."""
         seen = self.read(body)
         assert seen is not None
         self.confirmed += 1
         if result.status == "merged":
             self.state[seen.serial] = MERGED
-        elif self.state[seen.serial] == ASKED and not (
-            # Its first reply was lost and the client repeated it: stored, or merged, nobody knows.
+        elif self.state[seen.serial] == SENDING and not (
+            # Its first reply was lost and the client repeated it: it is unknown whether it merged.
             result.status == "duplicate" and KINDS[seen.kind] == "merging"
         ):
             self.state[seen.serial] = SENT
 
     def receive(self, delivery: rmq.Delivery, server_now: float) -> Seen | None:
-        """Note a delivery; None where it is none of ours."""
+        """Record a delivery; return None if it is not of this run."""
         self.received += 1
         seen = self.read(delivery.body)
         if seen is None:
@@ -85,7 +85,7 @@ class Books:
         if self.state[serial] in (SETTLED, MERGED):
             self.duplicates += 1  # it was over
         elif server_now < self.held.get(serial, 0.0) - _SLACK_S:
-            self.duplicates += 1  # someone has it, and the lease has not run out
+            self.duplicates += 1  # another consumer has it, and the lease has not expired
         else:
             self.state[serial] = SENT
         self.held[serial] = delivery.deadline.timestamp()
@@ -94,17 +94,17 @@ class Books:
         return seen
 
     def acking(self, serials: Iterable[int]) -> None:
-        """Note that an ack begins: until its answer is here, both outcomes are possible."""
+        """Record that an ack begins: until its reply, both outcomes are possible."""
         for serial in serials:
             self._move(serial, ACKING)
 
     def acked(self, serial: int, lost: bool) -> None:
-        """Note the answer to an ack; `lost`: the lease had run out, and it comes again."""
+        """Record the reply to an ack; `lost`: its lease had expired, and it comes again."""
         self._move(serial, SENT if lost else SETTLED)
         self.held.pop(serial, None)
 
     def giving_back(self, serials: Iterable[int]) -> None:
-        """Note that deliveries are about to be nacked or released.
+        """Record that deliveries are about to be nacked or released.
 
         Before the call: another consumer may have the retry before its answer is here.
         """
@@ -128,7 +128,7 @@ class Books:
         return found
 
     def close(self, there: set[int]) -> list[int]:
-        """Close the books; returns what is lost: sent, not settled, and not there either."""
+        """Close the log; return the lost messages: sent, not settled, and not in Redis."""
         for serial in self._all(ACKING):
             self.state[serial] = SETTLED  # nobody has it any more, so the ack has arrived
         return [serial for serial in self._all(SENT) if serial not in there]

@@ -1,4 +1,4 @@
-"""A figure: what was measured in each round, what it should be, and whether it is."""
+"""A measurement: its value in each round, the target, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 @dataclass
-class Figure:
+class Measurement:
     """One row of the report.
 
     Attributes:
         part: the part of the bench that measured it.
-        name: what it is.
+        name: its title.
         rounds: its value in each round; the report shows median, least and most.
         unit: of the values; "x" is a ratio inside one round.
-        target: what it should be, or None where nothing was promised.
+        target: the bound that its median should meet, or None.
         at_most: whether the target is an upper bound.
     """
 
@@ -32,19 +32,19 @@ class Figure:
 
     @property
     def value(self) -> float:
-        """The median of the rounds."""
+        """Return the median of the rounds."""
         return statistics.median(self.rounds)
 
     @property
     def verdict(self) -> str:
-        """Whether the median meets the target: ok, short, or nothing where there is none."""
+        """Return whether the median meets the target: "ok", "short", or "" without a target."""
         if self.target is None:
             return ""
         met = self.value <= self.target if self.at_most else self.value >= self.target
         return "ok" if met else "short"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for a file."""
+        """Return all fields, for a file."""
         return {
             "part": self.part,
             "name": self.name,
@@ -59,6 +59,6 @@ class Figure:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of the values do not exceed."""
+    """Return the smallest value that `percent` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -1,4 +1,4 @@
-"""What it costs that a handler runs once: claims in Redis, a ledger in the business transaction."""
+"""The cost of claims in Redis, by which a handler runs once for a key."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 import rmq
-from bench.figures import Figure
 from bench.machine import settle
+from bench.measurement import Measurement
 from tests.servers import Server
 
 CLAIMS, LIVES = 0.6, 0.7  # of the throughput without
 TOPIC = "once"
-Guard = Callable[[Any], Any]
+Decorator = Callable[[Any], Any]
 
 
 def _plain(function: Any) -> Any:
     return function
 
 
-def _drained(server: Server, count: int, guard: Guard, **options: Any) -> tuple[float, float]:
-    """Messages/s of a worker whose handler does nothing, and script calls for each message."""
+def _drained(
+    server: Server, count: int, decorator: Decorator, **options: Any
+) -> tuple[float, float]:
+    """Return messages/s of a worker with an empty handler, and script calls for each message."""
     with rmq.Client(server.url) as client:
         topic = client.topic(TOPIC)
         for first in range(0, count, 1000):
             topic.send_many([rmq.Outgoing({"key": n}) for n in range(first, first + 1000)])
 
         @topic.handler(**options)
-        @guard
+        @decorator
         def nothing(body: Any) -> None: ...
 
         with rmq.Worker(client) as worker:
@@ -49,15 +51,15 @@ def _settled(client: rmq.Client) -> int:
 
 def _calls(server: Server) -> int:
     with server.raw() as raw:
-        found: Any = raw.info("commandstats")
-    return int(found["cmdstat_evalsha"]["calls"])
+        stats: Any = raw.info("commandstats")
+    return int(stats["cmdstat_evalsha"]["calls"])
 
 
-def claims(server: Server, rounds: int, quick: bool) -> list[Figure]:
-    """A worker whose handler does nothing, with and without claims, turn about."""
+def claims(server: Server, rounds: int, quick: bool) -> list[Measurement]:
+    """Measure a worker with an empty handler, with and without claims, by turns."""
     count = 3_000 if quick else 40_000
     guard = rmq.idempotent(rmq.Claims(), key=lambda body: body["key"])
-    figures = []
+    measurements = []
     for name, options in (
         ("claims, 8 threads", {}),
         ("claims, 8 threads, prefetch 200", {"prefetch": 200}),
@@ -73,9 +75,9 @@ def claims(server: Server, rounds: int, quick: bool) -> list[Figure]:
             ratios.append(found[True][0] / found[False][0])
             more.append(found[True][1] - found[False][1])
             rates.append(found[False][0])
-        figures += [
-            Figure("claims", f"{name}: rate, to none", ratios, target=CLAIMS,
+        measurements += [
+            Measurement("claims", f"{name}: rate, to none", ratios, target=CLAIMS,
                    notes={"messages/s without": rates}),
-            Figure("claims", f"{name}: calls more for each", more, "x", 1.0, True),
+            Measurement("claims", f"{name}: calls more for each", more, "x", 1.0, True),
         ]  # fmt: skip
-    return figures
+    return measurements

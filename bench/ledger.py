@@ -1,4 +1,4 @@
-"""What `exactly_once` and `Ledger` cost a handler that writes to PostgreSQL."""
+"""The cost of `exactly_once` and `Ledger` for a handler that writes to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
-from bench.figures import Figure
 from bench.machine import settle
+from bench.measurement import Measurement
 from rmq.ledger import Ledger, exactly_once, metadata
 from tests.databases import Postgres
 from tests.servers import Server
@@ -35,7 +35,7 @@ transfers = sa.Table(
 
 
 def book(body: dict[str, Any], connection: sa.Connection) -> None:
-    """Two updates, in the order of the accounts, and an insert, in the caller's transaction."""
+    """Update two accounts, in their order, and insert a row, in the caller's transaction."""
     moves = {body["from"]: -body["cents"], body["to"]: body["cents"]}
     for account in sorted(moves):
         connection.execute(
@@ -65,7 +65,7 @@ def _ledger(engine: sa.Engine) -> Callable[..., None]:
 
 
 def _rate(server: Server, engine: sa.Engine, count: int, made: Callable[[sa.Engine], Any]) -> float:
-    """Messages/s of a worker with eight threads."""
+    """Return the messages/s of a worker with eight threads."""
     dice = random.Random(1)
     with engine.begin() as connection:
         connection.execute(sa.text("TRUNCATE rmq_ledger, transfers"))
@@ -91,10 +91,10 @@ def _rate(server: Server, engine: sa.Engine, count: int, made: Callable[[sa.Engi
             return (done - already) / (time.perf_counter() - began)
 
 
-def books(server: Server, rounds: int, quick: bool) -> list[Figure]:
-    """A worker that books transfers, with and without `exactly_once`, turn about."""
+def ledger(server: Server, rounds: int, quick: bool) -> list[Measurement]:
+    """Measure a worker that books transfers, with and without `exactly_once`, by turns."""
     count = 300 if quick else 4_000
-    figures = []
+    measurements = []
     for name, durable in (("on the disk", True), ("in memory", False)):
         base = Postgres(durable=durable)
         engine = sa.create_engine(base.url(), pool_size=10)
@@ -115,10 +115,12 @@ def books(server: Server, rounds: int, quick: bool) -> list[Figure]:
         finally:
             engine.dispose()
             base.stop()
-        for made, told, target in ((_once, "exactly_once", TARGET), (_ledger, "Ledger", None)):
-            ratios = [one / plain for one, plain in zip(rates[made], rates[_plain], strict=True)]
-            figures.append(
-                Figure("books", f"{told}, commits {name}: rate, to plain", ratios, target=target,
-                       notes={"messages/s without": rates[_plain]})
+        for made, title, target in ((_once, "exactly_once", TARGET), (_ledger, "Ledger", None)):
+            ratios = [rate / plain for rate, plain in zip(rates[made], rates[_plain], strict=True)]
+            measurements.append(
+                Measurement(
+                    "ledger", f"{title}, commits {name}: rate, to plain", ratios, target=target,
+                    notes={"messages/s without": rates[_plain]},
+                )
             )  # fmt: skip
-    return figures
+    return measurements

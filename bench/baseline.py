@@ -1,7 +1,7 @@
-"""The yardstick: the same life of a message with nothing around it.
+"""The baseline: the same life of a message in three bare scripts, called through redis-py.
 
-Three bare scripts called through redis-py. Two sorted sets and a hash, as RMQ has; no
-envelope, receipts, checks, dedup, priorities, retries or waiting, and no replay of a lost reply.
+Two sorted sets and a hash, as in RMQ; no envelope, receipts, checks, dedup, priorities, retries or
+waiting, and no replay of a lost reply.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ return redis.call('HDEL', KEYS[2], unpack(ARGV))
 DEADLINE = b"1790000000"
 
 
-class Yardstick:
-    """A queue of the three scripts; oldest first."""
+class Baseline:
+    """A queue made of the three scripts; oldest first."""
 
-    name = "yardstick"
+    name = "baseline"
 
     def __init__(self, url: str, key: str) -> None:
         self.redis = redis.Redis.from_url(url)
@@ -81,5 +81,5 @@ class Yardstick:
         )
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.redis.close()
