@@ -645,7 +645,7 @@ UNUSABLE = [
     (lambda body: "", "0 bytes"),
     (lambda body: "k" * 201, "201 bytes"),
     (lambda body: "a\0b", "NUL"),
-    (lambda body: "\ud800", "no valid"),
+    (lambda body: "\ud800", "not valid Unicode"),
     ("header:id", "header 'id'"),
 ]
 
