@@ -18,7 +18,7 @@ from rmq.errors import ConfigurationError, LeaseLost, QueryOwned, TopicNotFound
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryRollbackReply
 from rmq.protocol.steps import Flow
-from spark_connector import claims, options
+from spark_connector import options, query_lease
 from spark_connector.schema import stream_schema
 from spark_connector.stream import Part, RmqStreamReader
 from tests.servers import Server
@@ -245,7 +245,7 @@ def test_claims_that_were_given_back_end_the_query_or_are_left_out(
     start = begun(reader)
     end = latest(reader, start)
     parts = reader.partitions(start, end)
-    topic.query(start["run"], claims.owner()).release()
+    topic.query(start["run"], query_lease.owner()).release()
 
     with pytest.raises(LeaseLost, match=r"9 of 9 messages .* restart with onClaimLoss=cont"):
         make().partitions(start, end)
@@ -269,7 +269,7 @@ def test_numbers_of_claims_that_were_given_back_before_they_were_written_down_st
     reader = make(minPartitions=8)
     start = begun(reader)
     known = latest(reader, start)
-    topic.query(start["run"], claims.owner()).release()
+    topic.query(start["run"], query_lease.owner()).release()
     client.admin.rollback(topic.name)
 
     empty = latest(reader, start)
@@ -323,7 +323,7 @@ def test_an_empty_batch_in_the_place_of_another_one_ends_like_any_other(
     reader = make()
     start = begun(reader)
     latest(reader, start)
-    topic.query(start["run"], claims.owner()).release()
+    topic.query(start["run"], query_lease.owner()).release()
     empty = latest(reader, start)
     latest(reader, empty)
     reader.stop()
@@ -344,7 +344,7 @@ def test_a_batch_that_ended_is_settled_after_its_lease_as_far_as_it_waits(
     if released:
         client.admin.release_query(topic.name, end["run"], force=True)
     else:
-        topic.query(end["run"], claims.owner()).release()
+        topic.query(end["run"], query_lease.owner()).release()
         client.admin.rollback(topic.name)
     assert state(client, topic) == (9, 0, 0)
 
@@ -362,7 +362,7 @@ def test_a_batch_that_ended_and_that_others_got_since_ends_the_query_or_is_told(
     first = make()
     end, _ = ended(first, begun(first))
     first.stop()
-    topic.query(end["run"], claims.owner()).release()
+    topic.query(end["run"], query_lease.owner()).release()
     client.admin.rollback(topic.name)
     with topic.consumer() as consumer:
         consumer.ack(consumer.receive(3))
@@ -496,7 +496,7 @@ def test_another_driver_is_refused_and_the_one_that_runs_goes_on(
     start = begun(mine)
     end, _ = ended(mine, start)
     with monkeypatch.context() as patch:
-        patch.setattr(claims, "owner", lambda: "elsewhere:1:1")
+        patch.setattr(query_lease, "owner", lambda: "elsewhere:1:1")
         other = make(leaseSeconds=60, ownerLeaseSeconds=1)
         with pytest.raises(QueryOwned, match=r"is run by .* two drivers cannot share one checkp"):
             other.partitions(start, end)
@@ -515,7 +515,7 @@ def test_who_is_silent_for_its_owner_lease_is_replaced_and_told_so(
     assert mine._query_lease is not None
     mine._query_lease._stopped.set()  # as if it were frozen
     with monkeypatch.context() as patch:
-        patch.setattr(claims, "owner", lambda: "elsewhere:1:1")
+        patch.setattr(query_lease, "owner", lambda: "elsewhere:1:1")
         other = make(ownerLeaseSeconds=5)
         assert len(bodies(other, other.partitions(start, end))) == 6
 
@@ -532,7 +532,7 @@ def test_a_driver_that_crashed_is_replaced_at_once(
     end = latest(mine, start)
     mine.stop()
 
-    monkeypatch.setattr(claims, "owner", lambda: "elsewhere:1:1")
+    monkeypatch.setattr(query_lease, "owner", lambda: "elsewhere:1:1")
     before = time.monotonic()
 
     assert len(bodies(make(), make(ownerLeaseSeconds=60).partitions(start, end))) == 6
