@@ -154,7 +154,7 @@ class Storm:
         for again in itertools.count():
             if again and died():
                 return
-            self.shop.place(STORM, FEW, topic=self.shop.held)
+            self.shop.place(STORM, WAITING, topic=self.shop.held)  # enough for the next wait
             self._wait(self._is_worth_a_flush)
             self.shop.flush()
             until = time.monotonic() + RESEND_S
