@@ -109,7 +109,11 @@ class Running:
         self.hear(30)
 
     def hear(self, patience_s: float) -> Any:
-        """What it says next; EOFError when it died."""
+        """Return its next message.
+
+        Raises:
+            EOFError: the process died.
+        """
         if not self.pipe.poll(patience_s):
             self.stop()
             raise TimeoutError(f"bench: {self.process.name} says nothing")

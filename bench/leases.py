@@ -1,4 +1,4 @@
-"""What it costs to keep leases: processor time while one worker holds ten thousand of them."""
+"""The cost of keeping leases: processor time while one worker holds ten thousand of them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Measurement:
-    """One row of the report.
+    """A row of the report.
 
     Attributes:
         part: the part of the bench that measured it.

@@ -1,4 +1,4 @@
-"""What RMQ keeps in Redis's memory: a waiting message, a remembered id, a claim."""
+"""Memory that RMQ uses in Redis: a waiting message, a remembered id, a claim."""
 
 from __future__ import annotations
 

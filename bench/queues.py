@@ -10,7 +10,7 @@ import rmq
 
 
 class Queue(Protocol):
-    """What the throughput and depth parts drive."""
+    """The queue that the throughput and depth parts drive."""
 
     name: str
 
@@ -40,7 +40,7 @@ class Rmq:
         self.consumer = self.topic.consumer()
 
     def body(self, body: bytes) -> Any:
-        """What a user would send."""
+        """Return the body that a user would send."""
         return body
 
     def send(self, bodies: list[bytes]) -> None:
@@ -71,7 +71,7 @@ class RmqJson(Rmq):
     codec = "json"
 
     def body(self, body: bytes) -> Any:
-        """What a user would send."""
+        """Return the body that a user would send."""
         return {"id": 123456, "name": "a name of some length", "tags": ["a", "b"], "total": 1234.5,
                 "paid": True, "note": None}  # fmt: skip
 

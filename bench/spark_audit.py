@@ -82,7 +82,7 @@ def inputs(spark: SparkSession, rows: int) -> tuple[DataFrame, DataFrame, DataFr
 
 
 def processor_s(spark: SparkSession) -> float:
-    """What the JVM has used so far."""
+    """Return the processor time that the JVM has used so far, in seconds."""
     jvm: Any = spark.sparkContext._jvm
     used = jvm.java.lang.ProcessHandle.current().info().totalCpuDuration().get().toMillis()
     return float(used) / 1000

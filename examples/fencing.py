@@ -52,7 +52,7 @@ def create(engine: Engine) -> None:
 
 
 def price(engine: Engine) -> int:
-    """What tea costs now."""
+    """Return the present price of tea."""
     with engine.connect() as connection:
         found: int = connection.execute(text("SELECT price FROM article")).scalar_one()
     return found

@@ -1,4 +1,4 @@
-"""One real day of flights, squeezed into half a minute, through every kind of message that RMQ has.
+"""Replay a real day of flights in half a minute, with every kind of message that RMQ has.
 
 842 flights left New York on 1 January 2013. Each is a fixed-time message, due when it was scheduled
 to leave. A departure asks for its airport's board to be refreshed, and range-merge turns a burst of
@@ -130,7 +130,7 @@ class Books:
             self.late_ms.append(late_ms)
 
     def lost(self, dead: set[bytes]) -> list[bytes]:
-        """What was sent and is neither settled nor a dead letter."""
+        """Count the messages that are neither settled nor dead letters."""
         return [id for id in self.sent if not self.settled[id] and id not in dead]
 
     def duplicates(self) -> int:
@@ -208,7 +208,7 @@ class Day:
         """Handle an alert or a board refresh: there is no screen here, so nothing is left to do."""
 
     def work(self, topic: rmq.Topic, handle: Callable[[rmq.Delivery], None]) -> None:
-        """One consumer, in a thread of its own."""
+        """Run a consumer in a thread of its own."""
         try:
             with topic.consumer(lease=LEASE_S) as consumer:
                 while not self.stop.is_set():
@@ -376,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """One run at a time: two would take each other's flights, and each would count them lost."""
+    """Allow one run at a time: two would take each other's flights and count them lost."""
     HOME.parent.mkdir(parents=True, exist_ok=True)
     with HOME.with_suffix(".lock").open("w") as lock:
         try:

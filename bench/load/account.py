@@ -26,7 +26,7 @@ NOTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What became of the messages of a run. sent = merged + settled + dead + waiting + lost."""
+    """The outcome of the messages of a run: sent = merged + settled + dead + waiting + lost."""
 
     sent: int
     merged: int

@@ -21,7 +21,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for.
+    """The options of a run.
 
     Attributes:
         url: of Redis; None: a private server for the run.

@@ -1,4 +1,4 @@
-"""One run: its server, topic and clients, the drain at its end, and the verdict."""
+"""A run: its server, topic and clients, the drain at its end, and the verdict."""
 
 from __future__ import annotations
 

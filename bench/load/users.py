@@ -29,7 +29,7 @@ Held = list[tuple[rmq.Delivery, int]]  # deliveries with their serial numbers
 
 
 class RMQUser(User):
-    """What all users do: connect, measure, pace, and leave nothing behind."""
+    """Base of all users: connect, measure, keep a pace, and leave nothing behind."""
 
     abstract = True
 

@@ -20,7 +20,7 @@ async def noop(_: dict[str, Any], body: str) -> None:
 
 
 class Worker:
-    """What `arq bench.peers.arq_app.Worker` runs."""
+    """The worker that `arq bench.peers.arq_app.Worker` runs."""
 
     functions = (noop,)
     redis_settings = RedisSettings.from_dsn(tally.URL)

@@ -1,4 +1,4 @@
-"""Who is measured: what each needs, how its worker is started, and at which setting."""
+"""The queues that are measured: packages, how a worker is started, and its setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODE = "node"
 
 @dataclass(frozen=True)
 class Peer:
-    """One row.
+    """A row.
 
     Attributes:
         name: as the table and `--only` spell it.

@@ -27,7 +27,7 @@ ACKED_S = 5  # from the last handled to the last acked
 
 @dataclass(frozen=True)
 class Run:
-    """What one worker did with `count` messages.
+    """The run of one worker over `count` messages.
 
     Attributes:
         rate: messages/s; drain: from first handled to last handled; one: from the first send.
@@ -114,7 +114,7 @@ def _acked_ms(raw: redis.Redis, peer: Peer, ended_ns: int) -> float:
 
 
 def run(server: Server, peer: Peer, part: str, count: int) -> Run:
-    """One part, once, on an empty server. The worker's start-up is outside the measured time."""
+    """Measure a part once, on an empty server, from the time when the worker has started."""
     env = _environment(server, peer, part, count)
     worker = [interpreter(peer), *(word.replace("{url}", server.url) for word in peer.worker)]
     producer = [interpreter(peer), "-m", "bench.peers.produce", peer.module]

@@ -38,7 +38,7 @@ def _run(command: list[str], where: Path) -> None:
 
 
 def interpreter(peer: Peer) -> str:
-    """What runs the peer's worker and producer."""
+    """Return the interpreter that runs the peer's worker and producer."""
     if peer.kind == NODE:
         return "node"
     return str(home(peer) / "bin" / "python") if peer.requires else sys.executable

@@ -22,7 +22,7 @@ DUE_S = 10.0  # over which the messages of the part "due" are due
 
 
 class App(Protocol):
-    """What a peer's module offers a producer."""
+    """The functions that a peer's module offers a producer."""
 
     async def send(self, body: str) -> None:
         """Send one."""

@@ -1,4 +1,4 @@
-"""What was measured, and the figures that are promised of it."""
+"""The measurements, and the figures that are promised of them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _late(results: Results, name: str) -> str:
 
 
 def table(results: Results) -> Table:
-    """One row a queue: no-op throughput, one at a time, and how soon a handler starts."""
+    """Tabulate each queue: no-op throughput, one at a time, and how soon a handler starts."""
     made = Table(box=SIMPLE_HEAD)
     made.add_column("queue", no_wrap=True)
     for heading in (

@@ -31,7 +31,7 @@ def option(name: str, default: str) -> str:
 
 
 class Tally:
-    """What the handler calls, and nothing else: one number more, and twice a look at the clock.
+    """Count messages: all that a handler does is one addition and two looks at the clock.
 
     In the part "drain" the first message starts the clock. In all others the first is a warm-up
     that says the worker is ready, and MESSAGES more come.

@@ -26,7 +26,7 @@ class Lines(logging.Formatter):
 
 
 class JSONLines(JsonFormatter):
-    """One JSON object a line."""
+    """Write log records as JSON, one object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as an object, with its process id."""

@@ -44,7 +44,7 @@ def _raise_if_claim_lost(delivery: DeliveryData) -> None:
 
 
 class Delivery(DeliveryData):
-    """One attempt to hand a message to a consumer.
+    """An attempt to hand a message to a consumer.
 
     `with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`, `Retry`
     and `Reject` are carried out and end there; Ctrl-C releases.
@@ -200,7 +200,7 @@ class Consumer(ConsumerFlows[Delivery]):
 
 
 class AsyncDelivery(DeliveryData):
-    """One attempt to hand a message to a consumer, for `async with`. As `Delivery`."""
+    """An attempt to hand a message to a consumer, for `async with`. As `Delivery`."""
 
     __slots__ = ()
 

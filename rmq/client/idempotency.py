@@ -151,7 +151,7 @@ def _ttl(ttl: Duration) -> int:
 
 
 class Claiming:
-    """One delivery under a claim; made by `Claims.claim`."""
+    """A delivery under a claim; made by `Claims.claim`."""
 
     def __init__(self, claims: Claims, delivery: Any, key: Key, ttl: Duration) -> None:
         self._delivery = delivery

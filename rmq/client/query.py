@@ -34,7 +34,7 @@ Offsets = Mapping[int, int]
 
 
 class Held(NamedTuple):
-    """What a query holds of one slot.
+    """The messages of one slot that a query holds.
 
     Attributes:
         newest: the number of the newest message that it ever took.
@@ -50,7 +50,7 @@ class Held(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What became of a batch that was settled.
+    """The result of settling a batch.
 
     Attributes:
         settled: how many messages were settled by this call.
@@ -360,7 +360,7 @@ def _plain(number: int, body: bytes) -> tuple[int, bytes]:
 
 
 def envelope_of(entry: bytes) -> Record:
-    """What stands before the body: priority, times, merge key, headers.
+    """Return what stands before the body: priority, times, merge key, headers.
 
     Raises:
         DecodeError: the record is cut short.

@@ -27,7 +27,7 @@ _KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
 
 
 class Report(NamedTuple):
-    """One report to Redis about a slot.
+    """A report to Redis about a slot.
 
     Attributes:
         old: the number up to which the last report went.

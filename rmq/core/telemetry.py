@@ -18,7 +18,7 @@ LABELS = {
 
 
 class Metric(NamedTuple):
-    """One metric.
+    """A metric.
 
     Attributes:
         name: the name under which it is exposed.
@@ -38,7 +38,7 @@ class Metric(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One log event, on the logger `rmq.messages`.
+    """A log event, on the logger `rmq.messages`.
 
     Attributes:
         name: in the field `event` of its record.

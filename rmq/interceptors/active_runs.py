@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """One run of a handler, for one delivery or a batch.
+    """A run of a handler, for one delivery or a batch.
 
     Attributes:
         first: the delivery; of a batch, the first one.

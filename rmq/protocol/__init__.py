@@ -1,1 +1,1 @@
-"""What is said to Redis: scripts, commands and flows. No sockets."""
+"""The language of RMQ and Redis: scripts, commands and flows. No sockets."""

@@ -27,7 +27,7 @@ _DEFINITION = re.compile(
 
 
 class Script:
-    """One Lua script: its verb, its text as it is sent, and the SHA-1 by which Redis knows it."""
+    """A Lua script: its verb, its text as it is sent, and the SHA-1 by which Redis knows it."""
 
     __slots__ = ("name", "sha", "text")
 

@@ -15,7 +15,7 @@ POLL_S = 1.0  # a consumer that awaits signals also asks once in so long: a sign
 
 
 class Command(Generic[T]):
-    """One call of one script, and how to read its reply.
+    """A call of one script, and how to read its reply.
 
     Args:
         script: the script to call.

@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
 
 class DrainedHandler:
-    """One handler with its consumer and runner."""
+    """A handler with its consumer and runner."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ def _waits_flow(context: TopicContext) -> Flow[list[int]]:
 
 
 class Drain:
-    """One drain: its handlers, how far the clock may go, and when to give up."""
+    """A drain: its handlers, how far the clock may go, and when to give up."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ TIMES_MAX = 1_000_000
 
 
 class Fault:
-    """One fault, for `with`: it strikes inside the block.
+    """A fault, for `with`: it strikes inside the block.
 
     Leaving the block raises AssertionError if it struck less often than asked for: a test whose
     fault never struck has shown nothing.

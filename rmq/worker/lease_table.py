@@ -50,7 +50,7 @@ FOREVER = float("inf")
 
 
 class LeaseRow(NamedTuple):
-    """One delivery that the worker holds, as the renewer sees it."""
+    """A delivery that the worker holds, as the renewer sees it."""
 
     number: int
     serial: int

@@ -100,7 +100,7 @@ def _json(value: object) -> bytes:
 
 
 class Metrics:
-    """What prometheus_client collects in this process, or in those that share a directory."""
+    """The metrics of prometheus_client, of this process or of those that share a directory."""
 
     def __init__(self) -> None:
         self._library = _prometheus("prometheus_client")

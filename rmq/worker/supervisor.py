@@ -56,7 +56,7 @@ def add_counts(total: Counts, more: Mapping[str, Mapping[str, int]], held: bool 
 
 
 class WorkerProcess:
-    """One of the worker processes; after its end, the next one that replaces it."""
+    """A worker process; after its end, the next one that replaces it."""
 
     def __init__(self, number: int) -> None:
         self.number = number

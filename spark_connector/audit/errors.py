@@ -1,4 +1,4 @@
-"""What an audit raises when it was asked for something that cannot work."""
+"""Errors of an audit that was asked for something that cannot work."""
 
 from __future__ import annotations
 

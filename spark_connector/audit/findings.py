@@ -1,4 +1,4 @@
-"""What an audit found, as plain values: totals, bounded lists, a timeline, and the verdict."""
+"""The findings of an audit as plain values: totals, bounded lists, a timeline, and the verdict."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Minute(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What an audit found.
+    """The findings of an audit.
 
     Attributes:
         horizon_ms: what was produced later was too young to be called lost.

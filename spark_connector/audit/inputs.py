@@ -15,7 +15,7 @@ from spark_connector.audit.errors import UsageError
 
 
 class Looked(NamedTuple):
-    """What a first look at an input found.
+    """The result of a first look at an input.
 
     Attributes:
         rows: that can be read.
@@ -68,7 +68,7 @@ def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
 
 
 def snapshot(frame: DataFrame, option: str = "snapshot") -> DataFrame:
-    """What was in the queues: message_id, topic, queue, and slot, taken_at."""
+    """Return what was in the queues: message_id, topic, queue, and slot, taken_at."""
     _need(frame, words.SNAPSHOT, option)
     taken = "taken_at" in frame.columns
     return frame.select(

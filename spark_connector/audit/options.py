@@ -34,7 +34,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for."""
+    """The options of an audit."""
 
     ledger: tuple[Place, ...]
     is_outbox: bool

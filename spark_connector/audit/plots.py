@@ -55,7 +55,7 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
 
 
 def shares(totals: Mapping[str, int]) -> str:
-    """One bar with a part for each status; what there is little of is still seen."""
+    """Draw a bar with a part for each status; what there is little of is still seen."""
     there = [(name, totals[name]) for name in words.STATUSES if totals.get(name)]
     whole = sum(count for _, count in there)
     if not whole:

@@ -107,7 +107,7 @@ def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> Data
 
 
 def live(spark: SparkSession, url: str, prefix: str, topic: str) -> DataFrame:
-    """What is in the queues of a topic now, all of it read before this returns.
+    """Read all that is in the queues of a topic now.
 
     Raises:
         rmq.RMQError: its options cannot work.

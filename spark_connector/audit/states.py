@@ -1,4 +1,4 @@
-"""What became of each message: ledger, delivery log and snapshot brought together by id.
+"""The state of each message: ledger, delivery log and snapshot brought together by id.
 
 All three are laid on top of each other and grouped once, so every row travels once and nothing has
 to be joined. What is aggregated are numbers only: Spark then groups by hash, and need not sort.
@@ -36,7 +36,7 @@ _SHAPE: Final = {
 def states(
     ledger: DataFrame, deliveries: DataFrame, snapshot: DataFrame | None, horizon_ms: int
 ) -> DataFrame:
-    """One row for each message, with its `status`, one of `words.STATUSES`.
+    """Return one row for each message, with its `status`, one of `words.STATUSES`.
 
     Args:
         ledger: as `inputs.ledger` or `outbox.ledger` gives it.

@@ -36,7 +36,7 @@ def servers(directory: Path) -> list[psutil.Process]:
     return [p for p, _ in _found(directory, ("redis-server", "valkey-server"))]
 
 
-def guardians(directory: Path) -> list[psutil.Process]:
+def supervisors(directory: Path) -> list[psutil.Process]:
     return [p for p, words in _found(directory, "") if embedded_supervisor.__file__ in words]
 
 
@@ -67,8 +67,8 @@ def client(handle: Embedded) -> redis.Redis:
 
 
 def free(directory: Path) -> bool:
-    """Whether nothing holds the directory: no server, no guardian, no lock."""
-    return not servers(directory) and not guardians(directory)
+    """Whether nothing holds the directory: no server, no supervisor, no lock."""
+    return not servers(directory) and not supervisors(directory)
 
 
 class Others:
@@ -119,9 +119,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Others) -> Ite
     for process in others.all:
         process.kill()
     left = not until(lambda: free(directory))
-    for process in [*servers(directory), *guardians(directory)]:
+    for process in [*servers(directory), *supervisors(directory)]:
         process.kill()
-    assert not left, "a server or guardian outlived its owner"
+    assert not left, "a server or supervisor outlived its owner"
 
 
 # --- one process -------------------------------------------------------------------------------
@@ -497,17 +497,17 @@ def test_never_two_servers(home: Path, others: Others) -> None:
     words = [p.stdout.readline() for p in racers if p.stdout is not None]
     assert sorted(words) == ["False\n"] * 3 + ["True\n"], [p.poll() for p in racers]
     assert len(servers(home)) == 1
-    assert len(guardians(home)) == 1
+    assert len(supervisors(home)) == 1
 
 
-@pytest.mark.parametrize("victims", ["owner", "guardian", "server", "all"])
+@pytest.mark.parametrize("victims", ["owner", "supervisor", "server", "all"])
 def test_a_kill_of_any_part_leaves_the_data(home: Path, others: Others, victims: str) -> None:
     process, _ = others.hold(home)
     sharer = Embedded.open(home)
     with client(sharer) as r:
         r.set("k", "kept")
     parts = {"owner": [psutil.Process(process.pid)]}
-    parts |= {"guardian": guardians(home), "server": servers(home)}
+    parts |= {"supervisor": supervisors(home), "server": servers(home)}
     for part in chain(*parts.values()) if victims == "all" else parts[victims]:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has followed its owner already
             part.kill()
@@ -519,7 +519,7 @@ def test_a_kill_of_any_part_leaves_the_data(home: Path, others: Others, victims:
     sharer.close()
 
 
-@pytest.mark.parametrize("victim", [guardians, servers])
+@pytest.mark.parametrize("victim", [supervisors, servers])
 def test_the_owner_starts_again(home: Path, victim: Callable[[Path], Any]) -> None:
     handle = Embedded.open(home)
     with client(handle) as r:
@@ -527,7 +527,7 @@ def test_the_owner_starts_again(home: Path, victim: Callable[[Path], Any]) -> No
     for part in victim(home):
         part.kill()
     if victim is servers:
-        handle.ensure()  # at once, while the guardian may still be there
+        handle.ensure()  # at once, while the supervisor may still be there
     assert until(lambda: not handle._server.answers() or victim is servers)
     handle.ensure()
     assert handle.owner
@@ -600,9 +600,9 @@ def test_a_forked_child_does_not_keep_it(home: Path, others: Others, hook: bool)
 
 def test_ctrl_c_stops_it_only_with_its_owner(home: Path, others: Others) -> None:
     process, _ = others.hold(home)
-    for part in [*servers(home), *guardians(home)]:
+    for part in [*servers(home), *supervisors(home)]:
         assert os.getsid(part.pid) != os.getsid(process.pid)
-    guardians(home)[0].send_signal(signal.SIGINT)
+    supervisors(home)[0].send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert len(servers(home)) == 1
     process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""One builder for each script: values become keys and arguments, the reply becomes a typed value.
+"""A builder for each script: values become keys and arguments, the reply becomes a typed value.
 
 Builders take values that were checked already; scripts check numbers again before they write.
 """

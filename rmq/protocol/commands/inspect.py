@@ -19,7 +19,7 @@ STATS = (
 
 
 class QueueMember(NamedTuple):
-    """One member of a queue, as get and peek read it."""
+    """A member of a queue, as get and peek read it."""
 
     place: str  # store, prepare or dead
     id: bytes

@@ -23,7 +23,7 @@ CALL_MAX = 1000  # messages of one call
 
 
 class Redriven(NamedTuple):
-    """What a redrive did.
+    """The result of a redrive.
 
     Attributes:
         matched: dead letters that fitted the filter.
