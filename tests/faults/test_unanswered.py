@@ -308,6 +308,8 @@ def test_receipts_acked_again_are_not_told_as_lost(scene: Scene) -> None:
 
 
 def test_the_end_of_a_with_block_is_repeated_by_the_next_call(scene: Scene) -> None:
+    scene.name += "-slow"
+    scene.open(retry=rmq.Levels((60,)))  # by default the first wait is drawn from 0 s
     scene.send(2)
     consumer = scene.topic.consumer()
     (delivery,) = scene.do(consumer.receive())
