@@ -34,7 +34,7 @@ class InvalidType(ConfigurationError, TypeError):
 
 
 class InvalidReceipt(InvalidValue):
-    """A receipt is not one that RMQ makes, or belongs to another topic."""
+    """A text is not a receipt of RMQ, or the receipt belongs to another topic."""
 
 
 class TopicNotFound(ConfigurationError):
@@ -98,7 +98,7 @@ class QueueFull(SendError):
 class NotDurable(SendError):
     """The message is stored, but fewer copies than asked confirmed it in time.
 
-    Sending the same id again is safe: it adds nothing where the message lives.
+    Sending the same id again is safe: it adds nothing where the message is stored.
 
     Attributes:
         results: the results of the send, with the level that was reached.
@@ -159,7 +159,7 @@ class StubNotFound(ConfigurationError):
 
 
 class StubSettled(ConfigurationError):
-    """Nothing is sent of this stub any more: it is confirmed, or void; nothing was changed.
+    """The stub is confirmed or void, so it is not sent again; nothing was changed.
 
     Attributes:
         status: "confirmed" or "void".
@@ -200,8 +200,8 @@ class Unavailable(StorageError):
 class OutcomeUnknown(StorageError):
     """The call may have taken effect: its reply never came.
 
-    Every RMQ call is safe to repeat; a send is repeated with the same message id, a verb of a
-    delivery on the same consumer. Within a minute the repeated call gets the first one's answer;
+    Every RMQ call is safe to repeat: a send with the same message id, a verb of a delivery on the
+    same consumer. Within a minute the repeated call gets the first one's answer;
     after that it may raise `LeaseLost` for a delivery that the first call settled.
     """
 

@@ -1,4 +1,4 @@
-"""The ledger: what was done stands in a database, so that a message's effect comes once.
+"""The ledger: a table of the work that was done, so that a message takes effect once.
 
 Two ways. `Ledger` is a store for `@rmq.idempotent`, in place of `rmq.Claims`, for those who do not
 trust Redis with the memory of what was done. `exactly_once` goes further: the row and the handler's

@@ -8,7 +8,7 @@
         outbox.send(connection, "orders", {"id": 7}, slot_basis="customer:42")
 
 The message is written in the business transaction and sent once that is committed, by a relay:
-`rmq outbox run`, or a `Relay` in a process of yours. docs/outbox.md tells the whole way.
+`rmq outbox run`, or a `Relay` in a process of yours. docs/outbox.md describes every step.
 
 tables     rmq_stub and rmq_log, for migrations
 """

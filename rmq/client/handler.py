@@ -108,7 +108,7 @@ class Handler:
         attached = middleware.middleware_of(self.function)
         claiming = [each for each in attached if isinstance(each, Idempotent)]
         if len(claiming) > 1:
-            raise InvalidValue(f"handler {self.name}: @idempotent stands twice with Claims")
+            raise InvalidValue(f"handler {self.name}: @idempotent is applied twice with Claims")
         self.claims = claiming[0] if claiming else None
         self.middleware: tuple[Middleware, ...] = attached
         for each in attached:

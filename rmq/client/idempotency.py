@@ -1,7 +1,7 @@
 """Idempotency by claims: a message's business key is claimed in Redis before its handler runs.
 
-A claim is CONSUMING while its owner works, and lives as long as the owner's lease, renewed with it;
-it is CONSUMED once the work is done, and then lives for `ttl`. A copy that finds it CONSUMED is
+A claim is CONSUMING while its owner works, and lasts as long as the owner's lease, renewed with it;
+it is CONSUMED once the work is done, and then lasts for `ttl`. A copy that finds it CONSUMED is
 acked and does nothing. A copy that finds it CONSUMING comes back later, which costs no retry, and
 is never acked: the owner may still fail. Only its owner removes the claim of a failed run.
 
@@ -85,8 +85,8 @@ class Claims:
         if not mine:
             return []
         consumer = mine[0]._origin.consumer
-        found: list[Delivery] = consumer._transport.run(self._sort(consumer, mine))
-        return found
+        claimed: list[Delivery] = consumer._transport.run(self._sort(consumer, mine))
+        return claimed
 
     async def first_async(
         self, deliveries: Iterable[AsyncDelivery], *, key: Key = None, ttl: Duration = DAY_S
@@ -96,8 +96,8 @@ class Claims:
         if not mine:
             return []
         consumer = mine[0]._origin.consumer
-        found: list[AsyncDelivery] = await consumer._transport.run(self._sort(consumer, mine))
-        return found
+        claimed: list[AsyncDelivery] = await consumer._transport.run(self._sort(consumer, mine))
+        return claimed
 
     def claim(
         self, delivery: Delivery | AsyncDelivery, *, key: Key = None, ttl: Duration = DAY_S
@@ -117,10 +117,12 @@ class Claims:
     def _prepared(self, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration) -> list[D]:
         middleware = Idempotent(self.consumer, key_reader(key), _ttl(ttl))
         mine = list(deliveries)
-        for one in mine:
-            if not isinstance(one, kind):
-                raise InvalidType(f"deliveries: {type(one).__name__}; give what receive returned")
-            if one._origin.consumer is not mine[0]._origin.consumer:
+        for delivery in mine:
+            if not isinstance(delivery, kind):
+                raise InvalidType(
+                    f"deliveries: {type(delivery).__name__}; give what receive returned"
+                )
+            if delivery._origin.consumer is not mine[0]._origin.consumer:
                 raise InvalidValue("deliveries: they are of several consumers; claim for each")
         claims = [middleware.claim_of(delivery) for delivery in mine]
         for delivery, claim in zip(mine, claims, strict=True):
@@ -129,21 +131,21 @@ class Claims:
 
     def _sort(self, consumer: Any, mine: Sequence[D]) -> Flow[list[D]]:
         yield from consumer._claim(mine)
-        done = [one for one in mine if _state(one) == DONE]
+        done = [delivery for delivery in mine if _state(delivery) == DONE]
         back: dict[float, list[D]] = {}
-        for one in mine:
-            if _state(one) not in (FIRST, DONE):
-                assert one._claim is not None
-                back.setdefault(one._claim.wait_s, []).append(one)
+        for delivery in mine:
+            if _state(delivery) not in (FIRST, DONE):
+                assert delivery._claim is not None
+                back.setdefault(delivery._claim.wait_s, []).append(delivery)
         if done:
             yield from consumer._ack(done)
-        for wait_s, some in back.items():
-            yield from consumer._release(some, wait_s)
-        return [one for one in mine if _state(one) == FIRST]
+        for wait_s, deliveries in back.items():
+            yield from consumer._release(deliveries, wait_s)
+        return [delivery for delivery in mine if _state(delivery) == FIRST]
 
 
-def _state(one: DeliveryData) -> str:
-    return "" if one._claim is None else one._claim.state
+def _state(delivery: DeliveryData) -> str:
+    return "" if delivery._claim is None else delivery._claim.state
 
 
 def _ttl(ttl: Duration) -> int:
@@ -176,10 +178,10 @@ class Claiming:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        one = self._delivery
-        if error is None and self._waits and not one.is_settled:
-            one.release(delay=one._claim.wait_s)
-        handled: bool = one.__exit__(kind, error, trace)
+        delivery = self._delivery
+        if error is None and self._waits and not delivery.is_settled:
+            delivery.release(delay=delivery._claim.wait_s)
+        handled: bool = delivery.__exit__(kind, error, trace)
         return handled
 
     async def __aenter__(self) -> bool:
@@ -192,10 +194,10 @@ class Claiming:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        one = self._delivery
-        if error is None and self._waits and not one.is_settled:
-            await one.release(delay=one._claim.wait_s)
-        handled: bool = await one.__aexit__(kind, error, trace)
+        delivery = self._delivery
+        if error is None and self._waits and not delivery.is_settled:
+            await delivery.release(delay=delivery._claim.wait_s)
+        handled: bool = await delivery.__aexit__(kind, error, trace)
         return handled
 
 
@@ -227,7 +229,7 @@ class Idempotent(Middleware):
         owner = known.owner if known is not None and known.owner else new_owner(delivery)
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
-    def prepare(self, one: DeliveryData, fit: Callable[[DeliveryData], object]) -> None:
+    def prepare(self, delivery: DeliveryData, fit: Callable[[DeliveryData], object]) -> None:
         """Give a delivery its claim; one without a key fails when its turn comes.
 
         Args:
@@ -235,12 +237,12 @@ class Idempotent(Middleware):
             fit: makes its body what the handler gets, and the key is a function of.
         """
         try:
-            fit(one)
-            one._claim = self.claim_of(one)
+            fit(delivery)
+            delivery._claim = self.claim_of(delivery)
         except Exception as error:
             claim = Claim(b"", b"", 0)
             claim.state, claim.error = FAILED, error
-            one._claim = claim
+            delivery._claim = claim
 
 
 class Checked(Idempotent):
@@ -260,17 +262,17 @@ class Checked(Idempotent):
                 "make both of one kind"
             )
 
-    def run(self, one: DeliveryData, inner: Next) -> bool:
+    def run(self, delivery: DeliveryData, inner: Next) -> bool:
         """As `Middleware.run`."""
-        if not self._check(one):
+        if not self._check(delivery):
             return False
         inner()
         return True
 
-    async def run_async(self, one: DeliveryData, inner: NextAsync) -> bool:
+    async def run_async(self, delivery: DeliveryData, inner: NextAsync) -> bool:
         """As `Middleware.run_async`."""
-        found = self._check(one)
-        if not (await found if inspect.isawaitable(found) else found):
+        fresh = self._check(delivery)
+        if not (await fresh if inspect.isawaitable(fresh) else fresh):
             return False
         await inner()
         return True

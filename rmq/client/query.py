@@ -1,9 +1,9 @@
 """A query: a reader that gets the same messages again until it says that their batch is done.
 
-For engines that replay: Spark plans a batch, notes where it ends, runs it, perhaps twice, and tells
-afterwards that it is done. What a query takes stands in a log of its own, numbered, and is in
-flight for everybody else. One lease for each slot stands for all of it; when that runs out,
-everything goes back to the queue, and costs a retry.
+For engines that replay: Spark plans a batch, notes where it ends, runs it, perhaps twice, and
+settles it afterwards. The messages that a query takes are numbered in a log of its own and are in
+flight for all consumers. The query holds one lease for each slot; when it expires, all messages of
+the slot go back to the queue, which costs them a retry.
 """
 
 from __future__ import annotations
@@ -11,11 +11,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import NamedTuple
 
-import msgpack
-
-from rmq.core import record
-from rmq.core.codec import JSON, MSGPACK, Compressed
-from rmq.core.record import COLLECTS, Record
 from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, duration_ms
@@ -25,11 +20,8 @@ from rmq.protocol.flows import query
 from rmq.protocol.steps import Subscription
 from rmq.transport import AsyncTransport, Transport
 
-__all__ = [
-    "AsyncQuery", "Block", "Held", "Query", "Record", "Settlement", "envelope_of", "value_of",
-]  # fmt: skip
+__all__ = ["AsyncQuery", "Block", "Held", "Query", "Settlement"]
 
-_COMPRESSED = Compressed()
 Offsets = Mapping[int, int]
 
 
@@ -54,8 +46,8 @@ class Settlement(NamedTuple):
 
     Attributes:
         settled: how many messages were settled by this call.
-        missing: how many of the batch nobody can settle any more: its lease ran out, and others
-            have had them since, or they are in the DeadQueue.
+        missing: how many of the batch can no longer be settled: the lease expired, and other
+            consumers have taken them since, or they are in the DeadQueue.
     """
 
     settled: int
@@ -70,7 +62,7 @@ class Block(NamedTuple):
         numbers: in the query's log.
         ids: 16 bytes each; `rmq.MessageId(one)` reads it.
         attempts: 1 for the first delivery.
-        records: envelope and body as they stand in Redis; `value_of` and `envelope_of` read one.
+        records: envelope and body as stored in Redis; `rmq.connectors` reads them.
     """
 
     slot: int
@@ -113,7 +105,7 @@ class _QueryBase:
 
     @property
     def run(self) -> str:
-        """The query's name: 32 hex digits, the same for as long as its checkpoint lives."""
+        """The query's name: 32 hex digits, the same for the life of its checkpoint."""
         return self._holder.run
 
     def _block(self, slot: int, page: LogPage) -> Block:
@@ -214,8 +206,8 @@ class Query(_QueryBase):
         Args:
             upto: by slot, the number with which a batch ends that is done.
             batch: by slot, how many messages it has. For an `exact` query, messages whose lease
-                expired are settled too, as long as nobody else has had them. None: only held
-                messages are settled, and nothing counts as missing.
+                expired are settled too, as long as no other consumer has taken them. None: only
+                messages that are held are settled, and none counts as missing.
 
         Raises:
             QueryOwned: another owner runs it.
@@ -225,7 +217,7 @@ class Query(_QueryBase):
     def again(self, upto: Offsets) -> None:
         """Give a batch that ends with these numbers new ones, so that `take` returns it again.
 
-        For an engine that has ended a batch of which nobody has read anything.
+        For an engine that has ended a batch without reading any of it.
 
         Raises:
             QueryOwned: another owner runs it.
@@ -317,52 +309,3 @@ class AsyncQuery(_QueryBase):
     async def release(self) -> int:
         """As `Query.release`."""
         return await self._run(query.release(self._context, self.run))
-
-
-BARE = 8  # bytes before the body of a bare record
-
-
-def is_bare(first: int) -> bool:
-    """Whether a record that begins with this byte has nothing but its head before its body.
-
-    And that body is as its producer's codec wrote it.
-    """
-    return not first & 31 and first >> 5 != Compressed.number
-
-
-def value_of(entry: bytes) -> bytes:
-    """The body of a record as its producer's codec wrote it, unpacked where it was compressed.
-
-    Of a collecting message, the list of its bodies: JSON where they are JSON, else msgpack.
-
-    Raises:
-        DecodeError: the record is cut short, or cannot be unpacked.
-    """
-    if is_bare(entry[0]):
-        return entry[BARE:]
-    found = record.read(entry)
-    if not found.flags & COLLECTS:
-        return _plain(found.codec, found.body)[1]
-    pieces = [_plain(found.codec, one) for one in record.collected_bodies(found.body)]
-    if all(number == JSON.number for number, _ in pieces):
-        return b"[" + b",".join(one for _, one in pieces) + b"]"
-    packed = [one if number == MSGPACK.number else msgpack.packb(one) for number, one in pieces]
-    header: bytes = msgpack.Packer().pack_array_header(len(packed))
-    return header + b"".join(packed)
-
-
-def _plain(number: int, body: bytes) -> tuple[int, bytes]:
-    """The number of the codec that wrote a body, and what it wrote."""
-    if number != Compressed.number:
-        return number, body
-    codec, data = _COMPRESSED.unpack(body, Compressed.limit)
-    return codec.number, data
-
-
-def envelope_of(entry: bytes) -> Record:
-    """Return what stands before the body: priority, times, merge key, headers.
-
-    Raises:
-        DecodeError: the record is cut short.
-    """
-    return record.read(entry)

@@ -112,7 +112,9 @@ class Signature:
     def _delivery_index(self, taken: _Parameters, hints: Mapping[str, Any]) -> int | None:
         """Return the place of the delivery: where it is annotated, else the second of two."""
         wanted: Any = AsyncDelivery if self._is_async else Delivery
-        indexes = [n for n, one in enumerate(taken) if _is_delivery(hints.get(one.name))]
+        indexes = [
+            n for n, parameter in enumerate(taken) if _is_delivery(hints.get(parameter.name))
+        ]
         for index in indexes:
             if hints[taken[index].name] is not wanted:
                 kind = "an async def gets" if self._is_async else "a plain def gets"

@@ -1,4 +1,4 @@
-"""A stage: messages written where nobody sees them, to be published together, or not at all.
+"""A stage: messages stored outside of all queues, to be published together or not at all.
 
 For jobs whose tasks run in many processes, fail and are repeated, as Spark's: each attempt of a
 task writes into a stage of its own, and one process publishes those that count. With a query and a

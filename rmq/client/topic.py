@@ -286,14 +286,14 @@ class Topic(_TopicBase):
                 before it is handed over. Then a message is lost where the process dies between
                 the two, or the answer to the settling stays away for more than a minute.
             ordered: a slot gives out its next messages only when the ones before are settled,
-                whoever has them; a failed one comes again before those behind it. All consumers of
-                a topic should be of one kind.
+                by any consumer; a failed one comes again before those behind it. Either all
+                consumers of a topic should be ordered, or none.
 
         Guarantee:
             With `ordered`, messages of one slot_basis and one priority are handed over in the order
             of sending, by any number of consumers: the next one only when the one before is settled
-            or in the same batch before it. A consumer that dies holds its slot until its lease has
-            run out.
+            or in the same batch before it. A consumer that dies holds its slot until its lease
+            expires.
         """
         return Consumer(self._transport, self._context, lease, mode, ordered)
 
@@ -309,7 +309,7 @@ class Topic(_TopicBase):
         """Return a reader for engines that replay batches, as Spark does; see `rmq.Query`.
 
         Args:
-            run: 32 hex digits: the name of the query for as long as its checkpoint lives.
+            run: 32 hex digits: the name of the query for the life of its checkpoint.
             owner: the process that runs it now; other owners are refused meanwhile.
             lease: its messages go back to the queue when it is not renewed for so long, 1 s to
                 12 h.

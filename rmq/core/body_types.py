@@ -108,7 +108,7 @@ def _dict(inner: Converter | None) -> Converter:
     def convert(body: Any) -> Any:
         if type(body) is not dict:
             raise _does_not_fit(dict, body)
-        for name in body:  # msgpack knows other keys than JSON
+        for name in body:  # msgpack allows keys that are not text
             if type(name) is not str:
                 raise _does_not_fit(str, name, f"the key {name!r}")
         return body if inner is None else {name: inner(value) for name, value in body.items()}

@@ -31,8 +31,8 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
         InvalidValue: a str that is not "header:NAME".
     """
     if key is None:
-        # As the id of a stub. A stub that is sent again to a topic that was created anew with
-        # another number of slots has a message id with another slot, and must have the same key.
+        # As the id of an outbox stub. If its topic is created again with another number of slots,
+        # the stub is resent under a message id with another slot, and must keep its key.
         return lambda delivery: str(delivery.id.placed(0, 0))
     if callable(key):
         return lambda delivery: _checked(_call(key, delivery), delivery, "the function")

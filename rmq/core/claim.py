@@ -14,7 +14,7 @@ KEPT = "kept"
 
 
 class Claim:
-    """The claim of one delivery on one key, and how far it came.
+    """The claim of one delivery on one key, and its state.
 
     Attributes:
         name: "<consumer>:<key>", as in the name of the key in Redis.

@@ -47,7 +47,7 @@ class Retry(Exception):
 class BatchOrigin(NamedTuple):
     """The data that the deliveries of one batch share."""
 
-    consumer: Any  # what settles: a Consumer, an AsyncConsumer, or a worker's desk
+    consumer: Any  # the Consumer, AsyncConsumer or worker's consumer that settles them
     keys: SlotKeys
     newest: int  # acceptance number of the slot's newest message
     retries: int  # of a fresh message
@@ -79,7 +79,7 @@ class DeliveryData:
         self._record = entry
         self._state = OPEN
         self._unconfirmed = ""  # the verb that was sent and whose reply was not read
-        self._row = -1  # on the board of a worker, which renews its lease
+        self._row = -1  # its row in a worker's lease table, which renews its lease
         self._claim: Claim | None = None  # on its business key
         self.fence = fence
         self.body = body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-generation = 0  # the number of forks between this process and the one that imported RMQ
+generation = 0  # how many forks separate this process from the process that imported RMQ
 
 
 def _forked() -> None:

@@ -42,9 +42,9 @@ class Outgoing:
         expires: how long after it is due it may still be taken; None: the topic's setting.
         id: the id of an earlier attempt at this send; None: a new one.
         dedup_key: the sender's name for this message, 1 to 200 bytes of UTF-8; the id is derived
-            from it. While a message of that key lives, and for the topic's
+            from it. While a message of that key is stored, and for the topic's
             `dedup_window` after it is settled, another one is a "duplicate": nothing is stored, and
-            the result has the id of the first. A window of 0 still covers the message's life. The
+            the result has the id of the first. With a window of 0, only while it is stored. The
             key chooses the slot, unless slot_basis does, which must then be the same whenever the
             key is. Not with `id` or `merge_key`.
         retry: how long this message waits after a handler failed; it overrides all other policies.

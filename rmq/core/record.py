@@ -21,12 +21,15 @@ from typing import NamedTuple
 
 import msgpack
 
+from rmq.core.codec import JSON, MSGPACK, Compressed
 from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
 RESERVED = "rmq-"  # the names of headers that RMQ itself adds begin so
 _NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others
 _NUMBER_BITS = 32
+BARE = 8  # bytes before the body of a bare record
+_COMPRESSED = Compressed()
 
 _heads: dict[tuple[int, int, int], bytes] = {}
 
@@ -148,3 +151,38 @@ def user_headers(headers: dict[str, str]) -> dict[str, str]:
 def marks(headers: dict[str, str]) -> dict[str, str]:
     """Return the headers that RMQ itself added."""
     return {name: text for name, text in headers.items() if name.startswith(RESERVED)}
+
+
+def is_bare(first: int) -> bool:
+    """Return whether a record that begins with this byte is BARE bytes and an uncompressed body."""
+    return not first & 31 and first >> 5 != Compressed.number
+
+
+def value_of(data: bytes) -> bytes:
+    """Return the body of a record as its codec wrote it, decompressed.
+
+    For a collecting message, return the list of its bodies: in JSON if all of them are JSON, else
+    in msgpack.
+
+    Raises:
+        DecodeError: the record is cut short, or cannot be decompressed.
+    """
+    if is_bare(data[0]):
+        return data[BARE:]
+    record = read(data)
+    if not record.flags & COLLECTS:
+        return _decompressed(record.codec, record.body)[1]
+    bodies = [_decompressed(record.codec, body) for body in collected_bodies(record.body)]
+    if all(number == JSON.number for number, _ in bodies):
+        return b"[" + b",".join(body for _, body in bodies) + b"]"
+    packed = [body if number == MSGPACK.number else msgpack.packb(body) for number, body in bodies]
+    header: bytes = msgpack.Packer().pack_array_header(len(packed))
+    return header + b"".join(packed)
+
+
+def _decompressed(number: int, body: bytes) -> tuple[int, bytes]:
+    """Return the number of the codec that wrote a body, and the bytes that it wrote."""
+    if number != Compressed.number:
+        return number, body
+    codec, data = _COMPRESSED.unpack(body, Compressed.limit)
+    return codec.number, data

@@ -41,7 +41,7 @@ class ReplaySessions:
     def _start(self) -> None:
         self._generation = fork.generation
         self._stem = os.urandom(9).hex().encode()
-        self._made = itertools.count(1)  # next() is one step, so no two threads get one name
+        self._made = itertools.count(1)  # next() is atomic, so two threads never get the same name
         self._free = deque()
 
     @contextmanager

@@ -1,8 +1,8 @@
 """Sequence numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
 
 A producer is one client in one process; after a fork or a restart it is new. The sequence of a slot
-knows the numbers under way, the number up to which all are complete (their messages were
-accepted, or no message has them), and how much of that was reported to Redis.
+keeps the numbers under way, the number up to which all are complete (their messages were
+accepted, or no message has them), and the part of that which was reported to Redis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmq.core.ranges import Ranges
 
 HEADER = "rmq-audit"  # the header with a message's number; the scripts read it
 REPORT_S = 1.0  # the longest that a complete number stays unreported
-RESTART_S = 3600.0  # a producer silent for longer reports first; Redis forgets it after a day
+RESTART_S = 3600.0  # a producer silent for longer reports first; Redis deletes it after a day
 NUMBERS_MAX = 1000  # unused numbers that one report carries
 
 _MAP_OF_ONE = b"\x81"  # msgpack

@@ -22,7 +22,7 @@ LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024
 COLLECT_MAX = 256 * 1024  # bytes of a list that still grows: every merge writes all of it again
-CALL_BYTES = 16 * 1024 * 1024  # what one script call may carry
+CALL_BYTES = 16 * 1024 * 1024  # the most bytes of bodies in one script call
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def parse_durability(value: object) -> Durability:
 
 
 def describe_durability(value: Durability) -> str:
-    """Return a durability as a person writes it: the inverse of `durability`."""
+    """Return a durability as a person writes it: the inverse of `parse_durability`."""
     if value is None:
         return "memory"
     kind = "replicated" if isinstance(value, Replicated) else "fsync"
@@ -167,9 +167,9 @@ class Settings:
         expires_ms: how long after it is due a message may still be taken; 0 is off.
         on_expire: what happens to it then: dead (to the DeadQueue) or drop.
         durability: the copies that a send waits for.
-        dead_retention_ms: how long a dead letter is stored; 0 is for ever. Those past it are
-            dropped, and counted, when another message dies, by consumers once a minute, and by
-            commands that read the DeadQueue.
+        dead_retention_ms: how long a dead letter is stored; 0 is for ever. Older ones are
+            dropped, and counted, when another message becomes a dead letter, by consumers once a
+            minute, and by commands that read the DeadQueue.
     """
 
     slots: int = 1

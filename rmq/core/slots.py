@@ -11,8 +11,8 @@ import zlib
 
 from rmq.errors import InvalidType
 
-# So many messages without a basis go to one slot, then to the next: even over time, and a batch
-# needs one script call instead of one for each slot.
+# Messages without a basis go to a slot in runs of this length: the load is even over time, and a
+# batch needs one script call instead of a call for each slot.
 RUN_LENGTH = 100
 
 

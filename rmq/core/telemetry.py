@@ -43,7 +43,7 @@ class Event(NamedTuple):
     Attributes:
         name: in the field `event` of its record.
         level: of `logging`, by name.
-        fields: what its record carries besides.
+        fields: the other fields of its record.
         help: one line.
     """
 
@@ -61,8 +61,8 @@ RUN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 3
 
 LATENESS = Metric(
     "rmq_lateness_seconds", "histogram", "seconds", ("topic",),
-    "From when a message was due, or was sent to be taken at once, to the start of its handler; "
-    "first attempts, by this machine's clock.", LATE,
+    "Time from when a message was due (or sent, without a delay) to the start of its handler; "
+    "first attempts only, by this machine's clock.", LATE,
 )  # fmt: skip
 HANDLER_SECONDS = Metric(
     "rmq_handler_seconds", "histogram", "seconds", ("topic",),
@@ -70,7 +70,7 @@ HANDLER_SECONDS = Metric(
 )  # fmt: skip
 HANDLED = Metric(
     "rmq_handled_total", "counter", "messages", ("topic", "verb"),
-    "Messages that a handler has run for, by what becomes of them.",
+    "Messages for which a handler has run, by how they were settled.",
 )  # fmt: skip
 SENT = Metric(
     "rmq_sent_total", "counter", "messages", ("topic", "status"),
@@ -90,7 +90,7 @@ TAKEN = Metric(
 )  # fmt: skip
 LEASE_LOST = Metric(
     "rmq_lease_lost_total", "counter", "deliveries", ("topic",),
-    "Deliveries of the watched workers whose lease had run out before they could be settled.",
+    "Deliveries of the watched workers whose lease expired before they could be settled.",
 )  # fmt: skip
 DUPLICATES = Metric(
     "rmq_duplicates_total", "counter", "deliveries", ("topic",),
@@ -100,7 +100,6 @@ CLAIM_LOST = Metric(
     "rmq_claim_lost_total", "counter", "deliveries", ("topic",),
     "Deliveries of the watched workers whose claim was gone when their work was done.",
 )  # fmt: skip
-
 AUDIT_MISSING = Metric(
     "rmq_audit_missing", "gauge", "messages", ("topic",),
     "Messages that the last audit of the watched workers found missing.",

@@ -17,7 +17,7 @@ from rmq.core.settings import Settings
 from rmq.core.slots import SlotRotation
 from rmq.errors import InvalidValue
 
-FOLLOW_S = 30.0  # the client's copy of the settings is older by at most so much
+FOLLOW_S = 30.0  # the greatest age of a client's copy of the settings
 
 
 class TopicContext:

@@ -37,7 +37,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(value: Duration) -> str:
-    """Return a duration as a person writes it: the inverse of `seconds`."""
+    """Return a duration as a person writes it: the inverse of `parse_duration`."""
     value = value.total_seconds() if isinstance(value, timedelta) else value
     if value < 1:
         return f"{value * 1000:g}ms" if value else "0s"

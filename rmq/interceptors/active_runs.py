@@ -43,7 +43,7 @@ class Run:
 
 
 class Runs(Generic[T]):
-    """The runs that one interceptor knows; T is the type of its note on each delivery."""
+    """The current runs of one interceptor; T is the type of its note on each delivery."""
 
     def __init__(self, name: str) -> None:
         self._now: ContextVar[Run | None] = ContextVar(name, default=None)
@@ -65,7 +65,7 @@ class Runs(Generic[T]):
         return fresh
 
     def end(self, delivery: DeliveryData) -> tuple[T | None, Run | None]:
-        """Note that it has run; return its note, and the run if the delivery was its last."""
+        """Note that the handler ran; return the note, and the run if the delivery was its last."""
         run = self._now.get()
         if run is None or id(delivery) not in run.open:
             return None, None
@@ -86,11 +86,11 @@ def _where() -> tuple[int, object]:
 
 
 def late_s(delivery: DeliveryData) -> float | None:
-    """Return how late the handler starts that is about to run, in seconds; None for a retry.
+    """Return how late the next handler starts, in seconds; None for a retry.
 
-    Counted from the due time, or from the time in the id for a message that was due when sent; None
-    if that id was derived from a dedup key. By this machine's clock. A message that was snoozed or
-    redriven counts from its first due time.
+    Lateness is counted from the due time, or from the time in the id for a message that was due
+    when sent (None if that id was derived from a dedup key), by this machine's clock. A message
+    that was snoozed or redriven is counted from its first due time.
     """
     if delivery.attempt != 1:
         return None

@@ -26,7 +26,7 @@ from rmq.interceptors.active_runs import Runs, late_s
 
 log = logging.getLogger("rmq.messages")
 
-# One for the process: the filter does not know which interceptor noted the message.
+# Shared by the process: the filter cannot tell which interceptor noted the message.
 _runs: Runs[float | None] = Runs("rmq_logging")
 
 
@@ -34,7 +34,7 @@ class Logging(Interceptor):
     """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
 
     The text is for people; the fields are in `extra`, as listed in `rmq.core.telemetry.EVENTS`.
-    INFO for what went well, WARNING for a send that raised and for a handler that failed. With a
+    Level INFO for success, WARNING for a send that raised and a handler that failed. With a
     `MessageFilter` on a handler of `logging`, records made inside a handler carry the message's id.
     """
 
@@ -52,7 +52,7 @@ class Logging(Interceptor):
             )  # fmt: skip
 
     def before_handle(self, delivery: DeliveryData) -> None:
-        """From here on, records carry the message."""
+        """Give the records of the handler the message's fields from here on."""
         _runs.begin(delivery, late_s(delivery))
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
@@ -94,19 +94,21 @@ _MESSAGE_FIELDS = ("message_id", "topic", "attempt", "batch")
 
 
 class MessageFilter(logging.Filter):
-    """Gives every record that passes the message it was made for; it lets all of them pass.
+    """Adds the fields of the current message to every record; it rejects no record.
 
     Put it on a handler of `logging`: a filter on a logger does not see the records of its children.
-    It works for what a handler of messages calls, and for the threads and tasks that it starts with
-    its context (`asyncio.create_task`, `asyncio.to_thread`). Needs `Logging` as an interceptor.
+    It covers code that a handler of messages calls, and threads and tasks that the handler starts
+    with its context (`asyncio.create_task`, `asyncio.to_thread`). It needs the interceptor
+    `Logging`.
 
-    Sets `message_id` and `topic`, '' where there is no message, `attempt`, then 0, and `batch`, how
-    many deliveries the handler was given; of several, the others are those of the first.
+    Sets `message_id`, `topic`, `attempt` and `batch` (the number of deliveries that the handler
+    got). In a batch the first three are those of the first delivery. Outside of a handler the texts
+    are '' and the numbers 0.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Note the message on the record; what the record says itself stays."""
-        # Our own events have a message of their own: a handler may send, for example.
+        """Add the message's fields to the record, except those that it already has."""
+        # RMQ's events name their own message, for example one that a handler sends.
         run = None if record.name == log.name else _runs.now
         fields: tuple[Any, ...] = ("", "", 0, 0)
         if run is not None:
@@ -122,10 +124,10 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object on a line: time, level, logger, message, and what `extra` gave.
+    """Formats a record as one line of JSON: time, level, logger, message and the fields of `extra`.
 
-    Times are UTC; outside of a handler there are no fields of a message. What JSON does not know is
-    written as its `str`.
+    Times are UTC; outside of a handler there are no fields of a message. Values that JSON has no
+    form for are written as their `str`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -150,5 +152,5 @@ class JsonFormatter(logging.Formatter):
             fields["stack"] = self.formatStack(record.stack_info)
         try:
             return json.dumps(fields, allow_nan=False, default=str)
-        except (TypeError, ValueError):  # a key that is no text, NaN, a circle
+        except (TypeError, ValueError):  # a key that is not text, NaN, or a circular reference
             return json.dumps({name: str(value) for name, value in fields.items()})

@@ -27,8 +27,8 @@ class OpenTelemetry(Interceptor):
     """A producer span around each send; a consumer span, linked to it, around each handler.
 
     The trace goes with the message in the headers that the program's propagator names (traceparent,
-    tracestate, perhaps baggage), beside the sender's own. A message that has one of them already is
-    left as it is; so is one whose headers have no room.
+    tracestate, perhaps baggage), beside the sender's own. A message is left as it is if it has one
+    of these headers already, or if its headers have no room.
 
     Inside a handler the consumer span is the current one; in a batch, that of the first delivery.
 
@@ -49,7 +49,7 @@ class OpenTelemetry(Interceptor):
         self._parent = parent
         self._sending: dict[
             int, tuple[Outgoing, Any]
-        ] = {}  # the message too, so that its id() is not reused
+        ] = {}  # keeping the message keeps its id() from being reused
         self._runs: Runs[Any] = Runs("rmq_otel")
 
     # --- sending ---------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class OpenTelemetry(Interceptor):
         kind = type(error)
         where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         span.set_attribute("error.type", f"{where}{kind.__qualname__}")
-        with contextlib.suppress(Exception):  # it calls str(error), which is the user's
+        with contextlib.suppress(Exception):  # it calls str(error), which is the user's code
             span.record_exception(error)
         summary = failure.summary(error)
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, summary))

@@ -29,7 +29,7 @@ class Counting(Protocol):
 class Prometheus(Interceptor):
     """Counts and times messages. The program chooses how they are exposed.
 
-    Make one and give it to every client: a registry takes each metric once.
+    Make one object and give it to every client: a registry takes each metric once.
 
     Args:
         registry: of prometheus_client; None: the default one.
@@ -62,7 +62,7 @@ class Prometheus(Interceptor):
             ) from error
 
     def watch(self, worker: Counting) -> None:
-        """Expose what a worker holds, has taken and has lost; until it is gone from memory.
+        """Expose the counts of a worker (held, taken, lost) until the worker is garbage-collected.
 
         A worker of the client calls this by itself.
         """
@@ -102,7 +102,9 @@ class Prometheus(Interceptor):
             for topic, counts in worker.counts().items():
                 totals.setdefault(topic, Counter()).update(counts)
             for topic, count in worker.missing().items():
-                totals.setdefault(topic, Counter())["missing"] = count  # one audit serves them all
+                totals.setdefault(topic, Counter())["missing"] = (
+                    count  # an audit covers all workers of the topic
+                )
         yield from self._watched(totals)
 
     def _watched(self, totals: dict[str, Counter[str]]) -> Iterator[Any]:

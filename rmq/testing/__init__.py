@@ -1,6 +1,6 @@
-"""For tests of programs that use RMQ: a private broker, a clock that stands still, faults on order.
+"""For tests of programs that use RMQ: a private broker, a clock that tests move, faults on demand.
 
-`import rmq` does not load this package. docs/testing.md tells how it is used.
+`import rmq` does not load this package. docs/testing.md shows how to use it.
 """
 
 from rmq.testing.broker import Broker

@@ -102,6 +102,6 @@ class Adoption:
             await parked.close()
 
 
-def _swap(one: Any, other: Any) -> None:
-    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
-    one.__class__, other.__class__ = other.__class__, one.__class__
+def _swap(left: Any, right: Any) -> None:
+    left.__dict__, right.__dict__ = right.__dict__, left.__dict__
+    left.__class__, right.__class__ = right.__class__, left.__class__

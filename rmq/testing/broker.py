@@ -1,4 +1,4 @@
-"""The broker of a test: a private, empty RMQ with a clock that stands still."""
+"""The broker of a test: a private, empty RMQ with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -186,9 +186,9 @@ class Broker:
 
     def _in_a_loop(self, drain: Drain) -> list[Result]:
         transports = [
-            one._transport
-            for one in self._adoptions
-            if isinstance(one._transport, FaultyAsyncTransport)
+            adoption._transport
+            for adoption in self._adoptions
+            if isinstance(adoption._transport, FaultyAsyncTransport)
         ]
         with asyncio.Runner() as runner:
 
@@ -198,8 +198,8 @@ class Broker:
             try:
                 return drain_module.run(drain, wait)
             finally:
-                for one in transports:
-                    runner.run(one.hang_up())
+                for transport in transports:
+                    runner.run(transport.hang_up())
 
     async def adrain(
         self,
@@ -222,29 +222,29 @@ class Broker:
         check_int(limit, "limit", 1, RUNS_MOST)
         clock = None if advance is False else self.clock
         most_us = None if isinstance(advance, bool) else 1000 * duration_ms(advance, "advance")
-        found = [
+        handlers = [
             (client, handler)
             for client in self._adoptions
             for handler in client._handlers.by_topic.values()
         ]
-        names = {_name(one) for one in topics}
-        missing = names - {handler.context.name for _, handler in found}
-        if missing or not found:
+        names = {_name(topic) for topic in topics}
+        missing = names - {handler.context.name for _, handler in handlers}
+        if missing or not handlers:
             of = assertions.quote_names(missing) if missing else "any"
             raise ConfigurationError(
                 f"drain: no handler is registered for {of} topic, on the clients of this broker; "
                 "import the module with the handlers, and adopt its client: "
                 "broker.adopting(shop.client)"
             )
-        found = [pair for pair in found if not names or pair[1].context.name in names]
-        lease_table = LeaseTable(sum(max(1, handler.batch) for _, handler in found))
+        handlers = [pair for pair in handlers if not names or pair[1].context.name in names]
+        lease_table = LeaseTable(sum(max(1, handler.batch) for _, handler in handlers))
         drained = [
             DrainedHandler(
                 handler,
                 client._transport if isinstance(client, Client) else self._transport,
                 client._hooks, lease_table, number,
             )
-            for number, (client, handler) in enumerate(found)
+            for number, (client, handler) in enumerate(handlers)
         ]  # fmt: skip
         return Drain(drained, self._plain, clock, most_us, raises, limit), drained, lease_table
 
@@ -291,12 +291,12 @@ class Broker:
         """
         wanted = MessageCriteria(body, body is ANY, priority, due_in, within, headers, merge_key)
         now = self._time()
-        found = [one for one in self.sent(topic) if wanted.fits(one, now)]
-        if found if count is None else len(found) == count:
-            return found
+        fitting = [message for message in self.sent(topic) if wanted.fits(message, now)]
+        if fitting if count is None else len(fitting) == count:
+            return fitting
         asked = "a message" if count is None else f"{count} messages"
-        self._fail(topic, f"expected {asked} with {wanted}; found {len(found)}")
-        return found
+        self._fail(topic, f"expected {asked} with {wanted}; found {len(fitting)}")
+        return fitting
 
     def assert_empty(self, topic: AnyTopic | None = None) -> None:
         """Assert that nothing waits, is in flight or is dead, in a topic or in all of them.
@@ -305,11 +305,11 @@ class Broker:
             AssertionError: there are messages; the text lists them.
         """
         self._open()
-        for one in [topic] if topic is not None else self._topics():
+        for each_topic in [topic] if topic is not None else self._topics():
             places: tuple[QueueName, ...] = ("store", "prepare", "dead")
-            count = sum(len(self._peek(one, place)) for place in places)
+            count = sum(len(self._peek(each_topic, place)) for place in places)
             if count:
-                self._fail(one, f"expected nothing, found {count}")
+                self._fail(each_topic, f"expected nothing, found {count}")
 
     def _fail(self, topic: AnyTopic, text: str) -> None:
         drained = [f"{text}; there is:"]
@@ -319,9 +319,9 @@ class Broker:
 
     def _peek(self, topic: AnyTopic, place: QueueName) -> list[Message]:
         return [
-            one
+            message
             for admin in self._admins(topic)
-            for one in admin.peek(_name(topic), assertions.PEEK_MAX, place)
+            for message in admin.peek(_name(topic), assertions.PEEK_MAX, place)
         ]
 
     def _time(self) -> datetime:
@@ -334,7 +334,7 @@ class Broker:
         return sorted({name for admin in admins for name in admin.topics()})
 
     def _prefixes(self) -> list[str]:
-        return list(dict.fromkeys(one._prefix for one in self._adoptions))
+        return list(dict.fromkeys(adoption._prefix for adoption in self._adoptions))
 
     def _admin(self, prefix: str) -> Admin:
         return Admin(self._plain, prefix, ReplaySessions())
@@ -346,14 +346,14 @@ class Broker:
         if not isinstance(topic, str):
             prefixes = [topic._context.prefix]
         admins = [self._admin(prefix) for prefix in prefixes]
-        found = [one for one in admins if name in one.topics()]
-        known = {context.name for one in self._adoptions for context in one._contexts}
-        if not found and name not in known:
+        matching = [admin for admin in admins if name in admin.topics()]
+        known = {context.name for adoption in self._adoptions for context in adoption._contexts}
+        if not matching and name not in known:
             raise TopicNotFound(
                 f"topic {name!r} is not in this broker, and none of its clients knows it; they "
                 f"know {assertions.quote_names(known | set(self._topics()))}"
             )
-        return found
+        return matching
 
 
 def _name(topic: AnyTopic) -> str:

@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock:
-    """A time that stands still until a test moves it. It never goes back."""
+    """A clock that only tests move, and only forward."""
 
     def __init__(self, now_us: int) -> None:
         self.now_us = now_us

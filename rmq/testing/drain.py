@@ -241,7 +241,9 @@ class Drain:
         if not over:
             return
         drained.release(deliveries)
-        last = ", ".join(f"{one.topic} {one.body!r} {one.verb}" for one in self._results[-5:])
+        last = ", ".join(
+            f"{result.topic} {result.body!r} {result.verb}" for result in self._results[-5:]
+        )
         raise Endless(
             f"drain: {len(self._results)} runs, and there is more in {drained.name!r}; a handler "
             f"sends to itself, or a message comes back for ever. The last runs: {last or 'none'}. "

@@ -38,12 +38,12 @@ class FakeServer:
 
     def __init__(self) -> None:
         fakeredis: Any = importlib.import_module("fakeredis")
-        found = importlib.metadata.version("fakeredis")
-        if tuple(map(int, found.split(".")[:2])) < VERSION_MIN:
+        version = importlib.metadata.version("fakeredis")
+        if tuple(map(int, version.split(".")[:2])) < VERSION_MIN:
             raise ImportError(
-                f"fakeredis {found} is too old; {VERSION_MIN[0]}.{VERSION_MIN[1]} will do"
+                f"fakeredis {version} is too old; {VERSION_MIN[0]}.{VERSION_MIN[1]} will do"
             )
-        importlib.import_module("lupa")  # without it fakeredis knows no EVAL, and says so late
+        importlib.import_module("lupa")  # without it fakeredis has no EVAL, and reports that late
         self._server: Any = fakeredis.TcpFakeServer(("127.0.0.1", 0))
         self._server.rmq_down = False
         self._server.daemon_threads = True

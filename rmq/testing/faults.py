@@ -117,7 +117,7 @@ class Faults:
         if not self._active:
             return None
         with self._lock:
-            return next((one for one in self._active if one.strikes(names)), None)
+            return next((fault for fault in self._active if fault.strikes(names)), None)
 
     def _enter(self, fault: Fault) -> None:
         with self._lock:
@@ -162,14 +162,14 @@ class FaultyTransport(Transport):
     def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        fault = self.faults.next([one.script.name for one in commands])
+        fault = self.faults.next([command.script.name for command in commands])
         if fault is None:
             return super()._pipeline(commands, durability)
         time.sleep(fault.wait_s)
         _raise_if(fault.before())
-        found = super()._pipeline(commands, durability)
+        replies = super()._pipeline(commands, durability)
         _raise_if(fault.after())
-        return found
+        return replies
 
 
 class FaultyAsyncTransport(AsyncTransport):
@@ -196,11 +196,11 @@ class FaultyAsyncTransport(AsyncTransport):
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        fault = self.faults.next([one.script.name for one in commands])
+        fault = self.faults.next([command.script.name for command in commands])
         if fault is None:
             return await super()._pipeline(commands, durability)
         await asyncio.sleep(fault.wait_s)
         _raise_if(fault.before())
-        found = await super()._pipeline(commands, durability)
+        replies = await super()._pipeline(commands, durability)
         _raise_if(fault.after())
-        return found
+        return replies

@@ -1,7 +1,7 @@
 """A pytest fixture: write `pytest_plugins = ["rmq.testing.plugin"]` in your topmost conftest.py.
 
-No entry point announces it: pytest imports what is announced at every start, in every project of
-the environment, and importing RMQ takes a fifth of a second. One line asks for it where it is used.
+It has no entry point: pytest would import RMQ at every start, in every project of the environment,
+which takes a fifth of a second. A project that uses it loads it with one line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ from rmq.testing.broker import Broker
 
 @pytest.fixture
 def rmq_broker() -> Iterator[Broker]:
-    """A private, empty RMQ for one test, with a clock that stands still."""
+    """A private, empty RMQ for one test, with a clock that the test moves."""
     with Broker() as broker:
         yield broker

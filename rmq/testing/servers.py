@@ -22,7 +22,7 @@ from rmq.transport.embedded import Embedded
 from rmq.transport.url import Address
 
 Backend = Literal["auto", "fakeredis", "embedded"]
-DATABASES = 16  # what a redis-server has unless it is told otherwise
+DATABASES = 16  # the default of redis-server
 
 
 class Server(Protocol):
@@ -81,7 +81,7 @@ class Database:
                     f"testing: {DATABASES} brokers are open at once in this process; close some"
                 )
             # In turn, so that code left running by an earlier test does not find our topics.
-            after = [one for one in free if one > self._pool.last]
+            after = [number for number in free if number > self._pool.last]
             self.number = self._pool.last = min(after or free)
             self._pool.in_use.add(self.number)
         self.address: Address = urls.parse(self._pool.server.url(self.number))

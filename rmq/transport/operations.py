@@ -1,8 +1,8 @@
 """Low-level operations on connections, and the attempts at a command as a generator of them.
 
 Generators of operations hold the rules that both transports share: when to repeat, what to load,
-how to listen. `Transport` performs the operations with blocking calls, `AsyncTransport` awaits
-them, and neither knows why.
+how to listen. `Transport` performs the operations with blocking calls, `AsyncTransport`
+awaits them; neither contains a rule.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Pools of connections: a bounded number, last in first out, most of them idle.
 
-A dead connection shows at the next command, and it seldom dies alone: a restart, a failover or a
-firewall ends all of them. So when a connection that was used before fails, the pool closes all idle
-ones (a new epoch begins), and the caller may try at once on a new one. When all connections are in
-use, callers wait in line.
+A dead connection is noticed at the next command, and it is seldom the only one: a restart, a
+failover or a firewall ends all of them. So when a connection that was used before fails, the
+pool closes all idle ones (a new epoch begins), and the caller may try at once on a new one. When
+all connections are in use, callers wait in line.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """

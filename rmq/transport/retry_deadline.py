@@ -54,7 +54,7 @@ class RetryDeadline:
         return pause_s
 
     def _last_error(self, error: BaseException) -> RMQError:
-        text, server = redact(str(error))[:300], self._address.told
+        text, server = redact(str(error))[:300], self._address.described
         if self._may_be_done:
             return OutcomeUnknown(
                 f"{self._name}: no reply from {server} ({text}); it may have been done. "

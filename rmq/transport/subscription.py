@@ -49,7 +49,7 @@ class SubscribedConnection:
         return True
 
     def note_reply(self, reply: Any, signals: set[int]) -> None:
-        """Note that it lives, and add the slot that a wake-up signal names."""
+        """Note that the connection works, and add the slot that a wake-up signal names."""
         self._heard_at, self._pinged_at = time.monotonic(), None
         if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":
             with contextlib.suppress(ValueError):
@@ -68,7 +68,7 @@ class SubscribedConnection:
 class SubscriptionRefused:
     """Stands in for a subscription that the ACL of this Redis user does not permit.
 
-    The consumer looks once in POLL_S instead. After RETRY_S it tries to subscribe again, so that
+    The consumer polls every POLL_S instead. After RETRY_S it tries to subscribe again, so that
     a repaired ACL needs no restart.
     """
 

@@ -23,7 +23,7 @@ class Address:
     scheme: str
     directory: str = ""
     max_connections: int = MAX_CONNECTIONS
-    is_default: bool = False  # nobody named it
+    is_default: bool = False  # neither the caller nor RMQ_URL gave it
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -34,15 +34,15 @@ class Address:
         return redact(self.url)
 
     @property
-    def told(self) -> str:
-        """As `shown`; and where it comes from, if nobody named it."""
+    def described(self) -> str:
+        """As `shown`, with a note if it is the default."""
         if self.is_default:
             return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
         return self.shown
 
 
 def redact(url: str) -> str:
-    """A URL or a text with one, its password (and a `password=` option) replaced by ***."""
+    """Replace the password (and a `password=` option) in a URL, or in a text with URLs, by ***."""
     url = re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)
     return re.sub(r"(password=)[^&\s]*", r"\1***", url)
 

@@ -1,6 +1,6 @@
 """The auditor: a worker's thread that looks for lost messages, if its client has `rmq.Audit`.
 
-The workers of a topic share the work: the first that asks in an interval audits the topic, and the
+The workers of a topic share the work: the first worker in an interval audits the topic, and the
 others skip it.
 """
 

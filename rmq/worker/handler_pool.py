@@ -34,7 +34,7 @@ from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState, Settler
 
 log = logging.getLogger("rmq")
 
-WAIT_S = 1.0  # the longest wait of the fetcher; each turn shows the watchdog that it is alive
+WAIT_S = 1.0  # the longest wait of the fetcher; each turn shows the watchdog that it runs
 GATHER_S = 0.001  # pause in which messages gather, when they trickle in
 FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
 CANCEL_S = 1.0  # for a task to end after it was cancelled at its limit
@@ -207,7 +207,7 @@ class HandlerPool:
     def _start_suspects(
         self, deliveries: list[Delivery], suspects: set[DeliveryData]
     ) -> list[Delivery]:
-        """Begin the suspects that may run; release what would have to wait beside them.
+        """Begin the suspects that may run; release the deliveries that would have to wait for them.
 
         Returns:
             The other deliveries that can begin at once.
@@ -280,7 +280,7 @@ class HandlerPool:
     # --- runs ------------------------------------------------------------------------------------
 
     def _may_run(self, delivery: DeliveryData) -> bool:
-        """Return whether the lease and the claim still stand; otherwise report the delivery."""
+        """Return whether the lease and the claim are still valid; otherwise report the delivery."""
         if time.monotonic() >= delivery._origin.until and delivery.lost:
             delivery._state = LOST
             self._report(delivery, ACK)

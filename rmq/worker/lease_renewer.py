@@ -149,8 +149,8 @@ class LeaseRenewer:
         scores = {}
         for slot, slot_rows in unsure.items():
             key, ids = context.slots[slot].prepare, [row.id for row in slot_rows]
-            found = self.transport.raw_command("renewer", "ZMSCORE", key, *ids)
-            for row, score in zip(slot_rows, found, strict=True):
+            scores = self.transport.raw_command("renewer", "ZMSCORE", key, *ids)
+            for row, score in zip(slot_rows, scores, strict=True):
                 if score is not None and float(score) % 1000 == row.score % 1000:
                     scores[row.serial] = float(score)
         return [row._replace(score=scores.get(row.serial, row.score)) for row in rows]
@@ -211,7 +211,7 @@ class RenewerProcess:
             "timeout": transport.timeout_s,
             "retry_for": transport.retry_for,
             "capacity": lease_table.capacity,
-            "topics": [[one.prefix, one.name] for one in contexts],
+            "topics": [[context.prefix, context.name] for context in contexts],
             "parent": os.getpid(),
         }
         self.process = self._start()

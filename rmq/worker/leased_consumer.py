@@ -1,4 +1,4 @@
-"""The consumer of a worker, whose leases stand in the lease table and are renewed from there.
+"""The consumer of a worker. Its leases are in the lease table, from which they are renewed.
 
 Each renewal of a lease changes the receipt. So every verb takes the newest receipt from the lease
 table first, and is repeated if Redis refused a receipt that was renewed meanwhile.

@@ -1,11 +1,11 @@
-"""Probes: a small HTTP endpoint for those who watch a worker.
+"""Probes: a small HTTP endpoint for monitoring a worker.
 
 /readyz   200 while messages are taken and settled, else 503
 /livez    200 unless something hangs in the process, which a new one may mend; a Redis that is away
           is no reason to kill workers
 /metrics  what prometheus_client has collected in this process; 404 where it is not installed
 
-Standard library only, in a daemon thread. It tells nothing of messages.
+Standard library only, in a daemon thread. It shows nothing of messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from rmq.core import optional_imports
 from rmq.worker.watchdog import Health
 
-REQUEST_S = 5.0  # for a client to say what it wants
+REQUEST_S = 5.0  # for a client to send its request
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -57,10 +57,10 @@ class Probes:
         health = self._health()
         fine = {"/readyz": health.ok, "/livez": health.alive}.get(path)
         if fine is None:
-            told: dict[str, Any] = {"paths": ["/livez", "/readyz", "/metrics"]}
+            reply: dict[str, Any] = {"paths": ["/livez", "/readyz", "/metrics"]}
             if path == "/metrics":
-                told = {"error": 'for metrics: pip install "rmq[prometheus]"'}
-            return 404, "application/json", _json(told)
+                reply = {"error": 'for metrics: pip install "rmq[prometheus]"'}
+            return 404, "application/json", _json(reply)
         return (
             200 if fine else 503, "application/json",
             _json({"ok": fine, "problems": health.problems}),
@@ -137,7 +137,7 @@ class SharedMetrics:
 
 
 def has_prometheus() -> bool:
-    """Whether there are metrics to be told."""
+    """Whether there are metrics to expose."""
     return importlib.util.find_spec("prometheus_client") is not None
 
 

@@ -318,9 +318,13 @@ class Settler:
                 self._consumer.lease_table.remove(left)
                 break
         if len(left) < len(deliveries):
-            lost_before = sum(one._state == LOST for one in deliveries) - len(lost)  # never begun
+            lost_before = sum(delivery._state == LOST for delivery in deliveries) - len(
+                lost
+            )  # never begun
             self.tally["lost"] += lost_before
             self.tally["own"] += len(deliveries) - len(left) - lost_before
         self.finished += len(deliveries)
         self._counted.append(deliveries)
-        self._consumer.lease_table.remove(one for one in deliveries if one._state != OPEN)
+        self._consumer.lease_table.remove(
+            delivery for delivery in deliveries if delivery._state != OPEN
+        )

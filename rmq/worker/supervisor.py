@@ -132,7 +132,7 @@ class WorkerProcess:
             return [f"process {self.number}: is starting"]
         if now - self.last_message > QUIET_S:
             return [f"process {self.number}: was not heard of for {now - self.last_message:.0f} s"]
-        return [f"process {self.number}: {one}" for one in self.health.problems]
+        return [f"process {self.number}: {problem}" for problem in self.health.problems]
 
     def is_alive(self, now: float) -> bool:
         """Return False if the process hangs."""
@@ -176,8 +176,8 @@ class Supervisor:
         self._signals: list[int] = []
         self._changes: list[str] = []
         self._wakeup_read, self._wakeup_write = socket.socketpair()
-        for one in (self._wakeup_read, self._wakeup_write):
-            one.setblocking(False)
+        for end in (self._wakeup_read, self._wakeup_write):
+            end.setblocking(False)
 
     # --- from outside ----------------------------------------------------------------------------
 
@@ -191,7 +191,9 @@ class Supervisor:
         """Return the health of all processes."""
         now = time.monotonic()
         problems = [text for process in self.processes for text in process.problems(now)]
-        return Health(not problems, problems, all(one.is_alive(now) for one in self.processes))
+        return Health(
+            not problems, problems, all(process.is_alive(now) for process in self.processes)
+        )
 
     def counts(self) -> Counts:
         """Return the counts of all processes, including those that have ended."""
@@ -212,8 +214,8 @@ class Supervisor:
                 self._turn()
         finally:
             signal.set_wakeup_fd(wakeup)
-            for number, one in zip(numbers, before, strict=True):
-                signal.signal(number, one)
+            for number, previous in zip(numbers, before, strict=True):
+                signal.signal(number, previous)
         return max(process.code for process in self.processes)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -82,7 +82,7 @@ class Worker:
         self._client = client
         self.handlers = _chosen_handlers(client, topics)
         self._hooks = Hooks((*client._hooks.chain, *interceptors))
-        if not all(one.is_async for one in self.handlers):
+        if not all(handler.is_async for handler in self.handlers):
             self._hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
         self._grace_s = duration_ms(grace, "grace", zero=True) / 1000
         self._watchdog_s = (
@@ -119,19 +119,19 @@ class Worker:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
             StorageError: Redis cannot be asked.
         """
-        transport, found = self._connect(), {}
+        transport, exists = self._connect(), {}
         try:
-            for one in self.handlers:
+            for handler in self.handlers:
                 try:
-                    transport.run(open_topic.ensure_open(one.context, create=False))
-                    one.check_lease(one.context.settings.lease_ms)
-                    found[one.context.name] = True
+                    transport.run(open_topic.ensure_open(handler.context, create=False))
+                    handler.check_lease(handler.context.settings.lease_ms)
+                    exists[handler.context.name] = True
                 except TopicNotFound:
-                    found[one.context.name] = False
+                    exists[handler.context.name] = False
         finally:
             if self._owns_transport:
                 transport.close()
-        return found
+        return exists
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -177,19 +177,21 @@ class Worker:
         return True
 
     def _start_parts(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
-        if loop is None and any(one.is_async for one in self.handlers):
+        if loop is None and any(handler.is_async for handler in self.handlers):
             self._loop_thread = EventLoopThread()
             loop = self._loop_thread.loop
         if loop is not None:
             self._heartbeat = LoopHeartbeat(loop)
         lease_table = self._lease_table = LeaseTable(sum(map(most_held, self.handlers)))
         pools = [
-            HandlerPool(one, LeasedConsumer(transport, one, lease_table, number), self._hooks,
-                        loop if one.is_async else None, self._heartbeat if one.is_async else None)
-            for number, one in enumerate(self.handlers)
+            HandlerPool(
+                handler, LeasedConsumer(transport, handler, lease_table, number), self._hooks,
+                *((loop, self._heartbeat) if handler.is_async else (None, None)),
+            )
+            for number, handler in enumerate(self.handlers)
         ]  # fmt: skip
         lease_table.set_shortest_lease_ms(min(map(_lease_ms, self.handlers)))
-        contexts = [one.context for one in self.handlers]
+        contexts = [handler.context for handler in self.handlers]
         self._renewer = lease_renewer.start(self._renewer_kind, lease_table, transport, contexts)
         for interceptor in self._hooks.chain:
             call_hook(interceptor.watch, self)
@@ -286,7 +288,9 @@ class Worker:
         # At the same time, because each of them may be waiting for Redis.
         ends = [
             threading.Thread(
-                target=lambda one=pool: settled.append(one.end(until)), name="rmq-end", daemon=True
+                target=lambda pool=pool: settled.append(pool.end(until)),
+                name="rmq-end",
+                daemon=True,
             )
             for pool in self._pools
         ]
@@ -333,7 +337,7 @@ class Worker:
             self.start()
             if not self._pools:
                 return FINISHED  # a signal arrived before anything had begun
-            log.info("working on %s", ", ".join(one.context.name for one in self.handlers))
+            log.info("working on %s", ", ".join(handler.context.name for handler in self.handlers))
             if started is not None:
                 started()
             while not self._asked_to_stop and not self._stopping.is_set():
@@ -384,8 +388,8 @@ class Worker:
         try:
             yield
         finally:
-            for number, one in zip(numbers, before, strict=True):
-                signal.signal(number, one)
+            for number, previous in zip(numbers, before, strict=True):
+                signal.signal(number, previous)
             self._asked_to_stop = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -428,9 +432,9 @@ class Worker:
         """Return the number of missing messages by topic, as of this worker's last `rmq.Audit`."""
         return {
             topic: count
-            for one in self._hooks.chain
-            if isinstance(one, Audit)
-            for topic, count in one.missing.items()
+            for interceptor in self._hooks.chain
+            if isinstance(interceptor, Audit)
+            for topic, count in interceptor.missing.items()
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -458,8 +462,8 @@ def _leave_later(code: int) -> None:
 
 def _close_parts(code: int) -> None:
     time.sleep(LEAVE_AFTER_S)
-    mine = threading.main_thread()
-    names = [one.name for one in threading.enumerate() if not one.daemon and one is not mine]
+    main = threading.main_thread()
+    names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
     log.warning("ended although threads of yours still run: %s", ", ".join(names) or "in a pool")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

@@ -555,7 +555,7 @@ def test_what_is_decorated_too_late_or_wrongly_is_told() -> None:
         once()(7)
     with pytest.raises(rmq.InvalidType, match="cannot carry middleware; decorate the function"):
         once()([].append)
-    with pytest.raises(rmq.InvalidValue, match="@idempotent stands twice"):
+    with pytest.raises(rmq.InvalidValue, match="@idempotent is applied twice"):
         client.topic("b").handler(once()(once()(lambda body: None)))
     for wrong, text in (
         ({"store": 7}, r"store: int; give rmq.Claims\(\)"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.client.query import value_of
+from rmq.core.record import value_of
 from rmq.protocol.flows import query as query_flow
 
 RUN = "a" * 32

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
-from rmq.client.query import value_of
 from rmq.core.ids import Id
 from rmq.core.message import Message
 from rmq.core.queues import QueueWord
+from rmq.core.record import value_of
 from rmq.protocol.flows import (
     inspect,
     pages,

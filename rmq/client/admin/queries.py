@@ -63,9 +63,9 @@ class QueryAdmin(AdminPart):
     def forget_sink(self, topic: str, query: str) -> bool:
         """Forget which batches of a query are published; return whether anything was known.
 
-        For a query whose checkpoint is gone. On a checkpoint that lives, its last batch would be
-        published a second time if it is replayed; and what a begun batch has not published yet is
-        published only if its query runs it again.
+        For a query whose checkpoint is gone. While a checkpoint is still used, its last batch would
+        be published a second time if it is replayed, and messages of a begun batch that are not yet
+        published would be published only if the query runs that batch again.
         """
         check_text(query, "query")
         context = self._context(topic)

@@ -69,11 +69,11 @@ class TopicAdmin(AdminPart):
             progress: called with (slots done, all slots) as it goes.
 
         Guarantee:
-            Stopped half-way, nobody opens the topic any more; run it again. A slot goes whole or
-            stays. Not forced, no message is deleted.
+            If it is stopped half-way, no client can open the topic; run it again. A slot is deleted
+            whole or not at all. Without `force` no message is deleted.
 
         Raises:
-            TopicNotEmpty: it holds messages, and this is not forced; the topic stands.
+            TopicNotEmpty: it holds messages, and `force` is not set; nothing was deleted.
             TopicNotFound: there is no such topic.
         """
         context = self._context(topic)

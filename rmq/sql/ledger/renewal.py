@@ -118,7 +118,7 @@ class Renewal:
         now = time.monotonic()
         with self._lock:
             claims = list(self._claims.values())
-        unmarked = [one for one in claims if one.ttl_ms is not None and one.mark_at <= now]
+        unmarked = [claim for claim in claims if claim.ttl_ms is not None and claim.mark_at <= now]
         for claim in unmarked:
             claim.mark_at = now + MARK_S
         return unmarked

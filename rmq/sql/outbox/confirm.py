@@ -83,7 +83,7 @@ class Confirms(Middleware):
         )
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
-        """As `Middleware.on_duplicate`: confirm work that was done, whoever did it."""
+        """As `Middleware.on_duplicate`: confirm work that another delivery has done."""
         procedures.run(self._confirm(delivery))
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:

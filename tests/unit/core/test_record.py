@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rmq.core import record
+from rmq.core.codec import BYTES, JSON, MSGPACK, Compressed
 from rmq.errors import DecodeError
 
 
@@ -61,3 +62,35 @@ def test_collected_bodies_come_apart_again(bodies: list[bytes]) -> None:
 @given(st.integers(0, 2**40), st.integers(0, 2**32 - 1))
 def test_the_whole_acceptance_number_comes_back(number: int, later: int) -> None:
     assert record.offset_of(number % 2**32, number + later) == number
+
+
+def collected(codec: int, *bodies: bytes) -> bytes:
+    """A collecting record, as the merge script writes it."""
+    data = record.head(codec, record.MERGES | record.COLLECTS, 0) + bytes(4)
+    data += record.length_prefixed(b"key")
+    return data + b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+
+
+def test_the_value_of_a_record_is_the_body_as_its_codec_wrote_it() -> None:
+    compressed = Compressed("json", how="zlib", above=0)
+    body = ["x" * 1000]
+    plain = record.head(JSON.number, 0, 100) + bytes(4) + JSON.encode(body)
+    packed = record.head(compressed.number, 0, 100) + bytes(4) + compressed.encode(body)
+
+    assert len(packed) < len(plain)
+    assert record.is_bare(plain[0])
+    assert not record.is_bare(packed[0])
+    assert record.value_of(plain) == record.value_of(packed) == JSON.encode(body)
+
+
+def test_the_value_of_a_collecting_record_is_a_list_in_json_or_msgpack() -> None:
+    assert record.value_of(collected(JSON.number, b"1", b'"a"')) == b'[1,"a"]'
+    packed = collected(MSGPACK.number, MSGPACK.encode(1), MSGPACK.encode("a"))
+    assert MSGPACK.decode(record.value_of(packed)) == [1, "a"]
+    raw = collected(BYTES.number, b"1", b"a")
+    assert MSGPACK.decode(record.value_of(raw)) == [b"1", b"a"]
+
+
+def test_a_record_that_is_cut_short_has_no_value() -> None:
+    with pytest.raises(DecodeError):
+        record.value_of(collected(JSON.number, b"1")[:-1])
