@@ -1,4 +1,4 @@
-"""What is told of an error: whatever the exception does, telling it does not raise."""
+"""Texts of errors: reading them never raises, even if the exception's own methods do."""
 
 from __future__ import annotations
 
@@ -60,3 +60,20 @@ def test_the_text_of_an_exception_without_one_says_so() -> None:
     assert failure.text_of(NoText()) == "<str() of this NoText raised KeyError>"
     assert failure.summary(ValueError()) == "ValueError"
     assert failure.summary(ValueError("x")) == "ValueError: x"
+
+
+def test_a_failure_has_type_and_traceback_cut_to_size() -> None:
+    try:
+        raise KeyError("x" * 10_000)
+    except KeyError as error:
+        entry = b"\x00\x11f" + failure.encode(error)
+
+    decoded = failure.decode(entry)
+
+    assert decoded is not None
+    assert (decoded.reason, decoded.deliveries) == ("failed", 17)
+    assert decoded.error.startswith("KeyError: 'xxx")
+    assert len(decoded.error) == failure.ERROR_CHARS
+    assert len(decoded.traceback) <= failure.TRACEBACK_CHARS
+    assert failure.decode(b"") is None
+    assert failure.decode(b"\x00\x01f\xc1") is not None

@@ -1,0 +1,62 @@
+from datetime import timedelta
+
+import pytest
+
+import rmq
+from rmq.core import settings
+
+
+def test_settings_read_from_redis_equal_those_written() -> None:
+    asked = settings.check(
+        {
+            "slots": 8, "lease": timedelta(minutes=2), "retry": rmq.Levels((1, 2)),
+            "max_length": 100, "overflow": "block", "durability": rmq.Replicated(2, 0.5),
+            "expires": 60, "dedup_window": None,
+        }
+    )  # fmt: skip
+    made = settings.Settings(**asked)
+    assert settings.from_redis("t", made.to_redis()) == made
+    settings.check_matches("t", asked, made)
+    with pytest.raises(rmq.SettingsMismatch, match="8 for slots in Redis and 9"):
+        settings.check_matches("t", {"slots": 9}, made)
+
+
+def test_a_topic_of_another_format_is_refused() -> None:
+    kept = settings.Settings().to_redis() | {"format": "99"}
+    with pytest.raises(rmq.SettingsMismatch, match="format '99'"):
+        settings.from_redis("t", kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("memory", None),
+        ("replicated:2:500ms", rmq.Replicated(2, 0.5)),
+        ("fsync:0:1", rmq.Fsync(0, 1)),
+        ("fsync", rmq.Fsync()),
+        ("replicated", rmq.Replicated()),
+    ],
+)
+def test_a_durability_is_read_from_its_text(text: str, level: settings.Durability) -> None:
+    durability = settings.parse_durability(text)
+
+    assert durability == level
+    assert settings.parse_durability(settings.describe_durability(durability)) == durability
+    stored = settings.Settings(durability=durability)
+    assert settings.from_redis("t", stored.to_redis()) == stored
+
+
+def test_a_mismatch_names_settings_as_a_person_writes_them() -> None:
+    asked = settings.check({"lease": 60, "retry": "immediate", "dead_retention": 5})
+    with pytest.raises(rmq.SettingsMismatch) as caught:
+        settings.check_matches("t", asked, settings.Settings())
+    assert "30s for lease in Redis and 1m in settings" in str(caught.value)
+    assert "exponential:1s:10m:1 for retry in Redis and immediate in" in str(caught.value)
+    assert "off for dead_retention in Redis and 5s in settings" in str(caught.value)
+    assert "rmq topic set t" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", settings.FIXED)
+def test_a_refused_change_of_a_fixed_setting_gives_the_reason(name: str) -> None:
+    with pytest.raises(rmq.InvalidValue, match=f"^{name}: it is fixed .* because "):
+        settings.check_changes({"lease": 5, name: 4})
