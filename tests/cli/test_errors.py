@@ -8,7 +8,6 @@ import time
 import pytest
 
 import rmq
-from rmq.cli.app import redact, secrets
 from tests.cli.program import until
 from tests.servers import free_port
 
@@ -139,12 +138,6 @@ def test_ping_works_with_a_password_and_hides_it(run, server, client):
     assert done.exit_code == 0
     assert json.loads(done.stdout)["url"].count("***") == 1
     assert SECRET not in done.output
-
-
-def test_secrets_are_found_however_the_url_is_written():
-    assert secrets("redis://u:a%40b@h") == ["a%40b", "a@b"]
-    assert secrets("redis://h") == secrets(None) == []
-    assert redact("x redis://:ab@h y", "redis://:ab@h") == "x redis://:***@h y"
 
 
 def test_a_traceback_is_shown_only_on_request(run):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import click
@@ -20,14 +18,6 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 
 ALL = sorted(commands(cli))
-
-
-def test_importing_rmq_loads_neither_click_nor_rich():
-    code = "import rmq, sys; print([m for m in ('click', 'rich') if m in sys.modules])"
-
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-    assert found.stdout.strip() == "[]"
 
 
 def test_the_commands_are_these():

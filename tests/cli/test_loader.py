@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -171,11 +169,3 @@ def handle(body: int) -> None:
     program.wait_for(
         f"handle: {id}, attempt 1, failed, and is a dead letter: RuntimeError: \\x1b[31mred"
     )
-
-
-def test_importing_the_command_line_loads_no_web_server():
-    code = "import rmq.cli, sys; print('http.server' in sys.modules)"
-
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-    assert found.stdout.strip() == "False"

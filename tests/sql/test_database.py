@@ -73,13 +73,6 @@ def test_now_can_be_reckoned_with_and_stored(engine):
     assert 50_000 < left <= 60_000
 
 
-def test_another_database_is_refused_by_name():
-    from sqlalchemy.dialects import mssql
-
-    with pytest.raises(rmq.ConfigurationError, match="mssql is not supported"):
-        sa.select(now_ms()).compile(dialect=mssql.dialect())
-
-
 DIFFERENT = [
     "a",
     "A",
@@ -264,59 +257,6 @@ def test_a_deadlock_is_a_conflict_and_a_duplicate_is_none(database):
 # --- URLs of the command line ---------------------------------------------------------------------
 
 SECRET = "hunter2-hunter2"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"nonsense {SECRET}",
-        f"postgresql://u:{SECRET}@host:port/x",
-        f"oracle://u:{SECRET}@host/x",
-        f"{SECRET}://host/x",
-        "",
-    ],
-)
-def test_a_wrong_url_is_refused_and_not_repeated(url):
-    with pytest.raises(rmq.InvalidValue) as raised:
-        urls.parse(url)
-
-    assert "postgresql" in str(raised.value)
-    if not url.startswith(SECRET):
-        assert SECRET not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "used"),
-    [
-        ("sqlite+aiosqlite:////tmp/x", "sqlite:////tmp/x"),
-        ("mysql+aiomysql://h/x", "mysql+pymysql://h/x"),
-        ("postgresql+asyncpg://h/x", "postgresql+psycopg://h/x"),
-        ("postgresql+psycopg://h/x", "postgresql+psycopg://h/x"),
-    ],
-)
-def test_the_url_of_an_async_program_serves_the_command_line(given, used):
-    assert str(urls.parse(given)) == used
-
-
-def test_a_driver_that_is_not_installed_is_named():
-    url = urls.parse(f"postgresql+pg8000://u:{SECRET}@127.0.0.1/x")
-
-    with pytest.raises(rmq.ConfigurationError, match="pg8000") as raised, urls.opened(url):
-        pass
-    assert SECRET not in str(raised.value)
-
-
-@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "mysql+pymysql"])
-@pytest.mark.parametrize("place", [":{secret}@127.0.0.1:1/x", "@127.0.0.1:1/x?password={secret}"])
-def test_a_database_that_is_away_is_told_without_the_password(scheme, place):
-    url = urls.parse(f"{scheme}://u" + place.format(secret=SECRET))
-
-    with pytest.raises(rmq.Unavailable) as raised, urls.opened(url):
-        pass
-    told = str(raised.value)
-    assert "127.0.0.1:1" in told
-    assert SECRET not in told
-    assert raised.value.__cause__ is None
 
 
 def test_a_refused_login_is_told_without_the_password(database):

@@ -566,35 +566,6 @@ def test_a_session_writes_objects_and_a_direct_call_is_the_plain_function(books:
     assert sheet.added.order == "x"
 
 
-@pytest.mark.parametrize("source", ["postgresql://u:hunter2@h/x", None, ENGINE.connect])
-def test_what_is_no_source_is_refused_and_not_repeated(source: Any) -> None:
-    with pytest.raises(rmq.InvalidType, match=r"source: .*give an Engine") as raised:
-        exactly_once(source)
-    assert "hunter2" not in str(raised.value)
-
-
-def test_a_function_without_the_parameter_is_refused() -> None:
-    def handle(body: Any, session: Any) -> None: ...
-
-    with pytest.raises(rmq.InvalidType, match=r"handle takes no 'connection' by name.*parameter="):
-        exactly_once(ENGINE)(handle)
-    with pytest.raises(rmq.InvalidType, match="takes no 'db' by name"):
-        exactly_once(ENGINE, parameter="db")(handle)
-    with pytest.raises(rmq.InvalidType, match="takes no 'given' by name"):
-        exactly_once(ENGINE, parameter="given")(lambda body, **given: None)
-    assert (
-        middleware_of(exactly_once(ENGINE, parameter="session")(handle))[0].parameter == "session"
-    )
-
-
-@pytest.mark.parametrize(
-    "options", [{"ttl": 0.5}, {"consumer": "a b"}, {"key": "id"}, {"parameter": 7}]
-)
-def test_options_that_cannot_work_are_refused(options: Any) -> None:
-    with pytest.raises(rmq.ConfigurationError, match=next(iter(options))):
-        exactly_once(ENGINE, **options)(lambda body, connection: None)
-
-
 def test_a_ttl_below_the_lease_is_refused(client: rmq.Client, name: str) -> None:
     @client.topic(name, lease=30).handler
     @exactly_once(ENGINE, ttl=20)

@@ -591,28 +591,6 @@ def test_a_transaction_that_another_one_stood_in_the_way_of_is_done_again(
 
 # --- bad input -----------------------------------------------------------------------------------
 
-SECRET = "hunter2-hunter2"
-
-
-@pytest.mark.parametrize("engine", [f"postgresql://u:{SECRET}@h/x", None, 7])
-def test_what_is_no_engine_is_refused_and_not_repeated(engine: Any) -> None:
-    with pytest.raises(rmq.InvalidType, match=r"engine: .*create_engine") as raised:
-        Ledger(engine)
-    assert SECRET not in str(raised.value)
-
-
-def test_a_ledger_shows_no_password() -> None:
-    store = Ledger(sa.create_engine(f"postgresql+psycopg://u:{SECRET}@h/x"))
-
-    assert SECRET not in repr(store)
-    assert "postgresql" in repr(store)
-
-
-@pytest.mark.parametrize("options", [{"consumer": "a b"}, {"consumer": "c" * 65}, {"hold": 0.5}])
-def test_options_that_cannot_work_are_refused(options: Any) -> None:
-    with pytest.raises(rmq.InvalidValue, match=next(iter(options))):
-        Ledger(sa.create_engine("sqlite://"), **options)
-
 
 def test_a_ttl_below_the_lease_is_refused(books: Books) -> None:
     with pytest.raises(rmq.InvalidValue, match=r"ttl: 20 s, and a lease is 30 s"):

@@ -269,26 +269,3 @@ def test_a_time_that_passed_before_the_relay_came_is_now(database, client, name)
     assert late.expires.timestamp() == pytest.approx(time.time() + 3540, abs=20)
     assert drain(client.topic(name)) == ["late"]  # the other had an hour, and two are over
     assert [one.failure.reason for one in client.admin.peek(name, place="dead")] == ["expired"]
-
-
-def test_resends_keep_growing_intervals_that_no_dice_decide():
-    outbox = Outbox(max_sends=5, resend=rmq.Exponential(base=60, cap=300))
-
-    assert [outbox.resend_after_ms(n) // 1000 for n in range(1, 7)] == [60, 120, 240, 300, 300, 300]
-    assert Outbox().resend_after_ms(1) == 60_000
-    assert Outbox().resend_after_ms(16) == 3_600_000
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ({"max_sends": 0}, "max_sends"),
-        ({"max_body": 17 * 1024 * 1024}, "max_body"),
-        ({"resend": "immediate"}, "no time to confirm"),
-        ({"resend": 5}, "retry"),
-        ({"log_for": -1}, "log_for"),
-    ],
-)
-def test_a_policy_that_cannot_work_is_refused(how, says):
-    with pytest.raises(rmq.ConfigurationError, match=says):
-        Outbox(**how)

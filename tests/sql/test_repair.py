@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import rmq
-from rmq.outbox import Outbox, Round, StubNotFound, StubSettled, metadata
+from rmq.outbox import Round, StubNotFound, StubSettled, metadata
 from rmq.sql.database import now_ms
 from rmq.sql.outbox import repair
 from tests.databases import Database
@@ -292,23 +292,6 @@ def test_purge_goes_in_batches_and_tells_how_far_it_is(
     assert done == 7
     assert told == [(3, 7), (6, 7), (7, 7)]
     assert len(statements) >= 4
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "told"),
-    [
-        (("sqlite://", 1), rmq.InvalidType, "engine: str"),
-        ((None, -1), rmq.InvalidValue, "older_than"),
-        ((None, "1d"), rmq.InvalidType, "older_than"),
-    ],
-)
-def test_purge_refuses_what_cannot_work_by_name(
-    given: tuple[Any, Any], error: type[Exception], told: str
-) -> None:
-    engine = given[0] or sa.create_engine("sqlite://")
-
-    with pytest.raises(error, match=told):
-        Outbox().purge(engine, given[1])
 
 
 def test_clock_of_a_purge_is_the_databases(scene: Lossy) -> None:

@@ -1,4 +1,4 @@
-"""The source files: what they may import and call, and how long they are."""
+"""The source files: imports and calls that are forbidden, their length, and their unit tests."""
 
 import ast
 from pathlib import Path
@@ -25,3 +25,26 @@ def test_no_file_is_longer_than_500_lines() -> None:
     files = [*ROOT.glob("rmq/**/*.py"), *ROOT.glob("lua/**/*.lua"), *ROOT.glob("bench/*.py")]
     assert len(files) > 60
     assert [str(p) for p in files if len(p.read_text().splitlines()) > 500] == []
+
+
+# Tests that compare the sync and async classes of a whole package.
+PAIRS = {"client/test_pairs.py", "transport/test_twins.py"}
+
+
+def test_each_folder_of_unit_tests_mirrors_a_package() -> None:
+    unit = Path(__file__).parent
+    packages = {path.parent.name for path in ROOT.glob("rmq/*/__init__.py")}
+    strays = [
+        str(test.relative_to(unit))
+        for package in packages
+        for test in (unit / package).rglob("test_*.py")
+        if not _module_of(test.relative_to(unit)).exists()
+    ]
+
+    assert [name for name in sorted(packages) if not (unit / name).is_dir()] == []
+    assert sorted(strays) == sorted(PAIRS)
+
+
+def _module_of(test: Path) -> Path:
+    """Return the module that a test file is named after."""
+    return ROOT / "rmq" / test.parent / test.name.removeprefix("test_")
