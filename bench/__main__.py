@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 from bench import report
 from bench.claims import claims
 from bench.core import depth, throughput
+from bench.cost import options as cost_options
+from bench.cost.compare import read as read_before, show_comparison
+from bench.cost.run import ROUNDS as COST_ROUNDS, cost
+from bench.cost.table import show as show_cost
 from bench.latency import due, idle, latency
 from bench.leases import leases
 from bench.ledger import ledger
@@ -17,7 +22,7 @@ from bench.machine import description, server
 from bench.measurement import Measurement
 from bench.memory import memory, remembered
 from bench.outbox import outbox
-from tests.servers import Server
+from tests.servers import Server, engines
 
 PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "throughput": throughput,
@@ -31,23 +36,41 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "claims": claims,
     "ledger": ledger,
     "outbox": outbox,
+    "cost": cost,
 }
+ROUNDS = {"cost": COST_ROUNDS}  # of a part; 9 of the others
 
 
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be repeated")
     parser.add_argument(
         "--quick", action="store_true", help="see that it runs; figures mean little"
     )
-    parser.add_argument("--rounds", type=int, default=0, help="default 9, with --quick 2")
+    parser.add_argument(
+        "--rounds", type=int, default=0,
+        help=f"default 9, of cost {COST_ROUNDS}, with --quick 2",
+    )  # fmt: skip
+    parser.add_argument("--engine", choices=engines(), help="default: PATH's redis-server")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
+    cost_options.add(parser)
     options = parser.parse_args()
-    rounds = max(1, options.rounds or (2 if options.quick else 9))
+    if cost_options.given(options) and options.only != ["cost"]:
+        parser.error(f"{cost_options.given(options)[0]} is an option of --only cost")
+    return options
+
+
+def main() -> None:
+    options = _options()
     names = list(options.only or PARTS)
+    before = read_before(options.compare) if options.compare else None
+    parts = PARTS
+    if cost_options.given(options):
+        selected = cost_options.selection(options)
+        parts = {**PARTS, "cost": functools.partial(cost, selection=selected)}
     measurements: list[Measurement] = []
     left = list(names)
-    with server() as own:
+    with server(options.engine) as own:
         with own.raw() as raw:
             machine = description(raw)
         report.begin(machine)
@@ -55,11 +78,13 @@ def main() -> None:
             while left:
                 report.announce(left[0], len(names) - len(left) + 1, len(names))
                 began = time.monotonic()
-                measured = PARTS[left[0]](own, rounds, options.quick)
+                rounds = options.rounds or (2 if options.quick else ROUNDS.get(left[0], 9))
+                measured = parts[left[0]](own, max(1, rounds), options.quick)
                 if options.quick:
                     for measurement in measured:
                         measurement.target = None  # too few messages for a target
-                report.show(measured)
+                show = show_cost if left[0] == "cost" else report.show
+                show(measured)
                 report.took(left.pop(0), time.monotonic() - began)
                 measurements += measured
                 if options.json:  # after each part, so that nothing is lost
@@ -67,6 +92,8 @@ def main() -> None:
         except KeyboardInterrupt:
             report.stopped(left)
     report.sum_up(measurements)
+    if before is not None and measurements:
+        show_comparison(measurements, machine, before)
     if left:
         raise SystemExit(130)
 

@@ -16,9 +16,14 @@ from tests.servers import Server, engines
 
 
 @contextlib.contextmanager
-def server() -> Iterator[Server]:
-    """Start a server on loopback TCP, without persistence: PATH's, else pip's newest."""
-    own = Server(shutil.which("redis-server") or list(engines().values())[-1])
+def server(engine: str | None = None) -> Iterator[Server]:
+    """Start a server on loopback TCP, without persistence: PATH's, else pip's newest.
+
+    Args:
+        engine: another one, by name and version as `engines` has it: "valkey-9.1".
+    """
+    preferred = shutil.which("redis-server") or list(engines().values())[-1]
+    own = Server(engines()[engine] if engine else preferred)
     try:
         yield own
     finally:
@@ -54,6 +59,7 @@ def description(raw: redis.Redis) -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **_engine(raw),
+        "allocator": str(raw.info("memory")["mem_allocator"]),
         "redis-py": version("redis"),
         "hiredis": version("hiredis"),
         "rmq": version("rmq"),

@@ -20,7 +20,7 @@ from tests.servers import Server
 DAY_MS = 86_400_000
 
 
-def _used(raw: redis.Redis) -> int:
+def used_memory(raw: redis.Redis) -> int:
     time.sleep(1.0)  # until buffers are given back and tables have their size
     return int(raw.info("memory")["used_memory"])
 
@@ -41,9 +41,9 @@ def memory(server: Server, rounds: int, quick: bool) -> list[Measurement]:
         _fill(server, 1000)  # loads scripts, and makes the server's histogram of each command
         for count in (1_000, 10_000) if quick else (10_000, 100_000, 1_000_000):
             raw.flushall()  # and not its statistics: the histograms would be made again
-            before = _used(raw)
+            before = used_memory(raw)
             _fill(server, count)
-            each = (_used(raw) - before) / count
+            each = (used_memory(raw) - before) / count
             measurements.append(
                 Measurement("memory", f"{count:,} messages waiting, each", [each], "B", 340, True)
             )
@@ -74,11 +74,11 @@ def _claim(raw: redis.Redis, count: int) -> int:
     owners = [b"%s:1" % str(one).encode() for one in ids.make(0, 0, count)]
     for script in ("claim", "finish"):
         raw.script_load(scripts.load(script).text)
-    before = _used(raw)
+    before = used_memory(raw)
     for at in range(0, count, 1000):
         part = slice(at, at + 1000)
         raw.execute_command(*words_of(commands.claim(keys, names[part], owners[part], DAY_MS)))
-    consuming = _used(raw) - before
+    consuming = used_memory(raw) - before
     for at in range(0, count, 1000):
         part = slice(at, at + 1000)
         ttls = [DAY_MS] * 1000
@@ -93,16 +93,16 @@ def remembered(server: Server, rounds: int, quick: bool) -> list[Measurement]:
         _settle(server, 1000)
         for count in (10_000,) if quick else (100_000, 1_000_000):
             raw.flushall()
-            before = _used(raw)
+            before = used_memory(raw)
             _settle(server, count)
-            each = (_used(raw) - before) / count
+            each = (used_memory(raw) - before) / count
             measurements.append(
                 Measurement("remembered", f"{count:,} settled ids, each", [each], "B")
             )
             raw.flushall()
-            before = _used(raw)
+            before = used_memory(raw)
             consuming = _claim(raw, count) / count
-            consumed = (_used(raw) - before) / count
+            consumed = (used_memory(raw) - before) / count
             measurements += [
                 Measurement("remembered", f"{count:,} claims, consuming, each", [consuming], "B"),
                 Measurement("remembered", f"{count:,} claims, consumed, each", [consumed], "B"),

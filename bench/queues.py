@@ -8,6 +8,9 @@ import redis
 
 import rmq
 
+JSON_BODY = {"id": 123456, "name": "a name of some length", "tags": ["a", "b"], "total": 1234.5,
+             "paid": True, "note": None}  # fmt: skip
+
 
 class Queue(Protocol):
     """The queue that the throughput and depth parts drive."""
@@ -72,8 +75,7 @@ class RmqJson(Rmq):
 
     def body(self, body: bytes) -> Any:
         """Return the body that a user would send."""
-        return {"id": 123456, "name": "a name of some length", "tags": ["a", "b"], "total": 1234.5,
-                "paid": True, "note": None}  # fmt: skip
+        return JSON_BODY
 
 
 class Stream:

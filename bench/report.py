@@ -11,7 +11,7 @@ from rich.table import Table
 
 from bench.measurement import Measurement
 
-DIGITS = {"x": 2, "ms": 2, "B": 0, "messages": 0, "messages/s": 0, "commands/s": 1,
+DIGITS = {"x": 2, "ms": 2, "B": 0, "messages": 0, "messages/s": 0, "commands/s": 1, "us": 2,
           "% of a core": 2}  # fmt: skip
 
 
@@ -78,6 +78,13 @@ def stopped(left: list[str]) -> None:
 def show(measurements: list[Measurement]) -> None:
     """Print the measurements of one part or several."""
     _console().print(table(measurements))
+
+
+def show_table(rows: Table, explanation: str) -> None:
+    """Print a table that a part has made, and a paragraph below it."""
+    console = Console()
+    (console if console.is_terminal else Console(width=140)).print(rows)
+    _console().print(explanation, style="dim", highlight=False)
 
 
 def sum_up(measurements: list[Measurement]) -> None:

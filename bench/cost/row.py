@@ -1,0 +1,61 @@
+"""A row of the part `cost`: what one verb costs for each message."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.measurement import Measurement
+
+# Column -> its heading. All are for one message, and us but for `calls`.
+COLUMNS = {
+    "redis": "Redis",  # time of scripts, or of plain commands where there is no script
+    "commands": "commands",  # the part of it in commands that scripts call
+    "script": "script",  # the part of it in the script itself
+    "cpu": "CPU",  # CPU time of the server's main thread
+    "calls": "calls",  # commands, called by scripts or by the client
+    "client": "client",  # CPU time of the client
+}
+
+
+@dataclass
+class CostRow(Measurement):
+    """A verb's cost for one message of a kind, k in a call; `value` is the least of Redis's us.
+
+    Attributes:
+        verb: send, take, ack, ...
+        kind: of the messages.
+        k: messages of one call.
+        columns: by name, the value of each round.
+    """
+
+    verb: str = ""
+    kind: str = ""
+    k: int = 0
+    columns: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, verb: str, kind: str, k: int, columns: dict[str, list[float]]) -> CostRow:
+        """Return the row of some columns."""
+        name = f"{verb}, {kind}, k = {k}"
+        return cls("cost", name, columns["redis"], "us", None, True, {}, verb, kind, k, columns)
+
+    @property
+    def value(self) -> float:
+        """Return the least of Redis's us."""
+        return min(self.rounds)
+
+    def least(self, column: str) -> float:
+        """Return the least of a column."""
+        return min(self.columns[column])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, for a file; of the columns the least and the median."""
+        row = super().as_json()
+        row["rounds"] = [round(value, 4) for value in self.rounds]
+        row["columns"] = {
+            name: {"least": round(min(values), 4), "median": round(statistics.median(values), 4)}
+            for name, values in self.columns.items()
+        }
+        return row

@@ -1,0 +1,116 @@
+"""What a server and a client spend on some calls, and how a server's time splits.
+
+The source of Redis's time is `INFO commandstats`. The `usec` of EVALSHA is the whole run of the
+script, and includes the commands that the script calls; these are counted once more under their own
+names. It is so on Redis 6.2 and 7.0 and on Valkey 9.1. So the script itself, which is the Lua
+interpreter and the passing of arguments and replies, takes what EVALSHA has beyond the others.
+
+`usec` is wall time: a server that the scheduler interrupts seems slow, which is why the least of
+many short rounds counts. It is the time of commands alone. `INFO cpu` is CPU time of the whole
+main thread, with the reading of requests and the writing of replies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import redis
+
+SCRIPTS = frozenset(("eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro"))
+# Of the measuring itself, and of a connection or a topic that is opened.
+IGNORED = frozenset(("info", "config", "client", "hello", "script", "ping", "flushall", "select"))
+
+Stats = Mapping[str, tuple[int, int]]  # by command: calls and us
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Sums over the calls for some messages.
+
+    Attributes:
+        messages: how many.
+        script_us: time of scripts in Redis, with the commands that they call.
+        command_us: time of commands, called by scripts or by the client.
+        commands: how many of these.
+        cpu_us: CPU time of the server's main thread.
+        client_us: CPU time of the client's thread.
+    """
+
+    messages: int = 0
+    script_us: float = 0
+    command_us: float = 0
+    commands: int = 0
+    cpu_us: float = 0
+    client_us: float = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def each(self) -> dict[str, float]:
+        """Return the columns of the table, for one message."""
+        is_scripted = self.script_us > 0
+        total = self.script_us if is_scripted else self.command_us
+        columns = {
+            "redis": total,
+            "commands": self.command_us,
+            "script": total - self.command_us,
+            "cpu": self.cpu_us,
+            "calls": self.commands,
+            "client": self.client_us,
+        }
+        return {name: value / self.messages for name, value in columns.items()}
+
+
+def read_stats(info: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return calls and us by command, of redis-py's INFO commandstats."""
+    return {
+        name.removeprefix("cmdstat_"): (int(stat["calls"]), int(stat["usec"]))
+        for name, stat in info.items()
+    }
+
+
+def split(before: Stats, after: Stats) -> tuple[int, int, int]:
+    """Return the us of scripts, the us of other commands and their number, between two readings."""
+    script_us = command_us = commands = 0
+    for name, (calls, us) in after.items():
+        calls_before, us_before = before.get(name, (0, 0))
+        if name in SCRIPTS:
+            script_us += us - us_before
+        elif name.split("|")[0] not in IGNORED:
+            command_us += us - us_before
+            commands += calls - calls_before
+    return script_us, command_us, commands
+
+
+def _cpu_us(raw: redis.Redis) -> float:
+    info = raw.info("cpu")
+    seconds = info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"]
+    return float(seconds) * 1e6
+
+
+class Meter:
+    """Adds up by verb what one round spends."""
+
+    def __init__(self, raw: redis.Redis) -> None:
+        self._raw = raw
+        self.spent: dict[str, Spent] = {}
+
+    def _stats(self) -> dict[str, tuple[int, int]]:
+        return read_stats(self._raw.info("commandstats"))
+
+    @contextmanager
+    def measure(self, verb: str, messages: int) -> Iterator[None]:
+        """Count what happens inside `with` for a verb on so many messages."""
+        before = self._stats()
+        cpu_us = _cpu_us(self._raw)  # last, and first below: reading the other is not in it
+        began = time.thread_time()
+        yield
+        client_us = (time.thread_time() - began) * 1e6
+        cpu_us = _cpu_us(self._raw) - cpu_us
+        script_us, command_us, commands = split(before, self._stats())
+        spent = Spent(messages, script_us, command_us, commands, cpu_us, client_us)
+        self.spent[verb] = self.spent.get(verb, Spent()) + spent
