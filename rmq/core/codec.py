@@ -6,16 +6,15 @@ read raise DecodeError; the consumer sends such a message to the DeadQueue with 
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import json
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import msgpack
 
-from rmq.core import compression
+from rmq.core import compression, json_body
 from rmq.core.compression import CEILING, PLAIN, How
+from rmq.core.json_body import to_builtins
 from rmq.core.validation import check_int
 from rmq.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 
@@ -31,17 +30,6 @@ class Codec(Protocol):
 
     def decode(self, data: bytes) -> Any:
         """Return the body that the bytes hold; raises DecodeError."""
-
-
-def to_builtins(value: Any) -> Any:
-    """Return a pydantic model, msgspec struct or dataclass as builtin types."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if hasattr(value, "__struct_fields__"):
-        return importlib.import_module("msgspec").to_builtins(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    raise TypeError(f"{type(value).__name__} is not a JSON type, model, struct or dataclass")
 
 
 class BytesCodec:
@@ -63,27 +51,20 @@ class BytesCodec:
         return data
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 class JsonCodec:
     """Writes bodies as JSON in UTF-8; refuses NaN and infinity when it writes and reads."""
 
     name = "json"
     number = 1
 
-    def __init__(self) -> None:
-        # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
-        self._write = json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
-        ).encode
-        self._read = json.JSONDecoder(parse_constant=_no_constant).decode
+    @cached_property
+    def _json(self) -> json_body.StdlibJson | json_body.MsgspecJson:
+        return json_body.installed()  # at the first body: `import rmq` loads no extra
 
     def encode(self, body: Any) -> bytes:
         """Write JSON."""
         try:
-            return self._write(body).encode()
+            return self._json.encode(body)
         except (TypeError, ValueError, RecursionError) as error:
             raise EncodeError(
                 f"body: {type(body).__name__} cannot be written as JSON: {error}"
@@ -92,7 +73,7 @@ class JsonCodec:
     def decode(self, data: bytes) -> Any:
         """Read JSON."""
         try:
-            return self._read(data.decode())
+            return self._json.decode(data)
         except (ValueError, RecursionError) as error:
             raise DecodeError(f"body of {len(data)} bytes is not JSON: {error}") from error
 

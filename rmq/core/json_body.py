@@ -1,0 +1,120 @@
+"""JSON bodies, written and read by the standard library, or by msgspec where it is installed.
+
+Producers with and without msgspec write the same bytes: msgspec gets only bodies that both write
+alike, and everything else, errors included, is left to the standard library. Why msgspec:
+docs/decisions/0022.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+MSGSPEC_MIN = (0, 19)  # older ones read some integers of more than 64 bits as other numbers
+
+_STR = frozenset((str,))
+_SCALARS = frozenset((str, int, bool, type(None)))
+
+
+def to_builtins(value: Any) -> Any:
+    """Return a pydantic model, msgspec struct or dataclass as builtin types."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "__struct_fields__"):
+        return importlib.import_module("msgspec").to_builtins(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON type, model, struct or dataclass")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+class StdlibJson:
+    """Writes and reads JSON with the standard library."""
+
+    def __init__(self) -> None:
+        # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
+        self._write = json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
+        ).encode
+        self._read = json.JSONDecoder(parse_constant=_no_constant).decode
+
+    def encode(self, body: Any) -> bytes:
+        """Write JSON; raises TypeError, ValueError or RecursionError."""
+        return self._write(body).encode()
+
+    def decode(self, data: bytes) -> Any:
+        """Read JSON; raises ValueError or RecursionError."""
+        return self._read(data.decode())
+
+
+class MsgspecJson:
+    """Writes and reads JSON with msgspec, and what it does differently with the standard library.
+
+    Args:
+        msgspec: the package.
+        stdlib: for everything else.
+    """
+
+    def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:
+        self._write = msgspec.json.Encoder().encode
+        self._read = msgspec.json.Decoder().decode
+        self._stdlib = stdlib
+
+    def encode(self, body: Any) -> bytes:
+        """Write JSON; raises TypeError, ValueError or RecursionError."""
+        try:
+            if is_written_alike(body):
+                data: bytes = self._write(body)
+                return data
+        except (ValueError, RecursionError):
+            pass  # a surrogate, a cycle: the standard library's error is the same everywhere
+        return self._stdlib.encode(body)
+
+    def decode(self, data: bytes) -> Any:
+        """Read JSON; raises ValueError or RecursionError."""
+        try:
+            return self._read(data)
+        except (ValueError, RecursionError):  # a number of 1e999, a lone surrogate, or no JSON
+            return self._stdlib.decode(data)
+
+
+def is_written_alike(body: Any) -> bool:
+    """Whether msgspec and the standard library write the same bytes for a body.
+
+    They do for exact builtin types. msgspec would accept others that the standard library refuses
+    (datetime, UUID, set), or writes differently (subclasses); NaN would become null, and floats
+    with an exponent look different.
+    """
+    kind = type(body)
+    values: Iterable[Any]
+    if kind is dict:
+        if not _STR.issuperset(map(type, body)):
+            return False
+        values = body.values()
+    elif kind is list or kind is tuple:
+        values = body
+    elif kind is float:
+        return bool(1e-4 <= abs(body) < 1e16 or body == 0)
+    else:
+        return kind in _SCALARS
+    for value in values:
+        if type(value) not in _SCALARS and not is_written_alike(value):
+            return False
+    return True
+
+
+def installed() -> StdlibJson | MsgspecJson:
+    """Return what writes and reads JSON here: msgspec if it is installed."""
+    stdlib = StdlibJson()
+    try:
+        msgspec: Any = importlib.import_module("msgspec")
+    except ImportError:
+        return stdlib
+    version = tuple(int(part) for part in msgspec.__version__.split(".")[:2])
+    return MsgspecJson(msgspec, stdlib) if version >= MSGSPEC_MIN else stdlib
