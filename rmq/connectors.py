@@ -16,12 +16,12 @@ from rmq.core.codec import Codec, by_name as codec_of
 from rmq.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, join_texts as id_texts
 from rmq.core.keys import check_name
 from rmq.core.message import Merge
-from rmq.core.queues import QueueName
+from rmq.core.queues import QueueName, parse_queue
 from rmq.core.record import BARE, Record, is_bare, read as envelope_of, value_of
 from rmq.transport.url import Address, parse as parse_url, redact as redact_url
 
 __all__ = [
     "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "Held", "Merge", "QueueName",
     "Record", "Settlement", "check_name", "codec_of", "envelope_of", "id_texts", "is_bare",
-    "parse_url", "redact_url", "value_of",
+    "parse_queue", "parse_url", "redact_url", "value_of",
 ]  # fmt: skip

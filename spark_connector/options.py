@@ -11,12 +11,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from rmq.connectors import Merge, check_name, parse_url, redact_url
+from rmq.connectors import Merge, QueueName, check_name, parse_queue, parse_url, redact_url
 from rmq.errors import ConfigurationError, InvalidValue
 
-QUEUES = ("store", "prepare", "dead")
+QUEUES: tuple[QueueName, ...] = ("store", "prepare", "dead")
 LEASE_MAX_S = 43_200.0  # 12 hours, as for every lease
 
 
@@ -105,6 +105,19 @@ def _prefix(name: str, given: str) -> str:
     return check_name(given, name)
 
 
+def _queue(name: str, given: str) -> QueueName | Literal["all"]:
+    """Parse the name of a queue, or all; "in flight" may have - or _ for the space."""
+    if given.lower() == "all":
+        return "all"
+    try:
+        return parse_queue(given, name)
+    except InvalidValue:
+        raise InvalidValue(
+            f"{name}: {given!r} names no queue; "
+            "give store (or waiting), prepare (or in-flight), dead, or all"
+        ) from None
+
+
 def _slots(name: str, given: str) -> tuple[int, ...]:
     try:
         slots = sorted({int(number) for number in given.split(",")})
@@ -146,7 +159,7 @@ STREAM = (
 SNAPSHOT = (
     *CONNECTION,
     *_READS,
-    Option("queue", choice(*QUEUES, "all")),
+    Option("queue", _queue),
     Option("slots", _slots),
     Option("limit", count(1, 1_000_000_000_000)),
 )
@@ -309,7 +322,7 @@ class SnapshotOptions:
     """The options of a batch read."""
 
     at: Connection
-    queues: tuple[str, ...]
+    queues: tuple[QueueName, ...]
     slots: tuple[int, ...] | None
     limit: int | None
     min_partitions: int
@@ -322,8 +335,8 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
     values = checked(given, SNAPSHOT, "a batch read")
     if values["queue"] is None:
         raise ConfigurationError(
-            "queue: it is missing; a batch read looks at store, prepare, dead or all, and takes "
-            "nothing (spark.readStream takes)"
+            "queue: it is missing; a batch read looks at store (waiting), prepare (in flight), "
+            "dead or all, and takes nothing (spark.readStream takes)"
         )
     queues = QUEUES if values["queue"] == "all" else (values["queue"],)
     return SnapshotOptions(

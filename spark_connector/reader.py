@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -40,7 +40,7 @@ class SnapshotPart(InputPartition):
         most: the most messages; None: all.
     """
 
-    queue: str
+    queue: QueueName
     span: Span
     most: int | None
 
@@ -64,7 +64,7 @@ class RmqReader(DataSourceReader):
             for (queue, slot), count in counts.items():
                 wanted = -(-self._options.min_partitions * count // total) if count else 1
                 pieces = min(10_000, max(wanted, -(-count // PART_MESSAGES), 1))
-                spans = client.admin.spans(at.topic, cast("QueueName", queue), slot, pieces)
+                spans = client.admin.spans(at.topic, queue, slot, pieces)
                 parts += [SnapshotPart(queue, span, None) for span in spans if span.messages]
         return self._limited(parts)
 
@@ -106,12 +106,12 @@ class RmqReader(DataSourceReader):
 
     def _pages(self, part: SnapshotPart) -> Iterator[list[Message]]:
         at, size = self._options.at, self._options.fetch
-        place, cursor = cast("QueueName", part.queue), None
+        cursor = None
         with connect(at) as client:
             while True:
 
                 def ask() -> Page:
-                    return client.admin.page(at.topic, place, part.span, cursor, raw=True)  # noqa: B023
+                    return client.admin.page(at.topic, part.queue, part.span, cursor, raw=True)  # noqa: B023
 
                 page = retry_while_away(ask, RETRY_S)
                 for first in range(0, len(page.messages), size):

@@ -87,6 +87,19 @@ def test_each_queue_shows_what_it_holds_and_keeps_it(
     assert found[b'"held"']["lease_until"] is None
 
 
+def test_a_queue_may_be_named_as_people_say(server: Server, topic: rmq.Topic) -> None:
+    for body in ("leased", "waits", "waits too"):
+        topic.send(body)
+    with topic.consumer() as consumer:
+        assert len(consumer.receive(1)) == 1
+
+        waiting = rows(make(server, topic, queue="waiting"))
+        in_flight = rows(make(server, topic, queue="in flight"))
+
+    assert [row["queue"] for row in waiting] == ["store", "store"]
+    assert [row["queue"] for row in in_flight] == ["prepare"]
+
+
 def test_parts_are_cut_by_slot_and_score_and_hold_each_message_once(
     server: Server, topic: rmq.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,8 +84,16 @@ def test_a_wrong_option_of_a_stream_is_told_in_one_sentence(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "queue: it is missing; a batch read looks at store, prepare, dead or all"),
-        ({"queue": "deed"}, "queue: 'deed'; give store, prepare, dead or all"),
+        (
+            {},
+            "queue: it is missing; a batch read looks at store (waiting), prepare (in flight), "
+            "dead or all",
+        ),
+        (
+            {"queue": "deed"},
+            "queue: 'deed' names no queue; "
+            "give store (or waiting), prepare (or in-flight), dead, or all",
+        ),
         ({"queue": "dead", "slots": "0,x"}, "slots: '0,x'; give the numbers of slots, as 0 or 0,2"),
         ({"queue": "dead", "slots": "-1"}, "slots: '-1'; slots have the numbers 0 to 1023"),
         ({"queue": "dead", "limit": "0"}, "limit: 0; give 1 to"),
@@ -110,8 +118,21 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         options.stream({"url": AT["url"]})
 
 
-def test_all_queues_are_three() -> None:
-    assert options.snapshot(AT | {"queue": "all", "slots": "2,0"}).queues == options.QUEUES
+@pytest.mark.parametrize(
+    ("given", "queues"),
+    [
+        ("all", ("store", "prepare", "dead")),
+        ("store", ("store",)),
+        ("waiting", ("store",)),
+        ("prepare", ("prepare",)),
+        ("in flight", ("prepare",)),
+        ("in_flight", ("prepare",)),
+        ("In-Flight", ("prepare",)),
+        ("DEAD", ("dead",)),
+    ],
+)
+def test_a_queue_may_be_named_as_people_say(given: str, queues: tuple[str, ...]) -> None:
+    assert options.snapshot(AT | {"queue": given, "slots": "2,0"}).queues == queues
 
 
 def test_an_offset_is_read_as_it_was_spelled_and_its_keys_have_one_order() -> None:
