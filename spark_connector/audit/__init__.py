@@ -1,6 +1,6 @@
-"""Did we lose anything? A ledger of what was sent, a log of what was delivered, and the queues.
+"""Find lost messages: compare a ledger of sent messages, a delivery log and the queues.
 
-`python -m spark_connector.audit` compares them; `audit` does it on DataFrames. See docs/spark.md.
+`python -m spark_connector.audit` reads files, `audit` takes DataFrames. docs/spark.md shows both.
 """
 
 from spark_connector.audit.errors import UsageError

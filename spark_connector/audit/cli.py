@@ -1,4 +1,4 @@
-"""`python -m spark_connector.audit`: reads the inputs, audits, writes, prints, and exits."""
+"""`python -m spark_connector.audit`: read the inputs, run the audit, write the findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from spark_connector.audit import reading, report, words
 from spark_connector.audit.errors import UsageError
-from spark_connector.audit.findings import USAGE, Findings, said
+from spark_connector.audit.findings import USAGE, Findings, spoken
 from spark_connector.audit.job import audit
 from spark_connector.audit.options import Options, parse
 
@@ -25,16 +25,16 @@ _ID: Final = re.compile("[0-9a-v]{26}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it; the exit code.
+    """Run the audit; return the exit code.
 
-    A session that runs already is used, and left running.
+    An active Spark session is used, and left running.
     """
     try:
-        asked = parse(argv)
+        options = parse(argv)
         running = SparkSession.getActiveSession()
-        spark = running or _session(asked)
+        spark = running or _session(options)
         try:
-            return _run(spark, asked)
+            return _run(spark, options)
         finally:
             if running is None:
                 spark.stop()
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
 
 
-def _session(asked: Options) -> SparkSession:
-    local = asked.conf.get("spark.master", "local").startswith("local")
-    if local and "PYSPARK_GATEWAY_PORT" not in os.environ:  # nobody's spark-submit has chosen
+def _session(options: Options) -> SparkSession:
+    local = options.conf.get("spark.master", "local").startswith("local")
+    if local and "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which sets it
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("rmq audit")
     settings = {
@@ -54,111 +54,113 @@ def _session(asked: Options) -> SparkSession:
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
     }
-    for name, value in (settings | asked.conf).items():
+    for name, value in (settings | options.conf).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _run(spark: SparkSession, asked: Options) -> int:
-    as_of_ms = asked.as_of_ms
+def _run(spark: SparkSession, options: Options) -> int:
+    as_of_ms = options.as_of_ms
     now_ms = time.time_ns() // 1_000_000
-    # The queues first: what leaves them later is in the log by the time that is read.
-    snapshot = _snapshot(spark, asked)
-    is_live = any(one.format == reading.LIVE for one in asked.snapshot)
+    # The queues are read first: a message that leaves them later is in the log when that is read.
+    snapshot = _snapshot(spark, options)
+    is_live = any(place.format == reading.LIVE for place in options.snapshot)
     if as_of_ms is None and (is_live or snapshot is None):
         as_of_ms = now_ms
-    store = _Store(spark, asked)
+    store = _Store(spark, options)
     try:
-        found = _audited(spark, asked, snapshot, as_of_ms, store)
+        findings = _audited(spark, options, snapshot, as_of_ms, store)
     except UsageError as error:
         raise UsageError(f"--{str(error).removeprefix('--')}") from error
     finally:
         if snapshot is not None:
             snapshot.unpersist()
-    left_out = store.finish(found)
-    if asked.json:
-        print(json.dumps(found.document(), indent=2))
+    left_out = store.finish(findings)
+    if options.json:
+        print(json.dumps(findings.document(), indent=2))
     else:
-        print(_summary(found))
+        print(_summary(findings))
     if left_out:
         print(
             f"audit: {left_out} lost ids are no message ids; resend.txt is without them",
             file=sys.stderr,
         )
-    if not asked.json and asked.out is not None:
-        print(f"report: {asked.out / 'report.html'}")
-    return found.code
+    if not options.json and options.out is not None:
+        print(f"report: {options.out / 'report.html'}")
+    return findings.code
 
 
 def _audited(
     spark: SparkSession,
-    asked: Options,
+    options: Options,
     snapshot: DataFrame | None,
     as_of_ms: int | None,
     store: _Store,
 ) -> Findings:
-    kind, columns = ("outbox", words.OUTBOX) if asked.is_outbox else ("ledger", words.LEDGER)
+    kind, columns = ("outbox", words.OUTBOX) if options.is_outbox else ("ledger", words.LEDGER)
     return audit(
-        _united(spark, f"--{kind}", asked.ledger, columns),
-        _united(spark, "--deliveries", asked.deliveries, words.DELIVERIES),
+        _united(spark, f"--{kind}", options.ledger, columns),
+        _united(spark, "--deliveries", options.deliveries, words.DELIVERIES),
         snapshot,
         as_of_ms=as_of_ms,
-        settle_ms=asked.settle_ms,
-        is_outbox=asked.is_outbox,
-        scope=asked.scope,
-        topics=asked.topics,
-        limit=asked.limit,
-        faults=asked.faults,
-        keep=store.keep if asked.out or asked.table else None,
+        settle_ms=options.settle_ms,
+        is_outbox=options.is_outbox,
+        scope=options.scope,
+        topics=options.topics,
+        limit=options.limit,
+        faults=options.faults,
+        keep=store.keep if options.out or options.table else None,
     )
 
 
-def _snapshot(spark: SparkSession, asked: Options) -> DataFrame | None:
+def _snapshot(spark: SparkSession, options: Options) -> DataFrame | None:
     frames = []
-    for one in asked.snapshot:
-        if one.format == reading.LIVE:
-            assert asked.url is not None
+    for place in options.snapshot:
+        if place.format == reading.LIVE:
+            assert options.url is not None
             try:
-                frames.append(reading.live(spark, asked.url, asked.prefix, one.where))
+                frames.append(reading.live(spark, options.url, options.prefix, place.where))
             except PySparkException as error:
                 reason = _reason(error)
-                raise UsageError(f"--snapshot: rmq:{one.where} cannot be read: {reason}") from error
+                raise UsageError(
+                    f"--snapshot: rmq:{place.where} cannot be read: {reason}"
+                ) from error
         else:
-            frames.append(reading.read(spark, "--snapshot", one, words.SNAPSHOT))
+            frames.append(reading.read(spark, "--snapshot", place, words.SNAPSHOT))
     return _union(frames) if frames else None
 
 
 def _reason(error: PySparkException) -> str:
-    """The last line of a Python traceback inside Spark's text, which says what was wrong."""
+    """Return the error of the Python traceback inside Spark's text."""
     lines = [line.strip() for line in str(error).splitlines()]
-    named = [line for line in lines if re.match(r"rmq\.[\w.]+: ", line)]
-    return (named or lines or [""])[0].split(": ", 1)[-1][:300]
+    errors = [line for line in lines if re.match(r"rmq\.[\w.]+: ", line)]
+    return (errors or lines or [""])[0].split(": ", 1)[-1][:300]
 
 
 def _united(
     spark: SparkSession, option: str, places: Sequence[reading.Place], columns: reading.Columns
 ) -> DataFrame:
-    return _union([reading.read(spark, option, one, columns) for one in places])
+    return _union([reading.read(spark, option, place, columns) for place in places])
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
 
 
-# --- what is written ---------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------
 
 
 class _Store:
-    """Writes rows where they are wanted, and what stands on them afterwards."""
+    """Writes the rows to the directory or the tables, and then the report and the lists."""
 
-    def __init__(self, spark: SparkSession, asked: Options) -> None:
+    def __init__(self, spark: SparkSession, options: Options) -> None:
         self._spark = spark
-        self._out = asked.out
-        self._table = asked.table
+        self._out = options.out
+        self._table = options.table
         self._messages: DataFrame | None = None
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
-        """Store rows; what is to be read instead of them."""
+        """Store rows; return the stored rows, to be read instead."""
         try:
             kept = self._kept(name, rows)
         except PySparkException as error:
@@ -179,13 +181,13 @@ class _Store:
         rows.write.mode("overwrite").parquet(path)
         return self._spark.read.parquet(path)
 
-    def finish(self, found: Findings) -> int:
-        """Write the report, the totals and the list to resend; how many ids that leaves out."""
+    def finish(self, findings: Findings) -> int:
+        """Write the report, the totals and resend.txt; return how many lost ids that leaves out."""
         if self._out is None or self._messages is None:
             return 0
         self._out.mkdir(parents=True, exist_ok=True)
-        _write(self._out / "report.html", report.page(found))
-        _write(self._out / "totals.json", json.dumps(found.document(), indent=2) + "\n")
+        _write(self._out / "report.html", report.page(findings))
+        _write(self._out / "totals.json", json.dumps(findings.document(), indent=2) + "\n")
         lost = self._messages.filter(F.col("status") == words.LOST).orderBy(
             "produced_at", "message_id"
         )
@@ -194,24 +196,24 @@ class _Store:
             if _ID.fullmatch(row[0]):
                 lines.append(row[0] + "\n")
             else:
-                left_out += 1  # it might be several lines
+                left_out += 1  # it is not an id of RMQ, and could contain newlines
         _write(self._out / "resend.txt", "".join(lines))
         return left_out
 
 
 def _write(path: Path, text: str) -> None:
-    """A file that is never seen half written."""
+    """Write a file, and rename it into place when it is complete."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 
-def _summary(found: Findings) -> str:
-    there = [name for name in words.STATUSES if found.totals.get(name)]
-    lines = [f"{said(name):<12}{found.totals[name]:>14,}" for name in there]
-    if found.redelivered:
-        lines.append(f"{'redelivered':<12}{found.redelivered:>14,}  acked once")
-    if found.gaps:
-        lines.append(f"{'gaps':<12}{found.gaps:>14,}  {found.gap_numbers:,} numbers")
-    lines.append(found.verdict())
+def _summary(findings: Findings) -> str:
+    present = [name for name in words.STATUSES if findings.totals.get(name)]
+    lines = [f"{spoken(name):<12}{findings.totals[name]:>14,}" for name in present]
+    if findings.redelivered:
+        lines.append(f"{'redelivered':<12}{findings.redelivered:>14,}  acked once")
+    if findings.gaps:
+        lines.append(f"{'gaps':<12}{findings.gaps:>14,}  {findings.gap_numbers:,} numbers")
+    lines.append(findings.verdict())
     return "\n".join(lines)

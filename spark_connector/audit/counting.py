@@ -1,4 +1,4 @@
-"""Totals, lists and the timeline, counted from the states of the messages. All of it is bounded."""
+"""Count messages by state: totals, lists and the timeline, each of limited size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Row, functions as F
 from spark_connector.audit import words
 from spark_connector.audit.findings import Gap, Message, Minute
 
-TOPICS_MAX: Final = 200  # what a page can show; the totals count all
+TOPICS_MAX: Final = 200  # in the report; the totals count all topics
 POINTS_MAX: Final = 240  # of the timeline
 _STEPS_MS: Final = tuple(
     minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10_080, 43_200)
@@ -17,7 +17,7 @@ _STEPS_MS: Final = tuple(
 
 
 class Counted(NamedTuple):
-    """Messages by status, over all topics and for each."""
+    """Numbers of messages by status, in all topics and in each."""
 
     totals: dict[str, int]
     topics: dict[str, dict[str, int]]
@@ -26,22 +26,24 @@ class Counted(NamedTuple):
 
 def count(states: DataFrame) -> Counted:
     """Count the messages of each status; topics in order of name, at most 200 of them."""
-    once = F.count_if(F.col("redelivered") & (F.col("status") == words.DELIVERED))
-    cube = states.groupBy("topic", "status").agg(F.count("*").alias("n"), once.alias("again"))
+    acked_once = F.count_if(F.col("redelivered") & (F.col("status") == words.DELIVERED))
+    cube = states.groupBy("topic", "status").agg(
+        F.count("*").alias("n"), acked_once.alias("redelivered")
+    )
     totals: dict[str, int] = {}
     topics: dict[str, dict[str, int]] = {}
     redelivered = 0
     for row in cube.orderBy("topic", "status").toLocalIterator():
         totals[row["status"]] = totals.get(row["status"], 0) + row["n"]
-        redelivered += row["again"]
+        redelivered += row["redelivered"]
         if row["topic"] in topics or len(topics) < TOPICS_MAX:
             topics.setdefault(row["topic"], {})[row["status"]] = row["n"]
     return Counted(totals, topics, redelivered)
 
 
 def lists(states: DataFrame, counted: Counted, limit: int) -> dict[str, list[Message]]:
-    """The first messages of each status that a person may have to look at, the oldest first."""
-    found: dict[str, list[Message]] = {}
+    """Return the first messages of each status in `words.LISTED`, oldest first."""
+    listed: dict[str, list[Message]] = {}
     for status in words.LISTED:
         if counted.totals.get(status):
             first = states.filter(F.col("status") == status).orderBy(
@@ -52,44 +54,44 @@ def lists(states: DataFrame, counted: Counted, limit: int) -> dict[str, list[Mes
                 F.unix_millis("produced_at").alias("produced_ms"),
                 F.unix_millis("delivered_at").alias("delivered_ms"),
             )  # fmt: skip
-            found[status] = [_message(row) for row in columns.limit(limit).collect()]
-    return found
+            listed[status] = [_message(row) for row in columns.limit(limit).collect()]
+    return listed
 
 
 def _message(row: Row) -> Message:
     return Message(**row.asDict())
 
 
-def gaps(found: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
-    """How many gaps, how many numbers, and the first of them: the widest."""
-    total = found.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
+def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
+    """Return the number of gaps, of the numbers in them, and the widest gaps."""
+    total = rows.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
     if not total[0]:
         return 0, 0, []
-    first = found.orderBy(F.desc("missing"), "topic", "producer", "slot", "epoch", "first")
-    rows = first.withColumn("at_ms", F.unix_millis("at")).drop("at").limit(limit).collect()
-    return total[0], total[1], [Gap(**row.asDict()) for row in rows]
+    widest = rows.orderBy(F.desc("missing"), "topic", "producer", "slot", "epoch", "first")
+    listed = widest.withColumn("at_ms", F.unix_millis("at")).drop("at").limit(limit).collect()
+    return total[0], total[1], [Gap(**row.asDict()) for row in listed]
 
 
 def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
-    """Sent, delivered and lost over a span of so many ms: the step in ms, and the steps.
+    """Count sent, delivered and lost messages over time; return the step in ms, and the steps.
 
-    A step is a minute, or more where there were more than 240. A lost message stands where it was
-    sent, a delivered one where it was acked first.
+    A step is a minute, or longer if a span of `span_ms` would have more than 240. A lost message is
+    counted when it was sent, a delivered message when it was first acked.
     """
     step = next((ms for ms in _STEPS_MS if span_ms / ms < POINTS_MAX), _STEPS_MS[-1])
     lost = F.count_if(F.col("status") == words.LOST)
     sent = _steps(states, "produced_at", step, F.count("*"), lost)
     delivered = _steps(states.filter("listed"), "acked_at", step, F.count("*"))
-    known = {
+    counts = {
         at: Minute(at, sent.get(at, (0, 0))[0], delivered.get(at, (0,))[0], sent.get(at, (0, 0))[1])
         for at in sent.keys() | delivered.keys()
     }
-    if not known:
+    if not counts:
         return step, []
-    begin, end = min(known), max(known)
-    if (end - begin) // step > 2 * POINTS_MAX:  # times from another century: only what there is
-        return step, [known[one] for one in sorted(known)][: 2 * POINTS_MAX]
-    return step, [known.get(one, Minute(one, 0, 0, 0)) for one in range(begin, end + 1, step)]
+    begin, end = min(counts), max(counts)
+    if (end - begin) // step > 2 * POINTS_MAX:  # some times are wrong: no steps without messages
+        return step, [counts[at] for at in sorted(counts)][: 2 * POINTS_MAX]
+    return step, [counts.get(at, Minute(at, 0, 0, 0)) for at in range(begin, end + 1, step)]
 
 
 def _steps(

@@ -1,7 +1,7 @@
-"""Errors of an audit that was asked for something that cannot work."""
+"""Errors of an audit: an option or an input that cannot be used."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """An option, or a column of an input: its name, what was found, and what to give instead."""
+    """An option or a column is wrong; the text names it, its value and what to give instead."""

@@ -1,4 +1,4 @@
-"""The findings of an audit as plain values: totals, bounded lists, a timeline, and the verdict."""
+"""The findings of an audit: totals, limited lists, a timeline, and the verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNDECIDED: Final = 3
 
 
 class Message(NamedTuple):
-    """A message that a person may have to look at. Times are epoch ms."""
+    """A message in a list of the findings. Times are epoch ms."""
 
     topic: str
     message_id: str
@@ -30,9 +30,9 @@ class Message(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Numbers in a row that the ledger jumps over; `at_ms`: when the one after them was produced.
+    """A range of numbers that the ledger lacks; `at_ms`: when the next number was produced.
 
-    Topic and slot are None where a producer counts across them.
+    Topic and slot are None if a producer counts across them.
     """
 
     topic: str | None
@@ -59,23 +59,24 @@ class Findings:
     """The findings of an audit.
 
     Attributes:
-        horizon_ms: what was produced later was too young to be called lost.
-        ledger: rows of the ledger (or of the outbox) that could be read.
-        settled: of them, those that are not younger than the horizon.
-        deliveries: rows of the delivery log that could be read.
-        snapshot: rows of the snapshot; None: the queues were said to be empty.
-        unreadable: by input, rows without an id, a topic or a time.
-        totals: messages by status.
-        redelivered: messages that were handed over more than once and acked once.
-        topics: by topic, messages by status.
-        gaps: ranges of missing numbers; None: the ledger has no numbers.
-        gap_numbers: how many numbers those are.
-        listed: by status, the first messages of it.
-        gap_list: the first gaps.
-        limit: how many a list has at most.
-        step_ms: of the timeline.
-        timeline: step by step.
-        faults: what counts as a fault.
+        horizon_ms: messages produced later than this are too young to be lost.
+        ledger: the number of readable rows of the ledger (or of the outbox).
+        settled: how many of them are not younger than the horizon.
+        deliveries: the number of readable rows of the delivery log.
+        snapshot: the number of readable rows of the snapshot; None: no snapshot, the queues were
+            given as empty.
+        unreadable: by input, the number of rows without an id, a topic or a time.
+        totals: the number of messages by status.
+        redelivered: the number of messages that were delivered more than once and acked once.
+        topics: by topic, the number of messages by status.
+        gaps: the number of gaps; None: the ledger has no numbers.
+        gap_numbers: how many numbers are missing in them.
+        listed: by status, its first messages.
+        gap_list: the widest gaps.
+        limit: the most entries of a list.
+        step_ms: the length of a step of the timeline.
+        timeline: the steps.
+        faults: the classes that count as faults.
     """
 
     horizon_ms: int
@@ -97,7 +98,7 @@ class Findings:
     faults: Sequence[str] = words.FAULTS_DEFAULT
 
     def found(self) -> dict[str, int]:
-        """How often there is each of what counts as a fault, without those there is none of."""
+        """Return the number of messages in each class that counts as a fault, without zeros."""
         counts = {
             **self.totals,
             words.GAPS: self.gaps or 0,
@@ -106,27 +107,29 @@ class Findings:
         return {name: counts.get(name, 0) for name in self.faults if counts.get(name, 0)}
 
     def doubts(self) -> list[str]:
-        """Why there is no verdict, in sentences; empty where there is one."""
-        found = []
+        """Return the reasons why there is no verdict; empty if there is one."""
+        reasons = []
         if not self.ledger:
-            found.append("the ledger is empty")
+            reasons.append("the ledger is empty")
         elif not self.settled:
-            found.append(f"nothing in the ledger is older than the horizon, {utc(self.horizon_ms)}")
+            reasons.append(
+                f"nothing in the ledger is older than the horizon, {utc(self.horizon_ms)}"
+            )
         if not self.deliveries:
-            found.append("the delivery log is empty")
-        found += [
+            reasons.append("the delivery log is empty")
+        reasons += [
             f"{count} {'row' if count == 1 else 'rows'} of the {name} cannot be read"
             for name, count in self.unreadable.items()
             if count
         ]
-        return found
+        return reasons
 
     @property
     def code(self) -> int:
         """The exit code.
 
-        An input that is empty or cut short makes everything look lost, or nothing: undecided. But
-        where only some rows cannot be read, what was found stays found.
+        An empty input decides nothing, because all messages look lost, or none. Unreadable rows
+        prevent only a clean verdict: faults in the other rows are still faults.
         """
         if not self.settled or not self.deliveries:
             return UNDECIDED
@@ -135,18 +138,16 @@ class Findings:
         return UNDECIDED if self.doubts() else CLEAN
 
     def verdict(self) -> str:
-        """The verdict in a sentence."""
+        """Return the verdict in a sentence."""
         if self.code == UNDECIDED:
             return "No verdict: " + "; ".join(self.doubts()) + "."
         if self.code == CLEAN:
             return f"Clean: every message up to {utc(self.horizon_ms)} is accounted for."
-        found = self.found().items()
-        return (
-            "Found: " + ", ".join(f"{count:,} {said(name, count)}" for name, count in found) + "."
-        )
+        counts = [f"{count:,} {spoken(name, count)}" for name, count in self.found().items()]
+        return f"Found: {', '.join(counts)}."
 
     def document(self) -> dict[str, Any]:
-        """The totals for JSON, without the lists."""
+        """Return the totals for JSON, without the lists."""
         return {
             "verdict": ("clean", "faulty", "usage", "undecided")[self.code],
             "found": self.found(),
@@ -165,11 +166,11 @@ class Findings:
         }
 
 
-def said(word: str, count: int = 0) -> str:
-    """A status as people say it."""
+def spoken(word: str, count: int = 0) -> str:
+    """Return a status as people say it."""
     return "gap" if word == words.GAPS and count == 1 else word.replace("_", " ")
 
 
 def utc(ms: int) -> str:
-    """Epoch ms as a time in UTC, to the second."""
+    """Return epoch ms as text in UTC, to the second."""
     return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

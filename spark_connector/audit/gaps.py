@@ -1,11 +1,12 @@
-"""Numbers that a producer's ledger jumps over.
+"""Find gaps: numbers of a producer that are missing in the ledger.
 
-A producer counts its messages in each slot. To look for the missing ones in order would bring all
-rows of a producer into one task, so they are first counted in blocks of numbers: a block that has
-as many different numbers as fit between its first and last, and begins where the one before it
-ended, has no gap. Only rows of other blocks are put in order.
+A producer numbers its messages in each slot. Sorting them would bring all rows of a producer into
+one task, so the numbers are first counted in blocks. A block has no gap if it has every number
+between its first and last, and begins where the block before it ended. Only rows of other blocks
+are sorted.
 
-What is missing before the first number and after the last of a ledger cannot be known here.
+Numbers before the first and after the last number of a ledger are unknown, so a gap there is not
+found.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ Scope = Literal["slot", "topic", "producer"]
 SCOPES: Final[tuple[Scope, ...]] = ("slot", "topic", "producer")
 
 BLOCK: Final = 4096  # numbers
-OVERTAKEN_MS: Final = 1000  # for so long a producer's first message may be noted late
-_LINE: Final = ["topic", "producer", "slot", "epoch"]  # what has a count of its own
+OVERTAKEN_MS: Final = 1000  # a producer's first message may be noted this much late
+_COUNT: Final = [
+    "topic",
+    "producer",
+    "slot",
+    "epoch",
+]  # the key of a count: each has numbers of its own
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """The rows of a ledger that have a number, each with the line that it is counted in.
+    """Return the rows of a ledger that have a number, with the columns of the count it belongs to.
 
     Args:
-        ledger: as `inputs.ledger` gives it.
-        scope: whether a producer has one count for each slot, for each topic, or one for all.
+        ledger: as `inputs.ledger` returns it.
+        scope: whether a producer has a count for each slot, for each topic, or only one.
     """
     rows = ledger.filter(
         inputs.readable(ledger, "produced_at") & F.col("producer").isNotNull()
@@ -49,34 +55,36 @@ def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
 def gaps(
     rows: DataFrame, horizon_ms: int, hold: Callable[[DataFrame], DataFrame] = DataFrame.persist
 ) -> DataFrame | None:
-    """Ranges of numbers that are missing: topic, producer, slot, epoch, first, last, missing, at.
+    """Return ranges of missing numbers: topic, producer, slot, epoch, first, last, missing, at.
 
-    `at` is when the number after the gap was produced; a gap younger than the horizon is none yet.
-    Where the ledger tells no epochs, a producer has started anew when its lowest number comes
-    again, or comes later than its highest; its epochs are then "1", "2", ..., and "0" for what is
-    left of the one before.
+    `at` is when the number after the gap was produced; a gap younger than the horizon does not
+    count. In a ledger without epochs a producer has restarted if its lowest number comes again, or
+    comes later than its highest. Its epochs are then "1", "2", ..., and "0" for rows before the
+    first restart.
 
     Args:
-        rows: as `numbered` gives them.
+        rows: as `numbered` returns them.
         horizon_ms: epoch ms.
         hold: keeps a small table for as long as the result is read.
 
     Returns:
-        None where no row has a number.
+        None if no row has a number.
     """
     blocks = hold(_blocks(rows))
     if blocks.isEmpty():
         return None
     restarted = _restarted(blocks)
     if restarted.isEmpty():
-        found = _found(rows, blocks, horizon_ms)
+        ranges = _missing_ranges(rows, blocks, horizon_ms)
     else:
-        again = _epochs(rows, restarted)
-        others = rows.join(F.broadcast(restarted.select(*_LINE)), _LINE, "left_anti")
-        kept = blocks.join(F.broadcast(restarted.select(*_LINE)), _LINE, "left_anti")
-        anew = _blocks(again)
-        found = _found(others, kept, horizon_ms).unionByName(_found(again, anew, horizon_ms))
-    return found.select(
+        keys = F.broadcast(restarted.select(*_COUNT))
+        in_epochs = _epochs(rows, restarted)
+        others = rows.join(keys, _COUNT, "left_anti")
+        other_blocks = blocks.join(keys, _COUNT, "left_anti")
+        ranges = _missing_ranges(others, other_blocks, horizon_ms).unionByName(
+            _missing_ranges(in_epochs, _blocks(in_epochs), horizon_ms)
+        )
+    return ranges.select(
         F.when(F.col("topic") != "", F.col("topic")).alias("topic"),
         "producer",
         F.when(F.col("slot") >= 0, F.col("slot")).alias("slot"),
@@ -89,10 +97,10 @@ def gaps(
 
 
 def _blocks(rows: DataFrame) -> DataFrame:
-    numbers = rows.groupBy(*_LINE, "seq").agg(
+    numbers = rows.groupBy(*_COUNT, "seq").agg(
         F.min("at").alias("first_at"), F.max("at").alias("last_at")
     )
-    return numbers.groupBy(*_LINE, F.floor(F.col("seq") / BLOCK).alias("block")).agg(
+    return numbers.groupBy(*_COUNT, F.floor(F.col("seq") / BLOCK).alias("block")).agg(
         F.count("seq").alias("n"),
         F.min("seq").alias("low"),
         F.max("seq").alias("high"),
@@ -103,51 +111,51 @@ def _blocks(rows: DataFrame) -> DataFrame:
 
 
 def _restarted(blocks: DataFrame) -> DataFrame:
-    """Lines that began anew, with their lowest number; only those without epochs of their own."""
-    lines = blocks.filter("epoch = ''").groupBy(*_LINE).agg(
+    """Return the counts that restarted, with their lowest number; only counts without epochs."""
+    counts = blocks.filter("epoch = ''").groupBy(*_COUNT).agg(
         F.min("low").alias("base"),
         F.min_by("low_first_at", "low").alias("begun"),
         F.min_by("low_last_at", "low").alias("begun_last"),
         F.max_by("high_first_at", "high").alias("top_at"),
     )  # fmt: skip
-    again = (F.col("begun_last") > F.col("begun")) | (F.col("begun") > F.col("top_at"))
-    return lines.filter(again).select(*_LINE, "base")
+    has_restarted = (F.col("begun_last") > F.col("begun")) | (F.col("begun") > F.col("top_at"))
+    return counts.filter(has_restarted).select(*_COUNT, "base")
 
 
 def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
-    """The rows of such lines, each with the epoch it was produced in."""
-    mine = rows.join(F.broadcast(restarted), _LINE)
+    """Return the rows of restarted counts, each with the epoch in which it was produced."""
+    restarted_rows = rows.join(F.broadcast(restarted), _COUNT)
     starts = (
-        mine.filter(F.col("seq") == F.col("base"))
-        .groupBy(*_LINE)
+        restarted_rows.filter(F.col("seq") == F.col("base"))
+        .groupBy(*_COUNT)
         .agg(F.sort_array(F.collect_set("at")).alias("starts"))
     )
-    counted = F.size(F.filter("starts", lambda at: at <= F.col("at")))
-    # Threads overtake each other: the second message may be noted before the first.
-    begun = F.when(F.col("at") >= F.col("starts")[0] - OVERTAKEN_MS, 1).otherwise(0)
+    starts_before = F.size(F.filter("starts", lambda at: at <= F.col("at")))
+    # Threads race to write the ledger: the second message may be noted before the first.
+    has_begun = F.when(F.col("at") >= F.col("starts")[0] - OVERTAKEN_MS, 1).otherwise(0)
     return (
-        mine.join(F.broadcast(starts), _LINE)
-        .withColumn("number", F.greatest(counted, begun).cast("string"))
+        restarted_rows.join(F.broadcast(starts), _COUNT)
+        .withColumn("number", F.greatest(starts_before, has_begun).cast("string"))
         .select("topic", "producer", "slot", F.col("number").alias("epoch"), "seq", "at")
     )
 
 
-def _found(rows: DataFrame, blocks: DataFrame, horizon_ms: int) -> DataFrame:
-    in_line = Window.partitionBy(*_LINE).orderBy("block")
-    suspects = blocks.withColumn("before", F.lag("high").over(in_line)).filter(
+def _missing_ranges(rows: DataFrame, blocks: DataFrame, horizon_ms: int) -> DataFrame:
+    in_count = Window.partitionBy(*_COUNT).orderBy("block")
+    suspects = blocks.withColumn("before", F.lag("high").over(in_count)).filter(
         (F.col("n") < F.col("high") - F.col("low") + 1) | (F.col("low") > F.col("before") + 1)
     )
     block = F.floor(F.col("seq") / BLOCK).alias("block")
-    suspected = rows.select(*_LINE, "seq", "at", block).join(
-        F.broadcast(suspects.select(*_LINE, "block", "before")), [*_LINE, "block"]
+    suspected = rows.select(*_COUNT, "seq", "at", block).join(
+        F.broadcast(suspects.select(*_COUNT, "block", "before")), [*_COUNT, "block"]
     )
-    in_block = Window.partitionBy(*_LINE, "block").orderBy("seq", "at")
+    in_block = Window.partitionBy(*_COUNT, "block").orderBy("seq", "at")
     previous = F.coalesce(F.lag("seq").over(in_block), F.col("before"))
     return (
         suspected.withColumn("previous", previous)
         .filter((F.col("seq") > F.col("previous") + 1) & (F.col("at") <= horizon_ms))
         .select(
-            *_LINE,
+            *_COUNT,
             (F.col("previous") + 1).alias("first"),
             (F.col("seq") - 1).alias("last"),
             "at",

@@ -1,7 +1,7 @@
-"""Inputs as an audit wants them: known columns, known types, times as epoch ms.
+"""Read the inputs of an audit into known columns and types, with times as epoch ms.
 
-A row without an id, a topic or a time says nothing that could be counted: it is unreadable, is left
-out, and its number is told, for it may have been the ack of a message that now looks lost.
+A row without an id, a topic or a time is unreadable and left out. Unreadable rows are counted,
+because one of them may be the ack of a message that looks lost.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from spark_connector.audit import words
 from spark_connector.audit.errors import UsageError
 
 
-class Looked(NamedTuple):
-    """The result of a first look at an input.
+class Summary(NamedTuple):
+    """The numbers of rows of an input, and their times.
 
     Attributes:
-        rows: that can be read.
-        unreadable: without an id, a topic or a time.
-        settled: rows that are not younger than the horizon, where there is one.
-        first_ms: the oldest time in it, epoch ms; None where it has none.
-        last_ms: the newest.
+        rows: readable rows.
+        unreadable: rows without an id, a topic or a time.
+        settled: readable rows that are not younger than the horizon; 0 without a horizon.
+        first_ms: the oldest time, epoch ms; None if no row has a time.
+        last_ms: the newest time.
     """
 
     rows: int
@@ -33,7 +33,7 @@ class Looked(NamedTuple):
 
 
 def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
-    """A producer's ledger: message_id, topic, produced_at, and producer, seq, slot, epoch."""
+    """Return a ledger: message_id, topic, produced_at, and producer, seq, slot, epoch."""
     _need(frame, words.LEDGER, option)
     return frame.select(
         *_message(frame, option),
@@ -49,9 +49,9 @@ def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
 
 
 def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
-    """A delivery log: message_id, topic, delivered_at, and slot, attempt, outcome.
+    """Return a delivery log: message_id, topic, delivered_at, and slot, attempt, outcome.
 
-    Without a column `outcome` every row is a message that was handled to its end.
+    Without a column `outcome` every row counts as an ack.
     """
     _need(frame, words.DELIVERIES, option)
     if "outcome" in frame.columns:
@@ -68,7 +68,7 @@ def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
 
 
 def snapshot(frame: DataFrame, option: str = "snapshot") -> DataFrame:
-    """Return what was in the queues: message_id, topic, queue, and slot, taken_at."""
+    """Return a snapshot of the queues: message_id, topic, queue, and slot, taken_at."""
     _need(frame, words.SNAPSHOT, option)
     taken = "taken_at" in frame.columns
     return frame.select(
@@ -79,43 +79,53 @@ def snapshot(frame: DataFrame, option: str = "snapshot") -> DataFrame:
     )
 
 
-def look(
+def summarise(
     frame: DataFrame,
     time: str | None,
-    word: str | None,
-    known: tuple[str, ...],
+    column: str | None,
+    allowed: tuple[str, ...],
     option: str,
     horizon_ms: int | None = None,
-) -> Looked:
-    """Count an input that was read here; `time` and `word` name two of its columns.
+) -> Summary:
+    """Count the rows of an input, and check the words in one of its columns.
+
+    Args:
+        frame: as `ledger`, `deliveries` or `snapshot` returned it.
+        time: the name of its column with the time; None: it has none.
+        column: the name of the column to check; None: no check.
+        allowed: the words that this column may have.
+        option: the name of the input, for the error.
+        horizon_ms: epoch ms.
 
     Raises:
-        UsageError: the column `word` has something that is not `known`.
+        UsageError: the column has another word.
     """
-    fine = readable(frame, time)
-    at = F.when(fine, F.col(time)) if time else F.lit(None).cast("bigint")
-    strange = F.lit(None).cast("string")
-    if word:
-        other = fine & ~F.coalesce(F.col(word).isin(*known), F.lit(False))
-        strange = F.when(other, F.coalesce(word, F.lit("null")))
-    rows, unreadable, settled, first, last, found = frame.agg(
-        F.count_if(fine),
-        F.count_if(~fine),
+    is_readable = readable(frame, time)
+    at = F.when(is_readable, F.col(time)) if time else F.lit(None).cast("bigint")
+    refused = F.lit(None).cast("string")
+    if column:
+        is_refused = is_readable & ~F.coalesce(F.col(column).isin(*allowed), F.lit(False))
+        refused = F.when(is_refused, F.coalesce(column, F.lit("null")))
+    rows, unreadable, settled, first, last, refused_word = frame.agg(
+        F.count_if(is_readable),
+        F.count_if(~is_readable),
         F.count_if(F.coalesce(at <= horizon_ms, F.lit(False))) if horizon_ms else F.lit(0),
         F.min(at),
         F.max(at),
-        F.max(strange),
+        F.max(refused),
     ).collect()[0]
-    if found is not None:
-        allowed = ", ".join(one or "empty" for one in known)
-        raise UsageError(f"{option}: column {word!r} has {found[:40]!r}; it may be {allowed}")
-    return Looked(rows, unreadable, settled, first, last)
+    if refused_word is not None:
+        choices = ", ".join(word or "empty" for word in allowed)
+        raise UsageError(
+            f"{option}: column {column!r} has {refused_word[:40]!r}; it may be {choices}"
+        )
+    return Summary(rows, unreadable, settled, first, last)
 
 
 def readable(frame: DataFrame, time: str | None) -> Column:
-    """Whether a row of an input says which message, and when; never null."""
-    fine = (F.coalesce(F.col("message_id"), F.lit("")) != "") & F.col("topic").isNotNull()
-    return fine & F.col(time).isNotNull() if time else fine
+    """Return whether a row has an id, a topic and a time; never null."""
+    is_named = (F.coalesce(F.col("message_id"), F.lit("")) != "") & F.col("topic").isNotNull()
+    return is_named & F.col(time).isNotNull() if time else is_named
 
 
 # --- one column --------------------------------------------------------------------------------
@@ -124,9 +134,9 @@ def readable(frame: DataFrame, time: str | None) -> Column:
 def _need(frame: DataFrame, columns: tuple[tuple[str, ...], tuple[str, ...]], option: str) -> None:
     missing = [name for name in columns[0] if name not in frame.columns]
     if missing:
-        found = ", ".join(frame.columns[:20]) or "no columns"
+        present = ", ".join(frame.columns[:20]) or "no columns"
         raise UsageError(
-            f"{option}: no column {missing[0]!r} in ({found}); "
+            f"{option}: no column {missing[0]!r} in ({present}); "
             f"it needs {', '.join(columns[0])}, and may have {', '.join(columns[1])}"
         )
 
@@ -146,12 +156,12 @@ def _text(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def _given(frame: DataFrame, name: str, kind: str, option: str) -> Column:
-    """An optional column in the type that counts; null where it is absent or makes no sense."""
+    """Return an optional column as `kind`; null if it is absent or cannot be converted."""
     if name not in frame.columns:
         return F.lit(None).cast(kind).alias(name)
-    found = frame.schema[name].dataType
-    if isinstance(found, T.ArrayType | T.MapType | T.StructType | T.BinaryType):
-        raise UsageError(f"{option}: column {name!r} is {found.simpleString()}; give {kind}")
+    actual = frame.schema[name].dataType
+    if isinstance(actual, T.ArrayType | T.MapType | T.StructType | T.BinaryType):
+        raise UsageError(f"{option}: column {name!r} is {actual.simpleString()}; give {kind}")
     return F.col(name).try_cast(kind).alias(name)
 
 
@@ -160,9 +170,9 @@ def _time(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def time_ms(frame: DataFrame, name: str, option: str) -> Column:
-    """A time as epoch ms: of a timestamp, of a whole number of ms, or of a text of either.
+    """Return a time as epoch ms, from a timestamp, a whole number of ms, or a text of either.
 
-    A text or a timestamp without a zone is taken in the session's.
+    A text or a timestamp without a zone is in the session's time zone.
     """
     kind = frame.schema[name].dataType
     if isinstance(kind, T.TimestampType | T.TimestampNTZType):

@@ -1,14 +1,14 @@
-"""The audit from three inputs to its findings, on DataFrames; `spark_connector.audit.cli` runs it.
+"""The audit of three inputs, as DataFrames; `spark_connector.audit.cli` runs it.
 
-found = audit(ledger, deliveries, snapshot, as_of_ms=..., settle_ms=300_000)
-found.code, found.totals, found.listed["lost"]
+findings = audit(ledger, deliveries, snapshot, as_of_ms=..., settle_ms=300_000)
+findings.code, findings.totals, findings.listed["lost"]
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, functions as F
 from pyspark.storagelevel import StorageLevel
@@ -36,53 +36,33 @@ def audit(
     faults: Sequence[str] = words.FAULTS_DEFAULT,
     keep: Keep | None = None,
 ) -> Findings:
-    """Bring the ledger, the delivery log and the queues together, and tell what was lost.
+    """Compare the ledger, the delivery log and the queues, and find lost messages.
 
     Args:
-        ledger: what producers sent; columns as docs/spark.md says.
-        deliveries: what consumers were handed, and what became of it.
-        snapshot: what was in the queues. It has to be taken before the ledger and the log are
+        ledger: the messages that producers sent; columns as in docs/spark.md.
+        deliveries: the deliveries that consumers got, and their outcomes.
+        snapshot: the contents of the queues. It has to be taken before the ledger and the log are
             closed. None: the queues were empty.
-        as_of_ms: when the snapshot was taken, epoch ms; None: its column `taken_at` tells.
-        settle_ms: what was produced later than so long before the snapshot is not judged.
+        as_of_ms: when the snapshot was taken, epoch ms; None: the oldest time in its column
+            `taken_at`.
+        settle_ms: messages sent less than this before the snapshot are not judged.
         is_outbox: the ledger is the table `rmq_stub`.
-        scope: what has a count of its own: a producer's "slot", its "topic", or the "producer".
+        scope: a producer counts in each "slot", in each "topic", or has one count ("producer").
         topics: only these.
-        limit: how many messages a list of the findings names.
-        faults: what counts as a fault, of `words.FAULTS`.
-        keep: is given "messages" and then "gaps", each with all rows, to store them; it returns
-            what is to be read instead.
+        limit: the most messages in a list of the findings.
+        faults: the classes that count as faults, of `words.FAULTS`.
+        keep: called with "messages" and then with "gaps", each with all rows, to store them; it
+            returns the stored rows, which are read instead.
 
     Raises:
-        UsageError: a column is missing or has what cannot be.
+        UsageError: a column is missing or has a value that is not allowed.
     """
-    told = "outbox" if is_outbox else "ledger"
-    sent = outbox.ledger(ledger) if is_outbox else inputs.ledger(ledger)
-    handed = inputs.deliveries(deliveries)
-    queued = None if snapshot is None else inputs.snapshot(snapshot)
-    if is_outbox:  # everybody goes by the ids of stubs
-        handed = _as_stubs(handed)
-        queued = None if queued is None else _as_stubs(queued)
-    if topics:
-        sent, handed = _only(sent, topics), _only(handed, topics)
-        queued = None if queued is None else _only(queued, topics)
+    checked = _checked(ledger, deliveries, snapshot, is_outbox, topics)
+    horizon_ms = _as_of_ms(checked.queued, as_of_ms) - settle_ms
+    summaries = _summarise(checked, horizon_ms)
 
-    of_snapshot = None
-    if queued is not None:
-        of_snapshot = inputs.look(queued, None, "queue", words.QUEUES, "snapshot")
-        if as_of_ms is None and "taken_at" in queued.columns:
-            as_of_ms = queued.agg(F.min("taken_at")).collect()[0][0]
-    if as_of_ms is None:
-        raise UsageError(
-            "as-of: not given, and no row of the snapshot has 'taken_at'; "
-            "give the time when the snapshot was begun"
-        )
-    horizon_ms = as_of_ms - settle_ms
-    of_ledger = inputs.look(sent, "produced_at", None, (), told, horizon_ms)
-    of_log = inputs.look(handed, "delivered_at", "outcome", words.OUTCOMES, "deliveries")
-
-    # What stays in memory would be taken for the same inputs in a later audit of this session,
-    # whatever has become of their files.
+    # Spark would use a DataFrame that stays persisted for the same inputs in a later audit of this
+    # session, even if their files have changed.
     with contextlib.ExitStack() as stack:
 
         def hold(frame: DataFrame) -> DataFrame:
@@ -90,36 +70,29 @@ def audit(
             stack.callback(held.unpersist)
             return held
 
-        every = states(sent, handed, queued, horizon_ms)
-        found = keep("messages", every) if keep else hold(every)
-        counted = counting.count(found)
-        listed = counting.lists(found, counted, limit)
-        times = [at for one in (of_ledger, of_log) for at in (one.first_ms, one.last_ms) if at]
-        step_ms, timeline = counting.timeline(found, max(times) - min(times) if times else 0)
+        messages = states(checked.sent, checked.handed, checked.queued, horizon_ms)
+        messages = keep("messages", messages) if keep else hold(messages)
+        counted = counting.count(messages)
+        listed = counting.lists(messages, counted, limit)
+        step_ms, timeline = counting.timeline(messages, summaries.span_ms)
+        jumps = gaps.gaps(gaps.numbered(checked.sent, scope), horizon_ms, hold)
+        gap_count, missing, gap_list = _count_gaps(jumps, limit, keep)
 
-        jumps = gaps.gaps(gaps.numbered(sent, scope), horizon_ms, hold)
-        number: int | None = None
-        missing, jump_list = 0, list[Gap]()
-        if jumps is not None:
-            jumps = keep("gaps", jumps) if keep else jumps
-            number, missing, jump_list = counting.gaps(jumps, limit)
-    unreadable = {told: of_ledger.unreadable, "delivery log": of_log.unreadable}
-    if of_snapshot is not None:
-        unreadable["snapshot"] = of_snapshot.unreadable
+    queued = summaries.queued
     return Findings(
         horizon_ms=horizon_ms,
-        ledger=of_ledger.rows,
-        settled=of_ledger.settled,
-        deliveries=of_log.rows,
-        snapshot=None if of_snapshot is None else of_snapshot.rows,
-        unreadable=unreadable,
+        ledger=summaries.sent.rows,
+        settled=summaries.sent.settled,
+        deliveries=summaries.handed.rows,
+        snapshot=None if queued is None else queued.rows,
+        unreadable=summaries.unreadable(checked.ledger_name),
         totals=counted.totals,
         redelivered=counted.redelivered,
         topics=counted.topics,
-        gaps=number,
+        gaps=gap_count,
         gap_numbers=missing,
         listed=listed,
-        gap_list=jump_list,
+        gap_list=gap_list,
         limit=limit,
         step_ms=step_ms,
         timeline=timeline,
@@ -127,10 +100,94 @@ def audit(
     )
 
 
-def _only(frame: DataFrame, topics: Sequence[str]) -> DataFrame:
-    # A row without a topic stays: it cannot be read, and that is told.
+# --- the steps -----------------------------------------------------------------------------------
+
+
+class _Checked(NamedTuple):
+    """The inputs in the columns of `spark_connector.audit.inputs`, of the wanted topics only."""
+
+    ledger_name: str
+    sent: DataFrame
+    handed: DataFrame
+    queued: DataFrame | None
+
+
+class _Summaries(NamedTuple):
+    """How many rows the inputs have, and their times."""
+
+    sent: inputs.Summary
+    handed: inputs.Summary
+    queued: inputs.Summary | None
+
+    @property
+    def span_ms(self) -> int:
+        """The time from the oldest row of ledger and log to the newest."""
+        ends = (self.sent.first_ms, self.sent.last_ms, self.handed.first_ms, self.handed.last_ms)
+        times = [at for at in ends if at]
+        return max(times) - min(times) if times else 0
+
+    def unreadable(self, ledger_name: str) -> dict[str, int]:
+        """Return the number of unreadable rows by the name of the input."""
+        counts = {ledger_name: self.sent.unreadable, "delivery log": self.handed.unreadable}
+        return counts if self.queued is None else counts | {"snapshot": self.queued.unreadable}
+
+
+def _checked(
+    ledger: DataFrame,
+    deliveries: DataFrame,
+    snapshot: DataFrame | None,
+    is_outbox: bool,
+    topics: Sequence[str],
+) -> _Checked:
+    """Check the columns of the inputs, and select the rows of the wanted topics."""
+    sent = outbox.ledger(ledger) if is_outbox else inputs.ledger(ledger)
+    handed = inputs.deliveries(deliveries)
+    queued = None if snapshot is None else inputs.snapshot(snapshot)
+    if is_outbox:  # a resent message has another id, but the same stub
+        handed = _with_stub_ids(handed)
+        queued = None if queued is None else _with_stub_ids(queued)
+    if topics:
+        sent, handed = _of_topics(sent, topics), _of_topics(handed, topics)
+        queued = None if queued is None else _of_topics(queued, topics)
+    return _Checked("outbox" if is_outbox else "ledger", sent, handed, queued)
+
+
+def _as_of_ms(queued: DataFrame | None, as_of_ms: int | None) -> int:
+    """Return the time of the snapshot: the given one, or the oldest in its rows."""
+    if as_of_ms is None and queued is not None:
+        as_of_ms = queued.agg(F.min("taken_at")).collect()[0][0]
+    if as_of_ms is None:
+        raise UsageError(
+            "as-of: not given, and no row of the snapshot has 'taken_at'; "
+            "give the time when the snapshot was begun"
+        )
+    return as_of_ms
+
+
+def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
+    queued = None
+    if checked.queued is not None:
+        queued = inputs.summarise(checked.queued, None, "queue", words.QUEUES, "snapshot")
+    return _Summaries(
+        inputs.summarise(checked.sent, "produced_at", None, (), checked.ledger_name, horizon_ms),
+        inputs.summarise(checked.handed, "delivered_at", "outcome", words.OUTCOMES, "deliveries"),
+        queued,
+    )
+
+
+def _count_gaps(
+    jumps: DataFrame | None, limit: int, keep: Keep | None
+) -> tuple[int | None, int, list[Gap]]:
+    """Return how many gaps there are (None: no row has a number), their numbers, and a list."""
+    if jumps is None:
+        return None, 0, []
+    return counting.gaps(keep("gaps", jumps) if keep else jumps, limit)
+
+
+def _of_topics(frame: DataFrame, topics: Sequence[str]) -> DataFrame:
+    # Rows without a topic stay, to be counted as unreadable.
     return frame.filter(F.col("topic").isin(*topics) | F.col("topic").isNull())
 
 
-def _as_stubs(frame: DataFrame) -> DataFrame:
+def _with_stub_ids(frame: DataFrame) -> DataFrame:
     return frame.withColumn("message_id", outbox.stub_id(F.col("message_id")))

@@ -1,4 +1,4 @@
-"""The command line of the audit: what it takes, each value checked once. No Spark session here."""
+"""The options of the audit's command line, each value checked once. No Spark session here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from spark_connector.audit.reading import LIVE, Place, place
 
 _UNITS: Final = {"ms": 1, "s": 1000, "": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _EPILOG: Final = """\
-An input is parquet:PATH, json:PATH, csv:PATH, table:NAME, or a path whose ending tells.
+An input is parquet:PATH, json:PATH, csv:PATH, table:NAME, or a path with a known extension.
 
-Exit codes: 0 clean; 1 something is lost or duplicated; 2 an option cannot work; 3 no verdict: an
+Exit codes: 0 clean; 1 something is lost or duplicated; 2 an option is wrong; 3 no verdict: an
 input is empty or cannot be read, or everything is younger than the horizon.
 
 Examples:
@@ -63,79 +63,79 @@ def parse(argv: Sequence[str] | None) -> Options:
     """Read the command line.
 
     Raises:
-        UsageError: it cannot work.
+        UsageError: an option is missing or wrong.
     """
-    asked = _parser().parse_args(argv)
-    if bool(asked.ledger) == bool(asked.outbox):
-        found = "both are given" if asked.ledger else "neither is given"
-        raise UsageError(f"--ledger, --outbox: {found}; give one: what your producers have sent")
-    if not asked.deliveries:
+    args = _parser().parse_args(argv)
+    if bool(args.ledger) == bool(args.outbox):
+        problem = "both are given" if args.ledger else "neither is given"
+        raise UsageError(f"--ledger, --outbox: {problem}; give one: what your producers have sent")
+    if not args.deliveries:
         raise UsageError("--deliveries: not given; give the log of your consumers")
-    if bool(asked.snapshot) == asked.drained:
-        found = "both are given" if asked.drained else "neither is given"
+    if bool(args.snapshot) == args.drained:
+        problem = "both are given" if args.drained else "neither is given"
         raise UsageError(
-            f"--snapshot, --drained: {found}; give what is in the queues, or say that nothing is"
+            f"--snapshot, --drained: {problem}; give what is in the queues, or say that nothing is"
         )
-    kind = "outbox" if asked.outbox else "ledger"
-    snapshots = _places("snapshot", asked.snapshot, live=True)
-    url = asked.url or os.environ.get("RMQ_URL")
-    if any(one.format == LIVE for one in snapshots) and not url:
+    kind = "outbox" if args.outbox else "ledger"
+    snapshots = _places("snapshot", args.snapshot, live=True)
+    url = args.url or os.environ.get("RMQ_URL")
+    if any(snapshot.format == LIVE for snapshot in snapshots) and not url:
         raise UsageError("--url: not given; give redis://HOST:PORT/0, or set RMQ_URL")
-    if asked.out is not None and "://" in asked.out:
+    if args.out is not None and "://" in args.out:
         raise UsageError(
-            f"--out: {asked.out!r} is not a directory of this machine; give one, and --table for "
+            f"--out: {args.out!r} is not a directory of this machine; give one, and --table for "
             "the rows"
         )
-    out = None if asked.out is None else Path(asked.out)
+    out = None if args.out is None else Path(args.out)
     if out is not None and out.exists() and not out.is_dir():
-        raise UsageError(f"--out: {asked.out!r} is a file; give a directory")
+        raise UsageError(f"--out: {args.out!r} is a file; give a directory")
     return Options(
-        ledger=_places(kind, asked.outbox or asked.ledger),
-        is_outbox=bool(asked.outbox),
-        deliveries=_places("deliveries", asked.deliveries),
+        ledger=_places(kind, args.outbox or args.ledger),
+        is_outbox=bool(args.outbox),
+        deliveries=_places("deliveries", args.deliveries),
         snapshot=snapshots,
         url=url,
-        prefix=asked.prefix,
-        topics=tuple(asked.topic),
-        as_of_ms=_read("as-of", asked.as_of, _moment) if asked.as_of else None,
-        settle_ms=_read("settle", asked.settle, _duration),
-        scope=asked.counted_per,
-        faults=_read("fail-on", asked.fail_on, _faults),
-        limit=_read("limit", asked.limit, _limit),
+        prefix=args.prefix,
+        topics=tuple(args.topic),
+        as_of_ms=_read("as-of", args.as_of, _moment) if args.as_of else None,
+        settle_ms=_read("settle", args.settle, _duration),
+        scope=args.counted_per,
+        faults=_read("fail-on", args.fail_on, _faults),
+        limit=_read("limit", args.limit, _limit),
         out=out,
-        table=asked.table,
-        json=asked.json,
-        conf=dict(_read("conf", one, _setting) for one in asked.conf),
+        table=args.table,
+        json=args.json,
+        conf=dict(_read("conf", setting, _setting) for setting in args.conf),
     )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m spark_connector.audit",
-        description="Tell what became of every message that was sent: was anything lost?",
+        description="Compare sent messages, deliveries and queues, and find lost messages.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     many: dict[str, Any] = {"action": "append", "default": [], "metavar": "INPUT"}
     add = parser.add_argument
-    add("--ledger", **many, help="what producers sent; may be repeated, as every INPUT may")
+    add("--ledger", **many, help="the messages that producers sent; every INPUT may be repeated")
     add("--outbox", **many, help="instead: the table rmq_stub")
-    add("--deliveries", **many, help="what consumers were handed, and its outcome")
-    add("--snapshot", **many, help="what is in the queues; rmq:TOPIC looks at them now")
+    add("--deliveries", **many, help="the deliveries that consumers got, and their outcomes")
+    add("--snapshot", **many, help="the contents of the queues; rmq:TOPIC reads them now")
     add("--drained", action="store_true", help="instead: the queues are empty")
-    add("--url", help="where Redis is, for rmq:TOPIC; default: RMQ_URL")
-    add("--prefix", default="rmq", help="of its keys (rmq)")
-    add("--topic", action="append", default=[], help="only this one; may be repeated")
+    add("--url", help="the URL of Redis, for rmq:TOPIC; default: RMQ_URL")
+    add("--prefix", default="rmq", help="the prefix of its keys (rmq)")
+    add("--topic", action="append", default=[], help="only this topic; may be repeated")
     add("--as-of", metavar="TIME", help="when the snapshot was begun, as 2030-01-31T09:00:00Z; "
-        "default: its column taken_at, or now where it is taken now")  # fmt: skip
+        "default: its column taken_at, or now for rmq:TOPIC")  # fmt: skip
     add("--settle", default="5m", metavar="DURATION",
-        help="what was sent less than this before it is not judged (5m)")  # fmt: skip
+        help="messages sent less than this before the snapshot are not judged (5m)")  # fmt: skip
     add("--counted-per", choices=SCOPES, default="slot",
-        help="what a producer counts apart: each slot, each topic, or nothing (slot)")  # fmt: skip
+        help="the count of a producer: one a slot, one a topic, or one in all (slot)")  # fmt: skip
     add("--fail-on", default=",".join(words.FAULTS_DEFAULT), metavar="WORDS",
         help=f"what exits with 1, of {', '.join(words.FAULTS)} (lost,duplicated,gaps)")  # fmt: skip
-    add("--limit", default=str(LIMIT), help=f"messages of a list in the report ({LIMIT})")
+    add("--limit", default=str(LIMIT), help=f"the most messages of a list in the report ({LIMIT})")
     add("--out", metavar="DIR", help="write messages/, gaps/ (parquet), report.html, resend.txt, "
         "totals.json")  # fmt: skip
     add("--table", metavar="NAME", help="write the rows to tables NAME and NAME_gaps instead")
@@ -145,21 +145,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _places(option: str, given: Sequence[str], live: bool = False) -> tuple[Place, ...]:
-    return tuple(place(f"--{option}", one, live) for one in given)
+    return tuple(place(f"--{option}", text, live) for text in given)
 
 
-def _read(option: str, text: str, how: Callable[[str], Any]) -> Any:
+def _read(option: str, text: str, parser: Callable[[str], Any]) -> Any:
     try:
-        return how(text)
+        return parser(text)
     except ValueError as error:
         raise UsageError(f"--{option}: {text[:60]!r} {error}") from None
 
 
 def _duration(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", text.strip())
+    if match is None:
         raise ValueError("is not a duration; give 30s, 5m, 2h or 1d")
-    return round(float(found[1]) * _UNITS[found[2]])
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def _moment(text: str) -> int:
@@ -175,11 +175,11 @@ def _moment(text: str) -> int:
 
 
 def _faults(text: str) -> tuple[str, ...]:
-    found = tuple(one.strip() for one in text.split(",") if one.strip())
-    strange = [one for one in found if one not in words.FAULTS]
-    if strange or not found:
+    faults = tuple(word.strip() for word in text.split(",") if word.strip())
+    unknown = [word for word in faults if word not in words.FAULTS]
+    if unknown or not faults:
         raise ValueError(f"is not known; give some of {','.join(words.FAULTS)}")
-    return found
+    return faults
 
 
 def _limit(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The table of the outbox as a ledger, and message ids as the ids of its stubs, in plain SQL.
+"""Read the outbox's table as a ledger, and turn message ids into ids of stubs, in plain SQL.
 
 A stub's id is its message's id with slot and check (24 bits, of 64 to 87) set to zero; see
 `rmq.sql.outbox.ids`. In the text form, 5 bits a character, that is: the last bit of character 12,
@@ -21,18 +21,18 @@ _TEXT_SIZE: Final = 26
 
 
 def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
-    """Rows of `rmq_stub` as a ledger; the id is the stub's.
+    """Return rows of `rmq_stub` as a ledger; the id is the stub's.
 
-    A stub that was never sent is `unsent`, one that a consumer has confirmed is `confirmed`, one
-    that somebody withdrew is `void`. Without a column `confirm` every stub waits for a consumer.
-    Where `sends` is no number, nothing of the row is believed.
+    A stub that was never sent is `unsent`, a stub that a consumer confirmed is `confirmed`, a
+    withdrawn stub is `void`. Without a column `confirm` every stub needs a consumer's confirmation.
+    A row whose `sends` is not a number is unreadable.
     """
     inputs._need(frame, words.OUTBOX, option)
     kind = frame.schema["id"].dataType
     if not isinstance(kind, T.StringType):
         raise UsageError(f"{option}: column 'id' is {kind.simpleString()}; give text")
     sends = F.col("sends").try_cast("bigint")
-    is_broken = F.col("sends").isNotNull() & sends.isNull()  # columns that have slipped, perhaps
+    is_broken = F.col("sends").isNotNull() & sends.isNull()  # the columns of a CSV may be shifted
     confirm = F.col("confirm").try_cast("boolean") if "confirm" in frame.columns else F.lit(True)
     produced = inputs.time_ms(frame, "created", option)
     if "sent_at" in frame.columns:  # it may have been sent long after it was written
@@ -53,7 +53,7 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
 
 
 def stub_id(message_id: Column) -> Column:
-    """The id of the stub that a message was sent from; what is no message id stays as it is."""
+    """Return the id of a message's stub; a text that is not a message id stays as it is."""
     placed = F.concat(
         F.substring(message_id, 1, 12),
         F.translate(F.substring(message_id, 13, 1), _DIGITS, _EVEN),

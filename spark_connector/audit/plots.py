@@ -1,4 +1,4 @@
-"""Two drawings in SVG for the report, made of text alone. Colours are the page's classes."""
+"""The two drawings of the report, as SVG text. The classes of the page give the colours."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from html import escape
 from typing import Final
 
 from spark_connector.audit import words
-from spark_connector.audit.findings import Minute, said
+from spark_connector.audit.findings import Minute, spoken
 
 WIDTH: Final = 760
 _LEFT, _RIGHT = 56, 12
-_TOP, _HEIGHT = 14, 170  # of what was sent and delivered
-_LOST_TOP, _LOST_HEIGHT = 218, 54  # its own scale: few are lost among many
+_TOP, _HEIGHT = 14, 170  # of the sent and delivered messages
+_LOST_TOP, _LOST_HEIGHT = 218, 54  # with a scale of its own: lost messages are few
 _DAY_MS: Final = 86_400_000
 
 
 def timeline(steps: Sequence[Minute], step_ms: int) -> str:
-    """Sent and delivered as lines, lost as bars below, over the same time."""
+    """Draw sent and delivered messages as lines, and lost messages as bars below, over time."""
     if not steps:
         return ""
     begin, end = steps[0].at_ms, steps[-1].at_ms + step_ms
-    most = max(max(one.sent, one.delivered) for one in steps)
-    lost = max(one.lost for one in steps)
+    most = max(max(step.sent, step.delivered) for step in steps)
+    most_lost = max(step.lost for step in steps)
 
     def x(at_ms: float) -> float:
         return _LEFT + (at_ms - begin) / (end - begin) * (WIDTH - _LEFT - _RIGHT)
 
-    parts = [*_rulers(most, _TOP, _HEIGHT), *_rulers(lost, _LOST_TOP, _LOST_HEIGHT, 1)]
+    parts = [*_rulers(most, _TOP, _HEIGHT), *_rulers(most_lost, _LOST_TOP, _LOST_HEIGHT, 1)]
     parts += _times(begin, end, x(begin), x(end))
     for name in ("sent", "delivered"):
         line = []
-        for one in steps:  # a step is flat: that is what was counted
-            y = _y(getattr(one, name), most, _TOP, _HEIGHT)
-            line += [f"{x(one.at_ms):.1f},{y:.1f}", f"{x(one.at_ms + step_ms):.1f},{y:.1f}"]
+        for step in steps:  # flat inside a step, which has one count
+            y = _y(getattr(step, name), most, _TOP, _HEIGHT)
+            line += [f"{x(step.at_ms):.1f},{y:.1f}", f"{x(step.at_ms + step_ms):.1f},{y:.1f}"]
         if name == "sent":
             floor = _TOP + _HEIGHT
             area = f"{x(begin):.1f},{floor} {' '.join(line)} {x(end):.1f},{floor}"
             parts.append(f'<polygon class="area" points="{area}"/>')
         parts.append(f'<polyline class="line {name}" points="{" ".join(line)}"/>')
-    for one in steps:
-        if one.lost:
-            y = min(_y(one.lost, lost, _LOST_TOP, _LOST_HEIGHT), _LOST_TOP + _LOST_HEIGHT - 2)
-            wide = max(x(one.at_ms + step_ms) - x(one.at_ms) - 0.5, 2)
+    for step in steps:
+        if step.lost:
+            y = _y(step.lost, most_lost, _LOST_TOP, _LOST_HEIGHT)
+            y = min(y, _LOST_TOP + _LOST_HEIGHT - 2)
+            wide = max(x(step.at_ms + step_ms) - x(step.at_ms) - 0.5, 2)
             parts.append(
-                f'<rect class="lost" x="{x(one.at_ms):.1f}" y="{y:.1f}" width="{wide:.1f}" '
+                f'<rect class="lost" x="{x(step.at_ms):.1f}" y="{y:.1f}" width="{wide:.1f}" '
                 f'height="{_LOST_TOP + _LOST_HEIGHT - y:.1f}">'
-                f"<title>{_clock(one.at_ms, True)}: {one.lost:,} lost</title></rect>"
+                f"<title>{_clock(step.at_ms, True)}: {step.lost:,} lost</title></rect>"
             )
     parts.append(f'<text class="name" x="{_LEFT}" y="{_LOST_TOP - 8}">lost, by when sent</text>')
     height = _LOST_TOP + _LOST_HEIGHT + 26
@@ -55,22 +56,22 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
 
 
 def shares(totals: Mapping[str, int]) -> str:
-    """Draw a bar with a part for each status; what there is little of is still seen."""
-    there = [(name, totals[name]) for name in words.STATUSES if totals.get(name)]
-    whole = sum(count for _, count in there)
+    """Draw a bar with a part for each status; a small part is still visible."""
+    present = [(name, totals[name]) for name in words.STATUSES if totals.get(name)]
+    whole = sum(count for _, count in present)
     if not whole:
         return ""
     least = 4.0
-    room = WIDTH - least * len(there)
+    room = WIDTH - least * len(present)
     at, parts = 0.0, []
-    for name, count in there:
+    for name, count in present:
         wide = least + count / whole * room
         parts.append(
             f'<rect class="s-{name}" x="{at:.1f}" y="0" width="{max(wide - 1, 1):.1f}" height="22">'
-            f"<title>{said(name)}: {count:,}</title></rect>"
+            f"<title>{spoken(name)}: {count:,}</title></rect>"
         )
         at += wide
-    return _svg(22, "Messages by what became of them", parts, stretched=True)
+    return _svg(22, "Messages by class", parts, stretched=True)
 
 
 def _svg(height: int, title: str, parts: Sequence[str], stretched: bool = False) -> str:
@@ -87,22 +88,22 @@ def _y(value: float, most: float, top: int, height: int) -> float:
 
 
 def _rulers(most: int, top: int, height: int, parts: int = 3) -> list[str]:
-    found = []
+    lines = []
     step = _round(most / parts)
     for value in range(0, most + 1, step) if most else (0,):
         y = _y(value, most, top, height)
-        found.append(
+        lines.append(
             f'<line class="rule" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        found.append(
+        lines.append(
             f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
             f"{_short(value)}</text>"
         )
-    return found
+    return lines
 
 
 def _round(value: float) -> int:
-    """The last of 1, 2, 5, 10, 20, ... that is no more; at least 1."""
+    """Round down to one of 1, 2, 5, 10, 20, ...; at least 1."""
     size = int("1" + "0" * (len(str(int(value))) - 1))
     return next((first * size for first in (5, 2) if first * size <= value), size)
 

@@ -1,6 +1,6 @@
-"""Where the inputs of an audit are: `parquet:PATH`, `json:PATH`, `csv:PATH`, `table:NAME`.
+"""Read the inputs of an audit: `parquet:PATH`, `json:PATH`, `csv:PATH`, `table:NAME`.
 
-A path without a word before it is told by its ending, and is parquet where that says nothing.
+A path without a format has the format of its extension, or is parquet.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ FORMATS: Final = ("parquet", "json", "csv", "table", LIVE)
 _ENDINGS: Final = {
     ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet",
 }  # fmt: skip
-_LOOKED_AT: Final = 100  # lines of JSON that tell which columns there are
-
+_SAMPLE_LINES: Final = 100  # of JSON, from which the columns are read
 
 Columns = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -32,10 +31,10 @@ class Place(NamedTuple):
 
 
 def place(option: str, given: str, live: bool = False) -> Place:
-    """Read `FORMAT:PATH`.
+    """Parse `FORMAT:PATH`.
 
     Raises:
-        UsageError: it names nothing.
+        UsageError: the path is missing, or the format is not allowed.
     """
     word, colon, rest = given.partition(":")
     formats = FORMATS if live else FORMATS[:-1]
@@ -48,8 +47,8 @@ def place(option: str, given: str, live: bool = False) -> Place:
     if not given:
         raise UsageError(f"{option}: it is empty; give a path, or one of {', '.join(formats)}:...")
     path = given.removesuffix("/").removesuffix(".gz")
-    found = next((kind for end, kind in _ENDINGS.items() if path.endswith(end)), "parquet")
-    return Place(found, given)
+    by_ending = [kind for ending, kind in _ENDINGS.items() if path.endswith(ending)]
+    return Place(by_ending[0] if by_ending else "parquet", given)
 
 
 def _example(word: str) -> str:
@@ -57,7 +56,7 @@ def _example(word: str) -> str:
 
 
 def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataFrame:
-    """The rows of a stored input; `columns` are those it must have, and those it may have.
+    """Read a stored input; `columns` are the required and the optional columns.
 
     Raises:
         UsageError: it is not there, or Spark cannot read it.
@@ -66,7 +65,7 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
         if at.format == "json":
             return _json(spark, option, at.where, columns)
         if at.format == "csv":
-            # A quote is doubled, as RFC 4180 and every database have it; Spark's own way is \".
+            # Databases double a quote, as RFC 4180 says; Spark's default is \".
             return spark.read.csv(at.where, header=True, escape='"')
         if at.format == "table":
             return spark.read.table(at.where)
@@ -82,23 +81,23 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
 
 
 def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> DataFrame:
-    """Lines of JSON, as text: no type is guessed, so nothing is read twice.
+    """Read lines of JSON as text columns, so that Spark need not read the file to infer types.
 
-    Columns that the first lines do not have are left out, as if the file had none.
+    A column that none of the first lines has is left out.
     """
-    lines = [row[0] for row in spark.read.text(path).limit(_LOOKED_AT).collect()]
-    found: dict[str, None] = {}
+    lines = [row[0] for row in spark.read.text(path).limit(_SAMPLE_LINES).collect()]
+    present: dict[str, None] = {}
     for line in lines:
         try:
-            read = json.loads(line)
+            value = json.loads(line)
         except ValueError:
             continue
-        if isinstance(read, dict):
-            found.update(dict.fromkeys(read))
+        if isinstance(value, dict):
+            present.update(dict.fromkeys(value))
     known = (*columns[0], *columns[1])
-    wanted = [name for name in known if name in found] if lines else list(columns[0])
+    wanted = [name for name in known if name in present] if lines else list(columns[0])
     if not wanted:
-        shown = ", ".join(found) or "no objects"
+        shown = ", ".join(present) or "no objects"
         raise UsageError(
             f"{option}: json {path!r} has {shown:.200} in its first lines; "
             f"give one object a line, with {', '.join(columns[0])}"
@@ -107,10 +106,10 @@ def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> Data
 
 
 def live(spark: SparkSession, url: str, prefix: str, topic: str) -> DataFrame:
-    """Read all that is in the queues of a topic now.
+    """Read the queues of a topic now.
 
     Raises:
-        rmq.RMQError: its options cannot work.
+        rmq.RMQError: an option is wrong.
     """
     from spark_connector import RmqDataSource
 

@@ -1,7 +1,7 @@
-"""The findings as one page of HTML that needs nothing else: no scripts, no network.
+"""The report: the findings as one page of HTML, without scripts or other files.
 
-Ids, topics and names come from outside, so every text is escaped, and what would not show (control
-characters, those that turn the direction of writing) is spelled out.
+Ids, topics and names are untrusted, so every text is escaped, and invisible characters (control
+characters, changes of the writing direction) are shown as their code points.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 from typing import Final, TypeVar
 
 from spark_connector.audit import plots, words
-from spark_connector.audit.findings import UNDECIDED, Findings, Gap, Message, said, utc
+from spark_connector.audit.findings import UNDECIDED, Findings, Gap, Message, spoken, utc
 from spark_connector.audit.style import CSS
 
 TITLES: Final = {
@@ -27,22 +27,23 @@ Columns = Sequence[tuple[str, str]]  # title, class: n (a number), id, text (may
 
 
 def shown(value: object) -> str:
-    """Any text as HTML that says what is in it and does nothing else."""
+    """Return any value as escaped HTML, with invisible characters as code points."""
     text = "" if value is None else str(value)
-    visible = "".join(one if one.isprintable() else f"\\u{{{ord(one):x}}}" for one in text[:300])
+    visible = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in text[:300])
     return escape(visible + ("..." if len(text) > 300 else ""))
 
 
-def page(found: Findings) -> str:
-    """The whole page."""
+def page(findings: Findings) -> str:
+    """Return the page."""
     parts = [
-        f'<h1>Message audit</h1><p class="verdict v{found.code}">{shown(found.verdict())}</p>',
-        _scope(found),
-        _totals(found),
-        _over_time(found),
-        *(_listed(found, status) for status in words.LISTED if found.listed.get(status)),
-        _gaps(found),
-        _topics(found),
+        "<h1>Message audit</h1>"
+        f'<p class="verdict v{findings.code}">{shown(findings.verdict())}</p>',
+        _scope(findings),
+        _totals(findings),
+        _over_time(findings),
+        *(_listed(findings, status) for status in words.LISTED if findings.listed.get(status)),
+        _gaps(findings),
+        _topics(findings),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -54,37 +55,39 @@ def page(found: Findings) -> str:
     )
 
 
-def _scope(found: Findings) -> str:
-    queues = "said to be empty" if found.snapshot is None else f"{found.snapshot:,} messages"
+def _scope(findings: Findings) -> str:
+    queues = "given as empty" if findings.snapshot is None else f"{findings.snapshot:,} messages"
     text = (
-        f"Ledger: {found.ledger:,} rows, {found.settled:,} of them up to the horizon, "
-        f"{utc(found.horizon_ms)}. Delivery log: {found.deliveries:,} rows. Queues: {queues}. "
-        "What is younger than the horizon and was not found is pending. Times are UTC."
+        f"Ledger: {findings.ledger:,} rows, {findings.settled:,} of them up to the horizon, "
+        f"{utc(findings.horizon_ms)}. Delivery log: {findings.deliveries:,} rows. "
+        f"Queues: {queues}. "
+        "Messages younger than the horizon that are found nowhere are pending. Times are UTC."
     )
-    doubts = found.doubts() if found.code != UNDECIDED else []
-    more = "".join(f"<p>Note: {shown(one)}.</p>" for one in doubts)
+    doubts = findings.doubts() if findings.code != UNDECIDED else []
+    more = "".join(f"<p>Note: {shown(doubt)}.</p>" for doubt in doubts)
     return f'<p class="soft">{text}</p>{more}'
 
 
-def _totals(found: Findings) -> str:
-    tiles = [(name, said(name), found.totals.get(name, 0)) for name in words.STATUSES]
-    tiles.append(("", "redelivered, acked once", found.redelivered))
-    tiles.append(("gaps", "numbers missing", found.gap_numbers))
+def _totals(findings: Findings) -> str:
+    tiles = [(name, spoken(name), findings.totals.get(name, 0)) for name in words.STATUSES]
+    tiles.append(("", "redelivered, acked once", findings.redelivered))
+    tiles.append(("gaps", "numbers missing", findings.gap_numbers))
     items = "".join(
-        f'<li class="{f"s-{name}" if name and count else ""}"><b>{_count(name, count, found)}</b>'
+        f'<li class="{f"s-{name}" if name and count else ""}">'
+        f"<b>{_count(name, count, findings)}</b>"
         f"<span>{title}</span></li>"
         for name, title, count in tiles
     )
-    bar = plots.shares(found.totals)
+    bar = plots.shares(findings.totals)
     return f'<h2>Totals</h2><div class="bar">{bar}</div><ul class="tiles">{items}</ul>'
 
 
-def _count(name: str, count: int, found: Findings) -> str:
-    return "not numbered" if name == words.GAPS and found.gaps is None else f"{count:,}"
+def _count(name: str, count: int, findings: Findings) -> str:
+    return "not numbered" if name == words.GAPS and findings.gaps is None else f"{count:,}"
 
 
-def _over_time(found: Findings) -> str:
-    drawing = plots.timeline(found.timeline, found.step_ms)
+def _over_time(findings: Findings) -> str:
+    drawing = plots.timeline(findings.timeline, findings.step_ms)
     if not drawing:
         return ""
     keys = "".join(
@@ -92,7 +95,7 @@ def _over_time(found: Findings) -> str:
     )
     return (
         f'<h2>Over time</h2><p class="soft legend">{keys}</p><div class="wide">{drawing}</div>'
-        f'<p class="soft">Messages in each {_step(found.step_ms)}.</p>'
+        f'<p class="soft">Messages in each {_step(findings.step_ms)}.</p>'
     )
 
 
@@ -105,60 +108,61 @@ def _step(ms: int) -> str:
     return f"{minutes} minutes"
 
 
-def _listed(found: Findings, status: str) -> str:
-    rows = found.listed[status]
+def _listed(findings: Findings, status: str) -> str:
+    rows = findings.listed[status]
     columns = [
         ("message id", "id"), ("topic", "text"), ("slot", "n"), ("producer", "text"),
         ("number", "n"), ("sent", ""), ("delivered", "n"), ("acks", "n"),
     ]  # fmt: skip
 
-    def cells(one: Message) -> Iterable[str]:
-        yield f"<code>{shown(one.message_id)}</code>"
-        yield from map(shown, (one.topic, one.slot, one.producer, one.seq))
-        yield utc(one.produced_ms) if one.produced_ms is not None else ""
-        yield from map(shown, (one.deliveries, one.acks))
+    def cells(message: Message) -> Iterable[str]:
+        yield f"<code>{shown(message.message_id)}</code>"
+        yield from map(shown, (message.topic, message.slot, message.producer, message.seq))
+        yield utc(message.produced_ms) if message.produced_ms is not None else ""
+        yield from map(shown, (message.deliveries, message.acks))
 
     body = _table(columns, rows, cells)
-    note = _first(len(rows), found.totals[status])
+    note = _first(len(rows), findings.totals[status])
     if status in (words.LOST, words.DUPLICATED):
         return f"<h2>{TITLES[status]}</h2>{note}{body}"
-    title = f"{TITLES[status]} ({found.totals[status]:,})"
+    title = f"{TITLES[status]} ({findings.totals[status]:,})"
     return f"<details><summary>{title}</summary>{note}{body}</details>"
 
 
-def _gaps(found: Findings) -> str:
-    if not found.gaps:
+def _gaps(findings: Findings) -> str:
+    if not findings.gaps:
         return ""
     columns = [
         ("producer", "text"), ("topic", "text"), ("slot", "n"), ("epoch", "text"), ("first", "n"),
         ("last", "n"), ("missing", "n"), ("before", ""),
     ]  # fmt: skip
 
-    def cells(one: Gap) -> Iterable[str]:
-        yield f"<code>{shown(one.producer)}</code>"
-        yield from map(shown, (one.topic, one.slot, one.epoch, one.first, one.last))
-        yield f"{one.missing:,}"
-        yield utc(one.at_ms)
+    def cells(gap: Gap) -> Iterable[str]:
+        yield f"<code>{shown(gap.producer)}</code>"
+        yield from map(shown, (gap.topic, gap.slot, gap.epoch, gap.first, gap.last))
+        yield f"{gap.missing:,}"
+        yield utc(gap.at_ms)
 
-    note = _first(len(found.gap_list), found.gaps)
-    body = _table(columns, found.gap_list, cells)
+    note = _first(len(findings.gap_list), findings.gaps)
+    body = _table(columns, findings.gap_list, cells)
     return f"<h2>Gaps: numbers that the ledger does not have</h2>{note}{body}"
 
 
-def _topics(found: Findings) -> str:
-    there = [name for name in words.STATUSES if found.totals.get(name)]
-    columns = [("topic", "text"), *((said(name), "n") for name in there)]
+def _topics(findings: Findings) -> str:
+    present = [name for name in words.STATUSES if findings.totals.get(name)]
+    columns = [("topic", "text"), *((spoken(name), "n") for name in present)]
 
-    def cells(one: tuple[str, dict[str, int]]) -> Iterable[str]:
-        yield shown(one[0])
-        yield from (f"{one[1].get(name, 0):,}" for name in there)
+    def cells(topic: tuple[str, dict[str, int]]) -> Iterable[str]:
+        name, counts = topic
+        yield shown(name)
+        yield from (f"{counts.get(status, 0):,}" for status in present)
 
-    rows = [(name, dict(counts)) for name, counts in found.topics.items()]
+    rows = [(name, dict(counts)) for name, counts in findings.topics.items()]
     return "<h2>Topics</h2>" + _table(columns, rows, cells) if rows else ""
 
 
-def _first(listed: int, there: int) -> str:
-    return f'<p class="soft">The first {listed:,} of {there:,}.</p>' if listed < there else ""
+def _first(listed: int, total: int) -> str:
+    return f'<p class="soft">The first {listed:,} of {total:,}.</p>' if listed < total else ""
 
 
 def _table(columns: Columns, rows: Iterable[T], cells: Callable[[T], Iterable[str]]) -> str:

@@ -1,8 +1,8 @@
-"""The state of each message: ledger, delivery log and snapshot brought together by id.
+"""Find the state of each message from the ledger, the delivery log and the snapshot.
 
-All three are laid on top of each other and grouped once, so every row travels once and nothing has
-to be joined. What is aggregated are numbers only: Spark then groups by hash, and need not sort.
-A message is its topic and its id; times are epoch ms until the last step.
+The three are united and grouped once, so every row is shuffled once and none is joined. Only
+numbers are aggregated, so that Spark groups by hash and need not sort. A message is identified by
+topic and id; times are epoch ms until the last step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, functions as F
 
 from spark_connector.audit import inputs, words
 
-# What is known of a message, as bits.
+# Facts about a message, as bits.
 _LISTED: Final = 1  # the ledger has it
 _UNSENT: Final = 2
 _CONFIRMED: Final = 4
@@ -22,9 +22,9 @@ _REJECTED: Final = 16
 _STORE: Final = 32
 _PREPARE: Final = 64
 _DEAD: Final = 128
-_OWN: Final = 256  # its handler settled it
+_OWN: Final = 256  # its handler settled it by itself
 
-# An ack is one number, its time and its attempt, so that two of them can be told apart.
+# An ack is encoded as one number from its time and attempt, so that two acks differ.
 _ATTEMPTS: Final = 1000
 
 _SHAPE: Final = {
@@ -39,20 +39,20 @@ def states(
     """Return one row for each message, with its `status`, one of `words.STATUSES`.
 
     Args:
-        ledger: as `inputs.ledger` or `outbox.ledger` gives it.
-        deliveries: as `inputs.deliveries` gives it.
-        snapshot: as `inputs.snapshot` gives it; None: the queues were empty.
-        horizon_ms: what was produced later than this, and cannot be found, is pending.
+        ledger: as `inputs.ledger` or `outbox.ledger` returns it.
+        deliveries: as `inputs.deliveries` returns it.
+        snapshot: as `inputs.snapshot` returns it; None: the queues were empty.
+        horizon_ms: messages produced later than this, and found nowhere, are pending.
 
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
         it), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first time),
-        acked_at (the first time; null where its handler settled it by itself).
+        acked_at (the first time; null if its handler settled it by itself).
     """
-    together = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
+    united = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:
-        together = together.unionByName(_of_snapshot(snapshot))
-    grouped = together.groupBy("topic", "message_id").agg(
+        united = united.unionByName(_of_snapshot(snapshot))
+    grouped = united.groupBy("topic", "message_id").agg(
         F.bit_or("bits").alias("bits"),
         F.max("slot").alias("slot"),
         F.max("maker").alias("maker"),
@@ -95,7 +95,7 @@ def _status(horizon_ms: int) -> Column:
         .when(_twice(), words.DUPLICATED)
         .when(settled, words.DELIVERED)
         .when(_has(_REMOVED), words.REMOVED)
-        # The snapshot before the log: a dead letter may have been sent back.
+        # The snapshot is checked before the log, because a dead letter may have been redriven.
         .when(_has(_DEAD), words.DEAD)
         .when(_has(_PREPARE), words.IN_FLIGHT)
         .when(_has(_STORE), words.WAITING)
@@ -107,7 +107,7 @@ def _status(horizon_ms: int) -> Column:
 
 
 def _twice() -> Column:
-    """Acked more than once; the very same row twice is a log that was read twice."""
+    """Return whether it was acked more than once; equal rows mean that a log was read twice."""
     return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
 
 
@@ -115,7 +115,7 @@ def _has(bit: int) -> Column:
     return F.coalesce(F.col("bits"), F.lit(0)).bitwiseAND(bit) > 0
 
 
-# --- three inputs in one shape -----------------------------------------------------------------
+# --- the three inputs in the same columns ------------------------------------------------------
 
 
 def _of_ledger(frame: DataFrame) -> DataFrame:
@@ -133,7 +133,7 @@ def _of_ledger(frame: DataFrame) -> DataFrame:
 
 
 def _producers(ledger: DataFrame) -> DataFrame:
-    """Their names, by the number that stands for them while rows are grouped."""
+    """Return the names of producers by their hashes, which replace them while rows are grouped."""
     names = ledger.groupBy("producer").agg(F.xxhash64("producer").alias("maker"))
     return names.groupBy("maker").agg(F.max("producer").alias("producer"))
 

@@ -1,4 +1,4 @@
-"""How the report looks. One page, no scripts, nothing from the network."""
+"""The style sheet of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of an audit: what a message can be, what a log may say of it, and which columns count.
+"""The words of an audit: classes of messages, outcomes in a log, names of columns.
 
 No Spark here.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Final
 
-# --- what each message is, exactly one of these ------------------------------------------------
+# --- classes: each message is in exactly one ---------------------------------------------------
 
 DELIVERED: Final = "delivered"  # acked once, or settled by its handler, or confirmed to the outbox
 DUPLICATED: Final = "duplicated"  # acked more than once
-REMOVED: Final = "removed"  # somebody took it out, and the log says so
+REMOVED: Final = "removed"  # removed from its queue, according to the log
 DEAD: Final = "dead"
 IN_FLIGHT: Final = "in_flight"
 WAITING: Final = "waiting"
-PENDING: Final = "pending"  # younger than the horizon: too early to say
+PENDING: Final = "pending"  # younger than the horizon: too early to judge
 UNSENT: Final = "unsent"  # a row of the outbox that was never sent
 LOST: Final = "lost"  # sent, not settled, in no queue
 UNKNOWN: Final = "unknown"  # delivered, and not in the ledger
@@ -23,30 +23,30 @@ UNKNOWN: Final = "unknown"  # delivered, and not in the ledger
 STATUSES: Final = (
     DELIVERED, DUPLICATED, REMOVED, DEAD, IN_FLIGHT, WAITING, PENDING, UNSENT, LOST, UNKNOWN,
 )  # fmt: skip
-# What a person has to look at, the worst first; the report lists their ids.
+# Classes whose message ids are in the report, the worst first.
 LISTED: Final = (LOST, DUPLICATED, UNSENT, UNKNOWN, DEAD)
 
-# --- what stops a scheduler --------------------------------------------------------------------
+# --- faults: classes that may give exit code 1 -------------------------------------------------
 
 GAPS: Final = "gaps"
-REDELIVERED: Final = "redelivered"  # handed over more than once, acked once: as promised
+REDELIVERED: Final = "redelivered"  # delivered more than once, acked once: allowed by at least once
 FAULTS: Final = (LOST, DUPLICATED, GAPS, UNKNOWN, UNSENT, DEAD, REDELIVERED)
 FAULTS_DEFAULT: Final = (LOST, DUPLICATED, GAPS)
 
-# --- what a delivery log may say ---------------------------------------------------------------
+# --- outcomes in a delivery log ----------------------------------------------------------------
 
 ACK: Final = "ack"
-OWN: Final = "own"  # the handler settled it by itself, one way or another
+OWN: Final = "own"  # the handler settled it by itself, with any verb
 REJECT: Final = "reject"
 TAKEN_OUT: Final = ("cancel", "purge", "expire", "merge")
-OPEN: Final = ("nack", "release", "lost", "")  # it will come again
+OPEN: Final = ("nack", "release", "lost", "")  # it will be delivered again
 OUTCOMES: Final = (ACK, OWN, REJECT, *TAKEN_OUT, *OPEN)
 
 QUEUES: Final = ("store", "prepare", "dead")
 
 # --- columns -----------------------------------------------------------------------------------
 
-# For each input: what it must have, and what it may have.
+# For each input: required columns, optional columns.
 LEDGER: Final = (("message_id", "topic", "produced_at"), ("producer", "seq", "slot", "epoch"))
 DELIVERIES: Final = (("message_id", "topic", "delivered_at"), ("slot", "attempt", "outcome"))
 SNAPSHOT: Final = (("message_id", "topic", "queue"), ("slot", "taken_at"))
