@@ -186,7 +186,7 @@ class Merged(Life):
         if any(result.status != "stored" for result in self.send_keys(call)):
             raise RuntimeError("merged: a message of an earlier round was still there")
 
-    def send_keys(self, call: int) -> list[rmq.SendResult]:
+    def send_keys(self, call: int) -> Sequence[rmq.SendResult]:
         """Send the messages of a call."""
         topic, keys = self.topics[0], [f"key:{call * self.k + n}" for n in range(self.k)]
         if self.k == 1:

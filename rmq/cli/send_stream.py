@@ -11,7 +11,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -126,7 +126,7 @@ class Stream:
         self.last_sent_line = self.lines[-1]
         self.batch, self.lines, self.sending = [], [], False
 
-    def _count(self, results: list[rmq.SendResult]) -> None:
+    def _count(self, results: Sequence[rmq.SendResult]) -> None:
         for result in results:
             self.counts[result.status] += 1
             self.sent += 1

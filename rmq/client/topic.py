@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from rmq.client.consumer import AsyncConsumer, Consumer
@@ -231,7 +231,7 @@ class Topic(_TopicBase):
         *,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
-    ) -> list[SendResult]:
+    ) -> Sequence[SendResult]:
         """Send messages; one result for each, in order.
 
         All are checked and encoded before the first is sent. What goes to one slot is stored all or
@@ -418,7 +418,7 @@ class AsyncTopic(_TopicBase):
         *,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
-    ) -> list[SendResult]:
+    ) -> Sequence[SendResult]:
         """As `Topic.send_many`."""
         return await self._run(
             send_flow.send_many(self._context, messages, _asked(durability), _wait(timeout))

@@ -23,7 +23,9 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import overload
 
 from rmq.errors import InvalidType, InvalidValue
 
@@ -132,6 +134,32 @@ class MessageId(bytes):
         return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
 
 
+class IdRun(Sequence[MessageId]):
+    """Ids with consecutive stamps; each is made when it is asked for."""
+
+    __slots__ = ("_stamps", "_tail")
+
+    def __init__(self, stamps: range, tail: bytes) -> None:
+        self._stamps = stamps
+        self._tail = tail
+
+    def __len__(self) -> int:
+        return len(self._stamps)
+
+    def __iter__(self) -> Iterator[MessageId]:
+        tail = self._tail
+        return iter([MessageId(stamp.to_bytes(8, "big") + tail) for stamp in self._stamps])
+
+    @overload
+    def __getitem__(self, place: int) -> MessageId: ...
+    @overload
+    def __getitem__(self, place: slice) -> IdRun: ...
+    def __getitem__(self, place: int | slice) -> MessageId | IdRun:
+        if isinstance(place, slice):
+            return IdRun(self._stamps[place], self._tail)
+        return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
+
+
 def join_texts(ids: bytes) -> bytes:
     """Return the text forms of concatenated ids, concatenated.
 
@@ -161,12 +189,17 @@ def make(slot: int, check: int, count: int = 1) -> list[MessageId]:
         check: the value of `topic_check`.
         count: how many.
     """
+    return list(make_run(slot, check, count))
+
+
+def make_run(slot: int, check: int, count: int) -> IdRun:
+    """As `make`, for ids of which few may be asked for."""
     global _last
     with _lock:
         stamp = max(_last + 1, time.time_ns() // 1_000_000 << 16)
         _last = stamp + count - 1
         tail = (slot << 14 | check).to_bytes(3, "big") + _random
-    return [MessageId((stamp + i).to_bytes(8, "big") + tail) for i in range(count)]
+    return IdRun(range(stamp, stamp + count), tail)
 
 
 def key_bytes(key: object) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from itertools import repeat
+from typing import Any, Literal, NamedTuple, overload
 
 from rmq.core.ids import TEXT_SIZE, MessageId
 from rmq.core.queues import QueueName
@@ -95,6 +96,47 @@ class SendResult(NamedTuple):
     def message_id(self) -> MessageId:
         """The id of the message that now carries the body: `into` where it merged, else `id`."""
         return self.into or self.id
+
+
+class StoredResults(Sequence[SendResult]):
+    """Results of messages that one call stored, each made when it is asked for.
+
+    They compare and print as a list of them does.
+    """
+
+    __slots__ = ("_durable", "_ids", "_offsets", "_slot")
+
+    def __init__(self, ids: Sequence[MessageId], slot: int, last: int, durable: str) -> None:
+        self._ids = ids
+        self._slot = slot
+        self._offsets = range(last - len(ids) + 1, last + 1)
+        self._durable = durable
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[SendResult]:
+        stored, slot, durable = repeat("stored"), repeat(self._slot), repeat(self._durable)
+        rows = zip(self._ids, stored, slot, self._offsets, repeat(None), durable, strict=False)
+        return map(SendResult._make, rows)
+
+    @overload
+    def __getitem__(self, place: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[SendResult]: ...
+    def __getitem__(self, place: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(place, slice):
+            return list(self)[place]
+        id, offset = self._ids[place], self._offsets[place]
+        return SendResult(id, "stored", self._slot, offset, None, self._durable)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, StoredResults) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import count, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rmq.core import ids, record, sequence
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import start_hooks
-from rmq.core.message import Outgoing, SendResult, SendStatus
+from rmq.core.message import Outgoing, SendResult, SendStatus, StoredResults
 from rmq.core.sequence import SlotSequence
 from rmq.core.settings import (
     BATCH_MAX,
@@ -53,7 +52,7 @@ def send_many(
     messages: Iterable[Outgoing],
     durability: DurabilityOverride | None,
     timeout: float,
-) -> Flow[list[SendResult]]:
+) -> Flow[Sequence[SendResult]]:
     """Send messages; return one result for each, in order. Interceptors are called around it.
 
     Everything is checked and encoded before the first call. Messages of one slot that do not merge
@@ -77,7 +76,7 @@ def _send_intercepted(
     messages: Iterable[Outgoing],
     durability: DurabilityOverride | None,
     timeout: float,
-) -> Flow[list[SendResult]]:
+) -> Flow[Sequence[SendResult]]:
     """Send copies of messages, which interceptors may change."""
     hooks = context.hooks
     copies = []
@@ -108,11 +107,11 @@ def _send(
     messages: Iterable[Outgoing],
     durability: DurabilityOverride | None,
     timeout: float,
-) -> Flow[list[SendResult]]:
+) -> Flow[Sequence[SendResult]]:
     if not context.is_current():
         yield from open_topic.ensure_open(context)
     groups: list[Group] = []
-    results: list[SendResult | None] = []
+    results = Results()
     producer_sequence = context.hooks.producer_sequence
     try:
         group_messages(context, messages, groups)
@@ -123,7 +122,7 @@ def _send(
                 {group.sequence for group in groups if group.sequence is not None}
             )
         calls = [_command(context, group) for group in groups]
-        results += [None] * sum(len(group.indexes) for group in groups)
+        results.rows = [None] * sum(len(group.indexes) for group in groups)
         try:
             yield from _call(context, calls, groups, results, durability, timeout)
         except TopicVanished as error:
@@ -131,10 +130,32 @@ def _send(
             raise
     finally:
         if producer_sequence is not None:
-            _settle_numbers(groups, results)
+            _settle_numbers(groups, results.rows)
     if producer_sequence is not None:
         yield from audit_report.schedule(producer_sequence)
-    return [result for result in results if result is not None]
+    return results.complete()
+
+
+class Results:
+    """Results of messages, in the order of the messages; None where there is none yet."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: Sequence[SendResult | None] = []
+
+    def put(self, indexes: Sequence[int], results: Sequence[SendResult]) -> None:
+        """Note the results of the messages with these indexes."""
+        if len(results) == len(self.rows):
+            self.rows = results  # as they are: nobody may ever ask for the result of each message
+            return
+        assert isinstance(self.rows, list)
+        for index, result in zip(indexes, results, strict=True):
+            self.rows[index] = result
+
+    def complete(self) -> Sequence[SendResult]:
+        """Return them; there is one for each message."""
+        return cast(Sequence[SendResult], self.rows)
 
 
 # --- groups ------------------------------------------------------------------------------------
@@ -158,7 +179,7 @@ class Group:
     def __init__(self, slot: int, merging: Draft | None) -> None:
         self.slot = slot
         self.merging = merging  # such a message has a call to itself
-        self.ids: list[MessageId] = []
+        self.ids: Sequence[MessageId] = []
         self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
         self.parts: list[bytes] = []  # head and rest of each record
         self.indexes: list[int] = []  # of the messages, and so of their results
@@ -258,12 +279,12 @@ def group_messages(
             group.sequence = slot_sequence
             group.numbers.append(number)
     for group in groups:
-        group.ids = ids.make(group.slot, context.check, len(group.indexes))
-        for position, id in group.given_ids.items():
-            group.ids[position] = id
+        group.ids = ids.make_run(group.slot, context.check, len(group.indexes))
+        if group.given_ids:
+            group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
 
 
-def _settle_numbers(groups: list[Group], results: list[SendResult | None]) -> None:
+def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -> None:
     """Note which numbers accepted messages have, and which no message has."""
     for group in groups:
         void = []
@@ -306,7 +327,7 @@ def _call(
     context: TopicContext,
     calls: list[Command[Any]],
     groups: list[Group],
-    results: list[SendResult | None],
+    results: Results,
     override: DurabilityOverride | None,
     timeout: float,
 ) -> Flow[None]:
@@ -339,55 +360,47 @@ def _call(
             raise NotDurable(
                 f"durability: {describe_durability(wanted)} asked, {copies} replicas"
                 + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
-                + f" confirmed in time. {_describe_stored(results)}",
-                list(results),
+                + f" confirmed in time. {_describe_stored(results.rows)}",
+                list(results.rows),
             )
         if not full:
             return
         if context.settings.overflow != "block" or time.monotonic() + pause > until:
             raise QueueFull(
                 f"topic {context.name!r} is at its max_length of {context.settings.max_length} "
-                f"({sum(len(groups[n].indexes) for n in full)} of {len(results)} messages refused);"
-                " send again when consumers have caught up",
-                list(results),
+                f"({sum(len(groups[n].indexes) for n in full)} of {len(results.rows)} messages "
+                "refused); send again when consumers have caught up",
+                list(results.rows),
             )
         yield Sleep(pause)
         pause = min(pause * 2, 0.5)
         calls, groups = [calls[n] for n in full], [groups[n] for n in full]
 
 
-def _write_results(group: Group, reply: Any, results: list[SendResult | None], level: str) -> bool:
+def _write_results(group: Group, reply: Any, results: Results, level: str) -> bool:
     """Write the results of one call; return False if it was refused as full."""
     slot = group.slot
     if isinstance(reply, MergeReply):
         if reply.letter == "F":
             return False
         into = MessageId(reply.into) if reply.letter == "m" else None
-        results[group.indexes[0]] = SendResult(
-            group.ids[0], _STATUS[reply.letter], slot, reply.offset, into, level
-        )
+        status = _STATUS[reply.letter]
+        merged = SendResult(group.ids[0], status, slot, reply.offset, into, level)
+        results.put(group.indexes, [merged])
         return True
     assert isinstance(reply, SendReply)
     letters = reply.letters
     if letters == "F":
         return False
-    offset = reply.offset - (len(group.ids) - letters.count("d"))
     if not letters:
-        rows = zip(
-            group.ids,
-            repeat("stored"),
-            repeat(slot),
-            count(offset + 1),
-            repeat(None),
-            repeat(level),
-        )
-        for index, fields in zip(group.indexes, rows, strict=False):
-            results[index] = SendResult._make(fields)
+        results.put(group.indexes, StoredResults(group.ids, slot, reply.offset, level))
         return True
-    for position, index in enumerate(group.indexes):
-        letter = letters[position]
+    offset = reply.offset - letters.count("s")
+    mixed = []
+    for id, letter in zip(group.ids, letters, strict=True):
         offset += letter == "s"
-        results[index] = SendResult(group.ids[position], _STATUS[letter], slot, offset, None, level)
+        mixed.append(SendResult(id, _STATUS[letter], slot, offset, None, level))
+    results.put(group.indexes, mixed)
     return True
 
 

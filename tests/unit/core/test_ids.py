@@ -143,3 +143,18 @@ def test_many_texts_are_those_of_each() -> None:
     both = made + strange
     assert ids.join_texts(b"".join(both)).decode() == "".join(map(str, both))
     assert ids.join_texts(b"") == b""
+
+
+def test_a_run_makes_each_id_when_it_is_asked_for() -> None:
+    run = ids.make_run(3, 77, 10)
+    made = list(run)
+
+    assert len(run) == 10
+    assert made == sorted(set(made))
+    assert [run[place] for place in range(10)] == made
+    assert run[-1] == made[-1]
+    assert list(run[2:8:3]) == made[2:8:3]
+    assert {(type(id), id.slot, id.check) for id in made} == {(MessageId, 3, 77)}
+    assert ids.make(3, 77)[0] > made[-1]
+    with pytest.raises(IndexError):
+        run[10]
