@@ -8,8 +8,8 @@ From the top of the checkout:
     locust -f bench/locustfile.py --help                             RMQ's options are at the end
 
 Without --rmq-url (or RMQ_URL) a private server starts, and stops with the run. When the users have
-stopped, the topic is drained and every message accounted for. Exit code: 0; 1 requests failed;
-2 an option cannot work; 3 a message was lost, came twice, or is still there.
+stopped, the topic is drained and every message accounted for. Exit code: 0 success; 1 requests
+failed; 2 an option is wrong; 3 a message was lost, was delivered twice, or is still in Redis.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The account at the end of a run: every message once, and a verdict."""
+"""The account at the end of a run: the outcome of every message, and a verdict."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rich.table import Table
 
 NOTES = {
     "sent": "messages that RMQ has accepted",
-    "merged": "of them, into one that waited",
-    "unconfirmed": "sends without an answer; sent if they arrived",
-    "received": "deliveries handed over, retries among them",
+    "merged": "of them, merged into a waiting message",
+    "unconfirmed": "sends without a reply; they may have arrived",
+    "received": "deliveries, with retries",
     "nacked": "of them, failed on purpose (--fail)",
     "settled": "messages acked",
-    "drained": "of them, after the users had stopped",
-    "dead": "letters: failed every time",
-    "waiting": "or in flight still, when the drain ended",
-    "strangers": "deliveries this run had not sent; put back",
+    "drained": "of them, after the users stopped",
+    "dead": "dead letters: failed every time",
+    "waiting": "or in flight, when the drain ended",
+    "strangers": "messages of other senders; released",
     "early": "received before they were due",
-    "duplicates": "came when they were over, or someone's",
+    "duplicates": "delivered when settled, or under a lease",
     "lost": "sent; not merged, settled, dead or waiting",
 }
 
@@ -42,10 +42,10 @@ class Account:
     duplicates: int
     lost: int
     drain_s: float
-    one_clock: bool  # the server's and ours; else "early" is a guess and nothing is held against it
+    one_clock: bool  # whether server and client agree on the time; else "early" is only a guess
 
     def is_wrong(self, name: str) -> bool:
-        """Whether a figure breaks a promise, or leaves the account open."""
+        """Return whether a figure must be 0 and is not."""
         if name == "early" and not self.one_clock:
             return False
         wrong = ("waiting", "strangers", "early", "duplicates", "lost")
@@ -57,14 +57,14 @@ class Account:
         return [name for name in NOTES if self.is_wrong(name)]
 
     def table(self) -> Table:
-        """The account for people."""
-        made = Table(box=SIMPLE_HEAD, title="Account", title_justify="left", title_style="bold")
-        made.add_column("figure")
-        made.add_column("count", justify="right")
-        made.add_column("what it counts", style="dim")
+        """Return the account as a table."""
+        table = Table(box=SIMPLE_HEAD, title="Account", title_justify="left", title_style="bold")
+        table.add_column("figure")
+        table.add_column("count", justify="right")
+        table.add_column("meaning", style="dim")
         for name, note in NOTES.items():
             style = "red" if self.is_wrong(name) else None
             if name in ("duplicates", "lost") and style is None:
                 style = "green"
-            made.add_row(name, str(getattr(self, name)), note, style=style)
-        return made
+            table.add_row(name, str(getattr(self, name)), note, style=style)
+        return table

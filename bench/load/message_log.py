@@ -1,7 +1,8 @@
-"""The log of a run: the state of every message, kept apart from Redis.
+"""The log of a run: the state of every message, kept outside of Redis.
 
-A body has its serial number, so a message is identified by its body and not by what RMQ says. One
-process keeps the log, in greenlets of one thread: nothing here yields, so there are no locks.
+A body contains its serial number, so a message is recognised without RMQ's id. One process keeps
+the log, in greenlets of one thread. No function here yields to other greenlets, so there are no
+locks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SLACK_S = 1.0  # the end of a lease is given in whole seconds
 
 # States of a serial number, one byte each.
 SENDING = 1  # its send has begun; no reply yet, and not received yet
-SENT = 2  # RMQ has it
+SENT = 2  # RMQ has accepted it
 MERGED = 3  # into a waiting message, whose body stays
 ACKING = 4  # its ack has begun; no reply yet
 SETTLED = 5
@@ -83,7 +84,7 @@ class MessageLog:
             return None
         serial = seen.serial
         if self.state[serial] in (SETTLED, MERGED):
-            self.duplicates += 1  # it was over
+            self.duplicates += 1  # it was settled or merged
         elif server_now < self.held.get(serial, 0.0) - _SLACK_S:
             self.duplicates += 1  # another consumer has it, and the lease has not expired
         else:
@@ -99,14 +100,14 @@ class MessageLog:
             self._move(serial, ACKING)
 
     def acked(self, serial: int, lost: bool) -> None:
-        """Record the reply to an ack; `lost`: its lease had expired, and it comes again."""
+        """Record the reply to an ack; `lost`: its lease had expired, so it is delivered again."""
         self._move(serial, SENT if lost else SETTLED)
         self.held.pop(serial, None)
 
     def giving_back(self, serials: Iterable[int]) -> None:
         """Record that deliveries are about to be nacked or released.
 
-        Before the call: another consumer may have the retry before its answer is here.
+        Call it before the command: another consumer may get the retry before the reply arrives.
         """
         for serial in serials:
             self.held.pop(serial, None)
@@ -115,27 +116,27 @@ class MessageLog:
         if self.state[serial] != SETTLED:
             self.state[serial] = state
 
-    def found(self, bodies: Iterable[object]) -> set[int]:
-        """The serial numbers of messages that are in Redis at the end."""
-        found = set()
+    def stored(self, bodies: Iterable[object]) -> set[int]:
+        """Return the serial numbers of messages that are in Redis at the end."""
+        serials = set()
         for body in bodies:
             if seen := self.read(body):
-                found.add(seen.serial)
+                serials.add(seen.serial)
                 if self.state[seen.serial] in (SETTLED, MERGED):
-                    self.duplicates += 1  # it was over, and is still there
+                    self.duplicates += 1  # it was settled or merged, and is still in Redis
                 else:
                     self.state[seen.serial] = SENT
-        return found
+        return serials
 
-    def close(self, there: set[int]) -> list[int]:
+    def close(self, stored: set[int]) -> list[int]:
         """Close the log; return the lost messages: sent, not settled, and not in Redis."""
         for serial in self._all(ACKING):
-            self.state[serial] = SETTLED  # nobody has it any more, so the ack has arrived
-        return [serial for serial in self._all(SENT) if serial not in there]
+            self.state[serial] = SETTLED  # it is not in Redis, so the ack has arrived
+        return [serial for serial in self._all(SENT) if serial not in stored]
 
     def _all(self, state: int) -> list[int]:
-        return [serial for serial, found in enumerate(self.state) if found == state]
+        return [serial for serial, current in enumerate(self.state) if current == state]
 
     def count(self, state: int) -> int:
-        """How many messages have come to this."""
+        """Return how many messages are in a state."""
         return self.state.count(bytes((state,)))

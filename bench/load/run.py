@@ -18,34 +18,34 @@ from bench.load.message_log import MERGED, SETTLED, MessageLog
 from bench.load.options import BATCH_MAX, Options
 
 WAITING = ("retries", "priority", "due", "later", "in_flight")  # of admin.stats
-MAX_RETRIES = 4  # so that some messages do fail every time, and die
-RETRY = rmq.Exponential(0.05, 1.0)  # soon, so that retries happen in the run and not after it
-PEEK_MAX = 1_000_000  # what one peek takes at most
-PUT_BACK_S = 60.0  # how long a message that is none of ours is left alone
+MAX_RETRIES = 4  # few, so that some messages fail every time and become dead letters
+RETRY = rmq.Exponential(0.05, 1.0)  # short waits, so that retries happen during the run
+PEEK_MAX = 1_000_000  # the most messages of one peek
+PUT_BACK_S = 60.0  # the delay of a released message that this run did not send
 EXIT_OPTIONS, EXIT_ACCOUNT = 2, 3  # locust's own 1: requests failed
 
 
 def refuse(option: str, text: object) -> NoReturn:
-    """End the process as a bad option does."""
+    """End the process with the error of a bad option."""
     print(f"locustfile: argument {option}: {text}", file=sys.stderr)
     sys.exit(EXIT_OPTIONS)
 
 
 class Run:
-    """A locust environment's run, or runs one after the other in the web interface."""
+    """The run of a locust environment; in the web interface, its runs one after another."""
 
     _runs: ClassVar[dict[int, Run]] = {}  # by id of the environment
 
     @classmethod
     def of(cls, environment: Environment) -> Run:
-        """The run of an environment."""
+        """Return the run of an environment."""
         return cls._runs[id(environment)]
 
     def __init__(self, environment: Environment, options: Options) -> None:
         if not isinstance(environment.runner, LocalRunner):
             parsed = environment.parsed_options
             if parsed and parsed.processes and parsed.worker:
-                sys.exit(EXIT_OPTIONS)  # a child of --processes; its parent says why
+                sys.exit(EXIT_OPTIONS)  # a child of --processes; its parent prints the error
             refuse(
                 "--processes/--master/--worker",
                 "the log of a run is kept in one process; leave it out, or run several load "
@@ -84,13 +84,13 @@ class Run:
             refuse(
                 "--topic",
                 f"found {waiting} messages in {self.options.topic!r} on {self.client.url}, which "
-                "a load test would consume; name a topic that is empty, or look at this one with "
-                f"rmq peek {self.options.topic}, and purge it if nobody needs it",
+                "a load test would consume; name an empty topic, or look at this one with "
+                f"rmq peek {self.options.topic}, and purge it if it is not needed",
             )
         self.skew_s = self._skew()
 
     def connect(self) -> rmq.Client:
-        """A client, closed at the end of the run if not before."""
+        """Return a client, which is closed at the end of the run at the latest."""
         client = rmq.Client(self.url)
         self.clients.append(client)
         return client
@@ -112,73 +112,73 @@ class Run:
         )
 
     def _skew(self) -> float:
-        """How far the server's clock is ahead of ours, s; 0 where the round trip hides it."""
-        tries = []
+        """Return how far the server's clock is ahead, s; 0 if it is less than half a round trip."""
+        samples = []
         for _ in range(5):
             asked = time.time()
             server = float(self.client.server_info("server")["server_time_usec"]) / 1e6
             answered = time.time()
-            tries.append((answered - asked, server - (asked + answered) / 2))
-        round_trip, ahead = min(tries)
+            samples.append((answered - asked, server - (asked + answered) / 2))
+        round_trip, ahead = min(samples)
         return ahead if abs(ahead) > round_trip / 2 else 0.0
 
     def server_time(self) -> float:
-        """The server's time, epoch s; due times and leases go by it."""
+        """Return the server's time, epoch s, which decides due times and leases."""
         return time.time() + self.skew_s
 
     def put_back(self, delivery: rmq.Delivery) -> None:
-        """Hand back a message that someone else has sent to the topic."""
+        """Release a message that this run did not send."""
         with contextlib.suppress(rmq.RMQError):
             delivery.release(delay=PUT_BACK_S)
 
     def waiting(self) -> int:
-        """How many messages wait or are in flight, as Redis counts them."""
+        """Return how many messages wait or are in flight, by Redis's count."""
         stats = self.client.admin.stats(self.options.topic)
         return sum(stats[name] for name in WAITING)
 
     def start(self) -> None:
-        """Begin a new log, for users that are about to start."""
+        """Begin a new log before users start."""
         self.message_log, self.account = MessageLog(), None
 
     def finish(self) -> None:
-        """Drain the topic once the users have stopped, and draw up the account."""
+        """Drain the topic after the users have stopped, and make the account."""
         try:
             began = time.monotonic()
             self._drain()
             self.account = self._account(time.monotonic() - began)
         except rmq.RMQError as error:
-            print(f"locustfile: no account can be drawn up: {error}", file=sys.stderr)
+            print(f"locustfile: no account can be made: {error}", file=sys.stderr)
             self.environment.process_exit_code = EXIT_ACCOUNT
             return
         if self.account.wrong:
             self.environment.process_exit_code = EXIT_ACCOUNT
 
     def _drain(self) -> None:
-        """Receive and settle what the users have left, until the topic is empty or time is up."""
+        """Receive and settle the remaining messages, until the topic is empty or time is up."""
         message_log, until = self.message_log, time.monotonic() + self.options.patience_s
         with self.topic(self.client).consumer() as consumer:
             while self.waiting() and time.monotonic() < until:
                 ours, serials = [], []
-                for one in consumer.receive(BATCH_MAX, wait=0.2):
-                    if seen := message_log.receive(one, self.server_time()):
-                        ours.append(one)
+                for delivery in consumer.receive(BATCH_MAX, wait=0.2):
+                    if seen := message_log.receive(delivery, self.server_time()):
+                        ours.append(delivery)
                         serials.append(seen.serial)
                     else:
-                        self.put_back(one)
+                        self.put_back(delivery)
                 message_log.acking(serials)
-                lost = {id(one) for one in consumer.ack(ours)} if ours else set()
-                for one, serial in zip(ours, serials, strict=True):
-                    message_log.acked(serial, id(one) in lost)
+                lost = {id(delivery) for delivery in consumer.ack(ours)} if ours else set()
+                for delivery, serial in zip(ours, serials, strict=True):
+                    message_log.acked(serial, id(delivery) in lost)
                 message_log.drained += len(ours) - len(lost)
 
     def _bodies(self, place: Literal["store", "prepare", "dead"]) -> list[object]:
-        found = self.client.admin.peek(self.options.topic, PEEK_MAX, place)
-        return [message.body for message in found]
+        messages = self.client.admin.peek(self.options.topic, PEEK_MAX, place)
+        return [message.body for message in messages]
 
     def _account(self, drain_s: float) -> Account:
         message_log = self.message_log
-        waiting = message_log.found([*self._bodies("store"), *self._bodies("prepare")])
-        dead = message_log.found(self._bodies("dead"))
+        waiting = message_log.stored([*self._bodies("store"), *self._bodies("prepare")])
+        dead = message_log.stored(self._bodies("dead"))
         lost = message_log.close(waiting | dead)
         settled, merged = message_log.count(SETTLED), message_log.count(MERGED)
         return Account(
@@ -200,7 +200,7 @@ class Run:
         )
 
     def close(self) -> None:
-        """Close every client, and with them a private server; leave nothing of it on disk."""
+        """Close every client and the private server, and delete its directory."""
         for client in self.clients:
             with contextlib.suppress(rmq.RMQError):
                 client.close()

@@ -18,9 +18,9 @@ from bench.load.message_log import KINDS
 from bench.load.run import Run
 
 T = TypeVar("T")
-WAIT_S = 0.5  # how long a consumer waits for a message before it looks whether the run is over
+WAIT_S = 0.5  # the longest wait for a message; then the consumer checks whether the run is over
 MERGE_KEYS = 20
-BEHIND_S = 1.0  # a producer catches up at most so much; more would be a burst nobody asked for
+BEHIND_S = 1.0  # a producer that is late catches up at most this much, to avoid a burst
 LATE = tuple(
     f"late {kind} ({'due' if kind in ('delayed', 'merging') else 'sent'} -> received)"
     for kind in KINDS
@@ -29,7 +29,7 @@ Held = list[tuple[rmq.Delivery, int]]  # deliveries with their serial numbers
 
 
 class RMQUser(User):
-    """Base of all users: connect, measure, keep a pace, and leave nothing behind."""
+    """The base class of users: connects, measures, keeps the rate, and cleans up."""
 
     abstract = True
 
@@ -53,7 +53,7 @@ class RMQUser(User):
         self.next_at = time.monotonic() + random.random() * pause  # producers take turns
 
     def on_stop(self) -> None:
-        """Hand back what nobody has settled, and close."""
+        """Release unsettled deliveries, and close."""
         try:
             if self.consumer is not None:
                 self.message_log.giving_back(self.held)
@@ -65,10 +65,10 @@ class RMQUser(User):
                 self.run_of.disconnect(self.client)
 
     def stop(self, force: bool = False) -> bool:
-        """End after the task in hand.
+        """End after the current task.
 
-        Locust kills a user that pauses, and the kill may arrive when the pause is over and a send
-        under way: nobody would know what became of it.
+        Locust kills a pausing user. The kill may arrive after the pause, during a send, whose
+        outcome would be unknown.
         """
         if force or self._state is None:
             return bool(super().stop(force))
@@ -77,7 +77,7 @@ class RMQUser(User):
         return False
 
     def report(self, name: str, seconds: float, size: int, error: Exception | None = None) -> None:
-        """Tell locust of one request."""
+        """Report a request to locust."""
         self.environment.events.request.fire(
             request_type="rmq",
             name=name,
@@ -88,7 +88,7 @@ class RMQUser(User):
         )
 
     def measured(self, name: str, size: int, call: Callable[[], T]) -> T | None:
-        """Make a call of RMQ and report it; None where it failed."""
+        """Call RMQ and report the request; return None if it failed."""
         started = time.perf_counter()
         try:
             result = call()
@@ -99,12 +99,12 @@ class RMQUser(User):
         return result
 
     def pause(self) -> None:
-        """Wait for the next turn, as `--rate` has it."""
+        """Wait until `--rate` allows the next send."""
         if self.ending.wait(max(0.0, self.next_at - time.monotonic())):
             raise StopUser
 
     def paced(self, messages: int) -> None:
-        """Note that messages were sent, which puts the next turn off."""
+        """Move the time of the next send by the messages that were sent."""
         if self.options.rate:
             behind = time.monotonic() - BEHIND_S
             self.next_at = max(self.next_at, behind) + messages / self.options.rate
@@ -112,7 +112,7 @@ class RMQUser(User):
     # Producing
 
     def outgoing(self) -> rmq.Outgoing:
-        """A message of a kind, size and time that the options leave to chance."""
+        """Return a message of random kind, size and time, within the options."""
         options = self.options
         kind = random.choices(range(len(KINDS)), options.kinds)[0]
         out = rmq.Outgoing(self.message_log.body(kind, random.randint(*options.body_bytes)))
@@ -127,7 +127,7 @@ class RMQUser(User):
         return out
 
     def send_one(self) -> None:
-        """Send one message when it is time."""
+        """Wait for the next turn, then send a message."""
         self.pause()
         out = self.outgoing()
         result = self.measured(
@@ -146,7 +146,7 @@ class RMQUser(User):
         self.paced(1)
 
     def send_batch(self) -> None:
-        """Send `--batch` messages at once when it is time."""
+        """Wait for the next turn, then send `--batch` messages in one call."""
         self.pause()
         batch = [self.outgoing() for _ in range(self.options.batch)]
         size = sum(len(out.body) for out in batch)
@@ -158,9 +158,10 @@ class RMQUser(User):
     # Consuming
 
     def receive(self, wait: float) -> Held:
-        """Take a batch. Taking nothing is no request: it would measure how little there was to do.
+        """Receive a batch.
 
-        What had to be waited for has a name of its own, for the same reason.
+        An empty reply is not reported, and a receive with a wait has a name of its own: neither
+        measures the speed of RMQ.
         """
         assert self.consumer is not None
         started = time.perf_counter()
@@ -176,51 +177,51 @@ class RMQUser(User):
             self.run_of.server_time(),
         )
         held: Held = []
-        for one in batch:
-            seen = self.message_log.receive(one, server_now)
+        for delivery in batch:
+            seen = self.message_log.receive(delivery, server_now)
             if seen is None:
-                self.run_of.put_back(one)
+                self.run_of.put_back(delivery)
                 continue
-            held.append((one, seen.serial))
+            held.append((delivery, seen.serial))
             self.held.add(seen.serial)
-            if one.attempt == 1:
-                due = one.due
+            if delivery.attempt == 1:
+                due = delivery.due
                 late = now - seen.sent_at if due is None else server_now - due.timestamp()
-                self.report(LATE[seen.kind], late, len(one.body))
+                self.report(LATE[seen.kind], late, len(delivery.body))
         if held:
-            self.report(name, took, _size([one for one, _ in held]))
+            self.report(name, took, _size([delivery for delivery, _ in held]))
         return held
 
     def work(self, held: Held) -> None:
-        """Work on each delivery, then ack those that went well and nack the others."""
-        good: Held = []
-        bad: Held = []
-        for one in held:
+        """Work on each delivery, then ack the successes and nack the failures."""
+        done: Held = []
+        failed: Held = []
+        for item in held:
             if self.options.work_ms:
                 time.sleep(self.options.work_ms / 1000)
-            (bad if random.random() < self.options.fail else good).append(one)
-        if good:
-            self.ack(good)
-        if bad:
-            self.nack(bad)
+            (failed if random.random() < self.options.fail else done).append(item)
+        if done:
+            self.ack(done)
+        if failed:
+            self.nack(failed)
 
     def ack(self, held: Held) -> None:
-        """Settle deliveries; a lease that had run out is a failure."""
-        consumer, deliveries = self.consumer, [one for one, _ in held]
+        """Ack deliveries; report an expired lease as a failure."""
+        consumer, deliveries = self.consumer, [delivery for delivery, _ in held]
         assert consumer is not None
         self.message_log.acking(serial for _, serial in held)
         lost = self.measured("ack", _size(deliveries), lambda: consumer.ack(deliveries))
         if lost is None:
-            return  # the log leaves it open; a second delivery is recorded then
-        gone = {id(one) for one in lost}
-        for one, serial in held:
-            self.message_log.acked(serial, id(one) in gone)
+            return  # the state stays ACKING; a second delivery would be recorded
+        lost_ids = {id(delivery) for delivery in lost}
+        for delivery, serial in held:
+            self.message_log.acked(serial, id(delivery) in lost_ids)
             self.held.discard(serial)
         self._late(lost, "ack")
 
     def nack(self, held: Held) -> None:
-        """Give deliveries back as failed."""
-        consumer, deliveries = self.consumer, [one for one, _ in held]
+        """Nack deliveries."""
+        consumer, deliveries = self.consumer, [delivery for delivery, _ in held]
         assert consumer is not None
         error = "failed on purpose (--fail)"
         self.message_log.giving_back(serial for _, serial in held)
@@ -234,28 +235,28 @@ class RMQUser(User):
         self._late(lost, "nack")
 
     def _late(self, lost: Sequence[rmq.Delivery], verb: str) -> None:
-        for one in lost:
-            error = rmq.LeaseLost(f"the lease had run out before the {verb}")
-            self.report(f"{verb} (lease lost)", 0.0, len(one.body), error)
+        for delivery in lost:
+            error = rmq.LeaseLost(f"the lease expired before the {verb}")
+            self.report(f"{verb} (lease lost)", 0.0, len(delivery.body), error)
 
 
 def _size(deliveries: Sequence[rmq.Delivery]) -> int:
-    return sum(len(one.body) for one in deliveries)
+    return sum(len(delivery.body) for delivery in deliveries)
 
 
 class Producer(RMQUser):
-    """Sends at `--rate`, now one message, now a batch."""
+    """Sends at `--rate`: single messages and batches."""
 
     weight = 2
 
     @task
-    def one(self) -> None:
+    def single(self) -> None:
         """Send one message."""
         self.send_one()
 
     @task
-    def many(self) -> None:
-        """Send a batch, or again one where `--batch` is 1."""
+    def batch(self) -> None:
+        """Send a batch; with a `--batch` of 1, a single message."""
         if self.options.batch > 1:
             self.send_batch()
         else:
@@ -269,18 +270,18 @@ class Consumer(RMQUser):
 
     @task
     def consume(self) -> None:
-        """Take what is there, else wait for it."""
+        """Receive and work; if the topic is empty, wait for a message first."""
         self.work(self.receive(0) or self.receive(WAIT_S))
 
 
 class Mixed(RMQUser):
-    """Sends at `--rate` as a producer does, and consumes in between."""
+    """Sends at `--rate` like a producer, and consumes between the sends."""
 
     weight = 1
 
     @task
     def turn(self) -> None:
-        """Send one message or a batch, then work on what is there."""
+        """Send one message or a batch, then receive and work."""
         if self.options.batch > 1 and random.random() < 0.5:
             self.send_batch()
         else:

@@ -1,1 +1,1 @@
-"""RMQ's worker beside other queues' in one run: `python -m bench.peers`, told in ../README.md."""
+"""Compare RMQ's worker with other queues in one run: `python -m bench.peers`; see ../README.md."""

@@ -21,7 +21,7 @@ from tests.servers import Server
 
 ROUNDS = 3
 PACED, DUE = 300, 20_000
-QUICK = 10  # so many times fewer messages
+QUICK = 10  # divides the numbers of messages with --quick
 
 
 def _count(peer: Peer, part: str, quick: bool) -> int:
@@ -29,10 +29,10 @@ def _count(peer: Peer, part: str, quick: bool) -> int:
     return max(100, count // QUICK) if quick else count
 
 
-def _install(results: Results, told: Console) -> None:
+def _install(results: Results, console: Console) -> None:
     for peer in results.peers.values():
         if not environments.ready(peer):
-            told.print(f"installing {peer.name} ...", style="dim")
+            console.print(f"installing {peer.name} ...", style="dim")
             try:
                 environments.make(peer)
             except Skipped as why:
@@ -47,40 +47,42 @@ def _round(
     number: int,
     rounds: int,
     quick: bool,
-    told: Console,
+    console: Console,
 ) -> None:
-    """Every peer in one part; each is told as it begins and as it ends."""
+    """Measure every peer in one part, and print the progress."""
     for place in range(len(peers)):
         peer = peers[(place + number) % len(peers)]
         if peer.name in results.skipped or (part == "due" and peer.kind != "rmq"):
             continue
-        told.print(f"round {number + 1} of {rounds}, {part}: {peer.name} ...", style="dim", end="")
+        console.print(
+            f"round {number + 1} of {rounds}, {part}: {peer.name} ...", style="dim", end=""
+        )
         began = time.monotonic()
         try:
-            found = run(own, peer, part, _count(peer, part, quick))
+            measured = run(own, peer, part, _count(peer, part, quick))
         except Skipped as why:
             results.skipped[peer.name] = f"{part}: {why}"
-            told.print(f" skipped: {why}", style="dim", markup=False)
+            console.print(f" skipped: {why}", style="dim", markup=False)
         else:
-            results.add(peer.name, part, number, found)
-            told.print(f" {time.monotonic() - began:.0f} s", style="dim")
+            results.add(peer.name, part, number, measured)
+            console.print(f" {time.monotonic() - began:.0f} s", style="dim")
 
 
 def measure(
-    peers: list[Peer], rounds: int, quick: bool, told: Console
+    peers: list[Peer], rounds: int, quick: bool, console: Console
 ) -> tuple[dict[str, str], Results]:
-    """Every peer in every part, in turns; another begins each round."""
+    """Measure every peer in every part, in turns; each round begins with another peer."""
     results = Results(peers)
-    _install(results, told)
+    _install(results, console)
     with server() as own:
         with own.raw() as raw:
             machine = description(raw) | environments.node()
         try:
             for number in range(rounds):
                 for part in PARTS:
-                    _round(own, results, peers, part, number, rounds, quick, told)
+                    _round(own, results, peers, part, number, rounds, quick, console)
         except KeyboardInterrupt:
-            told.print("stopped; below is what was measured until then", style="dim")
+            console.print("stopped; the figures below are those measured until then", style="dim")
     machine["load after"] = f"{os.getloadavg()[0]:.1f}"
     return machine, results
 
@@ -88,26 +90,26 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[peer.name for peer in PEERS],
-                        help="these alone: " + ", ".join(peer.name for peer in PEERS))  # fmt: skip
+                        help="only these: " + ", ".join(peer.name for peer in PEERS))  # fmt: skip
     parser.add_argument(
-        "--quick", action="store_true", help="see that it runs; figures mean little"
+        "--quick", action="store_true", help="check that it runs; the figures mean little"
     )
     parser.add_argument("--rounds", type=int, default=0, help=f"default {ROUNDS}, with --quick 1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
-    asked = parser.parse_args()
-    peers = [peer for peer in PEERS if not asked.only or peer.name in asked.only]
-    rounds = max(1, asked.rounds or (1 if asked.quick else ROUNDS))
-    machine, results = measure(peers, rounds, asked.quick, Console(stderr=True))
-    made = measurements(results)
-    if asked.quick:
-        for measurement in made:
-            measurement.target = None  # so few messages: nothing to hold against a target
-    show(machine, results, made)
-    if asked.json:
-        found = {"machine": machine, "skipped": results.skipped,
-                 "figures": [measurement.as_json() for measurement in made]}  # fmt: skip
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    args = parser.parse_args()
+    peers = [peer for peer in PEERS if not args.only or peer.name in args.only]
+    rounds = max(1, args.rounds or (1 if args.quick else ROUNDS))
+    machine, results = measure(peers, rounds, args.quick, Console(stderr=True))
+    figures = measurements(results)
+    if args.quick:
+        for measurement in figures:
+            measurement.target = None  # too few messages to compare with a target
+    show(machine, results, figures)
+    if args.json:
+        document = {"machine": machine, "skipped": results.skipped,
+                    "figures": [measurement.as_json() for measurement in figures]}  # fmt: skip
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

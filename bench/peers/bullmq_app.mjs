@@ -28,7 +28,7 @@ function work() {
       if (PART !== "drain") await push("peers:ready", {});
     } else if (number === last) {
       const ended = monotonic(), spent = process.cpuUsage(cpu);
-      await push("peers:told", { began, ended, cpu: (spent.user + spent.system) * 1000, late: samples });
+      await push("peers:done", { began, ended, cpu: (spent.user + spent.system) * 1000, late: samples });
     }
   }
   const connection = new Redis(url, { maxRetriesPerRequest: null });

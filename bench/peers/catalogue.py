@@ -1,4 +1,4 @@
-"""The queues that are measured: packages, how a worker is started, and its setting."""
+"""The catalogue of peers: packages, the command of a worker, and its settings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ NODE = "node"
 
 @dataclass(frozen=True)
 class Peer:
-    """A row.
+    """A queue that is measured.
 
     Attributes:
-        name: as the table and `--only` spell it.
-        requires: what its environment holds, exact versions; nothing for RMQ, which has ours.
-        worker: how its one worker process is started, after the interpreter.
-        setting: the same in words, for the reader.
-        options: what its module reads with `tally.option`.
-        drain: how many messages wait for the worker in the part "drain".
-        one: how many are sent one by one in the part "one".
-        unsettled: how many messages Redis still holds as not acked; None where there is no ack.
-        kind: "rmq", "python" (a peer that RMQ is held against), "floor" or "node".
+        name: its name in the table and in `--only`.
+        requires: the packages of its environment, with exact versions; none for RMQ, which runs in
+            the checkout's.
+        worker: the arguments of the interpreter that start its worker process.
+        setting: the worker's settings, in words.
+        options: the settings that its module reads with `tally.option`.
+        drain: the number of messages that wait for the worker in the part "drain".
+        one: the number of messages that are sent one by one in the part "one".
+        unsettled: returns the number of unacked messages in Redis; None for a queue without acks.
+        kind: "rmq", "python" (a peer that RMQ is compared with), "floor" or "node".
     """
 
     name: str
@@ -41,7 +42,7 @@ class Peer:
 
     @property
     def module(self) -> str:
-        """Of its app."""
+        """The name of its app's module."""
         return f"bench.peers.{self.name.replace('-', '_')}_app"
 
 
@@ -125,7 +126,7 @@ PEERS = (
     Peer(
         "stream", ("redis==8.1.0", "hiredis==3.5.0"),
         ("-m", "bench.peers.stream_app"),
-        "XREADGROUP of 1000, XACK of all; a loop without anything else",
+        "XREADGROUP of 1000, XACK of all; only a loop",
         {"COUNT": "1000"},
         drain=50_000, one=20_000,
         unsettled=_pending("noop", "bench"),

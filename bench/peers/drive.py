@@ -1,4 +1,4 @@
-"""Run one peer once: its worker and its producer in processes of their own, under a time limit."""
+"""Run a peer once, its worker and producer each in a process, under a time limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Run:
         rate: messages/s; drain: from first handled to last handled; one: from the first send.
         cpu_us: of the worker's process, for each message.
         late_ms: of each message, in the parts "paced" and "due".
-        acked_ms: from the last handled until Redis held nothing that is not acked.
+        acked_ms: from the last handled until all messages were acked.
         sent_rate: messages/s of the producer alone, in the part "one".
     """
 
@@ -46,7 +46,7 @@ class Run:
 
 
 class Child:
-    """A process with its descendants in a group of their own; what it says goes to a file."""
+    """A process that leads a process group; its output goes to a file."""
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in stop()
@@ -55,13 +55,13 @@ class Child:
             stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
         )  # fmt: skip
 
-    def said(self) -> str:
-        """The line that tells why it ended."""
+    def error(self) -> str:
+        """Return the line of its output that gives the reason why it ended."""
         self.log.seek(0)
         return reason(self.log.read())
 
     def stop(self) -> None:
-        """End it and all it started; kill what does not go."""
+        """Stop the process group; kill it if it does not end in time."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
@@ -72,7 +72,7 @@ class Child:
 
 @contextlib.contextmanager
 def running(command: list[str], env: dict[str, str]) -> Iterator[Child]:
-    """A child that ends with the block."""
+    """Run a child until the end of the block."""
     child = Child(command, env)
     try:
         yield child
@@ -89,22 +89,26 @@ def _environment(server: Server, peer: Peer, part: str, count: int) -> dict[str,
     return {**kept, "PYTHONPATH": str(ROOT), **{"RMQ_PEERS_" + k: v for k, v in own.items()}}
 
 
-def _hear(raw: redis.Redis, key: str, children: list[Child]) -> dict[str, Any]:
-    """Wait on a list until a child pushes; Skipped when one dies. The first is the worker."""
+def _wait_for(raw: redis.Redis, key: str, children: list[Child]) -> dict[str, Any]:
+    """Wait until a child pushes to a list; the first child is the worker.
+
+    Raises:
+        Skipped: a child ended before, or time is up.
+    """
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
-        found = raw.blpop([key], timeout=1)
-        if found:
-            return dict(json.loads(found[1]))
+        popped = raw.blpop([key], timeout=1)
+        if popped:
+            return dict(json.loads(popped[1]))
         for child in children:
             code = child.process.poll()
             if code or (code == 0 and child is children[0]):  # a producer may have finished
-                raise Skipped(f"ended with {code}: {child.said()}")
+                raise Skipped(f"ended with {code}: {child.error()}")
     raise Skipped(f"not done after {LIMIT_S} s; killed")
 
 
 def _acked_ms(raw: redis.Redis, peer: Peer, ended_ns: int) -> float:
-    """Wait until Redis holds nothing that is not acked; how long after the last was handled."""
+    """Wait until all messages are acked; return the time since the last one was handled, ms."""
     until = time.monotonic() + ACKED_S
     while peer.unsettled and (left := int(peer.unsettled(raw))):
         if time.monotonic() > until:
@@ -114,7 +118,7 @@ def _acked_ms(raw: redis.Redis, peer: Peer, ended_ns: int) -> float:
 
 
 def run(server: Server, peer: Peer, part: str, count: int) -> Run:
-    """Measure a part once, on an empty server, from the time when the worker has started."""
+    """Measure a part once, on an empty server."""
     env = _environment(server, peer, part, count)
     worker = [interpreter(peer), *(word.replace("{url}", server.url) for word in peer.worker)]
     producer = [interpreter(peer), "-m", "bench.peers.produce", peer.module]
@@ -129,17 +133,17 @@ def run(server: Server, peer: Peer, part: str, count: int) -> Run:
                 except subprocess.TimeoutExpired:
                     raise Skipped(f"not filled after {LIMIT_S} s; killed") from None
                 if code:
-                    raise Skipped(filling.said())
+                    raise Skipped(filling.error())
         with contextlib.ExitStack() as children:
             started = [children.enter_context(running(worker, env))]
             if part != "drain":
                 started.append(children.enter_context(running(producer, env)))
-            told = _hear(raw, "peers:told", started)
-            began, ended = int(told["began"]), int(told["ended"])
+            done = _wait_for(raw, "peers:done", started)
+            began, ended = int(done["began"]), int(done["ended"])
             acked_ms = _acked_ms(raw, peer, ended)
             sent_rate = None
             if part != "drain":
-                sent = _hear(raw, "peers:sent", started)
+                sent = _wait_for(raw, "peers:sent", started)
                 began = int(sent["began"])
                 sent_rate = count / (int(sent["ended"]) - began) * 1e9
     seconds = (ended - began) / 1e9
@@ -147,8 +151,8 @@ def run(server: Server, peer: Peer, part: str, count: int) -> Run:
     return Run(
         count,
         rate=measured / seconds,
-        cpu_us=told["cpu"] / 1e3 / count,
-        late_ms=tuple(ns / 1e6 for ns in told["late"] or ()),
+        cpu_us=done["cpu"] / 1e3 / count,
+        late_ms=tuple(ns / 1e6 for ns in done["late"] or ()),
         acked_ms=acked_ms,
         sent_rate=sent_rate if part == "one" else None,
     )

@@ -1,4 +1,4 @@
-"""An environment for each peer, because their pins of redis-py exclude each other."""
+"""An environment for each peer, because peers need different versions of redis-py."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PATIENCE_S = 300
 
 
 class Skipped(Exception):
-    """A peer that does not install or does not run; the text is the reason, one line."""
+    """A peer cannot be installed or run; the text is the reason, in one line."""
 
 
 def reason(text: str) -> str:
-    """The line of an output that tells why: the first that says "error", else the last."""
+    """Return the line with the reason in an output: the first with "error", else the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "npm error"))]
-    return (errors or lines[-1:] or ["it said nothing"])[0][:160]
+    return (errors or lines[-1:] or ["it printed nothing"])[0][:160]
 
 
 def _run(command: list[str], where: Path) -> None:
@@ -45,12 +45,12 @@ def interpreter(peer: Peer) -> str:
 
 
 def home(peer: Peer) -> Path:
-    """Where its environment is; git ignores it, and `make clean` removes it."""
+    """Return the directory of its environment; git ignores it, and `make clean` removes it."""
     return HOMES / peer.name
 
 
 def ready(peer: Peer) -> bool:
-    """Whether the environment is there as the catalogue wants it."""
+    """Return whether the environment has the versions in the catalogue."""
     stamp = home(peer) / "requires.txt"
     return not peer.requires or (
         stamp.exists() and stamp.read_text().split() == list(peer.requires)
@@ -58,22 +58,26 @@ def ready(peer: Peer) -> bool:
 
 
 def node() -> dict[str, str]:
-    """The version of Node, for the report's line about the machine; empty where there is none."""
-    found = shutil.which("node")
-    if not found:
+    """Return the version of Node, for the description of the machine; empty without Node."""
+    binary = shutil.which("node")
+    if not binary:
         return {}
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10)
-    return {"node": said.stdout.strip().removeprefix("v")}
+    output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10)
+    return {"node": output.stdout.strip().removeprefix("v")}
 
 
 def make(peer: Peer) -> None:
-    """Install what the peer requires; Skipped when that does not work."""
+    """Install the packages of a peer.
+
+    Raises:
+        Skipped: they cannot be installed.
+    """
     where = home(peer)
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     if peer.kind == NODE:
         if not (shutil.which("node") and shutil.which("npm")):
-            raise Skipped("no node and npm here")
+            raise Skipped("node and npm are not installed")
         _run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".",
               *peer.requires], where)  # fmt: skip
     else:

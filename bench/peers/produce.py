@@ -1,7 +1,7 @@
 """The producer's process: `python -m bench.peers.produce APP`, in the environment of that peer.
 
-An app is a module with `async def send(body)` and `async def fill(bodies)`; a peer whose face is
-blocking blocks in them, for nothing else runs in this process.
+An app is a module with `async def send(body)` and `async def fill(bodies)`. They may block, because
+nothing else runs in this process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class App(Protocol):
     """The functions that a peer's module offers a producer."""
 
     async def send(self, body: str) -> None:
-        """Send one."""
+        """Send a message."""
 
     async def fill(self, bodies: list[str]) -> None:
-        """Send all, in the quickest way there is."""
+        """Send all messages, in the fastest way that the peer has."""
 
     async def fill_due(self, bodies: list[str]) -> None:
-        """Send all, each due at the time its body begins with; RMQ only."""
+        """Send all messages, each due at the time at which its body begins; RMQ only."""
 
 
 def _wait_until(when: float) -> None:

@@ -1,4 +1,4 @@
-"""The measurements, and the figures that are promised of them."""
+"""The results of all runs, and the figures that are compared with targets."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Results:
         return [run.rate for run in self.runs[part, name].values()]
 
     def cpu_us(self, part: str, name: str) -> float | None:
-        """Of the worker, for each message; the median of rounds."""
-        found = [run.cpu_us for run in self.runs[part, name].values()]
-        return statistics.median(found) if found else None
+        """The CPU time of the worker for each message; the median of rounds."""
+        costs = [run.cpu_us for run in self.runs[part, name].values()]
+        return statistics.median(costs) if costs else None
 
     def late_ms(self, part: str, name: str, percent: float) -> list[float]:
         """A percentile of each round."""
         return [percentile(run.late_ms, percent) for run in self.runs[part, name].values()]
 
     def ratios(self, part: str, name: str, to: str) -> list[float]:
-        """The rate of one over the rate of another, inside each round that has both."""
+        """The rate of a peer divided by that of another, in each round that has both."""
         ours, theirs = self.runs[part, name], self.runs[part, to]
         return [ours[n].rate / theirs[n].rate for n in ours if n in theirs]
 
@@ -48,7 +48,7 @@ class Results:
         return [name for name, peer in self.peers.items() if peer.kind == kind]
 
     def best(self, part: str) -> str | None:
-        """The quickest Python peer, by the median of its rounds."""
+        """The fastest Python peer, by the median of its rounds."""
         measured = [name for name in self.of_kind("python") if self.runs[part, name]]
         return max(
             measured, key=lambda name: statistics.median(self.rates(part, name)), default=None
@@ -67,8 +67,8 @@ def _lateness(
 
 
 def measurements(results: Results) -> list[Measurement]:
-    """Each rate and lateness with its rounds, and targets where something is promised."""
-    made = []
+    """Return each rate and lateness with its rounds, and with its target if it has one."""
+    figures = []
     for part, name in list(results.runs):
         if not results.runs[part, name]:
             continue
@@ -86,13 +86,13 @@ def measurements(results: Results) -> list[Measurement]:
             if part == "one":
                 notes["messages/s sent"] = [run.sent_rate for run in runs]
             rates = results.rates(part, name)
-            made.append(
+            figures.append(
                 Measurement(part, f"{name}: {part}", rates, "messages/s", target, notes=notes)
             )
             best = results.best(part)
             if peer.kind == "rmq" and best and results.ratios(part, name, best):
                 times = 8.0 if part == "drain" else 3.0
-                made.append(
+                figures.append(
                     Measurement(
                         part, f"{name}: {part}, to {best}", results.ratios(part, name, best),
                         target=times,
@@ -100,12 +100,12 @@ def measurements(results: Results) -> list[Measurement]:
                 )  # fmt: skip
         else:
             targets = (0.5, 2.0) if part == "paced" else (1.0, 10.0)
-            made += _lateness(results, part, name, targets)
+            figures += _lateness(results, part, name, targets)
         if part == "due":
             early = [
                 float(sum(ms < 0 for ms in run.late_ms))
                 for run in results.runs[part, name].values()
             ]
-            made.append(Measurement(part, f"{name}: early", early, "messages", 0, at_most=True))
+            figures.append(Measurement(part, f"{name}: early", early, "messages", 0, at_most=True))
     order = {part: place for place, part in enumerate(PARTS)}
-    return sorted(made, key=lambda measurement: order[measurement.part])
+    return sorted(figures, key=lambda measurement: order[measurement.part])

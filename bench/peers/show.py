@@ -1,4 +1,4 @@
-"""The table of peers, for people."""
+"""Print the table of peers."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ def _rate(results: Results, part: str, name: str) -> tuple[str, str]:
 
 
 def _times(results: Results, part: str, name: str) -> str:
-    """How many times the slower of RMQ's two is as quick."""
+    """Return how many times as fast the slower of RMQ's two workers is."""
     ratios = [results.ratios(part, ours, name) for ours in results.of_kind("rmq")]
-    medians = [statistics.median(found) for found in ratios if found]
+    medians = [statistics.median(rounds) for rounds in ratios if rounds]
     if results.peers[name].kind == "rmq" or not medians:
         return ""
     return f"{min(medians):.1f} x" if min(medians) >= 1 else f"{min(medians):.2f} x"
 
 
 def _cpu(results: Results, name: str) -> str:
-    found = results.cpu_us("drain", name)
-    return "" if found is None else f"{found:,.1f}" if found < 100 else f"{found:,.0f}"
+    cost = results.cpu_us("drain", name)
+    return "" if cost is None else f"{cost:,.1f}" if cost < 100 else f"{cost:,.0f}"
 
 
 def _late(results: Results, name: str) -> str:
     pair = [results.late_ms("paced", name, percent) for percent in (50, 99)]
-    return " / ".join(f"{statistics.median(found):.2f}" for found in pair) if all(pair) else ""
+    return " / ".join(f"{statistics.median(rounds):.2f}" for rounds in pair) if all(pair) else ""
 
 
 def table(results: Results) -> Table:
     """Tabulate each queue: no-op throughput, one at a time, and how soon a handler starts."""
-    made = Table(box=SIMPLE_HEAD)
-    made.add_column("queue", no_wrap=True)
+    rows = Table(box=SIMPLE_HEAD)
+    rows.add_column("queue", no_wrap=True)
     for heading in (
         "no-op, msg/s", "least .. most", "RMQ is", "CPU us",
         "1 + 1, msg/s", "least .. most", "RMQ is", "p50 / p99 ms at 100/s",
     ):  # fmt: skip
-        made.add_column(heading, justify="right", no_wrap=True)
+        rows.add_column(heading, justify="right", no_wrap=True)
     for name in results.peers:
-        if any(found and who == name for (_, who), found in results.runs.items()):
-            made.add_row(
+        if any(runs and peer == name for (_, peer), runs in results.runs.items()):
+            rows.add_row(
                 name,
                 *_rate(results, "drain", name), _times(results, "drain", name), _cpu(results, name),
                 *_rate(results, "one", name), _times(results, "one", name), _late(results, name),
             )  # fmt: skip
-    return made
+    return rows
 
 
 def show(machine: dict[str, str], results: Results, measurements: list[Measurement]) -> None:
-    """Print machine, table, settings, who was skipped, and the targets."""
+    """Print machine, table, settings, skipped peers and targets."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)

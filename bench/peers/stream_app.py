@@ -1,6 +1,6 @@
-"""A raw stream through redis-py: XREADGROUP of many, the handler for each, XACK of all.
+"""A raw stream through redis-py: XREADGROUP, the handler for each entry, XACK of all.
 
-No retries, no delays, no renewal of leases, no threads: the floor, not a peer.
+It has no retries, delays, renewal of leases or threads: a lower limit of the cost, not a peer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In a worker's process: count handled messages in memory, and tell the driver of the last one.
+"""In a worker's process: count handled messages in memory, and report the last one to the driver.
 
 It runs in every peer's environment, so it needs only the standard library and any redis-py. A body
 is 100 characters and begins with a wall-clock time in ns: when it was sent, or when it is due.
@@ -19,22 +19,22 @@ import redis
 URL = os.environ["RMQ_PEERS_URL"]
 PART = os.environ["RMQ_PEERS_PART"]
 MESSAGES = int(os.environ["RMQ_PEERS_MESSAGES"])
-READY, TOLD, SENT = "peers:ready", "peers:told", "peers:sent"  # lists that end is waited for on
+READY, DONE, SENT = "peers:ready", "peers:done", "peers:sent"  # lists that other processes BLPOP
 
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a worker's own children die with it as well
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends children of the worker together with it
 
 
 def option(name: str, default: str) -> str:
-    """A setting of this peer's worker, as the catalogue has it."""
+    """Return a setting of this peer's worker, from the catalogue."""
     return os.environ.get("RMQ_PEERS_" + name, default)
 
 
 class Tally:
-    """Count messages: all that a handler does is one addition and two looks at the clock.
+    """Counts messages. A handler only adds 1 and, in some parts, reads the clock.
 
-    In the part "drain" the first message starts the clock. In all others the first is a warm-up
-    that says the worker is ready, and MESSAGES more come.
+    In the part "drain" the first message starts the clock. In all other parts the first message
+    shows that the worker is ready, and MESSAGES more follow.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Tally:
         self._began = self._cpu = 0
 
     def handled(self, body: str) -> None:
-        """Note one message."""
+        """Count a message."""
         number = next(self._numbers)
         if self._samples is not None and number > 1:
             self._samples.append(time.time_ns() - int(body[:19]))
@@ -55,7 +55,7 @@ class Tally:
                 self._push(READY, {})
         elif number == self._last:
             self._push(
-                TOLD,
+                DONE,
                 {
                     "began": self._began,
                     "ended": time.monotonic_ns(),
@@ -74,5 +74,5 @@ handled = Tally().handled
 
 
 def body(when_ns: int) -> str:
-    """100 characters: a time, and padding."""
+    """Return a body of 100 characters: a time, and padding."""
     return str(when_ns).ljust(100, "x")

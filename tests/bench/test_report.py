@@ -65,5 +65,5 @@ def test_peers_that_are_stopped_show_what_was_measured(
 
     shown = capsys.readouterr()
     assert f"{PEERS[0].name}: drain" in shown.out
-    assert "stopped; below is what was measured" in shown.err
+    assert "stopped; the figures below are those measured" in shown.err
     assert "round 1 of 1, drain" in shown.err
