@@ -1,4 +1,4 @@
-"""A teller of the bank, a worker that dies when it is told to: `python -m tests.faults.bank_child`.
+"""A teller of the bank, a worker that dies when it is told to.
 
 Its task is the JSON in the first argument: topics, each with the way in which it is kept once, and
 the faults that the process does to itself, one after another: at which step, at which of the times
@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -188,7 +187,3 @@ def main(text: str) -> int:
     for topic, way in task["topics"].items():
         client.topic(topic).handler(concurrency=task["concurrency"])(teller.handler(way))
     return rmq.Worker(client, grace=10).run()
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A process that is going to be killed: `python -m tests.faults.child <what> <url> <topic> <log>`.
+"""A process that is going to be killed; `running` starts it.
 
 It tells what it does in lines appended to a file, one write each, so that a kill loses none and no
 pipe stays open.
@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import rmq
-from tests.servers import _die_with_parent
+from tests.forkserver import Forked
 
 
 @contextlib.contextmanager
-def running(what: str, url: str, topic: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(what: str, url: str, topic: str, log: Path) -> Iterator[Forked]:
     """The child, from the parent's side."""
     with open(log.with_suffix(".err"), "wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.child", what, url, topic, str(log)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            preexec_fn=_die_with_parent,
-            cwd=Path(__file__).parents[2],
-        )
+        process = Forked("tests.faults.child", what, url, topic, str(log), stderr=errors)
     try:
         yield process
     finally:
@@ -83,7 +74,3 @@ def main(what: str, url: str, name: str, log: str) -> None:
         except rmq.LeaseLost:
             tell("lost")
     time.sleep(60)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import rmq
-from tests.servers import _die_with_parent
+from tests.forkserver import Forked
 
 LIFE = 400  # messages that a process handles before it leaves, in the middle of a batch
 BATCH = 8
@@ -63,18 +61,11 @@ def judge(lines: list[str], sent: dict[str, int]) -> Verdict:
     return verdict
 
 
-def start(url: str, topic: str, log: Path, ordered: bool, victim: bool) -> subprocess.Popen[bytes]:
+def start(url: str, topic: str, log: Path, ordered: bool, victim: bool) -> Forked:
     """A process that consumes; a victim stops in the middle of a batch, to be killed there."""
     words = [url, topic, str(log), str(int(ordered)), str(int(victim))]
     with open(log.with_suffix(".err"), "ab") as errors:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.keyed", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            preexec_fn=_die_with_parent,
-            cwd=Path(__file__).parents[2],
-        )
+        return Forked("tests.faults.keyed", *words, stderr=errors)
 
 
 def main(url: str, name: str, log: str, ordered: str, victim: str) -> None:
@@ -110,7 +101,3 @@ def main(url: str, name: str, log: str, ordered: str, victim: str) -> None:
                 handled += 1
                 if handled == LIFE:
                     break
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

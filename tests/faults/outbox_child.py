@@ -1,4 +1,4 @@
-"""A part of the shop in a process of its own: `python -m tests.faults.outbox_child`.
+"""A part of the shop in a process of its own.
 
 Its task is the JSON in the first argument: the role (produce, relay, consume), and at which step it
 kills itself with -9, when that is passed for which time:
@@ -21,7 +21,6 @@ import logging
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -258,7 +257,3 @@ def main(text: str) -> int:
         getattr(outbox_mutants, mutant)(faults)
     role = {"produce": produce, "relay": relay, "consume": consume}[task["role"]]
     return role(task, faults, book)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))

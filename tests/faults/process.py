@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.servers import _die_with_parent
+from tests.forkserver import Forked
 
 PATIENCE_S = 60.0  # for what takes a second when nobody else is on this machine
 
@@ -29,7 +27,7 @@ def wait_for(what: Callable[[], Any], why: str, within: float = PATIENCE_S) -> A
 
 
 class Process:
-    """`python -m module TASK`, whose stderr goes to a file; it dies with the tests.
+    """The `main` of a module with its task, whose stderr goes to a file; it dies with the tests.
 
     `plan` tells what it is to do to itself, and where.
     """
@@ -38,11 +36,7 @@ class Process:
         self.plan = plan
         self._errors = errors
         with errors.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, json.dumps(task)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
-                preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
-            )  # fmt: skip
+            self.process = Forked(module, json.dumps(task), stderr=file)
         self.pid = self.process.pid
 
     def is_gone(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import rmq
 from tests.faults.keyed import Verdict, judge, start
+from tests.forkserver import Forked
 from tests.servers import Server
 
 KEYS, EACH, SLOTS, PROCESSES, VICTIMS = 200, 10, 16, 4, 2
@@ -23,8 +23,8 @@ def run(
     sent = {f"key{k}": EACH for k in range(KEYS)}
     topic.send_many([rmq.Outgoing([key, n], slot_basis=key) for n in range(EACH) for key in sent])
     log.touch()
-    alive: list[subprocess.Popen[bytes]] = []
-    victims: dict[int, subprocess.Popen[bytes]] = {}
+    alive: list[Forked] = []
+    victims: dict[int, Forked] = {}
     started = killed = 0
     until = time.monotonic() + 60
     try:

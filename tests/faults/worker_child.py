@@ -1,4 +1,4 @@
-"""A worker process that something is going to happen to: `python -m tests.faults.worker_child`.
+"""A worker process that something is going to happen to.
 
 Its task is the JSON in the first argument. Each message says what its handler is to do: `do` at the
 first attempt, `again` at the others (and at all of a worker that is asked to).
@@ -16,7 +16,6 @@ import ctypes
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -154,7 +153,3 @@ def main(text: str) -> int:
     worker = rmq.Worker(client, **task["worker"])
     threading.Thread(target=_report_health, args=(worker, book), daemon=True).start()
     return worker.run()
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))

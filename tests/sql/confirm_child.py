@@ -1,7 +1,6 @@
 """A worker that confirms stubs, in a process of its own, and kills itself when it is told to.
 
-python -m tests.sql.confirm_child '{"db": ..., "redis": ..., "topic": ..., "die": "in the handler" |
-"before it confirms"}'
+Its task: '{"db": ..., "redis": ..., "topic": ..., "die": "in the handler" | "before it confirms"}'.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from typing import Any
 
 import sqlalchemy as sa
@@ -37,14 +35,10 @@ def build(client: rmq.Client, engine: sa.Engine, topic: str, die_inside: bool = 
             die()
 
 
-def main() -> None:
-    task = json.loads(sys.argv[1])
+def main(text: str) -> None:
+    task = json.loads(text)
     if task["die"] == "before it confirms":
         Confirms.on_duplicate = die  # type: ignore[method-assign]
     client = rmq.Client(task["redis"])
     build(client, sa.create_engine(task["db"]), task["topic"], task["die"] == "in the handler")
     rmq.Worker(client, keeper="thread").run()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""A worker that dawdles, for a test that stops it: `python -m tests.sql.fencing_child TASK`.
+"""A worker that dawdles, for a test that stops it.
 
 Its handler says which delivery it has, waits for a file, writes the price, and says what became of
 it.
@@ -7,7 +7,6 @@ it.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import rmq
 from examples import fencing
 
 
-def main() -> int:
-    task = json.loads(sys.argv[1])
+def main(text: str) -> int:
+    task = json.loads(text)
     engine = create_engine(task["db"])
     client = rmq.Client(task["url"])
     write = fencing.set_price if task["fenced"] else fencing.set_price_unfenced
@@ -31,7 +30,3 @@ def main() -> int:
         print("wrote" if write(engine, d) else "could not write", d.body["price"], flush=True)
 
     return rmq.Worker(client).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

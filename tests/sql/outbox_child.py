@@ -1,7 +1,5 @@
 """A relay in a process of its own, for tests that run two of them, or kill one.
 
-    python -m tests.sql.outbox_child DATABASE_URL REDIS_URL BATCH [dies]
-
 It says how many stubs each turn sent, a line each, until its stdin is closed. One that `dies` is
 killed after Redis has answered and before anything is marked.
 """
@@ -20,8 +18,7 @@ from rmq.outbox import Outbox, Relay
 from rmq.sql.outbox import relay_queries
 
 
-def main() -> None:
-    database, redis, batch, *dies = sys.argv[1:]
+def main(database: str, redis: str, batch: str, *dies: str) -> None:
     if dies:
         relay_queries.mark = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     stop = threading.Event()
@@ -40,7 +37,3 @@ def main() -> None:
         relay._turn = told  # type: ignore[method-assign, assignment]
         print("ready", flush=True)
         relay.run(stop)
-
-
-if __name__ == "__main__":
-    main()

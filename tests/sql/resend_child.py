@@ -1,6 +1,6 @@
 """A resender in a process of its own, for tests that kill it or run two of them.
 
-    python -m tests.sql.resend_child '{"db": ..., "redis": ..., "mode": "run" | "die", "gate": ...}'
+Its task: '{"db": ..., "redis": ..., "mode": "run" | "die", "gate": ...}'.
 
 run: rounds until one finds nothing; prints how many were sent. die: kill -9 of itself between the
 first send and its mark.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,8 @@ def die_after_sending() -> None:
     Dispatcher.send = sends  # type: ignore[method-assign]
 
 
-def main() -> None:
-    task = json.loads(sys.argv[1])
+def main(text: str) -> None:
+    task = json.loads(text)
     if task["mode"] == "die":
         die_after_sending()
     with rmq.Client(task["redis"]) as client:
@@ -50,7 +49,3 @@ def main() -> None:
             empty = 0 if done.looked else empty + 1
             time.sleep(0.01 if empty else 0)
         print(sent, flush=True)
-
-
-if __name__ == "__main__":
-    main()

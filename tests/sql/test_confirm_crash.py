@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import sqlalchemy as sa
@@ -17,8 +16,9 @@ from rmq.outbox import Round
 from rmq.sql.database import now_ms
 from rmq.sql.outbox.tables import logs
 from tests.databases import Database
+from tests.forkserver import Forked
 from tests.integration.working import until
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server
 from tests.sql import confirm_child
 from tests.sql.lossy import HOUR, Lossy
 
@@ -45,12 +45,9 @@ def killed(scene: Lossy, die: str) -> None:
     task = {
         "db": scene.database.url(), "redis": scene.server.url, "topic": scene.name, "die": die,
     }  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sql.confirm_child", json.dumps(task)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_die_with_parent,
-    )  # fmt: skip
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == -9, err.decode()
+    process = Forked("tests.sql.confirm_child", json.dumps(task), stderr=PIPE)
+    assert process.stderr is not None
+    assert process.wait(60) == -9, process.stderr.read()
 
 
 @pytest.mark.parametrize(("die", "booked"), [("in the handler", []), ("before it confirms", [7])])

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ import rmq
 from examples import fencing
 from tests.databases import Database
 from tests.faults.worker_scene import wait_for
-from tests.servers import Server, _die_with_parent
+from tests.forkserver import Forked
+from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
 WRITES = [
@@ -55,12 +55,10 @@ class Stopped:
     def __init__(self, home: Path, **task: Any) -> None:
         self.gate, self.out = home / "gate", home / "out"
         with self.out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.sql.fencing_child",
-                 json.dumps(task | {"gate": str(self.gate)})],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent,
-            )  # fmt: skip
+            words = json.dumps(task | {"gate": str(self.gate)})
+            self.process = Forked(
+                "tests.sql.fencing_child", words, stdout=out, stderr=subprocess.STDOUT
+            )
 
     def says(self, text: str) -> None:
         wait_for(lambda: text in self.out.read_text(), f"{text!r}: {self.out.read_text()}")

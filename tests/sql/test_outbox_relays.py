@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import subprocess
-import sys
 import threading
 import time
+from subprocess import PIPE
 
 import pytest
 import sqlalchemy as sa
@@ -15,6 +14,7 @@ import sqlalchemy as sa
 import rmq
 from rmq.outbox import Outbox, Relay
 from rmq.sql.outbox import relay_queries as sql
+from tests.forkserver import Forked
 from tests.sql.stubs import drain, prepared, rows
 
 
@@ -29,12 +29,7 @@ def sharing(database):
 @contextlib.contextmanager
 def child(database, server, batch=50, *dies):
     words = [database.url(), server.url, str(batch), *dies]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sql.outbox_child", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = Forked("tests.sql.outbox_child", *words, stdin=PIPE, stdout=PIPE, stderr=2)
     try:
         assert process.stdout.readline() == "ready\n"
         yield process

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -19,8 +19,9 @@ from rmq.outbox import Relay, Resender, Round
 from rmq.sql.outbox import resend_queries
 from rmq.sql.outbox.lost import LossDetector
 from tests.databases import Database, impatience
+from tests.forkserver import Forked
 from tests.integration.working import until
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server
 from tests.sql.lossy import Lossy
 from tests.sql.stubs import drain
 
@@ -38,23 +39,26 @@ class Child:
     """A resender in a process of its own."""
 
     def __init__(self, scene: Lossy, gate: Path, mode: str = "run", batch: int = 1000) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, its owner reads it
         task = {
             "db": scene.database.url(), "redis": scene.server.url, "mode": mode,
             "gate": str(gate), "batch": batch, "max_sends": scene.outbox.max_sends,
         }  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sql.resend_child", json.dumps(task)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=_die_with_parent,
-        )  # fmt: skip
+        self.process = Forked(
+            "tests.sql.resend_child", json.dumps(task), stdout=PIPE, stderr=self._errors
+        )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n", self.process.communicate()[1]
+        assert self.process.stdout.readline() == "ready\n", self._said()
 
     def wait(self) -> str:
         """Wait for its end; the last thing it said."""
-        out, err = self.process.communicate(timeout=60)
-        assert self.process.returncode in (0, -9), err
-        return out.strip()
+        assert self.process.wait(60) in (0, -9), self._said()
+        assert self.process.stdout is not None
+        return self.process.stdout.read().strip()
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode()
 
 
 def sends(scene: Lossy) -> Counter[int]:

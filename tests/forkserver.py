@@ -1,0 +1,214 @@
+"""Processes of Python that start in milliseconds: forks of a server that has their modules.
+
+A process of the tests takes up to 0.8 s of CPU to import RMQ and SQLAlchemy, and hundreds are
+started. `Forked(module, ...)` is what `python -m module` would be, but for the imports: a process
+with its own argv, files, directory and environment, that ends as any interpreter ends. The server
+has one thread and does nothing but import and fork. It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[1]
+DRIVERS = ("sqlalchemy.dialects.postgresql.psycopg", "psycopg", "pymysql", "sqlite3")
+START_S = 60.0
+_LENGTH = 8
+_LOCK = threading.Lock()
+File = IO[Any] | int
+
+
+class Forked:
+    """A process that runs the `main` of a module with `words`; it has the methods of a `Popen`.
+
+    Args:
+        stdin, stdout, stderr: files, or as for a `Popen`: DEVNULL, PIPE, STDOUT.
+    """
+
+    def __init__(
+        self, module: str, *words: str, stdin: File = subprocess.DEVNULL,
+        stdout: File = subprocess.DEVNULL, stderr: File = subprocess.DEVNULL, cwd: Path = ROOT,
+    ) -> None:  # fmt: skip
+        self.returncode: int | None = None
+        task = {"module": module, "words": words, "cwd": str(cwd), "env": dict(os.environ)}
+        text = json.dumps(task).encode()
+        self._told = socket.socket(socket.AF_UNIX)
+        with _LOCK:
+            self._told.connect(_server()[1])
+        with contextlib.ExitStack() as theirs:
+            self.stdin, read = _open(stdin, "w", theirs)
+            self.stdout, write = _open(stdout, "r", theirs)
+            if stderr == subprocess.STDOUT:
+                self.stderr, errors = None, write
+            else:
+                self.stderr, errors = _open(stderr, "r", theirs)
+            length = len(text).to_bytes(_LENGTH, "big")
+            socket.send_fds(self._told, [length], [read, write, errors])
+            self._told.sendall(text)
+            self.pid = self._number(START_S)
+
+    def _number(self, seconds: float | None) -> int:
+        """Read the next that the server says: the pid, then the exit code."""
+        self._told.settimeout(seconds)
+        said = b""
+        try:
+            while not said.endswith(b"\n"):
+                byte = self._told.recv(1)
+                assert byte, "the fork server is gone"
+                said += byte
+        except (BlockingIOError, TimeoutError):
+            raise subprocess.TimeoutExpired("forked", seconds or 0) from None
+        return int(said)
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = self._number(timeout)
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _open(file: File, mode: str, theirs: contextlib.ExitStack) -> tuple[IO[str] | None, int]:
+    """Return our end of a pipe, if one is asked for, and the number of theirs."""
+    if file == subprocess.PIPE:
+        ends = os.pipe()
+        ours, other = ends if mode == "r" else reversed(ends)
+        theirs.callback(os.close, other)
+        return open(ours, mode), other
+    if file == subprocess.DEVNULL:
+        number = os.open(os.devnull, os.O_RDWR)
+        theirs.callback(os.close, number)
+        return None, number
+    return None, file if isinstance(file, int) else file.fileno()
+
+
+@functools.cache
+def _server() -> tuple[subprocess.Popen[bytes], str]:
+    """Start the server of this process; it, and where it listens."""
+    path = str(Path(tempfile.mkdtemp(prefix="rmq-fork-"), "socket"))
+    # Its stdin is a pipe that closes with this process. It may outlive the thread that starts it.
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.forkserver", path], cwd=ROOT, stdin=subprocess.PIPE
+    )
+    until = time.monotonic() + START_S
+    while not os.path.exists(path):
+        assert time.monotonic() < until, "the fork server does not start"
+        time.sleep(0.005)
+    return server, path
+
+
+# --- in the server -------------------------------------------------------------------------------
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    head, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    left, text = int.from_bytes(head, "big"), b""
+    while len(text) < left:
+        text += connection.recv(left - len(text))
+    return json.loads(text), files
+
+
+def _warm(module: str) -> None:
+    """Import what the process will need; it reports itself what cannot be imported."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module)
+        if "sqlalchemy" in sys.modules:
+            for driver in DRIVERS:
+                importlib.import_module(driver)
+
+
+def _reap(running: dict[int, socket.socket]) -> None:
+    for pid in list(running):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            with running.pop(pid) as connection, contextlib.suppress(OSError):
+                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _serve(path: str) -> dict[str, Any]:
+    """Fork for each connection. Returns in a fork only: with its task."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path + ".new")
+    listening.listen(64)
+    woken, wakes = socket.socketpair()
+    for end in (woken, wakes):
+        end.setblocking(False)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes.fileno())
+    os.rename(path + ".new", path)
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready = select.select([listening, woken, sys.stdin], [], [])[0]
+        if sys.stdin in ready:
+            shutil.rmtree(Path(path).parent, ignore_errors=True)
+            os._exit(0)  # the tests are over
+        if woken in ready:
+            woken.recv(4096)
+            _reap(running)
+        if listening not in ready:
+            continue
+        connection = listening.accept()[0]
+        task, files = _receive(connection)
+        _warm(task["module"])
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, before)
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            for one in (*running.values(), connection, listening, woken, wakes):
+                one.close()
+            for file in files:
+                os.close(file)
+            return task
+        for file in files:
+            os.close(file)
+        running[pid] = connection
+        connection.sendall(b"%d\n" % pid)
+
+
+def _run(task: dict[str, Any]) -> Any:
+    """Be the process that was asked for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with the server
+    os.chdir(task["cwd"])
+    os.environ.clear()
+    os.environ.update(task["env"])
+    sys.path[0] = task["cwd"]
+    sys.argv[:] = [task["module"], *task["words"]]
+    return importlib.import_module(task["module"]).main(*task["words"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(_run(_serve(sys.argv[1])))
