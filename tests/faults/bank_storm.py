@@ -2,8 +2,9 @@
 
 The supervisor starts a teller for each that has killed itself, with the next fault of the plan.
 One of them stops itself for longer than its lease and its claim live, and goes on. When a server is
-killed depends on how far the work is, so that long runs and short ones see the same. The last
-messages are sent when all has been done that was planned: there is work for all of it.
+killed depends on how far the work is, so that long runs and short ones see the same. There is work
+for all that is planned: a part of the messages waits until that teller has gone on, and the last
+are sent when everything has been done.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TELLERS = 2
 HANDS = 4
 BATCH = 200  # messages of one send_many
 KEPT_BACK = 0.15  # of the messages, until all faults were done
+FIRST = 0.6  # of the others; the rest when the teller that stops itself has gone on: it needs some
 LEASE_S = 2.0  # a claim lives on while Redis is restarted
 STOP_S = LEASE_S + 3.0  # a lease is up to a second longer, and a claim a second more
 LOOK_S = 0.1
@@ -68,7 +70,7 @@ class Storm:
         self._cursor = 0
         self._stopped: dict[int, float] = {}
         self._at_work: list[Teller] = []
-        self._calm = threading.Event()
+        self._second, self._calm = threading.Event(), threading.Event()
         self._until = time.monotonic() + within_s
         self._sender = threading.Thread(target=self._send, daemon=True)
 
@@ -92,6 +94,7 @@ class Storm:
             assert time.monotonic() < self._until, f"too late: {self._told()}"
             self._replace()
             self._wake()
+            self._release()
             self._hurt()
             self._forget()
             time.sleep(LOOK_S)
@@ -109,14 +112,19 @@ class Storm:
             topic = client.topic(self.topic.name)
             ids = {send: topic.new_id() for send in set(self.sends)}
             kept = round(len(self.sends) * (1 - KEPT_BACK))
-            for part in (self.sends[:kept], self.sends[kept:]):
+            first = round(kept * FIRST)
+            for part, given in (
+                (self.sends[:first], self._second),
+                (self.sends[first:kept], self._calm),
+                (self.sends[kept:], self._calm),
+            ):
                 for at in range(0, len(part), BATCH):
                     some = [
                         rmq.Outgoing(self.transfers[n]._asdict(), id=ids[n, copy])
                         for n, copy in part[at : at + BATCH]
                     ]
                     self._send_some(topic, some)
-                self._calm.wait()
+                given.wait()
 
     def _send_some(self, topic: rmq.Topic, some: list[rmq.Outgoing]) -> None:
         """Send, with the same ids until there is an answer."""
@@ -131,7 +139,8 @@ class Storm:
     # --- what is done to tellers -----------------------------------------------------------------
 
     def _next(self) -> Teller:
-        plan, hands = self._plans.pop(0) if self._plans else ([], HANDS)
+        # One without a plan takes no more of the work than one that stops itself.
+        plan, hands = self._plans.pop(0) if self._plans else ([], 1)
         return self.scene.teller(plan, concurrency=hands)
 
     def _replace(self) -> None:
@@ -150,6 +159,11 @@ class Storm:
                     self.done["go on"] += 1
             elif one.is_stopped():
                 self._stopped[one.pid] = time.monotonic()
+
+    def _release(self) -> None:
+        """Let the second part be sent, also where the first was too little to stop anybody."""
+        if self.done["go on"] or (not self._stopped and self._progress() >= FIRST):
+            self._second.set()
 
     # --- what is done to servers and claims ------------------------------------------------------
 
