@@ -17,6 +17,7 @@ import rmq
 from rmq.ledger import Ledger, exactly_once, metadata as ledger_tables
 from rmq.outbox import Relay, Resender, Round
 from rmq.sql.outbox import resend_queries
+from rmq.sql.outbox.dispatch import Dispatcher
 from rmq.sql.outbox.lost import LossDetector
 from tests.databases import Database, impatience
 from tests.forkserver import Forked
@@ -314,6 +315,14 @@ def test_control_without_the_lock_two_send_every_stub_twice(
     monkeypatch.setattr(resend_queries, "lock", lambda connection, these: list(these))
     for n in range(30):
         scene.lost(n)
+    both, send = threading.Barrier(2, timeout=30), Dispatcher.send
+
+    def sends_when_both_have_read(self: Dispatcher, *args: Any) -> Any:
+        both.wait()
+        return send(self, *args)
+
+    # Else the second may read the count that the first has written, and count on.
+    monkeypatch.setattr(Dispatcher, "send", sends_when_both_have_read)
 
     rounds = _together(scene, monkeypatch)
 
