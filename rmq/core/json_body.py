@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from collections.abc import Iterable
 from typing import Any
 
 MSGSPEC_MIN = (0, 19)  # older ones read some integers of more than 64 bits as other numbers
 
-_STR = frozenset((str,))
 _SCALARS = frozenset((str, int, bool, type(None)))
 
 
@@ -92,21 +90,21 @@ def is_written_alike(body: Any) -> bool:
     with an exponent look different.
     """
     kind = type(body)
-    values: Iterable[Any]
     if kind is dict:
-        if not _STR.issuperset(map(type, body)):
-            return False
-        values = body.values()
-    elif kind is list or kind is tuple:
-        values = body
-    elif kind is float:
+        for name, value in body.items():
+            if type(name) is not str:
+                return False
+            if type(value) not in _SCALARS and not is_written_alike(value):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        for value in body:
+            if type(value) not in _SCALARS and not is_written_alike(value):
+                return False
+        return True
+    if kind is float:
         return bool(1e-4 <= abs(body) < 1e16 or body == 0)
-    else:
-        return kind in _SCALARS
-    for value in values:
-        if type(value) not in _SCALARS and not is_written_alike(value):
-            return False
-    return True
+    return kind in _SCALARS
 
 
 def installed() -> StdlibJson | MsgspecJson:
