@@ -91,7 +91,7 @@ def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """One server, of the newest engine; shared by the tests of a session."""
+    """A server of the newest engine, shared by the tests of a session."""
     made = Server(any_binary())
     yield made
     made.stop()

@@ -40,7 +40,7 @@ _counter = itertools.count()
 
 
 def binary(name: str, package: str) -> str:
-    """Where a program is; a laptop without it skips, CI fails."""
+    """Return the path of a program; without it the test is skipped, and fails in CI."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=_version)
     path = str(found[-1]) if found else shutil.which(name)
     if path is None and Path("/usr/sbin", name).is_file():

@@ -72,7 +72,7 @@ class Locust:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     @property
-    def told(self) -> str:
+    def output(self) -> str:
         return self.out.read_text() + self.err.read_text()
 
     def account(self) -> dict[str, int]:
@@ -83,8 +83,8 @@ class Locust:
     def until(self, true: Callable[[], object]) -> None:
         end = time.monotonic() + 30
         while not true():
-            assert self.process.poll() is None, self.told
-            assert time.monotonic() < end, self.told
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < end, self.output
             time.sleep(0.01)
 
 
@@ -115,7 +115,7 @@ def test_a_run_on_a_private_server_loses_nothing_and_writes_csv_and_html(
         "--kinds", "immediate=60,priority=10,delayed=15,merging=15", "--merge-ms", "100",
     )  # fmt: skip
 
-    assert run.wait() == 0, run.told
+    assert run.wait() == 0, run.output
     with Path(tmp_path, "run_stats.csv").open(newline="") as file:
         rows = {row["Name"]: row for row in csv.DictReader(file) if row["Type"] == "rmq"}
     assert rows.keys() >= CALLS | LATE
@@ -136,7 +136,7 @@ def test_a_run_on_a_private_server_loses_nothing_and_writes_csv_and_html(
 def test_producers_alone_leave_everything_to_the_drain(locust: Callable[..., Locust]) -> None:
     run = locust("-u", "2", "-r", "2", "-t", "1s", "--rate", "0", "--batch", "50", "Producer")
 
-    assert run.wait() == 0, run.told
+    assert run.wait() == 0, run.output
     account = run.account()
     assert account["drained"] == account["settled"] == account["received"] > 100
     assert_balanced(account)
@@ -149,7 +149,7 @@ def test_ctrl_c_still_drains_and_accounts(locust: Callable[..., Locust]) -> None
 
     run.process.send_signal(signal.SIGINT)
 
-    assert run.wait() == 0, run.told
+    assert run.wait() == 0, run.output
     account = run.account()
     assert account["sent"] > 0
     assert account["lost"] == account["waiting"] == account["duplicates"] == 0
@@ -168,7 +168,7 @@ def test_a_message_deleted_behind_rmqs_back_is_lost(
 
         assert raw.zrem(keys.store, last) == raw.hdel(keys.records, last) == 1
 
-    assert run.wait() == 3, run.told
+    assert run.wait() == 3, run.output
     account = run.account()
     assert (account["lost"], account["duplicates"], account["waiting"]) == (1, 0, 0)
     assert_balanced(account)
@@ -191,7 +191,7 @@ def test_a_message_put_back_behind_rmqs_back_is_a_duplicate(
         raw.hset(keys.records, last, record)
         raw.zadd(keys.store, {last: score})
 
-    assert run.wait() == 3, run.told
+    assert run.wait() == 3, run.output
     account = run.account()
     assert (account["lost"], account["duplicates"], account["waiting"]) == (0, 1, 0)
 
@@ -202,13 +202,13 @@ def test_what_the_drain_has_no_time_for_is_still_waiting_and_not_lost(
     late = ("--kinds", "delayed=1", "--delay-ms", "60000", "--drain-s", "0.2")
     run = locust("-u", "1", "-t", "1s", "--rmq-url", server.url, "--topic", name, *late, "Producer")
 
-    assert run.wait() == 3, run.told
+    assert run.wait() == 3, run.output
     account = run.account()
     assert account["lost"] == 0
     assert account["waiting"] == account["sent"] > 0
 
 
-def test_what_someone_else_sends_to_the_topic_is_put_back_and_told(
+def test_messages_of_another_sender_are_released_and_reported(
     locust: Callable[..., Locust], server: Server, client: rmq.Client, name: str
 ) -> None:
     words = ("-t", "3s", "--delay-ms", "100", "--merge-ms", "100", "--fail", "0", "--drain-s", "2")
@@ -217,7 +217,7 @@ def test_what_someone_else_sends_to_the_topic_is_put_back_and_told(
 
     sent = client.topic(name).send(7)
 
-    assert run.wait() == 3, run.told
+    assert run.wait() == 3, run.output
     account = run.account()
     assert account["strangers"] >= 1
     assert account["lost"] == account["duplicates"] == account["waiting"] == 0
@@ -233,7 +233,7 @@ def test_a_topic_that_holds_messages_is_refused_and_left_alone(
     run = locust("-t", "1s", "--rmq-url", server.url, "--topic", name)
 
     assert run.wait() == 2
-    assert "--topic: found 1 messages" in run.told
+    assert "--topic: found 1 messages" in run.output
     assert [message.body for message in client.admin.peek(name)] == ["someone's"]
 
 
@@ -259,8 +259,8 @@ def test_an_option_that_cannot_work_is_named_with_what_to_do(
 ) -> None:
     run = locust("-t", "1s", option, value)
 
-    assert run.wait() == 2, run.told
-    assert f"argument {option}" in run.told
-    assert told in run.told
-    assert "Traceback" not in run.told
+    assert run.wait() == 2, run.output
+    assert f"argument {option}" in run.output
+    assert told in run.output
+    assert "Traceback" not in run.output
     assert not list(run.temporary.glob("rmq-load-*"))

@@ -66,7 +66,9 @@ def test_a_deleted_key_lets_the_work_be_done_again_and_needs_a_person(
         assert len(rmq.Claims().first(consumer.receive(wait=5), key=lambda body: KEY)) == 1
 
 
-def test_what_is_not_there_or_cannot_be_is_told(run: Any, topic: Any, client: rmq.Client) -> None:
+def test_a_missing_claim_and_a_wrong_key_are_reported(
+    run: Any, topic: Any, client: rmq.Client
+) -> None:
     absent = run("claim", topic.name, "other")
     assert (absent.exit_code, "has no claim on key 'other'" in absent.stderr) == (3, True)
     assert run("claim", f"{topic.name}-none", "k").exit_code != 0
@@ -75,7 +77,7 @@ def test_what_is_not_there_or_cannot_be_is_told(run: Any, topic: Any, client: rm
     assert not client.admin.unclaim(topic.name, "other")
 
 
-def test_a_value_that_is_no_claim_is_told_and_can_be_deleted(
+def test_a_value_that_is_no_claim_is_reported_and_can_be_deleted(
     shell: Shell, topic: Any, client: rmq.Client, server: Any
 ) -> None:
     with server.raw() as raw:

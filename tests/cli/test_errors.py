@@ -244,7 +244,7 @@ def test_an_option_of_the_url_that_there_is_not_is_named(run):
     assert "there is no option 'tiemout'" in only_line(done.stderr)
 
 
-def test_the_default_address_is_told_as_such(run, monkeypatch):
+def test_the_default_address_is_reported_as_such(run, monkeypatch):
     monkeypatch.setattr("rmq.cli.app.RETRY_FOR_S", 0.0)
     monkeypatch.setattr("rmq.client.client.DEFAULT_URL", "redis://127.0.0.1:1/0")
     monkeypatch.delenv("RMQ_URL", raising=False)

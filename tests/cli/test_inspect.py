@@ -55,7 +55,7 @@ def test_peek_of_other_queues(run, topic):
     assert ndjson(dead.stdout)[0]["failure"]["error"] == "boom"
 
 
-def test_what_a_query_holds_is_said_to_be_held(run, topic):
+def test_messages_of_a_query_are_shown_as_held(run, topic):
     sent = topic.send("taken by a query")
     topic.query("a" * 32, "here").take({})
 

@@ -115,7 +115,7 @@ def test_purge_removes_what_is_old(ledger: Any, database: Database) -> None:
 
 
 @pytest.mark.parametrize("words", [("show", "t", "k"), ("purge", "--older-than", "1d")])
-def test_without_the_table_the_command_that_makes_it_is_told(ledger: Any, words: Any) -> None:
+def test_without_the_table_the_command_that_makes_it_is_reported(ledger: Any, words: Any) -> None:
     shown = ledger(*words)
 
     assert (shown.exit_code, shown.stdout) == (2, "")
@@ -131,7 +131,9 @@ def test_the_url_of_an_async_program_is_taken(run: Any, database: Database) -> N
 # --- which database, and its password ------------------------------------------------------------
 
 
-def test_without_a_database_the_variable_is_told(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_database_the_variable_is_reported(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
     shown = run("ledger", "create")
@@ -188,7 +190,7 @@ def test_a_refused_login_is_exit_code_5_and_shows_no_password(run: Any, database
     assert "rmq" in shown.stderr
 
 
-def test_without_sqlalchemy_the_extra_is_told_and_other_commands_work(
+def test_without_sqlalchemy_the_extra_is_reported_and_other_commands_work(
     shell: Any, tmp_path: Any
 ) -> None:
     (tmp_path / "sqlalchemy.py").write_text("raise ImportError('not here')")

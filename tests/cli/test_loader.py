@@ -1,4 +1,4 @@
-"""What `rmq worker` is asked to run: what may be named, and what is said where it cannot work."""
+"""The names that `rmq worker` accepts, and its errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_slip_in_the_name_of_the_module_is_answered_with_what_is_there(shop, s
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_work_is_told_with_what_can(shop, start, words, told):
+def test_a_wrong_name_is_refused_with_a_right_one(shop, start, words, told):
     code, err = failing(start, *words)
 
     assert code == 2
@@ -62,7 +62,7 @@ for one in (a, b):
     assert "several: a (Client), b (Client); say which, as shop:a" in err
 
 
-def test_a_client_without_handlers_is_told(tmp_path, start):
+def test_a_client_without_handlers_is_reported(tmp_path, start):
     write(tmp_path, 'import rmq\nclient = rmq.Client("redis://localhost:1")\n')
 
     code, err = failing(start, "shop")

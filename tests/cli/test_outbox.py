@@ -71,7 +71,7 @@ def test_a_password_in_the_arguments_is_refused_and_not_repeated(run: Any, comma
 
 
 @pytest.mark.parametrize("command", ["create", "run", "status", "ls"])
-def test_a_database_that_is_not_there_is_told_without_its_password(
+def test_a_database_that_is_not_there_is_reported_without_its_password(
     run: Any, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RMQ_DATABASE_URL", "postgresql+psycopg://me:s3cretword@127.0.0.1:1/shop")
@@ -84,7 +84,7 @@ def test_a_database_that_is_not_there_is_told_without_its_password(
 
 
 @pytest.mark.parametrize("command", ["run", "status", "ls"])
-def test_missing_tables_are_told_with_the_command_that_creates_them(
+def test_missing_tables_are_reported_with_the_command_that_creates_them(
     run: Any, place: str, command: str
 ) -> None:
     told = run("outbox", command)

@@ -170,7 +170,7 @@ def test_void_cancels_what_waits_and_tells_what_became_of_every_message(
     assert scene.relay.run_once() == 0
 
 
-def test_void_is_told_in_words(outbox: Any, scene: Lossy) -> None:
+def test_void_is_reported_in_words(outbox: Any, scene: Lossy) -> None:
     id = scene.sent()
 
     shown = outbox("void", scene.message(id))

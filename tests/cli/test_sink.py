@@ -49,7 +49,7 @@ def test_no_sink_is_no_error(run: Any, topic: rmq.Topic) -> None:
     assert run("sink", "ls", f"{topic.name}-none").exit_code == 3
 
 
-def test_a_person_is_told_what_forgetting_means(
+def test_the_question_says_what_forgetting_means(
     shell: Shell, client: rmq.Client, written: rmq.Topic
 ) -> None:
     code, shown = shell.on_terminal(

@@ -175,7 +175,7 @@ class TestDeadLetters:
         assert client.admin.stats(topic.name)["dead"] == 1
         assert run("dlq", "redrive", topic.name, "--error", "boom", "--yes").exit_code == 3
 
-    def test_redrive_by_id_asks_nobody_and_tells_what_did_not_match(self, run, topic):
+    def test_redrive_by_id_does_not_ask_and_reports_ids_that_did_not_match(self, run, topic):
         (id,) = bury(topic, "boom")
 
         assert run("dlq", "redrive", topic.name, "--id", id).exit_code == 0
@@ -219,7 +219,7 @@ class TestDeadLetters:
         assert run("dlq", "redrive", topic.name, "--yes").exit_code == 3
         assert run("dlq", "purge", topic.name, "--yes").exit_code == 3
 
-    def test_a_letter_that_cannot_be_read_stays_and_is_told(self, run, topic, server):
+    def test_a_letter_that_cannot_be_read_stays_and_is_reported(self, run, topic, server):
         (id,) = bury(topic, "boom")
         with server.raw() as raw:
             raw.hset(f"rmq:{{{topic.name}_0}}:records", rmq.MessageId.parse(id), b"\xff")

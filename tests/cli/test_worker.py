@@ -217,7 +217,7 @@ def test_the_processes_of_a_killed_supervisor_finish_and_end(shop, orders, start
     until(lambda: settled(orders) == 1)
 
 
-def test_a_module_that_fails_is_told_once_and_ends_the_supervisor(tmp_path, start):
+def test_a_module_that_fails_is_reported_once_and_ends_the_supervisor(tmp_path, start):
     write(tmp_path, "import nothing_of_that_name\n")
     program = start("shop", "--processes", 3)
 
@@ -304,7 +304,7 @@ def test_metrics_of_all_processes_come_from_one_place(tmp_path, server, name, cl
     until(lambda: "seen_total 2.0" in metrics(), metrics)
 
 
-def test_an_address_that_is_taken_is_told(shop, server, start):
+def test_an_address_that_is_taken_is_reported(shop, server, start):
     program = start("shop", "--health", f":{server.port}")
 
     assert program.end() == 1

@@ -1,6 +1,6 @@
-"""What a Redis did, from its append-only file: the lives of messages, by the server's own account.
+"""Read the history of messages from the append-only file of a Redis.
 
-Scripts stand there as the writes they made, in the order in which the server made them. The file
+The file has the writes of scripts, in the order in which the server made them. The file
 must not have been rewritten: `--auto-aof-rewrite-percentage 0`.
 """
 
@@ -34,7 +34,7 @@ class Lives:
 
     @property
     def stores(self) -> int:
-        """How often a message was stored."""
+        """Return how often a message was stored."""
         return sum(len(one) for one in self.ends.values())
 
 
@@ -54,7 +54,7 @@ def commands(folder: Path) -> Iterator[list[bytes]]:
 
 
 def lives(folder: Path, topics: Collection[str]) -> Lives:
-    """What became of the messages of these topics."""
+    """Return the history of the messages of these topics."""
     found = Lives()
     ids: dict[bytes, str] = {}
 

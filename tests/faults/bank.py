@@ -70,7 +70,7 @@ def planned(rng: random.Random, count: int, stem: str = "t") -> list[Transfer]:
 
 
 def sends(rng: random.Random, count: int) -> list[tuple[int, int]]:
-    """What is sent, in order: which transfer, and under which of its message ids.
+    """Return the sends in order: the transfer, and which of its message ids is used.
 
     Each is sent one to three times: with the same id again, or a new one; at once, or much later.
     """

@@ -25,7 +25,7 @@ from tests.faults.bank import OPENING_CENTS, Transfer, accounts, transfers
 
 @dataclass
 class Books:
-    """What a run came to."""
+    """The outcome of a run."""
 
     ordered: int
     rows: int

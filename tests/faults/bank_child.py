@@ -41,7 +41,7 @@ MOMENT_S = 0.05  # until a signal to itself has reached all threads
 
 
 class Faults:
-    """What this process does to itself."""
+    """The faults that this process causes to itself."""
 
     def __init__(self, plan: list[dict[str, Any]], together: bool, book: Book) -> None:
         self._plan = plan
@@ -101,22 +101,22 @@ def watch(faults: Faults) -> None:
 
     LeasedConsumer._claim_keys, LeasedConsumer.ack = claims, acks  # type: ignore[method-assign, assignment]
     for guard in (LedgerMiddleware, ExactlyOnce):
-        guard.run = _told(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
+        guard.run = _with_steps(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 
 
 def _alone(beside: claim.ExtraCommands) -> Any:
     yield Pipeline(beside.commands)
 
 
-def _told(run: Any, faults: Faults, commits: bool) -> Any:
-    def told(self: Any, one: Any, inner: Any) -> bool:
+def _with_steps(run: Any, faults: Faults, commits: bool) -> Any:
+    def run_with_steps(self: Any, delivery: Any, inner: Any) -> bool:
         faults.reach("taken")
-        found = run(self, one, inner)
-        if commits and found:
+        did_work = run(self, delivery, inner)
+        if commits and did_work:
             faults.reach("committed")
-        return bool(found)
+        return bool(did_work)
 
-    return told
+    return run_with_steps
 
 
 class Teller:

@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 
 
 def deletes_any_claim(faults: Any) -> None:
-    """Whoever hands a message back deletes the claim on its key, be it another's."""
+    """A release deletes the claim on the message's key, even another delivery's."""
     release = LeasedConsumer.release
 
     def releases(self: LeasedConsumer, deliveries: Any, *, delay: Any = 0) -> Any:

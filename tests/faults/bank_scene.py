@@ -50,7 +50,7 @@ class Teller(Process):
 
     def stops(self) -> None:
         """Wait until it has stopped itself."""
-        wait_for(self.is_stopped, f"{self.plan}: {self.said()}", PATIENCE_S)
+        wait_for(self.is_stopped, f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
 
     def go_on(self) -> None:
         """SIGCONT."""
@@ -134,7 +134,7 @@ class Bank:
     # --- what is seen ----------------------------------------------------------------------------
 
     def begun(self, of: Teller | None = None) -> Counter[str]:
-        """How often handlers have begun on each key."""
+        """Return how often handlers began on each key."""
         found = events(self.folder / "begins")
         return Counter(one["key"] for one in found if of is None or one["pid"] == of.pid)
 
@@ -142,14 +142,14 @@ class Bank:
         """Wait until handlers, or those of one teller, have begun so often on all of these."""
         wait_for(
             lambda: all(self.begun(of)[way] >= times for way in ways),
-            f"{ways} begun: {self.begun()}, {self.said()}", PATIENCE_S,
+            f"{ways} begun: {self.begun()}, {self.stderr_text()}", PATIENCE_S,
         )  # fmt: skip
 
     def applies(self, ways: set[str]) -> None:
         """Wait until a transfer of each of these is applied, its transaction at its end."""
         wait_for(
             lambda: all(self.books().applied[way] for way in ways),
-            f"{ways} applied: {self.books().applied}, {self.said()}", PATIENCE_S,
+            f"{ways} applied: {self.books().applied}, {self.stderr_text()}", PATIENCE_S,
         )  # fmt: skip
 
     def fired(self) -> Counter[str]:
@@ -157,21 +157,21 @@ class Bank:
         return Counter(str(one["name"]) for one in events(self.folder / "faults"))
 
     def left(self) -> int:
-        """How many messages are still to be settled."""
+        """Return how many messages are unsettled."""
         found = [self.client.admin.stats(topic.name) for topic in self.topics.values()]
         return sum(stats[name] for stats in found for name in WAITING)
 
     def dead(self) -> int:
-        """How many messages are in the DeadQueues."""
+        """Return how many messages are dead."""
         return sum(self.client.admin.stats(one.name)["dead"] for one in self.topics.values())
 
-    def said(self) -> str:
-        """What tellers have on their stderr."""
-        return "\n".join(one.said() for one in self.tellers)
+    def stderr_text(self) -> str:
+        """Return the stderr of the tellers."""
+        return "\n".join(one.stderr_text() for one in self.tellers)
 
     def drained(self) -> None:
         """Wait until nothing is left to do, and let the tellers that live come to their end."""
-        wait_for(lambda: not self.left(), f"{self.left()} left, {self.said()}", PATIENCE_S)
+        wait_for(lambda: not self.left(), f"{self.left()} left, {self.stderr_text()}", PATIENCE_S)
         for one in self.tellers:
             if not one.is_gone():
                 one.ends()
@@ -185,7 +185,7 @@ class Bank:
         )  # fmt: skip
 
     def times(self) -> dict[str, int]:
-        """How often the transfer of each way was applied."""
+        """Return how often the transfer of each rung was applied."""
         applied = self.books().applied
         return {way: applied[way] for way in self.topics}
 

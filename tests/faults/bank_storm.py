@@ -39,7 +39,7 @@ MOST_PASSES = 60
 
 
 class Storm:
-    """One run.
+    """A run.
 
     Args:
         scene: a bank with one topic; its servers will be hurt.
@@ -75,7 +75,7 @@ class Storm:
         self._sender = threading.Thread(target=self._send, daemon=True)
 
     def _planned(self, kills: int, stop: str) -> list[tuple[list[dict[str, Any]], int]]:
-        """What each teller does to itself, and how many hands it has."""
+        """Return the faults of each teller, and its concurrency."""
         steps = [step for _ in range(kills) for step in self.rng.sample(STEPS, len(STEPS))]
         some = [([fault(step, after=self._passes(step))], HANDS) for step in steps]
         some.insert(TELLERS, ([fault(stop, "stop", self._passes(stop)), *some.pop()[0]], 1))
@@ -91,7 +91,7 @@ class Storm:
         self._sender.start()
         self._at_work = [self._next() for _ in range(TELLERS)]
         while not self._is_over():
-            assert time.monotonic() < self._until, f"too late: {self._told()}"
+            assert time.monotonic() < self._until, f"too late: {self._status()}"
             self._replace()
             self._wake()
             self._release()
@@ -102,8 +102,9 @@ class Storm:
             one.ends()
         return self.scene.books(self.done)
 
-    def _told(self) -> str:
-        return f"{self.scene.left()} left, {self.scene.fired() + self.done}, {self.scene.said()}"
+    def _status(self) -> str:
+        scene = self.scene
+        return f"{scene.left()} left, {scene.fired() + self.done}, {scene.stderr_text()}"
 
     # --- what is sent ----------------------------------------------------------------------------
 
@@ -147,7 +148,9 @@ class Storm:
         for place, one in enumerate(self._at_work):
             if one.is_gone():
                 code = one.process.returncode
-                assert code == -signal.SIGKILL, f"a teller ended by itself, {code}: {one.said()}"
+                assert code == -signal.SIGKILL, (
+                    f"a teller ended by itself, {code}: {one.stderr_text()}"
+                )
                 self._at_work[place] = self._next()
 
     def _wake(self) -> None:
@@ -168,7 +171,7 @@ class Storm:
     # --- what is done to servers and claims ------------------------------------------------------
 
     def _progress(self) -> float:
-        """How much of what is not kept back is done."""
+        """Return the share of the released transfers that is done."""
         with self.scene.engine.connect() as connection:
             count = connection.scalar(sa.select(sa.func.count()).select_from(bank.transfers))
         return float(count or 0) / len(self.transfers) / (1 - KEPT_BACK)
@@ -210,7 +213,7 @@ class Storm:
 
 
 def figures(storm: Storm, books: Books, seconds: float) -> str:
-    """What to print of a run."""
+    """Return a run's figures to print."""
     runs = storm.scene.begun().total()
     copies = Counter(Counter(n for n, _ in storm.sends).values())
     return (

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Verdict:
-    """What a run came to."""
+    """The outcome of a run."""
 
     state: str
     attempted: int
@@ -48,7 +48,7 @@ class Verdict:
 
 
 class History:
-    """What producers and consumers saw; threads may share it."""
+    """The sends and deliveries that producers and consumers saw; threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

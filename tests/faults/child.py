@@ -28,8 +28,8 @@ def running(what: str, url: str, topic: str, log: Path) -> Iterator[Forked]:
         process.wait()
 
 
-def told(log: Path, word: str, count: int = 1, within: float = 60.0) -> list[list[str]]:
-    """Wait until the child has told a word so often; its lines, split."""
+def wait_for_lines(log: Path, word: str, count: int = 1, within: float = 60.0) -> list[list[str]]:
+    """Wait for lines of a child that begin with a word; return them, split."""
     until = time.monotonic() + within
     while True:
         text = log.read_text() if log.exists() else ""
@@ -38,39 +38,39 @@ def told(log: Path, word: str, count: int = 1, within: float = 60.0) -> list[lis
             return lines
         if time.monotonic() > until:
             errors = log.with_suffix(".err").read_text()
-            raise AssertionError(f"the child told {text!r}, not {count} times {word!r}: {errors}")
+            raise AssertionError(f"the child logged {text!r}, not {count} times {word!r}: {errors}")
         time.sleep(0.005)
 
 
 def main(what: str, url: str, name: str, log: str) -> None:
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def tell(*words: object) -> None:
+    def log_line(*words: object) -> None:
         os.write(out, (" ".join(map(str, words)) + "\n").encode())
 
     topic = rmq.Client(url).topic(name)
     if what == "produce":
         for number in range(1_000_000):
             id = topic.new_id()
-            tell("attempt", number, id)
+            log_line("attempt", number, id)
             topic.send({"n": number}, id=id)
-            tell("answer", number, id)
+            log_line("answer", number, id)
     mode = "at_most_once" if what == "pop" else "at_least_once"
     consumer = topic.consumer(lease=1, mode=mode)  # type: ignore[arg-type]
     topic.open()
     before = time.monotonic()  # one clock for all processes
     got = consumer.receive(10, wait=10)
-    tell("leased", before)
+    log_line("leased", before)
     for one in got:
-        tell("deliver", one.body["n"], one.attempt)
-    tell("working")
+        log_line("deliver", one.body["n"], one.attempt)
+    log_line("working")
     if what == "stall":  # stopped here for longer than the lease, then goes on
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
             time.sleep(0.01)
         try:
             one.ack()
-            tell("settled")
+            log_line("settled")
         except rmq.LeaseLost:
-            tell("lost")
+            log_line("lost")
     time.sleep(60)

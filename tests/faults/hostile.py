@@ -98,7 +98,7 @@ class Pair:
 
 
 class Hostile:
-    """One run.
+    """A run.
 
     Args:
         pair: its servers will be hurt.
@@ -177,7 +177,7 @@ class Hostile:
     def _judged(self, scene: Scene) -> Account:
         until = time.monotonic() + DRAIN_S
         while self._held(scene):
-            assert time.monotonic() < until, f"not drained: {scene.held()}, {scene._told()}"
+            assert time.monotonic() < until, f"not drained: {scene.held()}, {scene._status()}"
             assert not self.errors, self.errors
             time.sleep(0.2)
         return account(

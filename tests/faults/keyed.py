@@ -22,7 +22,7 @@ BATCH = 8
 
 @dataclass
 class Verdict:
-    """What a run came to."""
+    """The outcome of a run."""
 
     violations: list[str] = field(default_factory=list)
     handled: int = 0

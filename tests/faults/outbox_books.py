@@ -37,7 +37,7 @@ LOOKS = {HELD: ("store", 3), SNOOZED: ("store", 1), SLOW: ("prepare", 1)}  # whe
 
 @dataclass
 class Books:
-    """What a run came to."""
+    """The outcome of a run."""
 
     wrong: dict[str, list[Any]]
     fired: Counter[str]
@@ -73,7 +73,7 @@ class Auditor:
                 (one.stub, one.key) for one in connection.execute(sa.select(packed))
             )
             self.notes = list(connection.execute(sa.select(logs.c.id)).scalars())
-        self.told: Counter[tuple[str, str, str]] = Counter()  # stub, who, answer
+        self.answer_counts: Counter[tuple[str, str, str]] = Counter()  # stub, who, answer
         self.sure: Counter[str] = Counter()  # sent, and certainly not counted
         self.unsure: Counter[str] = Counter()  # sent, and perhaps not counted
         self.looked: Counter[tuple[str, str | None]] = Counter()  # stub, where it was
@@ -89,7 +89,7 @@ class Auditor:
     def _read(self, event: Event) -> None:
         kind, some = event["e"], event.get("stubs", ())
         if kind == "told":
-            self.told[event["stub"], event["who"], event["answer"]] += 1
+            self.answer_counts[event["stub"], event["who"], event["answer"]] += 1
         elif kind == "uncounted":
             (self.sure if event["sure"] else self.unsure).update(some)
         elif kind == "looked":
@@ -113,13 +113,13 @@ class Auditor:
     # --- answers ---------------------------------------------------------------------------------
 
     def answered(self, stub: str, who: str = "", *answers: str) -> int:
-        """How many sends were answered, by role and answer."""
+        """Return how many sends were answered, by role and answer."""
         roles = [who] if who else ["relay", "resender"]
         wanted = answers or ("stored", "duplicate")
-        return sum(self.told[stub, role, answer] for role in roles for answer in wanted)
+        return sum(self.answer_counts[stub, role, answer] for role in roles for answer in wanted)
 
     def unanswered(self, stub: str) -> int:
-        """How many stores have an answer that nobody got, or only for a second try."""
+        """Return how many stores had their reply lost, or answered only at a second try."""
         return len(self.lives.ends.get(stub, ())) - self.answered(stub, "", "stored")
 
     # --- what may be wrong -----------------------------------------------------------------------
@@ -174,7 +174,10 @@ class Auditor:
             if order.kind in CONTROLS
             and (
                 len(self.lives.ends.get(stub, ())) > 1
-                or any(self.told[stub, "resender", a] for a in ("stored", "duplicate", "unknown"))
+                or any(
+                    self.answer_counts[stub, "resender", a]
+                    for a in ("stored", "duplicate", "unknown")
+                )
                 or self.rows[stub].sends > 1
                 or (order.kind == DELAYED and self.begun.get(stub, 0) < self.rows[stub].due_ms)
             )
@@ -190,9 +193,9 @@ class Auditor:
         ]
 
     def figures(self) -> dict[str, Any]:
-        """What to print."""
+        """Return the figures to print."""
         answers: Counter[str] = Counter()
-        for (_, who, answer), count in self.told.items():
+        for (_, who, answer), count in self.answer_counts.items():
             answers[f"{who} {answer}"] += count
         looks: Counter[str] = Counter()
         for (_, at), count in self.looked.items():

@@ -50,7 +50,7 @@ MOST_DELAY_S = 2.0
 
 
 class Faults:
-    """When this process kills itself."""
+    """The step at which this process kills itself."""
 
     def __init__(self, step: str, after: int, book: Book) -> None:
         self._step = step
@@ -131,7 +131,7 @@ class Recorder(rmq.Interceptor):
 
     @property
     def sent(self) -> list[str]:
-        """What this thread has sent and not yet counted."""
+        """The messages that this thread has sent and not yet counted."""
         if not hasattr(self._here, "sent"):
             self._here.sent = []
         return self._here.sent  # type: ignore[no-any-return]

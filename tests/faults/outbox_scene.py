@@ -39,7 +39,10 @@ class Child(Process):
     def is_gone(self) -> bool:
         """Whether it has ended: killed by itself where it should, or at its end."""
         code = self.process.poll()
-        assert code in (None, 0) or (self.step and code == -signal.SIGKILL), (code, self.said())
+        assert code in (None, 0) or (self.step and code == -signal.SIGKILL), (
+            code,
+            self.stderr_text(),
+        )
         return code is not None
 
 
@@ -109,7 +112,7 @@ class Shop:
     # --- what is seen ----------------------------------------------------------------------------
 
     def history(self) -> list[Event]:
-        """What the processes have written down."""
+        """Return the events that the processes have written."""
         path = self.folder / "history"
         with path.open("ab+") as file:
             file.seek(self._read)
@@ -135,11 +138,11 @@ class Shop:
         return all(found[stub] >= times for stub in stubs)
 
     def placed(self) -> int:
-        """How many orders are committed."""
+        """Return how many orders are committed."""
         return self._count(sa.select(sa.func.count()).select_from(outbox_shop.orders))
 
     def unconfirmed(self, topic: str = "%") -> int:
-        """How many stubs are not confirmed."""
+        """Return how many stubs are not confirmed."""
         query = sa.select(sa.func.count()).select_from(stubs)
         return self._count(query.where(stubs.c.status != CONFIRMED, stubs.c.topic.like(topic)))
 
@@ -148,17 +151,17 @@ class Shop:
             return int(connection.scalar(query) or 0)
 
     def left(self) -> int:
-        """How many messages are still to be settled."""
+        """Return how many messages are unsettled."""
         found = [self.client.admin.stats(name) for name in (self.work, self.held)]
         return sum(stats[name] for stats in found for name in WAITING)
 
     def dead(self) -> int:
-        """How many messages are in the DeadQueues."""
+        """Return how many messages are dead."""
         return sum(self.client.admin.stats(name)["dead"] for name in (self.work, self.held))
 
-    def said(self) -> str:
-        """What children have on their stderr."""
-        return "\n".join(one.said()[-600:] for one in self.children)
+    def stderr_text(self) -> str:
+        """Return the stderr of the children."""
+        return "\n".join(one.stderr_text()[-600:] for one in self.children)
 
     def is_drained(self) -> bool:
         """Whether nothing is left to do."""

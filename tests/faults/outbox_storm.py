@@ -40,7 +40,7 @@ MOST_PASSES = {"relay": 2, "resender": 1, "consumer": 40, "producer": 8}
 
 
 class Storm:
-    """One run.
+    """A run.
 
     Args:
         shop: its servers will be hurt.
@@ -92,7 +92,7 @@ class Storm:
         for role in ("relay", "consume"):
             for place, one in enumerate(self._at_work[role]):
                 if one.is_gone():
-                    assert one.step, f"a process ended by itself: {one.said()}"
+                    assert one.step, f"a process ended by itself: {one.stderr_text()}"
                     self._at_work[role][place] = self._next(role)
 
     def _planned(self) -> bool:
@@ -102,13 +102,15 @@ class Storm:
 
     def _wait(self, what: Callable[[], Any]) -> None:
         while not what():
-            assert time.monotonic() < self._until, f"too late: {self._told()}"
+            assert time.monotonic() < self._until, f"too late: {self._status()}"
             self._replace()
             time.sleep(LOOK_S)
 
-    def _told(self) -> str:
+    def _status(self) -> str:
         shop = self.shop
-        return f"{shop.unconfirmed()} open, {shop.left()} left, {shop.fired()}, {shop.said()}"
+        return (
+            f"{shop.unconfirmed()} open, {shop.left()} left, {shop.fired()}, {shop.stderr_text()}"
+        )
 
     # --- producers -------------------------------------------------------------------------------
 
@@ -195,5 +197,5 @@ class Storm:
 
 
 def figures(storm: Storm, books: Books, seconds: float) -> str:
-    """What to print of a run."""
+    """Return a run's figures to print."""
     return f"{books}; {len(storm.shop.children)} processes, {seconds:.1f} s"

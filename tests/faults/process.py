@@ -45,13 +45,13 @@ class Process:
 
     def dies(self) -> None:
         """Wait until it has killed itself."""
-        wait_for(self.is_gone, f"{self.plan}: {self.said()}", PATIENCE_S)
-        assert self.process.returncode == -signal.SIGKILL, self.said()
+        wait_for(self.is_gone, f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
+        assert self.process.returncode == -signal.SIGKILL, self.stderr_text()
 
     def ends(self) -> None:
         """SIGTERM: what is at work comes to its end."""
         self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0, self.said()
+        assert self.process.wait(PATIENCE_S) == 0, self.stderr_text()
 
     def close(self) -> None:
         """End it, whatever it does."""
@@ -59,6 +59,6 @@ class Process:
             os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
 
-    def said(self) -> str:
-        """What is on its stderr."""
+    def stderr_text(self) -> str:
+        """Return its stderr."""
         return self._errors.read_text()

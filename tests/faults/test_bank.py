@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(WITHIN_S + 60)
 
 
 class Servers(NamedTuple):
-    """What a run stands on, and kills."""
+    """The servers of a run, which it kills."""
 
     redis: Server
     database: Database

@@ -38,7 +38,7 @@ def branch(server: Server, database: Database, name: str, tmp_path: Path) -> Ope
     return lambda way: opened(server, database, name, tmp_path, (way,))
 
 
-def told(books: Books, capsys: pytest.CaptureFixture[str], what: str) -> Books:
+def report(books: Books, capsys: pytest.CaptureFixture[str], what: str) -> Books:
     with capsys.disabled():
         print(f"\nFIG control, {what}: {books}")
     return books
@@ -62,7 +62,7 @@ def test_copies_are_repeated_by_what_does_not_keep_them_apart_and_the_books_show
         bank.teller(mutants=mutants, concurrency=COPIES, slow_s=SLOW_S)
         bank.drained()
 
-        books = told(bank.books(Counter(copies=1)), capsys, f"copies, {way} {mutants}")
+        books = report(bank.books(Counter(copies=1)), capsys, f"copies, {way} {mutants}")
         assert books.state == state
         assert books.repeated == ([] if state == "valid" else [way])
 
@@ -77,7 +77,7 @@ def test_a_transfer_whose_owner_died_is_lost_by_an_ack_of_what_is_in_progress(
         bank.teller(mutants=["acks_busy"])
         bank.drained()
 
-        books = told(bank.books(), capsys, "ack while in progress")
+        books = report(bank.books(), capsys, "ack while in progress")
         assert (books.state, books.lost) == ("invalid", ["claims"])
 
 
@@ -90,7 +90,7 @@ def test_a_transfer_that_is_marked_before_it_is_begun_is_lost_with_its_teller(
         bank.teller(mutants=["marks_first"])
         bank.drained()
 
-        books = told(bank.books(), capsys, "marked before it is begun")
+        books = report(bank.books(), capsys, "marked before it is begun")
         assert (books.state, books.lost) == ("invalid", ["ledger"])
 
 
@@ -103,7 +103,7 @@ def test_a_transfer_that_commits_apart_from_its_row_is_repeated(
         bank.teller(mutants=["commits_apart"])
         bank.drained()
 
-        books = told(bank.books(), capsys, "two transactions")
+        books = report(bank.books(), capsys, "two transactions")
         assert (books.state, books.repeated) == ("invalid", ["transaction"])
 
 

@@ -1,4 +1,4 @@
-"""What each rung makes of one bad moment: how often a transfer is applied, and which hole is whose.
+"""One fault on every rung: how often the transfer is applied, and which rungs have which gap.
 
 Each test plays one moment on all rungs side by side. `+check` asks the database before the work,
 `+condition` writes only if the order is still open, in the transaction of the work. Where a
@@ -41,8 +41,8 @@ def bank(server: Server, postgres: Postgres, name: str, tmp_path: Path) -> Itera
         yield made
 
 
-def told(bank: Bank, capsys: pytest.CaptureFixture[str], moment: str) -> dict[str, int]:
-    """How often each way has applied its transfer; everything but that has to be right."""
+def report(bank: Bank, capsys: pytest.CaptureFixture[str], moment: str) -> dict[str, int]:
+    """Return how often each rung applied its transfer; check that all else is right."""
     times, books = bank.times(), bank.books(Counter(here=1))
     with capsys.disabled():
         print(f"\nFIG {moment}: {times}")
@@ -77,7 +77,7 @@ def test_a_kill_before_the_commit_or_after_the_mark_is_applied_once_on_every_run
 
         for step, one in banks.items():
             one.drained()
-            assert told(one, capsys, f"killed, {step}") == dict.fromkeys(RUNGS, 1)
+            assert report(one, capsys, f"killed, {step}") == dict.fromkeys(RUNGS, 1)
 
 
 def test_a_kill_between_commit_and_mark_repeats_what_neither_checks_nor_has_a_condition(
@@ -88,7 +88,7 @@ def test_a_kill_between_commit_and_mark_repeats_what_neither_checks_nor_has_a_co
     bank.teller()
     bank.drained()
 
-    assert told(bank, capsys, "killed between commit and mark") == {
+    assert report(bank, capsys, "killed between commit and mark") == {
         **ONCE, "claims": 2, "ledger": 2,
     }  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_a_commit_whose_answer_is_lost_repeats_what_neither_checks_nor_has_a_con
     bank.teller([fault("committed", "raise") for _ in WAYS])
     bank.drained()
 
-    assert told(bank, capsys, "the answer to the commit was lost") == {
+    assert report(bank, capsys, "the answer to the commit was lost") == {
         **ONCE, "claims": 2, "ledger": 2,
     }  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_a_stop_before_the_check_repeats_what_neither_checks_nor_has_a_condition
     late.go_on()
     bank.drained()
 
-    assert told(bank, capsys, "stopped after the claim") == {**ONCE, "claims": 2, "ledger": 2}
+    assert report(bank, capsys, "stopped after the claim") == {**ONCE, "claims": 2, "ledger": 2}
 
 
 def test_a_stop_in_the_midst_of_the_work_repeats_what_has_no_condition_in_its_transaction(
@@ -130,7 +130,7 @@ def test_a_stop_in_the_midst_of_the_work_repeats_what_has_no_condition_in_its_tr
     late.go_on()
     bank.drained()
 
-    assert told(bank, capsys, "stopped in the midst of the work") == {
+    assert report(bank, capsys, "stopped in the midst of the work") == {
         **ONCE, "claims": 2, "claims+check": 2, "ledger": 2, "ledger+check": 2,
     }  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_a_claim_deleted_after_the_work_repeats_on_rung_2_alone(
     bank.teller()
     bank.drained()
 
-    assert told(bank, capsys, "claim deleted after the work") == {**ONCE, "claims": 2}
+    assert report(bank, capsys, "claim deleted after the work") == {**ONCE, "claims": 2}
 
 
 def test_a_claim_deleted_during_the_work_repeats_what_has_no_condition_in_its_transaction(
@@ -162,7 +162,7 @@ def test_a_claim_deleted_during_the_work_repeats_what_has_no_condition_in_its_tr
     gate.touch()
     bank.drained()
 
-    assert told(bank, capsys, "claim deleted during the work") == {
+    assert report(bank, capsys, "claim deleted during the work") == {
         **ONCE, "claims": 2, "claims+check": 2,
     }  # fmt: skip
 
@@ -186,6 +186,6 @@ def test_a_redis_that_has_lost_everything_repeats_on_rung_2_alone(
                 after.teller()
                 after.drained()
 
-                assert told(after, capsys, "Redis flushed") == {**ONCE, "claims": 2}
+                assert report(after, capsys, "Redis flushed") == {**ONCE, "claims": 2}
     finally:
         server.stop()

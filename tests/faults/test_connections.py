@@ -143,7 +143,7 @@ def test_a_connection_that_was_idle_for_long_is_asked_before_it_is_used(
     assert len(idle(driver)) == 1
 
 
-def test_a_call_that_may_have_been_done_is_never_told_as_not_done(
+def test_a_call_that_may_have_been_done_is_never_reported_as_not_done(
     drive: Callable[..., Driver], name: str
 ) -> None:
     """The used connection ends, and then no new one can be made: the first attempt counts."""
@@ -553,7 +553,9 @@ def test_an_interrupted_receive_does_not_wait_for_a_frozen_redis(
 # --- what errors say -----------------------------------------------------------------------------
 
 
-def test_a_redis_that_is_away_is_told_in_few_lines(drive: Callable[..., Driver], name: str) -> None:
+def test_a_redis_that_is_away_is_reported_in_few_lines(
+    drive: Callable[..., Driver], name: str
+) -> None:
     driver = drive(f"redis://127.0.0.1:{free_port()}/0", retry_for=0.3)
 
     with pytest.raises(rmq.Unavailable) as told:

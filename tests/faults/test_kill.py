@@ -11,7 +11,7 @@ import pytest
 import rmq
 from tests.conftest import any_binary
 from tests.faults.checker import History
-from tests.faults.child import running, told
+from tests.faults.child import running, wait_for_lines
 from tests.faults.load import Load
 from tests.servers import Server
 
@@ -39,12 +39,12 @@ def killed_in_the_handler(
         topic.send({"n": number})
         history.answer(number)
     with running(what, server.url, name, log) as child:
-        told(log, "working")
-        ((_, moment),) = told(log, "leased")
+        wait_for_lines(log, "working")
+        ((_, moment),) = wait_for_lines(log, "leased")
         taken = float(moment)
         child.kill()
         child.wait()
-    for _, number, _attempt in told(log, "deliver", 3):
+    for _, number, _attempt in wait_for_lines(log, "deliver", 3):
         history.deliver(int(number))
         history.explain(int(number))
     recovered = 0.0
@@ -97,11 +97,11 @@ def test_a_killed_producer_leaves_what_was_answered_and_no_copies(
     log = tmp_path / "log"
 
     with running("produce", server.url, name, log) as child:
-        told(log, "answer", 200)
+        wait_for_lines(log, "answer", 200)
         child.kill()
         child.wait()
-    attempted = {int(n): id for _, n, id in told(log, "attempt", 200)}
-    answered = {int(n) for _, n, _ in told(log, "answer", 200)}
+    attempted = {int(n): id for _, n, id in wait_for_lines(log, "attempt", 200)}
+    answered = {int(n) for _, n, _ in wait_for_lines(log, "answer", 200)}
     history = History()
     for number, id in attempted.items():
         history.attempt(number)

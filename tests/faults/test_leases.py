@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from tests.conftest import Clock
-from tests.faults.child import running, told
+from tests.faults.child import running, wait_for_lines
 from tests.faults.proxy import between
 from tests.patience import asleep
 from tests.servers import Server
@@ -25,13 +25,13 @@ def test_a_consumer_that_stalled_beyond_its_lease_changes_nothing(
     sent = topic.send({"n": 1})
     log = tmp_path / "log"
     with running("stall", server.url, name, log) as child:
-        told(log, "working")
+        wait_for_lines(log, "working")
         child.send_signal(signal.SIGSTOP)
         (mine,) = topic.consumer(lease=30).receive(1, wait=LATE_S)
         before = topic.get(sent.id)
 
         child.send_signal(signal.SIGCONT)
-        told_lost = told(log, "lost")
+        told_lost = wait_for_lines(log, "lost")
 
         assert told_lost
         assert "settled" not in log.read_text()

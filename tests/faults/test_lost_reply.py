@@ -37,7 +37,7 @@ class Case:
         return self.beside.admin.stats(self.name)
 
     def drained(self) -> list[Any]:
-        """What a consumer beside the fault still gets."""
+        """Return the messages that a consumer without the fault still receives."""
         consumer = self.beside.topic(self.name).consumer()
         got = consumer.receive(1000)
         assert consumer.ack(got) == []
@@ -167,7 +167,7 @@ def test_an_extend_whose_reply_is_lost_leaves_a_receipt_that_is_ours(case: Case)
     assert case.stats()["settled"] == 1
 
 
-def test_a_cancel_whose_reply_is_lost_is_told_as_done(case: Case) -> None:
+def test_a_cancel_whose_reply_is_lost_is_reported_as_done(case: Case) -> None:
     sent = case.do(case.topic.send("x"))
     case.proxy.cut("cancel")
 

@@ -64,7 +64,7 @@ def test_a_send_while_a_consumer_sleeps_is_stored_and_wakes_it_late(
         consumer.close()
 
 
-def test_a_nack_while_a_consumer_sleeps_is_told_as_done_and_costs_one_retry(
+def test_a_nack_while_a_consumer_sleeps_is_reported_as_done_and_costs_one_retry(
     each_server: Server, app: Any, name: str
 ) -> None:
     topic = app.topic(name, retry="immediate")

@@ -127,7 +127,7 @@ def test_a_wrong_type_at_our_key_is_named_and_removes_nothing(
             raw.rename("aside", key)
 
 
-def test_flushall_in_the_middle_is_told_as_a_vanished_topic(
+def test_flushall_in_the_middle_is_reported_as_a_vanished_topic(
     driver: Driver, ours: Server, name: str
 ) -> None:
     topic = driver.client.topic(name, slots=2)
@@ -199,7 +199,7 @@ def _eventually(what: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def test_an_idle_consumer_is_told_of_a_flushall(ours: Server, name: str) -> None:
+def test_an_idle_consumer_notices_a_flushall(ours: Server, name: str) -> None:
     told: list[BaseException] = []
     with rmq.Client(ours.url) as client:
         consumer = client.topic(name).consumer()

@@ -89,7 +89,7 @@ class Scene:
         return self.beside.admin.stats(self.name)
 
     def all_of(self, consumer: Any, most: int = 5) -> list[tuple[Any, int]]:
-        """What a consumer gets until nothing comes: body and attempt; all of it is acked."""
+        """Receive and ack until the topic is empty; return body and attempt of each."""
         seen = []
         while got := self.do(consumer.receive(most)):
             seen += [(one.body, one.attempt) for one in got]
@@ -133,7 +133,7 @@ def test_a_batch_whose_reply_did_not_come_is_handed_over_by_the_next_receive(
     assert scene.stats()["settled"] == 12
 
 
-def test_a_lease_that_nobody_heard_of_burns_no_retry(scene: Scene) -> None:
+def test_a_lease_whose_reply_was_lost_costs_no_retry(scene: Scene) -> None:
     scene.name += "-last"
     scene.open(max_retries=0)
     scene.send(3)
@@ -231,7 +231,7 @@ VERBS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("between", ["nothing", "extend"])
-def test_a_verb_said_again_succeeds_and_is_done_once(scene: Scene, verb: str, between: str) -> None:
+def test_a_repeated_verb_succeeds_and_is_done_once(scene: Scene, verb: str, between: str) -> None:
     scene.send(2)
     consumer = scene.topic.consumer()
     delivery, second = scene.do(consumer.receive(2))
@@ -293,7 +293,7 @@ def test_a_lease_extended_without_an_answer_is_still_ours_to_settle(scene: Scene
     assert scene.stats()["settled"] == 1
 
 
-def test_receipts_acked_again_are_not_told_as_lost(scene: Scene) -> None:
+def test_receipts_acked_again_are_not_reported_as_lost(scene: Scene) -> None:
     scene.send(4)
     consumer = scene.topic.consumer()
     receipts = [str(one.receipt) for one in scene.do(consumer.receive(4))]

@@ -20,7 +20,7 @@ def scene(server: Server, name: str, tmp_path: Path):
         yield made
 
 
-def told(scene: Scene, capsys: pytest.CaptureFixture[str], what: str) -> None:
+def report(scene: Scene, capsys: pytest.CaptureFixture[str], what: str) -> None:
     with capsys.disabled():
         print(f"\nFIG control, {what}: {scene.account()}")
 
@@ -38,7 +38,7 @@ def test_a_keeper_that_renews_for_a_stopped_process_is_caught(
         well.drained()
         time.sleep(2 * LEASE_S)
 
-        told(scene, capsys, "a keeper that renews for a stopped process")
+        report(scene, capsys, "a keeper that renews for a stopped process")
         assert well.account().state == "valid"
         assert scene.account().state == "invalid"
         assert scene.account().lost == [0]
@@ -54,13 +54,13 @@ def test_a_worker_that_renews_nothing_is_caught(
     scene.drained()
 
     scene.fired = 1
-    told(scene, capsys, "no renewal")
+    report(scene, capsys, "no renewal")
     assert scene.account().unexplained == [0]
     assert scene.account().overlaps == []
     assert scene.account().state == "invalid"
 
 
-def test_a_handler_that_is_not_told_of_its_lost_lease_is_caught(
+def test_a_handler_that_does_not_see_its_lost_lease_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene.send(1, do=("hold", 5))  # beside the next one for longer than the account lets pass
@@ -70,7 +70,7 @@ def test_a_handler_that_is_not_told_of_its_lost_lease_is_caught(
     scene.drained()
 
     scene.fired = 1
-    told(scene, capsys, "no renewal, d.lost never true")
+    report(scene, capsys, "no renewal, d.lost never true")
     assert len(scene.account().overlaps) == 1
     assert scene.account().state == "invalid"
 
@@ -84,7 +84,7 @@ def test_a_worker_that_settles_before_it_handles_is_caught(
     worker.kill()
     scene.drained()
 
-    told(scene, capsys, "settles before it handles")
+    report(scene, capsys, "settles before it handles")
     assert scene.account().lost == [0]
     assert scene.account().state == "invalid"
 
@@ -103,7 +103,7 @@ def test_an_ack_that_ignores_the_receipt_is_caught(
     wait_for(lambda: not scene.held(), "the zombie's ack")
     other.kill()
 
-    told(scene, capsys, "an ack by id alone")
+    report(scene, capsys, "an ack by id alone")
     assert scene.account().lost == [0]
     assert scene.account().state == "invalid"
 
@@ -122,7 +122,7 @@ def test_a_zombie_that_begins_what_it_has_lost_is_caught(
     zombie.go_on()
     scene.seen("done", 4, pid=zombie.pid)
 
-    told(scene, capsys, "begins what it has lost")
+    report(scene, capsys, "begins what it has lost")
     assert set(scene.account().zombies) == {1, 2, 3}
     assert scene.account().state == "invalid"
 
@@ -139,7 +139,7 @@ def test_a_keeper_thread_behind_the_gil_is_caught(
     scene.seen("done", 2)
 
     scene.fired = 1
-    told(scene, capsys, "a keeper thread and the GIL")
+    report(scene, capsys, "a keeper thread and the GIL")
     assert scene.account().unexplained == [0]
     assert scene.account().state == "invalid"
 

@@ -50,7 +50,7 @@ def test_messages_of_a_killed_worker_come_back_after_their_lease(
             assert took < 2 * LEASE_S + LATE_S
 
 
-def test_a_message_that_kills_its_process_is_dead_after_its_tries_and_takes_nobody_with_it(
+def test_a_message_that_kills_its_process_is_dead_after_its_tries_and_harms_no_other(
     server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kinds side by side: it takes a lease a try, and each is long enough to be kept."""

@@ -186,6 +186,6 @@ def test_a_worker_that_does_not_move_exits_70_with_stacks(
             print(f"\nFIG {mutant}, watchdog 2 s: exit {code} after {took:.2f} s")
         assert code == 70
         assert took > 1.5
-        assert "has not moved for 2 s" in worker.said()
-        assert f"in {mutant}" in worker.said() or "worker_mutants.py" in worker.said()
-        assert "rmq-watch" in worker.said() or "Thread 0x" in worker.said()
+        assert "has not moved for 2 s" in worker.stderr_text()
+        assert f"in {mutant}" in worker.stderr_text() or "worker_mutants.py" in worker.stderr_text()
+        assert "rmq-watch" in worker.stderr_text() or "Thread 0x" in worker.stderr_text()

@@ -29,7 +29,7 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
         again = scene.seen("deliver", pid=other.pid, n=held)[0]
         zombie.go_on()
         scene.seen("done", pid=zombie.pid, n=held)
-        wait_for(lambda: "expired before it could be settled" in zombie.said(), "a refusal")
+        wait_for(lambda: "expired before it could be settled" in zombie.stderr_text(), "a refusal")
         still_held = scene.client.admin.get(name, scene.ids[held])
         done_by_other = scene.events("done", pid=other.pid, n=held)
         scene.drained()
@@ -92,7 +92,7 @@ def test_what_runs_beyond_the_grace_time_is_handed_back_unburnt(
 
 
 @pytest.mark.parametrize(("kind", "act"), [("async", "block"), ("sync", "gil")])
-def test_a_handler_that_lets_nobody_run_keeps_its_leases(
+def test_a_handler_that_blocks_all_threads_keeps_its_leases(
     server: Server, name: str, tmp_path: Path, kind: str, act: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -110,7 +110,7 @@ def test_a_handler_that_lets_nobody_run_keeps_its_leases(
         assert {e["attempt"] for e in scene.events("deliver")} == {1}
 
 
-def test_a_handler_that_goes_on_after_the_stop_is_told_that_its_message_is_lost(
+def test_a_handler_that_goes_on_after_the_stop_sees_that_its_message_is_lost(
     client: rmq.Client, name: str
 ) -> None:
     begun, seen, go_on = threading.Event(), [], threading.Event()

@@ -42,7 +42,7 @@ Event = dict[str, Any]
 
 @dataclass
 class Run:
-    """One run of a handler."""
+    """A run of a handler."""
 
     n: int
     pid: int
@@ -63,7 +63,7 @@ class Run:
 
 @dataclass
 class Account:
-    """What a run came to."""
+    """The outcome of a run."""
 
     state: str
     sent: int
@@ -86,7 +86,7 @@ class Account:
 
 
 def events(log: Path) -> list[Event]:
-    """What is in a history; a line that is being written is left for later."""
+    """Return the events in a history, without an unfinished last line."""
     text = log.read_bytes() if log.exists() else b""
     return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
@@ -171,7 +171,7 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
 
 
 def _overlap(one: Run, again: Run, stopped: Iterable[tuple[float, float]], slack_ns: float) -> str:
-    """What is wrong with `again` having begun when it did."""
+    """Return why `again` began too early; '' if it did not."""
     if one.given > again.begun and again.wall < one.deadline(again.begun):
         early = one.deadline(again.begun) - again.wall
         return f"{one.n}: begun {early} ms before the lease of attempt {one.attempt} ended"

@@ -44,7 +44,7 @@ class Book:
 
 
 class Play:
-    """What a handler does, as a generator of pauses: the handler sleeps or awaits them."""
+    """The work of a handler as a generator of pauses, which the handler sleeps or awaits."""
 
     def __init__(self, book: Book, url: str, always_again: bool, in_loop: bool) -> None:
         self.book = book

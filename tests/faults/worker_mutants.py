@@ -30,7 +30,7 @@ def blind_keeper() -> None:
 
 
 def idle_keeper() -> None:
-    """Nobody renews. Give keeper="thread"."""
+    """No lease is renewed. Needs keeper="thread"."""
 
     def rest(self: lease_renewer.LeaseRenewer) -> float:
         self.lease_table.note_round()
@@ -40,7 +40,7 @@ def idle_keeper() -> None:
 
 
 def acks_first() -> None:
-    """It settles before it handles, as at_most_once does."""
+    """The worker settles a delivery before it runs the handler, as at_most_once does."""
     begin = HandlerPool._may_run
 
     def settled(self: HandlerPool, one: Any) -> bool:
@@ -68,7 +68,7 @@ def acks_by_id() -> None:
 
 
 def begins_anything() -> None:
-    """It does not look whether the lease is still there before it begins."""
+    """The worker starts a run without checking the lease."""
     HandlerPool._may_run = lambda self, one: True  # type: ignore[method-assign]
 
 

@@ -44,7 +44,7 @@ class Child(Process):
                         return one
             return None
 
-        found: psutil.Process = wait_for(look, f"a keeper of {self.pid}: {self.said()}")
+        found: psutil.Process = wait_for(look, f"a keeper of {self.pid}: {self.stderr_text()}")
         self._keepers.add(found)
         return found
 
@@ -175,20 +175,20 @@ class Scene:
             found = self.events(what, **about)
             return found if len(found) >= count else []
 
-        return wait_for(look, f"{count} x {what} {about}: {self._told()}", within)
+        return wait_for(look, f"{count} x {what} {about}: {self._status()}", within)
 
-    def _told(self) -> str:
-        errors = "\n".join(child.said()[-2000:] for child in self.children)
+    def _status(self) -> str:
+        errors = "\n".join(child.stderr_text()[-2000:] for child in self.children)
         return f"{[(e['e'], e.get('n'), e['pid']) for e in events(self.log)][-40:]}\n{errors}"
 
     def held(self) -> int:
-        """How many messages are in the topic and not dead."""
+        """Return how many messages wait or are in flight."""
         stats = self.client.admin.stats(self.topic.name)
         return sum(stats[name] for name in WAITING)
 
     def drained(self, within: float = PATIENCE_S) -> None:
         """Wait until nothing is left to do."""
-        wait_for(lambda: not self.held(), f"a drain: {self.held()} left, {self._told()}", within)
+        wait_for(lambda: not self.held(), f"a drain: {self.held()} left, {self._status()}", within)
 
     def dead(self) -> list[int]:
         """The numbers of the dead letters."""
@@ -204,7 +204,7 @@ class Scene:
         found = self.account()
         with capsys.disabled():
             print(f"\nFIG {what}, {self.kind}: {found}{more and '; '}{more}")
-        assert found.state == "valid", (found, found.overlaps, self._told())
+        assert found.state == "valid", (found, found.overlaps, self._status())
         return found
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the audit share: who has which number, and how a message is lost."""
+"""Helpers for tests of the audit: the numbers of messages, and ways to lose a message."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def api(kind: str, server: Server) -> Iterator[Any]:
 
 @pytest.fixture
 def handles(request: pytest.FixtureRequest, kind: str) -> str:
-    """Where handlers run: in threads for the sync client, in tasks for the async one."""
+    """The executor of handlers: threads for the sync client, tasks for the async client."""
     return str(getattr(request, "param", {"sync": "threads", "async": "tasks"}[kind]))
 
 

@@ -1,4 +1,4 @@
-"""One suite for both clients: an async client that a test can call as if it were the sync one."""
+"""An async client with sync methods, so that one suite tests both clients."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def begin(client: rmq.Client, topic: rmq.Topic, query: str, batch: int) -> None:
 # --- queries -----------------------------------------------------------------------------------
 
 
-def test_queries_are_told_with_what_they_hold_of_each_slot(api: Any, topic: rmq.Topic) -> None:
+def test_queries_are_reported_with_what_they_hold_of_each_slot(api: Any, topic: rmq.Topic) -> None:
     assert api.admin.queries(topic.name) == []
     end = topic.query(RUN, "here:1").take({}, 1200)
     topic.query(OTHER, "there:1", lease=30).renew({})
@@ -70,7 +70,7 @@ def test_queries_are_told_with_what_they_hold_of_each_slot(api: Any, topic: rmq.
     assert 25 < first.lease_left_s <= 30
 
 
-def test_a_lease_that_has_run_out_is_told_as_negative(api: Any, topic: rmq.Topic) -> None:
+def test_a_lease_that_has_run_out_is_reported_as_negative(api: Any, topic: rmq.Topic) -> None:
     silent(topic, most=10, lease=1)
 
     (found,) = api.admin.queries(topic.name)
@@ -154,7 +154,7 @@ def test_what_cannot_name_a_query_or_a_topic_is_refused(api: Any, topic: rmq.Top
 # --- sinks -------------------------------------------------------------------------------------
 
 
-def test_sinks_are_told_with_the_batches_that_are_published_and_begun(
+def test_sinks_are_reported_with_the_batches_that_are_published_and_begun(
     api: Any, client: rmq.Client, topic: rmq.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_admin, "SCANNED", 2)  # so that the walk has many steps
@@ -201,7 +201,7 @@ def test_a_pattern_names_no_sink(api: Any, topic: rmq.Topic, query: str) -> None
             call(topic.name, query)
 
 
-def test_a_key_of_another_type_is_told(api: Any, topic: rmq.Topic, raw: redis.Redis) -> None:
+def test_a_key_of_another_type_is_reported(api: Any, topic: rmq.Topic, raw: redis.Redis) -> None:
     raw.set(f"rmq:{{{topic.name}}}:sink:odd", "text")
 
     with pytest.raises(rmq.ScriptFailed, match="sinks"):

@@ -201,7 +201,7 @@ def test_producer_tells_again_once_redis_is_back(own_server, name):
         assert (found.numbered, found.waiting, found.missing) == (1, 1, 0)
 
 
-def test_threads_and_forks_and_clients_are_told_apart(server, client, name):
+def test_threads_forks_and_clients_are_different_producers(server, client, name):
     with rmq.Client(server.url, interceptors=[rmq.Audit()]) as theirs:
         topic = theirs.topic(name, slots=2)
         topic.send("first")

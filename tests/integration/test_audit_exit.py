@@ -1,4 +1,4 @@
-"""What a producer has sent is told when its process ends, closed or not."""
+"""A producer reports its sequence numbers when its process ends, closed or not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILS = SYNC + "raise RuntimeError"
 
 
 @pytest.mark.parametrize("program", [SYNC, ASYNC, FAILS], ids=["sync", "async", "failing"])
-def test_program_that_ends_without_closing_has_told_what_it_sent(
+def test_program_that_ends_without_closing_has_reported_its_numbers(
     client: rmq.Client, server: Server, name: str, program: str
 ) -> None:
     code = program.format(url=server.url, name=name)

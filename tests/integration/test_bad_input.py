@@ -218,7 +218,7 @@ def test_one_bad_message_of_many_stops_them_all_before_any_is_sent(api: Any, nam
 
 
 @pytest.mark.parametrize("ago_s", [0, 3, 86_400, 364 * 86_400])
-def test_a_time_that_has_passed_is_due_at_once_and_refuses_nobody(
+def test_a_time_that_has_passed_is_due_at_once_and_not_refused(
     api: Any, name: str, clock: Clock, ago_s: int
 ) -> None:
     topic = api.topic(name, slots=4)
@@ -476,7 +476,9 @@ def test_a_full_redis_refuses_sends_and_still_drains(kind: str, own_server: Serv
         assert topic.send("room again").status == "stored"
 
 
-def test_a_redis_that_is_away_is_told_in_time_and_comes_back(kind: str, own_server: Server) -> None:
+def test_a_redis_that_is_away_is_reported_in_time_and_comes_back(
+    kind: str, own_server: Server
+) -> None:
     with connect(kind, own_server.url, retry_for=0.5) as api:
         topic = api.topic("orders")
         topic.send("x")

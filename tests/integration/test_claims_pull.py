@@ -225,7 +225,7 @@ def _with(d: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [lambda body: None, lambda body: body["absent"]])
-def test_a_key_that_is_none_is_told_before_anything_is_claimed(
+def test_a_key_that_is_none_is_reported_before_anything_is_claimed(
     api: Any, name: str, kept: Kept, key: Any
 ) -> None:
     topic, claims = api.topic(name), rmq.Claims()

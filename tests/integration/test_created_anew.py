@@ -41,7 +41,7 @@ SENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", SENDS)
-def test_a_send_is_told_once_and_then_goes_where_the_new_topic_wants_it(
+def test_a_send_fails_once_and_then_goes_to_the_slots_of_the_new_topic(
     api: Any, name: str, anew: Callable[[int], rmq.Topic], how: str
 ) -> None:
     api.topic(name, slots=OLD).open()
@@ -61,7 +61,7 @@ def test_a_send_is_told_once_and_then_goes_where_the_new_topic_wants_it(
         assert (first.status, second.status, second.into) == ("stored", "merged", first.id)
 
 
-def test_who_asked_for_the_old_slots_is_told_of_the_mismatch(
+def test_a_client_that_asked_for_the_old_slots_gets_a_mismatch(
     api: Any, name: str, anew: Callable[[int], rmq.Topic]
 ) -> None:
     topic = api.topic(name, slots=OLD)
@@ -77,7 +77,7 @@ def test_who_asked_for_the_old_slots_is_told_of_the_mismatch(
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
 @pytest.mark.parametrize("slots", [1, NEW])
-def test_a_consumer_is_told_once_and_then_sees_every_slot(
+def test_a_consumer_fails_once_and_then_sees_every_slot(
     api: Any, name: str, anew: Callable[[int], rmq.Topic], mode: Any, slots: int
 ) -> None:
     api.topic(name, slots=OLD).open()

@@ -20,7 +20,7 @@ def statuses(topic: Any, *keys: str | bytes, **how: Any) -> list[str]:
     return [topic.send(n, dedup_key=key, **how).status for n, key in enumerate(keys)]
 
 
-def test_the_second_send_of_a_key_is_told_the_id_of_the_first_and_stores_nothing(
+def test_the_second_send_of_a_key_returns_the_id_of_the_first_and_stores_nothing(
     api: Any, name: str
 ) -> None:
     topic = api.topic(name, slots=8)

@@ -543,7 +543,7 @@ def test_a_ttl_below_the_lease_is_refused_before_anything_is_taken(
     assert api.admin.stats(name)["records"] == 1
 
 
-def test_what_is_decorated_too_late_or_wrongly_is_told() -> None:
+def test_a_late_or_wrong_decoration_is_refused() -> None:
     client = rmq.Client("redis://localhost:1/0")
 
     @client.topic("a").handler

@@ -131,7 +131,9 @@ def test_without_it_there_are_no_events_and_records_carry_no_message(
     ]  # fmt: skip
 
 
-def test_what_nobody_listens_to_is_not_written(link: Any, kept: Kept, name: str) -> None:
+def test_events_below_the_level_of_the_logger_are_not_logged(
+    link: Any, kept: Kept, name: str
+) -> None:
     logs.log.setLevel(logging.WARNING)
     client = link(Logging())
     topic = client.topic(name)
@@ -251,7 +253,7 @@ def test_a_record_that_names_a_message_itself_keeps_it(link: Any, kept: Kept, na
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def said(**extra: Any) -> dict[str, Any]:
+def formatted(**extra: Any) -> dict[str, Any]:
     record = logging.makeLogRecord(
         {"name": "shop", "msg": "paid %d", "args": (7,), "levelname": "INFO", "created": 0} | extra
     )
@@ -263,21 +265,21 @@ def said(**extra: Any) -> dict[str, Any]:
 
 
 def test_a_record_is_one_line_of_json_with_its_fields() -> None:
-    assert said(order={"id": 7}, by={"a"}) == {
+    assert formatted(order={"id": 7}, by={"a"}) == {
         "time": "1970-01-01T00:00:00.000Z", "level": "info", "logger": "shop",
         "message": "paid 7", "order": {"id": 7}, "by": "{'a'}",
     }  # fmt: skip
-    assert said(message_id="m", topic="t")["message_id"] == "m"
+    assert formatted(message_id="m", topic="t")["message_id"] == "m"
 
 
 def test_a_traceback_is_a_field() -> None:
     try:
         raise ValueError("x\ny")
     except ValueError as error:
-        found = said(exc_info=(type(error), error, error.__traceback__))
+        found = formatted(exc_info=(type(error), error, error.__traceback__))
     assert found["traceback"].endswith("ValueError: x\ny")
 
 
 @pytest.mark.parametrize("value", [float("nan"), {(1, 2): 3}, "\ud800", b"\xff", object()])
 def test_what_json_does_not_know_is_written_as_text(value: Any) -> None:
-    assert "odd" in said(odd=value)
+    assert "odd" in formatted(odd=value)

@@ -94,9 +94,7 @@ def test_the_first_interceptor_is_the_outermost_and_a_workers_is_inside_the_clie
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_without_interceptors_nobody_is_called_and_the_message_is_handled(
-    link: Connect, name: str, style: str
-) -> None:
+def test_without_interceptors_the_message_is_handled(link: Connect, name: str, style: str) -> None:
     seen: list[Any] = []
     client = link()
     topic = client.topic(name)
@@ -153,7 +151,7 @@ def test_the_outcome_says_what_the_worker_does(link: Connect, name: str, style: 
     assert all(0 <= one.seconds < 5 for one in outcomes(seen))
 
 
-def test_a_handler_that_settles_by_itself_is_told_as_its_own(link: Connect, name: str) -> None:
+def test_a_handler_that_settles_by_itself_is_reported_as_its_own(link: Connect, name: str) -> None:
     seen: list[Any] = []
     client = link(Notes(seen))
     topic = client.topic(name)

@@ -19,7 +19,7 @@ from tests.servers import Server
 
 
 class Account:
-    """What was sent and what was handled, for each key; it knows nothing of RMQ."""
+    """The messages that were sent and handled, by key, counted without RMQ."""
 
     def __init__(self) -> None:
         self.next: dict[str, int] = defaultdict(int)

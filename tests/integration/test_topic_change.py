@@ -67,7 +67,7 @@ def send_each(topic: Any, count: int) -> None:
 # --- changing ----------------------------------------------------------------------------------
 
 
-def test_changed_settings_are_told_and_are_in_every_slot(
+def test_changed_settings_are_reported_and_are_in_every_slot(
     api: Any, server: Server, name: str
 ) -> None:
     api.topic(name, slots=5).open()
@@ -158,7 +158,7 @@ def test_what_is_fixed_is_refused_with_a_reason(api: Any, name: str, setting: An
         api.admin.topic_set(name + "x", lease=5)
 
 
-def test_change_that_was_cut_off_is_ended_by_itself_or_by_whoever_opens(
+def test_an_interrupted_change_is_completed_by_a_repetition_or_by_the_next_open(
     client: rmq.Client, server: Server, name: str
 ) -> None:
     for repeat in (
@@ -231,7 +231,7 @@ def test_topic_goes_with_every_key_and_neighbours_stay(api: Any, server: Server,
         api.admin.topic_delete(other, force=True)
 
 
-def test_consumer_of_a_deleted_topic_is_told(api: Any, name: str) -> None:
+def test_consumer_of_a_deleted_topic_gets_an_error(api: Any, name: str) -> None:
     topic = api.topic(name)
     topic.open()
     with topic.consumer() as consumer:

@@ -251,7 +251,7 @@ def test_a_hook_that_raises_is_logged_and_the_message_goes_on(
         assert f"interceptor {hook} raised" in caplog.text
 
 
-def test_hooks_are_told_the_outcome(scene: Scene, api: Any, name: str) -> None:
+def test_hooks_get_the_outcome(scene: Scene, api: Any, name: str) -> None:
     outcomes = Outcomes()
     topic = api.topic(name, retry=rmq.Levels((600,)))
     errors = {"nack": ValueError("no"), "reject": rmq.Reject("why"), "release": rmq.Snooze(60)}

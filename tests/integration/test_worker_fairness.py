@@ -1,4 +1,4 @@
-"""One take in five looks at retries first: what that is worth to a worker under a flood."""
+"""A worker under a flood of priorities still handles retries: one take in five prefers them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WithoutTheRule(rmq.Interceptor):
 def first_handled(
     scene: Scene, api: Any, name: str, interceptors: list[rmq.Interceptor]
 ) -> list[str]:
-    """What a worker handles first of five retries, five due messages and a flood of priorities."""
+    """Return what a worker handles first of retries, due messages and a flood of priorities."""
     order: list[str] = []
 
     def work(d: Any) -> None:

@@ -1,4 +1,4 @@
-"""What hooks are told of runs that did not end as usual."""
+"""Hooks of runs that did not end as usual."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seen(server: Server) -> Any:
         yield client, made
 
 
-def test_a_run_that_a_stop_cancels_is_told_as_released(seen: Any, name: str) -> None:
+def test_a_run_that_a_stop_cancels_is_reported_as_released(seen: Any, name: str) -> None:
     client, watch = seen
     topic, begun = client.topic(name), []
 
@@ -46,7 +46,7 @@ def test_a_run_that_a_stop_cancels_is_told_as_released(seen: Any, name: str) -> 
     assert watch.outcomes[0].error is None
 
 
-def test_a_body_that_does_not_fit_is_told_with_its_error(seen: Any, name: str) -> None:
+def test_a_body_that_does_not_fit_is_reported_with_its_error(seen: Any, name: str) -> None:
     client, watch = seen
     topic = client.topic(name)
 
@@ -61,7 +61,7 @@ def test_a_body_that_does_not_fit_is_told_with_its_error(seen: Any, name: str) -
     assert isinstance(watch.outcomes[0].error, rmq.DecodeError)
 
 
-def test_a_rejection_is_told_with_what_was_raised_and_a_snooze_is_no_error(
+def test_a_rejection_is_reported_with_what_was_raised_and_a_snooze_is_no_error(
     seen: Any, name: str
 ) -> None:
     client, watch = seen
@@ -80,7 +80,7 @@ def test_a_rejection_is_told_with_what_was_raised_and_a_snooze_is_no_error(
     assert by_verb["release"] is None
 
 
-def test_a_plain_run_beyond_its_limit_is_told_as_lost(seen: Any, name: str) -> None:
+def test_a_plain_run_beyond_its_limit_is_reported_as_lost(seen: Any, name: str) -> None:
     client, watch = seen
     topic = client.topic(name, retry="immediate", max_retries=0)
 

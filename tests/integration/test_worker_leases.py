@@ -95,7 +95,7 @@ def hold_the_gil(seconds: float) -> None:
 
 
 def held_up(api: Any, name: str, work: Callable[[Any], Any], keeper: Any, handles: str) -> int:
-    """How often a message is delivered whose handler holds up its process."""
+    """Return how often a message is delivered if its handler blocks the process."""
     scene = Scene(api, handles)
     topic = api.topic(name, retry="immediate")
     scene.handle(topic, work, lease=KEPT_S)
@@ -158,7 +158,7 @@ def test_a_handler_that_blocks_its_event_loop_keeps_its_lease(
     assert held_up(client, name, work, "process", "tasks") == 1
 
 
-def test_a_blocked_event_loop_in_which_nothing_is_settled_is_told_by_health(
+def test_a_blocked_event_loop_in_which_nothing_is_settled_is_reported_by_health(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rmq.worker import watchdog as module

@@ -1,4 +1,4 @@
-"""What runs too long, and what may kill its worker: the worker keeps the others from harm."""
+"""Handlers that run too long or kill their worker do not harm other messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_async_run_that_is_too_long_is_cancelled_and_retried(api: Any, name: 
     assert "max_runtime, 0.3 s" in topic.get(sent.id).failure.error
 
 
-def test_a_thread_that_runs_too_long_has_failed_and_is_told(api: Any, name: str) -> None:
+def test_a_thread_that_runs_too_long_has_failed_and_is_reported(api: Any, name: str) -> None:
     scene = Scene(api, "threads")
     lost: list[bool] = []
     go = threading.Event()

@@ -1,4 +1,4 @@
-"""What becomes of a message: what its handler does, plain or async, on both clients."""
+"""The outcome of a message by its handler's result, plain or async, on both clients."""
 
 from __future__ import annotations
 

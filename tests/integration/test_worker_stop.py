@@ -85,7 +85,7 @@ def test_a_stop_waits_for_redis_while_there_is_grace(own_server: Server, name: s
         assert client.admin.stats(name)["settled"] == 1
 
 
-def test_a_start_without_redis_is_told_at_once_and_can_be_stopped_at_once(
+def test_a_start_without_redis_is_reported_at_once_and_can_be_stopped_at_once(
     server: Server, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The old code said nothing for `retry_for`, and obeyed after it had passed for each topic."""
@@ -105,7 +105,7 @@ def test_a_start_without_redis_is_told_at_once_and_can_be_stopped_at_once(
     assert worker.health().problems == ["it is not running"]
 
 
-def test_an_outage_is_told_in_the_log_while_it_lasts_and_when_it_is_over(
+def test_an_outage_is_reported_in_the_log_while_it_lasts_and_when_it_is_over(
     own_server: Server, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (

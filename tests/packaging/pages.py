@@ -103,7 +103,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 class Names:
-    """What the ids and pids on the page are in this run."""
+    """The ids and pids of this run, by those on the page."""
 
     def __init__(self) -> None:
         self.real: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What docs/guarantees.md shows is run: each section's program on a real Redis and on SQLite."""
+"""The program of each section of docs/guarantees.md runs on a real Redis and on SQLite."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_a_third_party_is_given_the_same_key_at_every_attempt(program: Make, thi
     assert sorted(third.done) == ["c1", "c2"]
 
 
-def test_a_third_party_without_keys_is_called_once_and_a_person_is_told(
+def test_a_third_party_without_keys_is_called_once_and_a_person_is_asked(
     program: Make, third: Third
 ) -> None:
     shop = program("A third party")

@@ -1,4 +1,4 @@
-"""What is built installs and finds its scripts: wheel, sdist, editable, bare checkout."""
+"""Wheel, sdist, editable installation and bare checkout install and find the scripts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ran(*words: str, cwd: Path, **env: str) -> str:
 
 
 def dependencies() -> str:
-    """Where the packages RMQ depends on are; a directory that holds no rmq of its own."""
+    """Return the directory of the packages that RMQ depends on."""
     import msgpack
 
     return str(Path(str(msgpack.__file__)).parents[1])
@@ -159,7 +159,9 @@ def test_spark_finds_the_data_source_by_its_package_and_loads_nothing_more() -> 
     assert ran(sys.executable, "-c", code, cwd=ROOT).strip() == "rmq []"
 
 
-def test_scripts_that_are_missing_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_that_are_missing_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scripts.directory.cache_clear()
     monkeypatch.setattr(scripts, "files", lambda name: tmp_path / "rmq")
     with pytest.raises(Exception, match="the installation is incomplete"):

@@ -1,4 +1,4 @@
-"""What docs/observability.md shows runs, and names what the catalogue has."""
+"""The programs of docs/observability.md run, and its tables agree with the catalogue."""
 
 from __future__ import annotations
 

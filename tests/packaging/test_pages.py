@@ -39,7 +39,7 @@ ELSEWHERE = {  # pages whose blocks another test runs
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What RMQ depends on, and no RMQ."""
+    """Return a directory with RMQ's dependencies and without RMQ."""
     found = tmp_path_factory.mktemp("packages")
     for one in Path(dependencies()).iterdir():
         if not one.name.startswith(("rmq", "_rmq", "_editable_impl_rmq")):

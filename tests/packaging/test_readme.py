@@ -1,4 +1,4 @@
-"""What the README's programs do; `test_pages.py` runs every block of it in order."""
+"""The effects of the README's programs; `test_pages.py` runs every block in order."""
 
 from __future__ import annotations
 

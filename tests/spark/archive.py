@@ -23,7 +23,7 @@ from tests.spark import conftest
 
 
 def use(spark: SparkSession, url: str, home: Path) -> None:
-    """What most tests do, so that the classes are there that most tests need."""
+    """Run the actions of most tests, so that the archive has the classes that they load."""
     seen = spark.createDataFrame([("1", 1), ("2", 1)], "value string, n int")
     seen.groupBy("n").count().collect()
     seen.write.parquet(str(home / "parquet"))

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 class Books:
-    """What was written down of a run without faults; a test then spoils it."""
+    """The ledger, log and snapshot of a run without faults, which a test then changes."""
 
     def __init__(self, count: int = 20, producers: int = 2, topic: str = "orders") -> None:
         self.ledger: list[Row] = []

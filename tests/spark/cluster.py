@@ -23,7 +23,7 @@ START_S = 60.0
 
 
 def spark_home() -> Path:
-    """Where PySpark has Spark."""
+    """Return the directory of PySpark's Spark."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None

@@ -35,7 +35,7 @@ HANGS_S = 200.0
 
 
 def attempts(where: Path, sink: str) -> list[dict[str, Any]]:
-    """What each attempt of a task has told, by partition and attempt."""
+    """Return the reports of task attempts, by partition and attempt."""
     return [json.loads(one.read_text()) for one in sorted(where.glob(f"{sink}-*.json"))]
 
 

@@ -1,4 +1,4 @@
-"""One Spark for all tests here. Without Java or PySpark: left out on a laptop, a failure in CI."""
+"""A Spark session for all tests here. Without Java or PySpark they are skipped, and fail in CI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pytest_report_header() -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """What Spark's Python processes need, to run this checkout with this interpreter."""
+    """Set the environment in which Spark's Python processes run this checkout."""
     return {
         "PYTHONPATH": str(ROOT),
         "PYSPARK_PYTHON": sys.executable,

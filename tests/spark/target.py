@@ -1,4 +1,4 @@
-"""What a query has written to a topic."""
+"""Read the messages that a query has written to a topic."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def shop(database: Database, own_redis: Server, name: str, tmp_path: Path) -> It
 
 
 def totals(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """What is there, and what of it is a fault."""
+    """Return the totals that are not 0, and the faults."""
     told = json.loads(capsys.readouterr().out)
     return {name: count for name, count in told["totals"].items() if count}, told["found"]
 

@@ -42,7 +42,7 @@ class Files:
         return ""
 
     def rows(self) -> list[str]:
-        """What the files hold."""
+        """Return the contents of the files."""
         return [row.message_id for row in self._spark.read.parquet(str(self._out)).collect()]
 
 
@@ -63,7 +63,7 @@ def fill(topic: rmq.Topic, count: int) -> set[str]:
     return {str(one.id) for one in sent}
 
 
-def test_a_new_checkpoint_with_an_old_output_path_loses_nothing_and_is_told(
+def test_a_new_checkpoint_with_an_old_output_path_loses_nothing_and_is_reported(
     client: rmq.Client, topic: rmq.Topic, files: Files
 ) -> None:
     """The file sink drops each batch whose number it has from the first query."""

@@ -44,7 +44,7 @@ PATIENCE_S = 400.0
 
 
 class Killed(NamedTuple):
-    """Where a copy stood when its driver was killed."""
+    """The progress of a copy when its driver was killed."""
 
     planned: int  # the last batch in Spark's offset log
     committed: int  # the last one in its commit log
@@ -85,8 +85,8 @@ class Drivers:
     def log(self, number: int) -> Path:
         return self.home / f"driver-{number}.log"
 
-    def told(self) -> str:
-        """What the newest driver has said."""
+    def output(self) -> str:
+        """Return the output of the newest driver."""
         return self.log(len(self.started) - 1).read_text()
 
     def until(
@@ -97,7 +97,7 @@ class Drivers:
         while not what():
             if driver is not None and driver.poll() is not None:
                 return what()
-            assert time.monotonic() < end, self.told()[-3000:]
+            assert time.monotonic() < end, self.output()[-3000:]
             time.sleep(0.02)
         return True
 
@@ -176,7 +176,7 @@ def test_copy_whose_drivers_are_killed_again_and_again_has_each_row_once_and_dis
                     )
                 )  # fmt: skip
                 continue
-        assert driver.wait(PATIENCE_S) == 0, drivers.told()[-3000:]
+        assert driver.wait(PATIENCE_S) == 0, drivers.output()[-3000:]
         break
     took = time.monotonic() - began
 
@@ -199,9 +199,9 @@ def test_naive_sink_has_rows_twice_when_its_driver_is_killed_before_the_commit(
     fill(source, range(200))
     given: dict[str, Any] = {"sink": "naive", "most": 50}
     first = drivers.start(source.name, target.name, tmp_path / "c", point="sunk", **given)
-    assert first.wait(PATIENCE_S) == -signal.SIGKILL, drivers.told()[-3000:]
+    assert first.wait(PATIENCE_S) == -signal.SIGKILL, drivers.output()[-3000:]
     again = drivers.start(source.name, target.name, tmp_path / "c", **given)
-    assert again.wait(PATIENCE_S) == 0, drivers.told()[-3000:]
+    assert again.wait(PATIENCE_S) == 0, drivers.output()[-3000:]
 
     found = taken(target)
     assert set(found) == set(range(200))
@@ -210,7 +210,7 @@ def test_naive_sink_has_rows_twice_when_its_driver_is_killed_before_the_commit(
 
 
 def brought(home: Path, run: str) -> Counter[int]:
-    """What the sink of a run has seen."""
+    """Return the rows that the sink of a run has received."""
     files = home.glob(f"{run}-*.json")
     return Counter(n for one in files for n in json.loads(one.read_text()))
 
@@ -230,7 +230,7 @@ def test_copied_checkpoint_is_refused_while_its_driver_lives_and_then_since_it_i
     ours.parent.mkdir()
     fill(source, range(30))
     first = drivers.start(source.name, "first", ours, **given)
-    assert drivers.until(lambda: state(client, source) == (0, 30), first), drivers.told()[-3000:]
+    assert drivers.until(lambda: state(client, source) == (0, 30), first), drivers.output()[-3000:]
     assert last(ours, "offsets") == last(ours, "commits")
     shutil.copytree(ours, copied)
     fill(source, range(30, 60))
@@ -243,10 +243,10 @@ def test_copied_checkpoint_is_refused_while_its_driver_lives_and_then_since_it_i
             break
     sent = begin + 10
 
-    assert second.returncode == REFUSED, drivers.told()[-3000:]
+    assert second.returncode == REFUSED, drivers.output()[-3000:]
     who = f"{socket.gethostname()[:100]}:{java(first)}:"
     sentence = f"is run by {who}"
-    told = [line for line in drivers.told().splitlines() if "QueryOwned" in line]
+    told = [line for line in drivers.output().splitlines() if "QueryOwned" in line]
     assert any(sentence in line and "cannot share one checkpoint" in line for line in told), told
     assert brought(copied.parent, "second") == Counter()
     assert drivers.until(lambda: state(client, source) == (0, sent), first)  # unharmed
@@ -255,11 +255,11 @@ def test_copied_checkpoint_is_refused_while_its_driver_lives_and_then_since_it_i
     drivers.kill(first)
     fill(source, range(sent, sent + 20))
     third = drivers.start(source.name, "third", copied, **given)
-    assert third.wait(PATIENCE_S) == REFUSED, drivers.told()[-3000:]
-    assert "older copy" in drivers.told()
+    assert third.wait(PATIENCE_S) == REFUSED, drivers.output()[-3000:]
+    assert "older copy" in drivers.output()
     assert brought(copied.parent, "third") == Counter()
     assert state(client, source) == (0, sent)
 
     fourth = drivers.start(source.name, "fourth", ours, **given)
-    assert drivers.until(lambda: state(client, source) == (0, sent + 20), fourth), drivers.told()
+    assert drivers.until(lambda: state(client, source) == (0, sent + 20), fourth), drivers.output()
     assert brought(ours.parent, "fourth") == Counter(range(sent, sent + 20))

@@ -115,7 +115,7 @@ def test_a_batch_is_replayed_exactly_wherever_its_driver_was_killed(
     assert state(client, topic) == (0, 25)
 
 
-def test_a_driver_that_is_frozen_beyond_its_lease_loses_its_claims_and_is_told(
+def test_a_driver_that_is_frozen_beyond_its_lease_loses_its_claims_and_fails(
     client: rmq.Client, topic: rmq.Topic, drivers: Drivers
 ) -> None:
     sent = [topic.send(n, slot_basis=str(n)).id for n in range(10)]

@@ -135,7 +135,7 @@ def test_file_sink_has_each_row_once_when_redis_was_away_in_a_task(
     assert Counter(int(bytes(row.value)) for row in rows) == Counter(range(2 * ROWS))
 
 
-def test_restart_of_a_redis_that_keeps_nothing_is_told(
+def test_restart_of_a_redis_that_keeps_nothing_is_reported(
     halting: SparkSession, forgetful: Server, name: str, tmp_path: Path
 ) -> None:
     with rmq.Client(forgetful.url, retry_for=30) as client:

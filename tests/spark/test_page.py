@@ -1,4 +1,4 @@
-"""What docs/spark.md shows runs as it stands, in its order; and SQL where it says so."""
+"""The programs and the SQL of docs/spark.md run unchanged, in their order."""
 
 from __future__ import annotations
 

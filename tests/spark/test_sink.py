@@ -214,7 +214,7 @@ FRAMES = [
 
 
 @pytest.mark.parametrize(("columns", "told"), FRAMES)
-def test_frame_that_cannot_be_written_is_told_in_one_sentence(
+def test_frame_that_cannot_be_written_is_reported_in_one_sentence(
     spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis,
     columns: str, told: str,
 ) -> None:  # fmt: skip
@@ -255,7 +255,7 @@ def test_what_is_wrong_with_a_frame_is_in_the_error_of_spark(
         ({"mode": "overwrite"}, 'use mode("append")'),
     ],
 )
-def test_option_that_cannot_work_is_told_in_one_sentence(
+def test_option_that_cannot_work_is_reported_in_one_sentence(
     spark: SparkSession, save: Save, asked: dict[str, str], told: str
 ) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011

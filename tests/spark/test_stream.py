@@ -241,7 +241,9 @@ def test_a_checkpoint_that_another_driver_runs_is_refused(
         ({"url": "http://x:hunter2@y"}, "scheme 'http' is unknown"),
     ],
 )
-def test_a_wrong_option_is_told_at_load(queries: Queries, given: dict[str, str], told: str) -> None:
+def test_a_wrong_option_is_reported_at_load(
+    queries: Queries, given: dict[str, str], told: str
+) -> None:
     with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as caught:
         queries.frame(**given)
 
@@ -250,7 +252,7 @@ def test_a_wrong_option_is_told_at_load(queries: Queries, given: dict[str, str],
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_topic_that_is_missing_and_a_schema_of_ones_own_are_told(queries: Queries) -> None:
+def test_a_topic_that_is_missing_and_a_schema_of_ones_own_are_reported(queries: Queries) -> None:
     queries.topic = "missing"
     with pytest.raises(Exception, match="topic 'missing' is not"):
         queries.run()

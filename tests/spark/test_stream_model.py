@@ -30,7 +30,7 @@ class Crash(Exception):
 
 
 class Engine:
-    """What Spark does, and what is left of it between two runs.
+    """A model of Spark, and of its checkpoint between two runs.
 
     Attributes:
         offsets: the offset log, by batch number.
@@ -58,7 +58,7 @@ class Engine:
         self.offsets, self.commits = list(self.newest[0]), set(self.newest[1])
 
     def run(self, on_loss: str, triggers: int, crash_chance: float) -> None:
-        """One run of the query. Raises Crash, and what the source raises."""
+        """Run the query once. Raises Crash, and the errors of the source."""
         asked = {"url": self._url, "subscribe": self._topic, "pollWaitMs": "0"}
         asked |= {"maxMessagesPerTrigger": str(self._chance.choice([3, 7, 100]))}
         found = options.stream({**asked, "onClaimLoss": on_loss, "ownerLeaseSeconds": "1"})

@@ -69,7 +69,7 @@ def begun(reader: RmqStreamReader) -> Offset:
 
 
 def bodies(reader: RmqStreamReader, parts: list[Part]) -> list[int]:
-    """What tasks find in these parts; each part and reader is pickled, as on the way to a task."""
+    """Return the rows that tasks read from these parts, which are pickled as by Spark."""
     found = []
     for part in parts:
         there = pickle.loads(pickle.dumps(RmqStreamReader(reader._options, reader._schema)))
@@ -225,7 +225,7 @@ def test_an_empty_queue_is_waited_for_and_not_polled(topic: rmq.Topic, make: Mak
     assert time.monotonic() - before >= 0.3
 
 
-def test_the_backlog_is_told(topic: rmq.Topic, make: Make) -> None:
+def test_the_backlog_is_reported(topic: rmq.Topic, make: Make) -> None:
     fill(topic, 7)
     reader = make()
     assert reader.reportLatestOffset() is None
@@ -355,7 +355,7 @@ def test_a_batch_that_ended_is_settled_after_its_lease_as_far_as_it_waits(
     assert state(client, topic) == (0, 0, 9)
 
 
-def test_a_batch_that_ended_and_that_others_got_since_ends_the_query_or_is_told(
+def test_a_batch_that_ended_and_that_others_got_since_ends_the_query_or_is_reported(
     client: rmq.Client, topic: rmq.Topic, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(topic, 9)
@@ -505,7 +505,7 @@ def test_another_driver_is_refused_and_the_one_that_runs_goes_on(
     assert state(client, topic)[2] == 3
 
 
-def test_who_is_silent_for_its_owner_lease_is_replaced_and_told_so(
+def test_an_owner_that_is_silent_for_its_lease_is_replaced_and_gets_an_error(
     topic: rmq.Topic, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(topic, 6)
@@ -676,7 +676,7 @@ def test_a_record_that_cannot_be_read_is_a_row_and_holds_up_nobody(
     assert client.admin.stats(topic.name)["dead"] == 0
 
 
-def test_a_topic_that_is_not_there_is_told(server: Server, make: Make) -> None:
+def test_a_topic_that_is_not_there_is_reported(server: Server, make: Make) -> None:
     reader = make(subscribe="missing")
 
     with pytest.raises(TopicNotFound, match="missing"):

@@ -73,7 +73,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def submit(bare: Path, archive: Path, path: str, *words: str) -> str:
-    """What a job prints that is given the zip by --py-files."""
+    """Return the output of a job that gets the zip by --py-files."""
     if MISSING:
         pytest.fail(MISSING)
     pyspark = find_spec("pyspark")

@@ -178,7 +178,7 @@ class Books:
 
 
 def write(key: str) -> Callable[[sa.Connection], None]:
-    """What a handler writes: one row for each time it runs."""
+    """Return a handler's write: a row for each run."""
 
     def then(connection: sa.Connection) -> None:
         connection.execute(sa.insert(effects).values(key=key))

@@ -17,10 +17,10 @@ MINUTE, HOUR = 60_000, 3_600_000
 
 
 class Lossy:
-    """One topic, whose stubs are unconfirmed until a test or a handler confirms them.
+    """A topic whose stubs are unconfirmed until a test or a handler confirms them.
 
     Attributes:
-        told: what the hook was told of.
+        reported: the stubs that were reported to the hook.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Lossy:
         settings = {"dedup_window": 0, "retry": "immediate"} | topic
         self.topic = self.client.topic(name, **settings)
         self.topic.open()
-        self.told: list[Exhausted] = []
+        self.reported: list[Exhausted] = []
         self.relay = Relay(self.outbox, self.engine, self.client)
         self.resender = self.resends()
 
     def resends(self, notify: Any = None, client: rmq.Client | None = None) -> Resender:
         """Another resender; its hook is ours unless it is given one."""
-        told = self.told.append if notify is None else notify
-        return Resender(self.outbox, self.database.engine(), client or self.client, told)
+        hook = self.reported.append if notify is None else notify
+        return Resender(self.outbox, self.database.engine(), client or self.client, hook)
 
     def close(self) -> None:
         self.client.close()
@@ -119,7 +119,7 @@ class Lossy:
         return rmq.MessageId.parse(stub).placed(0, self.topic._context.check)
 
     def place(self, stub: str) -> str | None:
-        """Where Redis has it."""
+        """Return the queue that holds the message of a stub; None: it is in no queue."""
         found = self.topic.get(self.message(stub))
         return None if found is None else found.place
 
@@ -139,5 +139,5 @@ class Lossy:
             raw.hset(self.topic._context.slots[0].slot, "accepted", 0)
 
     def round(self) -> Round:
-        """One round of the resender."""
+        """Run a round of the resender."""
         return self.resender.run_once()

@@ -1,4 +1,4 @@
-"""What tests of the outbox share: four ways to write a stub, and a look at the rows."""
+"""Helpers for tests of the outbox: four ways to write a stub, and a view of the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = ("connection", "session", "async connection", "async session")
 
 
 class Oops(Exception):
-    """What a business transaction fails of."""
+    """The error with which a business transaction fails."""
 
 
 def prepared(database: Database) -> sa.Engine:

@@ -23,7 +23,7 @@ from tests.sql.lossy import HOUR, Lossy
 
 
 class Boom(Exception):
-    """What a handler fails of."""
+    """The error with which a handler fails."""
 
 
 class Consuming(Lossy):
@@ -365,7 +365,7 @@ def test_what_cannot_ask_its_database_costs_no_retry_and_runs_nothing(
 
 
 class Refused(Exception):
-    """What a driver raises."""
+    """An error as a database driver raises it."""
 
 
 AWAY = sa.exc.OperationalError("UPDATE", {}, Refused(), connection_invalidated=True)

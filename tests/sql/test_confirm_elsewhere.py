@@ -20,7 +20,7 @@ from tests.sql.lossy import Lossy
 
 
 class Boom(Exception):
-    """What a handler fails of."""
+    """The error with which a handler fails."""
 
 
 class Elsewhere(Lossy):

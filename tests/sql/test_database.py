@@ -1,4 +1,4 @@
-"""What every helper with a database stands on, against real databases."""
+"""Column types, the clock, inserts and errors, on real databases."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_async_callers_share_the_body(database):
     assert found == [True, False]
 
 
-def test_a_missing_table_is_told_with_the_command_that_makes_it(database):
+def test_a_missing_table_is_reported_with_the_command_that_makes_it(database):
     engine = database.engine()
 
     told = pytest.raises(rmq.ConfigurationError, match="no table things; run `rmq things create`")
@@ -259,7 +259,7 @@ def test_a_deadlock_is_a_conflict_and_a_duplicate_is_none(database):
 SECRET = "hunter2-hunter2"
 
 
-def test_a_refused_login_is_told_without_the_password(database):
+def test_a_refused_login_is_reported_without_the_password(database):
     if database.dialect == "sqlite":
         pytest.skip("SQLite has no login")
     url = urls.parse(database.url()).set(password=SECRET)

@@ -252,7 +252,7 @@ def test_an_error_of_the_handlers_own_writes_is_no_duplicate(books: Books, orm: 
     assert (books.rows(), books.effects()) == ([], [])
 
 
-def test_without_the_table_nothing_is_run_and_the_command_is_told(books: Books) -> None:
+def test_without_the_table_nothing_is_run_and_the_command_is_reported(books: Books) -> None:
     books.drop()
 
     with pytest.raises(
@@ -466,7 +466,7 @@ def test_that_check_fails_where_nobody_looks_for_the_row(
 
 @by_kind
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
-def test_a_handler_that_ends_the_transaction_itself_is_told(
+def test_a_handler_that_ends_the_transaction_itself_is_reported(
     books: Books, orm: bool, verb: str
 ) -> None:
     guard = books.once(orm)

@@ -31,7 +31,7 @@ WRITES = [
 
 
 def delivery(price: int, fence: int) -> Any:
-    """All that a write looks at."""
+    """The fields of a delivery that a fenced write reads."""
     return SimpleNamespace(body={"id": "tea", "price": price}, fence=fence)
 
 

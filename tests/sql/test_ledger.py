@@ -177,7 +177,7 @@ def test_a_take_over_succeeds_only_on_what_was_found(books: Books, meanwhile: st
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
-def test_whoever_lost_the_claim_changes_nothing_of_its_successors_row(
+def test_a_delivery_that_lost_its_claim_does_not_change_its_successors_row(
     books: Books, caplog: pytest.LogCaptureFixture, ends: str
 ) -> None:
     guard, second = books.guard(), Ran()
@@ -199,7 +199,7 @@ def test_whoever_lost_the_claim_changes_nothing_of_its_successors_row(
     assert ("another delivery" in caplog.text) == (ends == "returns")
 
 
-def test_a_row_that_was_deleted_meanwhile_is_told_and_the_work_counts_as_done(
+def test_a_row_that_was_deleted_meanwhile_is_reported_and_the_work_counts_as_done(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert books.run(books.guard(), Copy(), books.clear)
@@ -407,7 +407,7 @@ def test_all_that_is_held_is_renewed_in_one_update(books: Books) -> None:
     assert 2 <= seen[0] <= 6
 
 
-def test_a_renewal_that_fails_is_told_and_tried_again(
+def test_a_renewal_that_fails_is_reported_and_tried_again(
     books: Books, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, failed = rows.renew, []
@@ -432,7 +432,7 @@ def test_a_renewal_that_fails_is_told_and_tried_again(
 # --- the database fails --------------------------------------------------------------------------
 
 
-def test_without_the_table_nothing_is_run_and_the_command_is_told(books: Books) -> None:
+def test_without_the_table_nothing_is_run_and_the_command_is_reported(books: Books) -> None:
     ran = Ran()
     books.drop()
 
@@ -448,7 +448,7 @@ def test_a_table_that_goes_while_it_runs_is_an_error_and_no_success(books: Books
         books.run(books.guard(), Copy(), books.drop)
 
 
-def test_a_failure_is_told_as_it_is_where_its_claim_cannot_be_removed(
+def test_a_failure_is_reported_as_it_is_where_its_claim_cannot_be_removed(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work() -> None:

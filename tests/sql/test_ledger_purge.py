@@ -89,7 +89,7 @@ def test_purge_needs_the_table_and_an_engine_of_its_kind(books: Books) -> None:
         purge(books, 60)
 
 
-def test_look_tells_who_and_since_when(books: Books) -> None:
+def test_look_returns_owner_and_time(books: Books) -> None:
     began = datetime.now(UTC)
     seen: list[Any] = []
     books.run(books.guard(hold=20, ttl=60), Copy("a"), lambda: seen.append(look(books, "t", "a")))

@@ -200,7 +200,7 @@ def test_a_body_of_several_megabytes_fits_where_it_is_allowed(database, client, 
     assert drain(client.topic(name)) == [body]
 
 
-async def test_the_wrong_kind_of_connection_is_told_where_to_go(database, name):
+async def test_the_error_of_the_wrong_kind_of_connection_names_the_right_method(database, name):
     outbox = Outbox()
     engine, soon = prepared(database), database.async_engine()
 
@@ -214,7 +214,7 @@ async def test_the_wrong_kind_of_connection_is_told_where_to_go(database, name):
             outbox.send(engine, name, 1)
 
 
-def test_missing_tables_are_told_with_the_command_that_creates_them(database, client, name):
+def test_missing_tables_are_reported_with_the_command_that_creates_them(database, client, name):
     engine, outbox = database.engine(), Outbox()
 
     with engine.connect() as connection, pytest.raises(rmq.ConfigurationError) as told:

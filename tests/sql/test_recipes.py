@@ -143,7 +143,7 @@ def test_a_version_also_refuses_a_message_that_was_overtaken(engine: sa.Engine) 
     assert state(engine) == (250, 1000, 0)
 
 
-def test_two_that_look_at_the_same_time_are_told_apart_by_the_constraint(
+def test_two_readers_at_the_same_time_are_serialised_by_the_constraint(
     engine: sa.Engine,
 ) -> None:
     both, looks = threading.Barrier(2), []

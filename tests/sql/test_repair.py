@@ -29,7 +29,7 @@ DAY = 24 * HOUR
 
 
 class Oops(Exception):
-    """What a transaction fails of."""
+    """The error with which a transaction fails."""
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_void_stub_is_never_sent_again(scene: Lossy, way: str, status: str) -> N
     scene.age(id)
     assert scene.round() == Round(sent=1)  # the control
     assert (scene.place(id), scene.place(other)) == (None, "store")
-    assert scene.told == []
+    assert scene.reported == []
 
 
 def test_void_stub_that_was_never_sent_never_is(scene: Lossy) -> None:
@@ -225,7 +225,7 @@ def test_wrong_kind_of_place_is_refused_with_the_verb_that_takes_it(
         asyncio.run(wrong_too())
 
 
-def test_missing_table_is_told_with_the_command_that_creates_it(scene: Lossy) -> None:
+def test_missing_table_is_reported_with_the_command_that_creates_it(scene: Lossy) -> None:
     metadata.drop_all(scene.engine)
 
     for verb in ("resend", "void"):

@@ -1,4 +1,4 @@
-"""What a resend writes down, and what it does about stubs that cannot be sent."""
+"""The counts and times that a resend writes, and stubs that cannot be sent."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_has_grown_too_large_for_its_topic_is_exhausted_and_the_others_are_
     assert scene.row(id).sends == 2
     assert scene.status(big) == "exhausted"
     assert "max_body is 1024" in scene.row(big).error
-    assert scene.told[0].error == scene.row(big).error
+    assert scene.reported[0].error == scene.row(big).error
 
 
 def test_full_topic_holds_its_stubs_and_counts_nothing(scene: Lossy) -> None:
@@ -190,7 +190,7 @@ def test_row_that_somebody_edited_is_exhausted_with_the_reason_and_stops_nobody(
     assert scene.round() == Round(sent=1, exhausted=1, told=1)
 
     assert scene.row(id).sends == 2
-    assert told in scene.told[0].error
+    assert told in scene.reported[0].error
 
 
 def test_topic_that_cannot_be_asked_does_not_hold_up_the_others(
@@ -214,7 +214,7 @@ def test_topic_that_cannot_be_asked_does_not_hold_up_the_others(
     assert "cannot be asked" in caplog.text
 
 
-def test_what_is_lost_is_told_in_the_log(scene: Lossy, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_message_is_logged(scene: Lossy, caplog: pytest.LogCaptureFixture) -> None:
     id = scene.lost({"card": "4111"})
 
     with caplog.at_level(logging.WARNING, "rmq.outbox"):
@@ -245,7 +245,7 @@ def test_resender_refuses_what_cannot_work_by_name(
         Resender(**(good | given))  # type: ignore[arg-type]
 
 
-def test_missing_tables_are_told_with_the_command_that_creates_them(
+def test_missing_tables_are_reported_with_the_command_that_creates_them(
     database: Database, client: rmq.Client
 ) -> None:
     resender = Resender(Outbox(), database.engine(), client)

@@ -54,12 +54,12 @@ def test_stub_is_exhausted_when_it_is_lost_once_more_than_it_may_be_sent(scene: 
     assert scene.round() == Round()
 
 
-def test_hook_is_told_id_topic_sends_created_and_error_and_not_the_body(scene: Lossy) -> None:
+def test_hook_gets_id_topic_sends_created_and_error_and_not_the_body(scene: Lossy) -> None:
     id = exhausted(scene, {"card": "4111"})
 
     scene.round()
 
-    (told,) = scene.told
+    (told,) = scene.reported
     row = scene.row(id)
     created = datetime.fromtimestamp(row.created / 1000, UTC)
     assert told == Exhausted(id, scene.name, 2, created, "sent 2 times, never confirmed")
@@ -119,7 +119,7 @@ def test_two_resenders_tell_of_a_stub_once_while_the_first_is_at_it(scene: Lossy
 
     assert first.run_once() == Round(exhausted=1, told=1)
     assert inside == [Round()]
-    assert scene.told == []
+    assert scene.reported == []
 
 
 def test_resender_that_dies_while_it_tells_leaves_it_to_another_after_a_while(
@@ -140,7 +140,7 @@ def test_resender_that_dies_while_it_tells_leaves_it_to_another_after_a_while(
     assert scene.round() == Round(told=1)
 
 
-def test_stub_that_was_never_sent_because_it_never_can_be_is_told_at_once(scene: Lossy) -> None:
+def test_stub_that_was_never_sent_because_it_never_can_be_is_reported_at_once(scene: Lossy) -> None:
     narrow = scene.client.topic(scene.name + "-narrow", max_body=1024)
     narrow.open()
     with scene.engine.begin() as connection:
@@ -149,9 +149,9 @@ def test_stub_that_was_never_sent_because_it_never_can_be_is_told_at_once(scene:
 
     assert scene.round() == Round(told=1)
 
-    assert scene.told[0].id == id
-    assert scene.told[0].sends == 0
-    assert "max_body" in scene.told[0].error
+    assert scene.reported[0].id == id
+    assert scene.reported[0].sends == 0
+    assert "max_body" in scene.reported[0].error
 
 
 def test_stub_that_is_confirmed_meanwhile_is_not_told(scene: Lossy) -> None:
@@ -160,7 +160,7 @@ def test_stub_that_is_confirmed_meanwhile_is_not_told(scene: Lossy) -> None:
     scene.change(id, status="confirmed")
 
     assert scene.round() == Round()
-    assert scene.told == []
+    assert scene.reported == []
 
 
 def test_without_a_hook_it_is_an_error_on_the_logger_rmq(

@@ -63,7 +63,7 @@ class Child:
 
 
 def sends(scene: Lossy) -> Counter[int]:
-    """How many stubs were sent how often."""
+    """Return the number of stubs by their number of sends."""
     return Counter(row.sends for row in scene.rows())
 
 
@@ -111,7 +111,7 @@ def test_flushed_again_and_again_each_comes_back_as_often_as_counted_until_it_is
     assert set(came.values()) == {4}
     assert sends(scene) == {4: 20}
     assert {row.status for row in scene.rows()} == {"exhausted"}
-    assert sorted(one.id for one in scene.told) == sorted(row.id for row in scene.rows())
+    assert sorted(one.id for one in scene.reported) == sorted(row.id for row in scene.rows())
     scene.close()
 
 

@@ -30,7 +30,7 @@ def fake() -> Iterator[Broker]:
 
 
 class Side:
-    """One of the two: a topic, its consumer, and what that holds."""
+    """One of the two servers: a topic, its consumer, and the consumer's deliveries."""
 
     def __init__(self, client: rmq.Client, **settings: Any) -> None:
         self.admin = client.admin
@@ -96,7 +96,7 @@ class Side:
         return self.admin.rollback(TOPIC)
 
     def state(self) -> Any:
-        """All that can be seen from outside."""
+        """Return all that a client can see."""
         return [
             self.admin.stats_by_slot(TOPIC),
             *([repr(one) for one in self.admin.peek(TOPIC, 1000, place)] for place in PLACES),
@@ -136,7 +136,7 @@ def sends(dice: random.Random, topic: rmq.Topic, ids: list[Any], now_ms: int) ->
 
 
 def step(dice: random.Random, topic: rmq.Topic, ids: list[Any], now_ms: int) -> tuple[str, Any]:
-    """What is done next."""
+    """Draw the next step."""
     verb = dice.choice(
         ["send", "send", "receive", "receive", "ack", "nack", "nack", "nack", "release", "release",
          "extend", "reject", "redrive", "rollback", "get", "cancel", "reschedule", "set_priority"]
@@ -170,7 +170,7 @@ def test_fakeredis_answers_as_a_real_server(fake: Broker, server: Server) -> Non
 
 
 def play(fake: Broker, server: Server, dice: random.Random, reached: Counter[str]) -> None:
-    """One sequence on both; an assertion at the first difference."""
+    """Run a sequence of steps on both; fail at the first difference."""
     settings: dict[str, Any] = {
         "slots": dice.choice([1, 3]),
         "max_retries": dice.choice([1, 3]),

@@ -90,7 +90,7 @@ def test_a_closed_broker_says_so() -> None:
         Broker("memory").__enter__()  # type: ignore[arg-type]
 
 
-def test_error_of_a_script_is_told_and_the_connection_goes_on(broker: Broker) -> None:
+def test_error_of_a_script_is_reported_and_the_connection_goes_on(broker: Broker) -> None:
     one, many = broker.client.topic("one"), broker.client.topic("many", slots=4)
     one.open()
     many.open()

@@ -130,7 +130,7 @@ def test_raises_gives_the_first_error_after_it_was_settled(broker: Broker) -> No
     broker.assert_sent(topic, "b")
 
 
-def test_body_that_does_not_fit_is_told(broker: Broker) -> None:
+def test_body_that_does_not_fit_is_reported(broker: Broker) -> None:
     topic = broker.client.topic("t")
 
     @topic.handler()

@@ -281,7 +281,7 @@ def test_body_stands_in_for_an_annotation_that_cannot_be_read() -> None:
     assert made.body_converter(7) == 7
 
 
-def test_a_return_annotation_is_nobody_s_business() -> None:
+def test_a_return_annotation_is_ignored() -> None:
     def handle(body: int) -> Unimported: ...
 
     assert registered(handle).takes == "b"

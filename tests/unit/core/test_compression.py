@@ -40,7 +40,7 @@ BOMBS = {"zlib": b"\x11" + zlib_of(64 * MIB), "zstd": b"\x21" + zstd_of(128 * MI
 
 @contextmanager
 def peak() -> Iterator[list[int]]:
-    """How many bytes were allocated at most."""
+    """Return the most bytes that were allocated."""
     found: list[int] = []
     tracemalloc.start()
     try:

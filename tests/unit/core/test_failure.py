@@ -47,7 +47,7 @@ def nested(error: Exception) -> BaseException:
 
 @pytest.mark.parametrize("kind", [NoText, Exits, NotText, Shy, NoTraceback])
 @pytest.mark.parametrize("wrap", [lambda error: error, nested])
-def test_an_exception_that_cannot_be_shown_is_told_by_its_type(kind: Any, wrap: Any) -> None:
+def test_an_exception_that_cannot_be_shown_is_reported_by_its_type(kind: Any, wrap: Any) -> None:
     error = wrap(kind("x"))
 
     entry = failure.decode(b"\x01\x02f" + failure.encode(error))

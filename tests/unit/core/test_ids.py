@@ -63,7 +63,7 @@ def test_what_is_no_id_is_refused(bad: object) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 10, 18, 34])  # base32 of fewer or more whole bytes
-def test_a_text_of_another_length_is_told_the_length_of_an_id(size: int) -> None:
+def test_the_error_of_a_text_of_another_length_has_the_length_of_an_id(size: int) -> None:
     with pytest.raises(InvalidValue, match="an id is 26 characters of 0-9 a-v"):
         MessageId.parse("0" * size)
 

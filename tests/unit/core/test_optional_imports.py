@@ -1,4 +1,4 @@
-"""What is optional is loaded by those who ask for it."""
+"""Optional packages are loaded when they are needed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_importing_rmq_loads_nothing_optional(code: str) -> None:
     assert loaded(code) == by_redis
 
 
-def test_a_package_is_loaded_and_a_missing_one_is_told_with_its_extra() -> None:
+def test_a_package_is_loaded_and_a_missing_one_is_reported_with_its_extra() -> None:
     assert optional_imports.load("json", "x", "what").dumps({}) == "{}"
     with pytest.raises(rmq.ConfigurationError, match=r'^what: no_such is .* "rmq\[x\]"$'):
         optional_imports.load("no_such", "x", "what")

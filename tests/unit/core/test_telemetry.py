@@ -54,7 +54,7 @@ def test_names_are_given_once_and_everything_is_listed() -> None:
         assert sorted(one.name for one in defined) == sorted(one.name for one in listed)
 
 
-def test_lateness_is_told_of_first_attempts_and_is_never_negative() -> None:
+def test_lateness_is_reported_of_first_attempts_and_is_never_negative() -> None:
     assert telemetry.lateness_s(1, 10_000, 1_000, 12_500) == 2.5
     assert telemetry.lateness_s(1, 0, 1_000, 12_500) == 11.5, "to be taken at once"
     assert telemetry.lateness_s(1, 10_000, 0, 9_000) == 0, "our clock is behind"

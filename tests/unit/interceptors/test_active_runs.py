@@ -1,4 +1,4 @@
-"""What an interceptor notes about a run stays inside it, whatever the run is."""
+"""Notes of an interceptor are visible inside their run only."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_the_url_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
         ({"limit": "5"}, "limit: it is no option of a streaming read; leave it out"),
     ],
 )
-def test_a_wrong_option_of_a_stream_is_told_in_one_sentence(
+def test_the_error_of_a_wrong_option_of_a_stream_is_one_sentence(
     given: dict[str, str], told: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -100,7 +100,7 @@ def test_a_wrong_option_of_a_stream_is_told_in_one_sentence(
         ({"queue": "dead", "onClaimLoss": "fail"}, "onClaimLoss: it is no option of a batch read"),
     ],
 )
-def test_a_wrong_option_of_a_batch_is_told_in_one_sentence(
+def test_the_error_of_a_wrong_option_of_a_batch_is_one_sentence(
     given: dict[str, str], told: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"^[^\n]*$") as caught:
@@ -109,7 +109,7 @@ def test_a_wrong_option_of_a_batch_is_told_in_one_sentence(
     assert told in str(caught.value)
 
 
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RMQ_URL", raising=False)
 
     with pytest.raises(ConfigurationError, match="url: it is missing; give redis://"):

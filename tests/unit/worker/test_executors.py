@@ -166,7 +166,7 @@ def test_what_a_piece_of_work_sets_in_the_context_the_next_does_not_see(bench: B
     assert hands.join(20)
 
 
-def test_work_that_raises_is_told_and_the_rest_is_done(bench: Bench) -> None:
+def test_work_that_raises_is_reported_and_the_rest_is_done(bench: Bench) -> None:
     done = []
 
     def work(n: int) -> None:

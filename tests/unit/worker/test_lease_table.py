@@ -149,7 +149,7 @@ def test_the_same_delivery_entered_again_is_another(two: Two) -> None:
     assert two.row(one).serial > stale.serial
 
 
-def test_a_renewal_under_way_is_told_until_it_ends(two: Two) -> None:
+def test_a_renewal_under_way_is_reported_until_it_ends(two: Two) -> None:
     one, other = delivery(two.worker, 1), delivery(two.worker, 2)
     enter(two.worker, one, other)
     row = two.row(one)

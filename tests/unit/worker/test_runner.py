@@ -1,4 +1,4 @@
-"""What becomes of a failure: which option wins, and what happens where one of them is nonsense."""
+"""The settling of a failure: the order of options, and options with wrong results."""
 
 from __future__ import annotations
 
