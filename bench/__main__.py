@@ -12,7 +12,7 @@ from bench import report
 from bench.claims import claims
 from bench.core import depth, throughput
 from bench.cost import options as cost_options
-from bench.cost.compare import read as read_before, show_comparison
+from bench.cost.compare import read as read_before, show_against, show_comparison
 from bench.cost.run import ROUNDS as COST_ROUNDS, cost
 from bench.cost.table import show as show_cost
 from bench.latency import due, idle, latency
@@ -67,7 +67,10 @@ def main() -> None:
     parts = PARTS
     if cost_options.given(options):
         selected = cost_options.selection(options)
-        parts = {**PARTS, "cost": functools.partial(cost, selection=selected)}
+        parts = {
+            **PARTS,
+            "cost": functools.partial(cost, selection=selected, against=options.against),
+        }
     measurements: list[Measurement] = []
     left = list(names)
     with server(options.engine) as own:
@@ -92,6 +95,7 @@ def main() -> None:
         except KeyboardInterrupt:
             report.stopped(left)
     report.sum_up(measurements)
+    show_against(measurements)
     if before is not None and measurements:
         show_comparison(measurements, machine, before)
     if left:

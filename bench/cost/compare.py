@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,6 +15,7 @@ from rich.table import Table
 from bench import report
 from bench.cost.row import COLUMNS, CostRow
 from bench.cost.table import number
+from bench.cost.trials import MEMORY
 from bench.measurement import Measurement
 
 DEARER = 1.05  # new / old, from which on a figure is marked
@@ -22,47 +24,62 @@ FLOOR_US = 0.02  # less than this is lost among the clock's whole us, and not ma
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row beside the row of the same name in an earlier run.
+    """A row beside the row of the same name in another run, or of another checkout.
 
     Attributes:
-        row: the new one.
-        old: the least of each column in the earlier run.
+        name: of the row.
+        old: by column, the other's figure.
+        now: the row's.
+        ratios: new / old; columns whose old figure is nothing are left out.
+        dearer_pairs: the share of paired rounds in which Redis's us are more; None without pairs.
     """
 
-    row: Measurement
+    name: str
     old: dict[str, float]
-
-    def now(self) -> dict[str, float]:
-        """Return the least of each column."""
-        if isinstance(self.row, CostRow):
-            return {name: self.row.least(name) for name in self.old}
-        return {name: self.row.value for name in self.old}
-
-    def ratios(self) -> dict[str, float | None]:
-        """Return new / old by column; None where the old one is nothing."""
-        now = self.now()
-        return {name: now[name] / old if old > 0 else None for name, old in self.old.items()}
+    now: dict[str, float]
+    ratios: dict[str, float]
+    dearer_pairs: float | None = None
 
     def dearer(self) -> list[str]:
         """Return the columns that are dearer by 5 % or more."""
-        now = self.now()
         return [
             name
-            for name, old in self.old.items()
-            if now[name] - old >= FLOOR_US and now[name] >= round(old * DEARER, 9)
+            for name, ratio in self.ratios.items()
+            if round(ratio, 9) >= DEARER and self.now[name] - self.old[name] >= FLOOR_US
         ]
 
 
-def _least(figure: dict[str, Any]) -> dict[str, float]:
-    if "columns" in figure:
-        return {name: column["least"] for name, column in figure["columns"].items()}
-    return {"memory": figure["value"]}
+def with_earlier(row: Measurement, figure: dict[str, Any]) -> Comparison:
+    """Compare the least of each column with a figure of an earlier run's file."""
+    if isinstance(row, CostRow):
+        old = {name: float(column["least"]) for name, column in figure["columns"].items()}
+        now = {name: row.least(name) for name in old}
+    else:
+        old, now = {MEMORY: float(figure["value"])}, {MEMORY: row.value}
+    ratios = {name: now[name] / value for name, value in old.items() if value > 0}
+    return Comparison(row.name, old, now, ratios)
+
+
+def with_checkout(row: CostRow) -> Comparison:
+    """Compare with another checkout: medians, and the median of the ratios of paired rounds."""
+    pairs = {name: list(zip(row.columns[name], row.against[name], strict=True)) for name in COLUMNS}
+    return Comparison(
+        row.name,
+        {name: median(row.against[name]) for name in COLUMNS},
+        {name: median(row.columns[name]) for name in COLUMNS},
+        {
+            name: median(new / old for new, old in pairs[name] if old > 0)
+            for name in COLUMNS
+            if any(old > 0 for _, old in pairs[name])
+        },
+        sum(new > old for new, old in pairs["redis"]) / len(pairs["redis"]),
+    )
 
 
 def compare(rows: Sequence[Measurement], before: dict[str, Any]) -> list[Comparison]:
     """Pair rows with the figures of an earlier run's file; rows that it has not are left out."""
     old = {figure["name"]: figure for figure in before["figures"] if figure["part"] == "cost"}
-    return [Comparison(row, _least(old[row.name])) for row in rows if row.name in old]
+    return [with_earlier(row, old[row.name]) for row in rows if row.name in old]
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:
@@ -71,14 +88,17 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     grid.add_column("new / old", no_wrap=True)
     for heading in ("was", "is", *(f"x {heading}" for heading in COLUMNS.values())):
         grid.add_column(heading, justify="right", no_wrap=True)
+    grid.add_column("pairs", justify="right", no_wrap=True)
     grid.add_column("dearer by 5 %", no_wrap=True)
     for comparison in comparisons:
         first, *_ = comparison.old  # Redis, or memory in B
-        ratios = list(comparison.ratios().values()) + [None] * len(COLUMNS)
+        names = COLUMNS if first != MEMORY else [MEMORY]
+        ratios = [f"{comparison.ratios[n]:.2f}" if n in comparison.ratios else "" for n in names]
         dearer = comparison.dearer()
         grid.add_row(
-            comparison.row.name, number(comparison.old[first]), number(comparison.now()[first]),
-            *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios[: len(COLUMNS)]),
+            comparison.name, number(comparison.old[first]), number(comparison.now[first]),
+            *ratios, *[""] * (len(COLUMNS) - len(ratios)),
+            "" if comparison.dearer_pairs is None else f"{comparison.dearer_pairs:.0%}",
             ", ".join(COLUMNS.get(name, name) for name in dearer),
             style="red" if dearer else None,
         )  # fmt: skip
@@ -101,6 +121,23 @@ def show_comparison(
         for name in sorted(machine.keys() | before["machine"].keys())
         if before["machine"].get(name) != machine.get(name) and name != "load before"
     ]
+    _show(comparisons, changed)
+
+
+def show_against(rows: Sequence[Measurement]) -> None:
+    """Print how rows compare with another checkout, if one was measured."""
+    paired = [with_checkout(row) for row in rows if isinstance(row, CostRow) and row.against]
+    if paired:
+        _show(
+            paired,
+            [
+                "Medians; ratios are those of rounds side by side.",
+                "pairs: the share of them in which Redis is dearer; 50 % is chance.",
+            ],
+        )
+
+
+def _show(comparisons: Sequence[Comparison], words: Sequence[str]) -> None:
     marked = sum(bool(comparison.dearer()) for comparison in comparisons)
-    words = f"{marked} of {len(comparisons)} rows are dearer by 5 % or more in a column."
-    report.show_table(table(comparisons), " ".join([words, *changed]))
+    verdict = f"{marked} of {len(comparisons)} rows are dearer by 5 % or more in a column."
+    report.show_table(table(comparisons), " ".join([verdict, *words]))

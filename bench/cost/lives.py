@@ -204,7 +204,7 @@ class Merged(Life):
         if any(result.status != "merged" for result in results):
             raise RuntimeError(f"merged: sending took more than {self.range_s} s; run it again")
         time.sleep(self.range_s + 0.005)
-        self.range_s = max(0.25, 10 * took)
+        self.range_s = max(0.15, 6 * took)
 
 
 class Audited(Life):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from bench.cost.lives import KINDS, VERBS
-from bench.cost.run import CALLS, DEPTH, MEMORY, Selection
+from bench.cost.trials import CALLS, DEPTH, MEMORY, Selection
 
 
 def _one_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
@@ -44,6 +44,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compare", type=Path, metavar="FILE", help="print ratios to a file that --json wrote"
     )
+    group.add_argument(
+        "--against", type=Path, metavar="DIR", help="print ratios to another checkout, by turns"
+    )
 
 
 def selection(options: argparse.Namespace) -> Selection:
@@ -58,5 +61,5 @@ def selection(options: argparse.Namespace) -> Selection:
 
 def given(options: argparse.Namespace) -> list[str]:
     """Return which of these options were given."""
-    names = ("verb", "kind", "k", "depth", "compare")
+    names = ("verb", "kind", "k", "depth", "compare", "against")
     return [f"--{name}" for name in names if getattr(options, name) is not None]

@@ -28,18 +28,30 @@ class CostRow(Measurement):
         kind: of the messages.
         k: messages of one call.
         columns: by name, the value of each round.
+        against: the same of another checkout, whose rounds stood beside these; or nothing.
     """
 
     verb: str = ""
     kind: str = ""
     k: int = 0
     columns: dict[str, list[float]] = field(default_factory=dict)
+    against: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, verb: str, kind: str, k: int, columns: dict[str, list[float]]) -> CostRow:
+    def of(
+        cls,
+        verb: str,
+        kind: str,
+        k: int,
+        columns: dict[str, list[float]],
+        against: dict[str, list[float]] | None = None,
+    ) -> CostRow:
         """Return the row of some columns."""
         name = f"{verb}, {kind}, k = {k}"
-        return cls("cost", name, columns["redis"], "us", None, True, {}, verb, kind, k, columns)
+        return cls(
+            "cost", name, columns["redis"], "us", None, True, {}, verb, kind, k, columns,
+            against or {},
+        )  # fmt: skip
 
     @property
     def value(self) -> float:

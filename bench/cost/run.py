@@ -1,107 +1,133 @@
-"""Measure the cost of a message: rounds of all lives that were asked for, in passes."""
+"""Measure the cost of a message: rounds of all trials, in passes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 import redis
 
-from bench.cost.lives import KINDS, LIVES, SINGLE, VERBS, Life
+from bench.cost.checkout import Checkout
 from bench.cost.memory import memory
 from bench.cost.row import CostRow
-from bench.cost.spending import Meter, Spent
+from bench.cost.spending import Spent
+from bench.cost.trials import DEPTH, MEMORY, Selection, open_trials
 from bench.machine import placed, settle
 from bench.measurement import Measurement
 from tests.servers import Server
 
+ROOT = Path(__file__).parents[2]
 ROUNDS = 25
 PASSES = 5  # a slow moment of the machine hits a share of the rounds of every life, not all of one
-CALLS = {1: 100, 10: 30, 100: 6, 1000: 2}  # of each verb in a round: some ms
-MEMORY = "memory"
-DEPTH = 100_000  # messages that wait while their memory is measured
+
+Columns = dict[str, list[float]]
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The verbs, kinds and batches to measure, and the depth at which memory is measured."""
+class Side(Protocol):
+    """Code that is measured: this process, or a checkout in a child process.
 
-    verbs: tuple[str, ...] = (*VERBS, MEMORY)
-    kinds: tuple[str, ...] = KINDS
-    ks: tuple[int, ...] = tuple(CALLS)
-    depth: int = DEPTH
+    Attributes:
+        trials: by name, the kind of messages and k.
+    """
 
+    trials: dict[str, tuple[str, int]]
 
-@dataclass
-class Trial:
-    """A life, and the measuring of one round of it."""
+    def measure(self, trial: str) -> dict[str, Spent]:
+        """Run one round; return by verb what it spent."""
 
-    life: Life
-    run: Callable[[Meter], None]
-    k: int
+    def rest(self, trial: str) -> None:
+        """End what goes on in the background."""
 
-
-def _calls(k: int, quick: bool) -> int:
-    calls = next(CALLS[size] for size in sorted(CALLS, reverse=True) if size <= k)
-    return max(2, calls // 5) if quick else calls
+    def close(self) -> None:
+        """Close the connections."""
 
 
-def _trials(server: Server, selection: Selection, quick: bool) -> list[Trial]:
-    """Open the lives of a selection."""
-    trials = []
-    asked = set(selection.verbs)
-    for kind in LIVES:
-        if kind.kind not in selection.kinds:
-            continue
-        for k in selection.ks:
-            own = asked & set(kind.verbs) - {SINGLE}
-            if own:
-                name = f"{kind.__name__.lower()}-{k}"
-                life = kind(server.url, name, k, _calls(k, quick))
-                trials.append(Trial(life, life.run_send if own == {"send"} else life.run, k))
-        if SINGLE in asked & set(kind.verbs):
-            life = kind(server.url, f"{kind.__name__.lower()}-single", 1, _calls(1, quick))
-            trials.append(Trial(life, life.run_single, 1))
-    return trials
+class Here:
+    """This process."""
+
+    def __init__(self, server: Server, raw: redis.Redis, selection: Selection, quick: bool) -> None:
+        self._raw = raw
+        self._trials = {one.name: one for one in open_trials(server.url, selection, quick)}
+        self.trials = {name: (one.life.kind, one.k) for name, one in self._trials.items()}
+
+    def measure(self, trial: str) -> dict[str, Spent]:
+        """Run one round; return by verb what it spent."""
+        return self._trials[trial].measure(self._raw)
+
+    def rest(self, trial: str) -> None:
+        """End what goes on in the background."""
+        self._trials[trial].life.rest()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for trial in self._trials.values():
+            trial.life.close()
 
 
-def _round(raw: redis.Redis, trial: Trial) -> dict[str, Spent]:
-    meter = Meter(raw)
-    trial.run(meter)
-    spent = meter.spent
-    if "take" in spent:
-        life = spent["send"] + spent["take"] + spent["ack"]
-        spent["life"] = replace(life, messages=spent["send"].messages)
-    return spent
+class Figures:
+    """The columns of all rounds of a side, by verb, kind and batch."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.columns: dict[tuple[str, str, int], Columns] = defaultdict(lambda: defaultdict(list))
+
+    def run(self, trial: str) -> None:
+        """Measure a round and add it."""
+        for verb, sums in self.side.measure(trial).items():
+            for column, value in sums.each().items():
+                self.columns[verb, *self.side.trials[trial]][column].append(value)
+
+
+def _rounds(trial: str, count: int, sides: Sequence[Figures]) -> None:
+    """Run rounds of a trial; the sides take turns, and the one that goes first changes."""
+    taking_part = [figures for figures in sides if trial in figures.side.trials]
+    for figures in taking_part:
+        figures.side.measure(trial)  # warms up
+    for number in range(count):
+        for figures in taking_part if number % 2 else reversed(taking_part):
+            figures.run(trial)
+    for figures in taking_part:
+        figures.side.rest(trial)
 
 
 def cost(
-    server: Server, rounds: int, quick: bool, selection: Selection | None = None
+    server: Server,
+    rounds: int,
+    quick: bool,
+    selection: Selection | None = None,
+    against: Path | None = None,
 ) -> list[Measurement]:
-    """Measure what each verb costs in Redis and in the client, and the memory of a message."""
+    """Measure what each verb costs in Redis and in the client, and the memory of a message.
+
+    Args:
+        server: the server.
+        rounds: of each trial.
+        quick: a few calls in each round.
+        selection: what to measure.
+        against: another checkout, to be measured by turns with this one.
+    """
     selection = selection or Selection(depth=10_000 if quick else DEPTH)
-    found: dict[tuple[str, str, int], dict[str, list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
     with server.raw() as raw, ExitStack() as stack, placed(server, cores=2):
         settle(raw)
-        trials = _trials(server, selection, quick)
-        for trial in trials:
-            stack.callback(trial.life.close)
+        sides: list[Side] = []
+        if against:
+            for directory, prefix in ((ROOT, "this-"), (against, "other-")):
+                sides.append(Checkout(directory, server.url, selection, quick, prefix))
+                stack.callback(sides[-1].close)
+        else:
+            sides.append(Here(server, raw, selection, quick))
+            stack.callback(sides[0].close)
+        measured = [Figures(side) for side in sides]
         for number in range(min(PASSES, rounds)):
-            for trial in trials:
-                _round(raw, trial)  # warms up
-                for _ in range(number, rounds, PASSES):
-                    for verb, spent in _round(raw, trial).items():
-                        columns = found[verb, trial.life.kind, trial.k]
-                        for column, value in spent.each().items():
-                            columns[column].append(value)
-                trial.life.rest()
+            for trial in sides[0].trials:
+                _rounds(trial, len(range(number, rounds, PASSES)), measured)
+    others = measured[1].columns if against else {}
     rows: list[Measurement] = [
-        CostRow.of(verb, kind, k, columns)
-        for (verb, kind, k), columns in found.items()
+        CostRow.of(verb, kind, k, columns, others.get((verb, kind, k)))
+        for (verb, kind, k), columns in measured[0].columns.items()
         if verb in selection.verbs
     ]
     if MEMORY in selection.verbs:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from bench import __main__ as bench
-from bench.cost.compare import compare
+from bench.cost.compare import compare, with_checkout
 from bench.cost.row import COLUMNS, CostRow
 from bench.cost.spending import Spent, read_stats, split
 from bench.measurement import Measurement
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_commands_that_a_script_calls_are_taken_off_its_own_time() -> None:
@@ -67,9 +70,8 @@ def test_what_is_dearer_by_five_percent_is_marked_and_less_is_not() -> None:
     (comparison,) = compare([_row(redis=10.5, script=10.49, client=9.0, cpu=20.0)], before)
 
     assert comparison.dearer() == ["redis", "cpu"]
-    ratios = comparison.ratios()
-    assert ratios["redis"] == pytest.approx(1.05)
-    assert ratios["client"] == pytest.approx(0.9)
+    assert comparison.ratios["redis"] == pytest.approx(1.05)
+    assert comparison.ratios["client"] == pytest.approx(0.9)
 
 
 def test_the_least_of_the_rounds_is_compared_and_not_their_median() -> None:
@@ -85,7 +87,7 @@ def test_the_least_of_the_rounds_is_compared_and_not_their_median() -> None:
 def test_what_redis_counts_as_nothing_has_no_ratio() -> None:
     (comparison,) = compare([_row(script=0.01)], _file(_row(script=0.0)))
 
-    assert comparison.ratios()["script"] is None
+    assert "script" not in comparison.ratios
     assert comparison.dearer() == []
 
 
@@ -95,7 +97,7 @@ def test_memory_is_compared_and_a_row_without_a_counterpart_is_not() -> None:
 
     (comparison,) = compare([more, _row()], _file(memory))
 
-    assert comparison.row is more
+    assert comparison.name == "memory"
     assert comparison.dearer() == ["memory"]
 
 
@@ -126,6 +128,55 @@ def test_a_small_run_measures_every_column_of_every_kind(
     assert len(sizes) == 6
     assert all(100 < size < 1000 for size in sizes.values())
     assert "single life" in capsys.readouterr().out
+
+
+def test_another_checkout_is_measured_by_turns_and_compared_pair_by_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    for folder in ("rmq", "lua", "bench", "tests/servers.py", "pyproject.toml"):
+        (other / folder).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copy if (ROOT / folder).is_file() else shutil.copytree
+        copy(ROOT / folder, other / folder)
+    scripted = other / "lua" / "ack.lua"
+    work = "for i = 1, 200000 do local _ = tostring(i) end\n"  # tens of ms in each call
+    scripted.write_text(scripted.read_text().replace("]]\n", f"]]\n{work}", 1))
+    arguments = ["--only", "cost", "--verb", "send,ack", "--k", "10", "--kind", "plain"]
+    monkeypatch.setattr(
+        sys, "argv", ["bench", *arguments, "--quick", "--rounds", "4", "--against", str(other)]
+    )
+    found: list[CostRow] = []
+    monkeypatch.setattr(bench, "show_against", found.extend)
+
+    bench.main()
+
+    send, ack = (with_checkout(row) for row in found)
+    assert (send.name, ack.name) == ("send, plain, k = 10", "ack, plain, k = 10")
+    assert ack.ratios["redis"] < 0.1 < send.ratios["redis"]
+    assert ack.old["script"] > 10 * ack.now["script"]
+
+
+def test_ratios_of_paired_rounds_are_not_moved_by_a_slow_moment() -> None:
+    row = _row(redis=0)
+    row.columns["redis"] = [11.0, 22.0, 110.0]
+    row.against = {name: list(values) for name, values in _row().columns.items()}
+    row.against["redis"] = [10.0, 20.0, 100.0]
+    for name in COLUMNS:
+        row.columns[name] = (row.columns[name] * 3)[:3]
+        row.against[name] = (row.against[name] * 3)[:3]
+
+    comparison = with_checkout(row)
+
+    assert comparison.ratios["redis"] == pytest.approx(1.1)
+    assert comparison.dearer() == ["redis"]
+
+
+def test_the_share_of_pairs_that_are_dearer_is_counted() -> None:
+    row = _row()
+    row.against = {name: [10.0] * 5 for name in COLUMNS}
+    row.columns = {name: [11.0, 11.0, 11.0, 9.0, 10.0] for name in COLUMNS}
+
+    assert with_checkout(row).dearer_pairs == pytest.approx(0.6)
 
 
 def test_options_of_cost_are_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

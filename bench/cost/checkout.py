@@ -1,0 +1,103 @@
+"""A checkout of RMQ that is measured in a child process, by turns with another on one server.
+
+The child, `python -m bench.cost.checkout`, has the checkout as its directory, and so imports its
+`bench` and `rmq` and reads its scripts. Both checkouts have a child, for two processes that differ
+in anything but the code would differ in CPU time, too. Each opens the same trials under names of
+its own. Parent and child speak lines of JSON: the parent names a trial, the child runs a round of
+it and answers what it spent.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any
+
+import redis
+
+import rmq
+from bench.cost.spending import Spent
+from bench.cost.trials import Selection, open_trials
+
+
+class Checkout:
+    """The child process of a checkout.
+
+    Args:
+        directory: where its `pyproject.toml` is.
+        url: of the server.
+        selection: what to measure.
+        quick: a few calls in each round.
+        prefix: of its topics and keys.
+    """
+
+    def __init__(
+        self, directory: Path, url: str, selection: Selection, quick: bool, prefix: str
+    ) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "bench.cost.checkout"],
+            cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        asked = {"url": url, "selection": asdict(selection), "quick": quick, "prefix": prefix}
+        opened = self._ask(asked)
+        self.trials: dict[str, tuple[str, int]] = {
+            name: (kind, k) for name, (kind, k) in opened["trials"].items()
+        }
+        if Path(opened["rmq"]).resolve().parent != directory.resolve():
+            self.close()
+            raise RuntimeError(f"{directory}: the child imported {opened['rmq']}")
+
+    def _ask(self, question: object) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps(question) + "\n")
+        self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a checkout's child ended with {self._child.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def measure(self, trial: str) -> dict[str, Spent]:
+        """Run one round of a trial there; return by verb what it spent."""
+        return {verb: Spent(*sums) for verb, sums in self._ask({"round": trial}).items()}
+
+    def rest(self, trial: str) -> None:
+        """End there what goes on in the background."""
+        self._ask({"rest": trial})
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.communicate()
+
+
+def main() -> None:
+    """Answer the parent's lines."""
+    asked = json.loads(sys.stdin.readline())
+    selection = Selection.read(asked["selection"])
+    trials = {
+        trial.name: trial
+        for trial in open_trials(asked["url"], selection, asked["quick"], asked["prefix"])
+    }
+    with redis.Redis.from_url(asked["url"]) as raw:
+        kinds = {name: (trial.life.kind, trial.k) for name, trial in trials.items()}
+        opened = {"trials": kinds, "rmq": str(Path(rmq.__file__).parent)}
+        print(json.dumps(opened), flush=True)
+        for line in sys.stdin:
+            question = json.loads(line)
+            if "round" in question:
+                spent = trials[question["round"]].measure(raw)
+                answer = {verb: astuple(sums) for verb, sums in spent.items()}
+            else:
+                trials[question["rest"]].life.rest()
+                answer = {}
+            print(json.dumps(answer), flush=True)
+    for trial in trials.values():
+        trial.life.close()
+
+
+if __name__ == "__main__":
+    main()
