@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rmq
 from rmq.core.keys import SlotKeys
+from tests.bench.refusing import refused
 from tests.conftest import any_binary
 from tests.servers import Server, _die_with_parent
 
@@ -237,26 +239,25 @@ def test_a_topic_that_holds_messages_is_refused_and_left_alone(
     assert [message.body for message in client.admin.peek(name)] == ["someone's"]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "told"),
-    [
-        ("--kinds", "immediate", "found 'immediate'; give kind=weight pairs"),
-        ("--kinds", "sooner=3", "found 'sooner=3'; give kind=weight pairs"),
-        ("--kinds", "immediate=0", "give at least one kind a weight above 0"),
-        ("--body-bytes", "16", "found '16'; give bytes as a number or a range"),
-        ("--body-bytes", "200-100", "a range with the lesser first"),
-        ("--rate", "fast", "found 'fast'; give a number, 0 to"),
-        ("--batch", "1001", "found '1001'; give a whole number, 1 to 1000"),
-        ("--fail", "nan", "found 'nan'; give a number, 0 to 1"),
-        ("--slots", "0", "found '0'; give a whole number, 1 to 1024"),
-        ("--topic", "a/b", "'a/b'; use 1 to 128 of"),
-        ("--rmq-url", "http://here", "found 'http://here': url: scheme 'http' is unknown"),
-        ("--processes", "2", "kept in one process; leave it out, or run several"),
-    ],
-)
-def test_an_option_that_cannot_work_is_named_with_what_to_do(
-    locust: Callable[..., Locust], option: str, value: str, told: str
-) -> None:
+CANNOT_WORK = [
+    ("--kinds", "immediate", "found 'immediate'; give kind=weight pairs"),
+    ("--kinds", "sooner=3", "found 'sooner=3'; give kind=weight pairs"),
+    ("--kinds", "immediate=0", "give at least one kind a weight above 0"),
+    ("--body-bytes", "16", "found '16'; give bytes as a number or a range"),
+    ("--body-bytes", "200-100", "a range with the lesser first"),
+    ("--rate", "fast", "found 'fast'; give a number, 0 to"),
+    ("--batch", "1001", "found '1001'; give a whole number, 1 to 1000"),
+    ("--fail", "nan", "found 'nan'; give a number, 0 to 1"),
+    ("--slots", "0", "found '0'; give a whole number, 1 to 1024"),
+    ("--topic", "a/b", "'a/b'; use 1 to 128 of"),
+    ("--rmq-url", "http://here", "found 'http://here': url: scheme 'http' is unknown"),
+    ("--processes", "2", "kept in one process; leave it out, or run several"),
+]
+
+
+def test_an_option_that_cannot_work_ends_the_program(locust: Callable[..., Locust]) -> None:
+    option, value, told = CANNOT_WORK[0]
+
     run = locust("-t", "1s", option, value)
 
     assert run.wait() == 2, run.output
@@ -264,3 +265,23 @@ def test_an_option_that_cannot_work_is_named_with_what_to_do(
     assert told in run.output
     assert "Traceback" not in run.output
     assert not list(run.temporary.glob("rmq-load-*"))
+
+
+@pytest.fixture(scope="module")
+def refusals() -> list[dict[str, Any]]:
+    return refused([["-t", "1s", option, value] for option, value, _ in CANNOT_WORK])
+
+
+@pytest.mark.parametrize(
+    "number", range(len(CANNOT_WORK)), ids=lambda n: " ".join(CANNOT_WORK[n][:2])
+)
+def test_an_option_that_cannot_work_is_named_with_what_to_do(
+    refusals: list[dict[str, Any]], number: int
+) -> None:
+    (option, _, told), run = CANNOT_WORK[number], refusals[number]
+
+    assert run["code"] == 2, run["told"]
+    assert f"argument {option}" in run["told"]
+    assert told in run["told"]
+    assert "Traceback" not in run["told"]
+    assert not [name for name in run["left"] if name.startswith("rmq-load-")]
