@@ -1,34 +1,24 @@
-"""A producer or a consumer that is going to be killed.
-
-`python -m tests.integration.audit_child <produce|consume|pop> <url> <seed> <topic> <topic>`
-"""
+"""A producer or a consumer that is going to be killed; `start` starts it."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import rmq
-from tests.servers import _die_with_parent
+from tests.forkserver import Forked
 
 
-def start(what: str, url: str, seed: int, *topics: str) -> subprocess.Popen[bytes]:
+def start(what: str, url: str, seed: int, *topics: str) -> Forked:
     """The child, from the parent's side; it has begun when this returns."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.audit_child", what, url, str(seed), *topics],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        preexec_fn=_die_with_parent,
-        cwd=Path(__file__).parents[2],
-    )
+    words = [what, url, str(seed), *topics]
+    process = Forked("tests.integration.audit_child", *words, stdout=PIPE, stderr=2)
     assert process.stdout is not None
-    assert process.stdout.readline() == b"begun\n"
+    assert process.stdout.readline() == "begun\n"
     return process
 
 
@@ -99,7 +89,3 @@ def main(what: str, url: str, seed: str, *names: str) -> None:
             mode = "at_most_once" if what == "pop" else "at_least_once"
             work = threading.Thread(target=consume, args=(client, list(names), chance, mode))
         work.start()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
