@@ -75,7 +75,7 @@ def test_no_group_of_messages_that_are_alike_is_larger_than_asked(most: int) -> 
 def test_a_message_among_others_keeps_what_it_asks_for(
     one_by_one: Callable[..., list[Any]], odd: Outgoing
 ) -> None:
-    messages = [Outgoing(b"x", 900) for _ in range(50)]
+    messages = [Outgoing(b"x") for _ in range(50)]
     messages[30] = odd
 
     assert grouped(messages) == one_by_one(messages)
