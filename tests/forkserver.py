@@ -48,6 +48,7 @@ class Forked:
         self.returncode: int | None = None
         task = {"module": module, "words": words, "cwd": str(cwd), "env": dict(os.environ)}
         text = json.dumps(task).encode()
+        self._lock = threading.Lock()
         self._told = socket.socket(socket.AF_UNIX)
         with _LOCK:
             self._told.connect(_server()[1])
@@ -77,15 +78,20 @@ class Forked:
         return int(said)
 
     def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.wait(0)
-        return None
+        with self._lock:  # threads may wait for one process, as they may with a Popen
+            if self.returncode is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.returncode = self._number(0)
+                    self._told.close()
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            self.returncode = self._number(timeout)
-            self._told.close()
-        return self.returncode
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("forked", timeout or 0)
+            time.sleep(0.005)
+        return code
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
