@@ -158,3 +158,10 @@ def test_a_run_makes_each_id_when_it_is_asked_for() -> None:
     assert ids.make(3, 77)[0] > made[-1]
     with pytest.raises(IndexError):
         run[10]
+
+
+def test_an_error_names_the_field_and_id_unless_told() -> None:
+    with pytest.raises(InvalidValue, match=r"^id: "):
+        MessageId.parse(b"short")
+    with pytest.raises(InvalidValue, match=r"^stub: "):
+        MessageId.parse(b"short", "stub")
