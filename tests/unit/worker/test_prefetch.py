@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.worker import prefetch
-from rmq.worker.prefetch import AHEAD_S, STALLED_S, RunTimes
+from rmq.worker.prefetch import AHEAD_S, FEW, STALLED_S, RunTimes, TrickleDetector
 from tests.unit.monotonic import Clock
 
 
@@ -100,3 +100,24 @@ def test_a_run_that_never_began_ends_without_a_trace(clock: Clock) -> None:
     runs.end("never")
 
     assert runs.held_limit() == 1
+
+
+def test_messages_that_arrive_one_by_one_in_a_hurry_are_a_trickle(clock: Clock) -> None:
+    detector = TrickleDetector()
+    detector.is_trickling(1)
+    clock.now += 0.0001
+
+    assert detector.is_trickling(1)
+
+
+def test_a_message_that_arrives_alone_never_waits(clock: Clock) -> None:
+    assert not TrickleDetector().is_trickling(1)
+
+
+@pytest.mark.parametrize("count", [0, FEW])
+def test_nothing_and_a_batch_of_many_are_no_trickle(clock: Clock, count: int) -> None:
+    detector = TrickleDetector()
+    detector.is_trickling(1)
+    clock.now += 0.0001
+
+    assert not detector.is_trickling(count)
