@@ -12,6 +12,10 @@ def test_resend_intervals_grow_without_jitter():
     assert Outbox().resend_after_ms(16) == 3_600_000
 
 
+def test_a_message_is_sent_16_times_at_most_unless_the_outbox_is_told_otherwise() -> None:
+    assert Outbox().max_sends == 16
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
