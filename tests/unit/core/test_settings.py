@@ -60,3 +60,11 @@ def test_a_mismatch_names_settings_as_a_person_writes_them() -> None:
 def test_a_refused_change_of_a_fixed_setting_gives_the_reason(name: str) -> None:
     with pytest.raises(rmq.InvalidValue, match=f"^{name}: it is fixed .* because "):
         settings.check_changes({"lease": 5, name: 4})
+
+
+@pytest.mark.parametrize("level", [rmq.Replicated, rmq.Fsync])
+def test_a_send_waits_for_a_minute_at_most(level: type[rmq.Replicated | rmq.Fsync]) -> None:
+    assert level(1, 60).timeout == 60
+
+    with pytest.raises(rmq.InvalidValue, match="at most 60 seconds"):
+        level(1, 60.001)
