@@ -149,8 +149,8 @@ class LeaseRenewer:
         scores = {}
         for slot, slot_rows in unsure.items():
             key, ids = context.slots[slot].prepare, [row.id for row in slot_rows]
-            scores = self.transport.raw_command("renewer", "ZMSCORE", key, *ids)
-            for row, score in zip(slot_rows, scores, strict=True):
+            stored_scores = self.transport.raw_command("renewer", "ZMSCORE", key, *ids)
+            for row, score in zip(slot_rows, stored_scores, strict=True):
                 if score is not None and float(score) % 1000 == row.score % 1000:
                     scores[row.serial] = float(score)
         return [row._replace(score=scores.get(row.serial, row.score)) for row in rows]
