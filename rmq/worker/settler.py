@@ -318,9 +318,8 @@ class Settler:
                 self._consumer.lease_table.remove(left)
                 break
         if len(left) < len(deliveries):
-            lost_before = sum(delivery._state == LOST for delivery in deliveries) - len(
-                lost
-            )  # never begun
+            lost_in_all = sum(delivery._state == LOST for delivery in deliveries)
+            lost_before = lost_in_all - len(lost)  # their runs never began
             self.tally["lost"] += lost_before
             self.tally["own"] += len(deliveries) - len(left) - lost_before
         self.finished += len(deliveries)
