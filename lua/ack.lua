@@ -2,10 +2,10 @@
 ack: settle deliveries for good.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> failure entry
-KEYS[5]   settled even   set   ids settled in even turns of the dedup window
+KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   records        hash  member -> record
+KEYS[4]   failures       hash  member -> failure entry
+KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   replay         str   the last answer given to this session
 KEYS[8]   audit          zset  open numbers of audited messages
@@ -15,7 +15,7 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   runs                 r; a run is deliveries whose receipts follow each other in steps of 1/2048
 ARGV[6..] r times: how many (n in all, at most 1000), the first one's receipt, the first one's delivery
-          number (0 where it is not known); then the n message ids; then nothing, or for each of them its
+          number (0 where it is not known); then the n members (13 bytes each); then nothing, or for each of them its
           `<producer>.<number>`, '' where it has none
 Returns   a letter for each: 1 settled, 0 the caller no longer holds the lease
 Cost      O(n log L), L = leases of the slot. In an audited slot also reading the records, where the numbers are not

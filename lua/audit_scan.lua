@@ -2,10 +2,10 @@
 audit_scan: read a page of the numbered messages of a slot, whichever queue they are in. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> receipt
-KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[5]   records        hash  message id -> record
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> receipt
+KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[5]   records        hash  member -> record
 ARGV[1]   cursor               0 at first, then the cursor of the last answer
 ARGV[2]   limit                1 to 1000, about so many records a page
 Returns   {cursor, 0 at the end; how many records were read; then for each numbered message its queue (s waiting, p in

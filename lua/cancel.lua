@@ -2,19 +2,19 @@
 cancel: withdraw a waiting message.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  only read
-KEYS[4]   records        hash  message id -> record
+KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   failures       hash  message id -> failure entry
-KEYS[7]   merge index    hash  merge key -> id and when it opened
-KEYS[8]   settled even   set   ids settled in even turns of the dedup window
+KEYS[6]   failures       hash  member -> failure entry
+KEYS[7]   merge index    hash  merge key -> member and when it opened
+KEYS[8]   settled even   set   members settled in even turns of the dedup window
 KEYS[9]   settled odd    set   the same for odd turns
 KEYS[10]  replay         str   the last answer given to this session
 KEYS[11]  audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               sequence number of this call in its session
-ARGV[3]   id                   16 bytes
+ARGV[3]   member               13 bytes: the id without slot and check
 Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
 Cost      O(log L), L = messages waiting in the slot
 Atomic    Only a waiting message is removed, with everything that belongs to it, and remembered as settled. Sent twice
@@ -23,6 +23,7 @@ Atomic    Only a waiting message is removed, with everything that belongs to it,
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/envelope"
+--- @include "lib/member"
 --- @include "lib/replay"
 --- @include "lib/settled"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]
@@ -58,7 +59,7 @@ end
 redis.call('ZREM', store, id)
 redis.call('HDEL', records, id)
 redis.call('HDEL', KEYS[6], id)
-if entry and string.sub(entry, 1, 16) == id then
+if entry and string.sub(entry, 1, MEMBER) == id then
   redis.call('HDEL', KEYS[7], key)
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)

@@ -2,12 +2,12 @@
 extend: move the deadline of leases, counted from now. The receipts change with it.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[3]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   lease_ms             1000 to 43 200 000, from now; rounded up to whole seconds
-ARGV[4..] n message ids, then their n receipts
+ARGV[4..] n members (13 bytes each), then their n receipts
 Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the caller no longer holds the lease. A
           new receipt is the old one with the new deadline.
 Cost      O(n log L), L = leases of the slot; n is at most 1000

@@ -2,12 +2,12 @@
 get: read one message, whichever queue it is in. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> receipt
-KEYS[4]   records        hash  message id -> record
-KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   failures       hash  message id -> failure entry
-ARGV[1]   id                   16 bytes
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> receipt
+KEYS[4]   records        hash  member -> record
+KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[6]   failures       hash  member -> failure entry
+ARGV[1]   member               13 bytes: the id without slot and check
 Returns   {store | prepare | dead | gone, score as text, record, failure or '', acceptance number of the newest}
 Cost      O(log L + size of the record)
 Atomic    Reads only.

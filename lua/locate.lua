@@ -2,16 +2,17 @@
 locate: in which queue messages are, and how many messages their slot holds. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> receipt
-KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
-ARGV[1..] ids                  16 bytes each, 1 to 1000
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> receipt
+KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
+ARGV[1..] members              1 to 1000, each 13 bytes: the id without slot and check
 Returns   {acceptance number of the newest, messages waiting, messages in flight, a letter for each id: s waiting,
           p in flight, d dead, g gone}
-Cost      O(k log L), k = ids, L = messages of the slot. No record is read.
+Cost      O(k log L), k = members, L = messages of the slot. No record is read.
 Atomic    Reads only: one moment of one slot, so a message that moves between its queues is in one of them.
 ]]
 --- @include "lib/check"
+--- @include "lib/member"
 if #ARGV < 1 or #ARGV > 1000 then
   fail('ARG', 'ids')
 end
@@ -24,7 +25,7 @@ local waiting, in_flight, died = redis.call('ZCARD', store), redis.call('ZCARD',
 local letters = {}
 for i = 1, #ARGV do
   local id = ARGV[i]
-  if #id ~= 16 then
+  if #id ~= MEMBER then
     fail('ARG', 'id')
   end
   letters[i] = waiting > 0 and redis.call('ZSCORE', store, id) and 's'

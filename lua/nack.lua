@@ -2,11 +2,11 @@
 nack: give deliveries back as failed. Each costs a retry: a message with none remaining goes to the DeadQueue.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  message id -> record
-KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   failures       hash  message id -> failure entry
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[4]   records        hash  member -> record
+KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   replay         str   the last answer given to this session
 KEYS[8]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
@@ -14,7 +14,7 @@ ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms        ''    until the retry, else the topic's policy; 0 at once; at most 10 years
-ARGV[6..] n message ids, their n receipts, then for each the consumer's error (at most 64 KiB)
+ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most 64 KiB)
 Returns   a letter for each: r goes back for a retry, d dead, 0 the caller no longer holds the lease
 Cost      O(n log L), L = members of the slot; n is at most 1000. In a slot in order also reading their records
 Atomic    Only a member whose score equals the receipt moves. The first write frees memory. Sent twice with one number,

@@ -2,15 +2,15 @@
 peek: read a page of one queue of a slot. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   queue          zset  the StoreQueue, PrepareQueue or DeadQueue: message id -> score
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> failure entry
+KEYS[2]   queue          zset  the StoreQueue, PrepareQueue or DeadQueue: member -> score
+KEYS[3]   records        hash  member -> record
+KEYS[4]   failures       hash  member -> failure entry
 ARGV[1]   low                  smallest score, as for ZRANGEBYSCORE
 ARGV[2]   high                 largest score
 ARGV[3]   order                up or down
 ARGV[4]   offset               how many to pass over
 ARGV[5]   limit                1 to 1000
-Returns   {acceptance number of the newest, id, score as text, record or '', failure or '', id, ...}: at most 16 MiB of
+Returns   {acceptance number of the newest, member, score as text, record or '', failure or '', member, ...}: at most 16 MiB of
           records and failures, so a page may be short; an empty page is the end
 Cost      O(log L + offset + limit)
 Atomic    Reads only. A message that moves between two pages may be seen twice or not at all.

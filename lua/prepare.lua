@@ -2,12 +2,12 @@
 prepare: lease messages. Moves the messages that go next from the StoreQueue to the PrepareQueue and hands them over.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  message id -> record
-KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   failures       hash  message id -> failure entry
-KEYS[7]   merge index    hash  merge key -> id and when it opened
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[4]   records        hash  member -> record
+KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[6]   failures       hash  member -> failure entry
+KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   replay         str   the last answer given to this session
 KEYS[9]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
@@ -22,8 +22,8 @@ ARGV[8]   again                1 where an earlier copy of this call had no reply
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if those of
           queries have,
           deadline s, number of the first delivery, acceptance number of the newest message,
-          retries remaining of each as one byte ('' when none has failed), ids, records}
-          An id of '' stands where the caller no longer holds a delivery of the first answer.
+          retries remaining of each as one byte ('' when none has failed), members, records}
+          A member of '' stands where the caller no longer holds a delivery of the first answer.
 Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
 Atomic    All messages are read and checked before they move; the first write frees memory, so a full Redis can still be
           drained. Sent twice with one number, it hands over the same deliveries. A repeated call that found nothing is
@@ -34,6 +34,7 @@ Atomic    All messages are read and checked before they move; the first write fr
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/member"
 --- @include "lib/replay"
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, merge, session, audit = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
@@ -47,8 +48,8 @@ if before then
   deadline, first = tonumber(deadline), tonumber(first)
   local accepted = tonumber(redis.call('HGET', slot, 'accepted') or 0)
   local reply, marks = { 0, 0, deadline, first, accepted, '', {}, {} }, {}
-  for i = 1, #leased / 16 do
-    local id = string.sub(leased, i * 16 - 15, i * 16)
+  for i = 1, #leased / MEMBER do
+    local id = string.sub(leased, (i - 1) * MEMBER + 1, i * MEMBER)
     local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
     local record = score >= 0 and redis.call('HGET', records, id)
     local left = math.floor(score % 1000)

@@ -3,12 +3,12 @@ publish: move the next entry of a stage into the queue: messages as send stores 
 have moved are no longer in the stage, so they cannot move twice.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   settled even   set   ids settled in even turns of the dedup window
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   records        hash  member -> record
+KEYS[4]   settled even   set   members settled in even turns of the dedup window
 KEYS[5]   settled odd    set   the same for odd turns
 KEYS[6]   failures       hash  of messages that drop_lowest drops
-KEYS[7]   merge index    hash  merge key -> id of the waiting message
+KEYS[7]   merge index    hash  merge key -> member of the waiting message
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 KEYS[9]   stage          list  entries, see stage_push; at the end one empty text
 KEYS[10]  replay         str   the last answer given to this session

@@ -2,17 +2,17 @@
 purge: delete messages from the StoreQueue or the DeadQueue for good, a page at a time.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   queue          zset  the StoreQueue or the DeadQueue: message id -> score
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> failure entry
-KEYS[5]   merge index    hash  merge key -> id and when it opened
+KEYS[2]   queue          zset  the StoreQueue or the DeadQueue: member -> score
+KEYS[3]   records        hash  member -> record
+KEYS[4]   failures       hash  member -> failure entry
+KEYS[5]   merge index    hash  merge key -> member and when it opened
 KEYS[6]   audit          zset  open numbers of audited messages
 KEYS[7]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
 ARGV[4]   limit                1 to 1000
-ARGV[5..] message ids          only these, at most 1000; none: the lowest scores first
+ARGV[5..] members              only these, at most 1000, 13 bytes each; none: the lowest scores first
 Returns   how many were deleted; less than the limit is the end
 Cost      O(n log L), and reading the records where the merge index is not empty, or the slot is audited
 Atomic    A message is deleted with everything that belongs to it. Messages in flight are not touched. Sent twice with
@@ -21,6 +21,7 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/envelope"
+--- @include "lib/member"
 --- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
@@ -59,7 +60,7 @@ if any_merge_key then
     if record and #record >= 8 then
       local _, _, key = envelope(record)
       local entry = key and redis.call('HGET', merge, key)
-      if entry and string.sub(entry, 1, 16) == ids[i] then
+      if entry and string.sub(entry, 1, MEMBER) == ids[i] then
         merge_keys[#merge_keys + 1] = key
       end
     end

@@ -3,7 +3,7 @@ query_again: give a batch that a query holds new numbers, so that it is the next
 
 KEYS[1]   slot           hash  only checked to exist
 KEYS[2]   query          hash  tail: the newest number in the log; settled; owner and owner_until
-KEYS[3]   query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[3]   query log      list  members that the query holds; the last one has the number `tail`
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query

@@ -3,7 +3,7 @@ query_inspect: how many messages a query holds of a slot, and which owner runs i
 
 KEYS[1]   slot           hash  only checked to exist
 KEYS[2]   query          hash  tail: the newest number in the log; owner and owner_until
-KEYS[3]   query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[3]   query log      list  members that the query holds; the last one has the number `tail`
 ARGV[1]   now_us         ''    or a test's time
 Returns   {how many messages it holds, ms its owner has left, the owner}: negative after that; '' where there is none
 Cost      O(1)

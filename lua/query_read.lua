@@ -2,15 +2,15 @@
 query_read: hand out messages that a query holds. Notes the newest number handed out, and changes nothing else.
 
 KEYS[1]   slot           hash  only checked to exist
-KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> failure entry
+KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   records        hash  member -> record
+KEYS[4]   failures       hash  member -> failure entry
 KEYS[5]   query          hash  tail: the newest number in the log; read: the newest that was handed out
-KEYS[6]   query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[6]   query log      list  members that the query holds; the last one has the number `tail`
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 1000
-Returns   {numbers, ids, receipts as text ('' where the PrepareQueue no longer has the message), records}, in the order
+Returns   {numbers, members, receipts as text ('' where the PrepareQueue no longer has the message), records}, in the order
           of their numbers; fewer than the limit where the range is at its end, or 16 MiB are full. Receipts are left
           out where nothing in the slot has ever failed: all messages have every retry then
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit

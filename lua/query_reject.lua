@@ -2,13 +2,13 @@
 query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[5]   failures       hash  message id -> failure entry
+KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   records        hash  member -> record
+KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[5]   failures       hash  member -> failure entry
 KEYS[6]   audit          zset  open numbers of audited messages
 KEYS[7]   query          hash  tail: the newest number in the log; settled; owner and owner_until
-KEYS[8]   query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[8]   query log      list  members that the query holds; the last one has the number `tail`
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query

@@ -3,7 +3,7 @@ query_renew: renew the lease of a query, and count what it holds of a batch.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   query          hash  tail: the newest number in the log; settled; read; owner and owner_until
-KEYS[3]   query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[3]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[4]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits

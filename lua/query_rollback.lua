@@ -2,11 +2,11 @@
 query_rollback: give back the messages of a query whose lease expired, or that is no longer wanted.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   failures       hash  message id -> failure entry
+KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   failures       hash  member -> failure entry
 KEYS[4]   query          hash  tail: the newest number in the log; owner and owner_until; exact; lapsed_to: the newest
                                number that was given back and is kept in the log
-KEYS[5]   query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[5]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[6]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits

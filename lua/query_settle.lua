@@ -2,17 +2,17 @@
 query_settle: settle messages that a query holds for good, from the beginning of its log.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   failures       hash  message id -> failure entry
-KEYS[5]   settled even   set   ids settled in even turns of the dedup window
+KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   records        hash  member -> record
+KEYS[4]   failures       hash  member -> failure entry
+KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  open numbers of audited messages
 KEYS[8]   query          hash  tail: the newest number in the log; settled; owner and owner_until; missed: how many of
                                the batch that ends at missed_at were not settled
-KEYS[9]   query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[9]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[10]  queries        zset  run of a query -> end of its lease, epoch ms
-KEYS[11]  StoreQueue     zset  message id -> score
+KEYS[11]  StoreQueue     zset  member -> score
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query

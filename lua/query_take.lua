@@ -2,15 +2,15 @@
 query_take: take messages for a query. They move to the PrepareQueue, and to the end of the query's log.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  message id -> record
-KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   failures       hash  message id -> failure entry
-KEYS[7]   merge index    hash  merge key -> id and when it opened
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[4]   records        hash  member -> record
+KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[6]   failures       hash  member -> failure entry
+KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   audit          zset  open numbers of audited messages
 KEYS[9]   query          hash  tail: the newest number in the log; owner and owner_until
-KEYS[10]  query log      list  ids that the query holds; the last one has the number `tail`
+KEYS[10]  query log      list  members that the query holds; the last one has the number `tail`
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits

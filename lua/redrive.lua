@@ -2,18 +2,18 @@
 redrive: send dead letters back to the StoreQueue, with all their retries.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[5]   failures       hash  message id -> failure entry
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   records        hash  member -> record
+KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[5]   failures       hash  member -> failure entry
 KEYS[6]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5..] message ids, at most 1000
+ARGV[5..] members, at most 1000, 13 bytes each
 Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, x unreadable and left there
-Cost      O(n log L), at most 16 MiB of records; ids beyond that are not looked at, and the answer is shorter
+Cost      O(n log L), at most 16 MiB of records; members beyond that are not looked at, and the answer is shorter
 Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
           passed is removed. Sent twice with one number, it gives the first answer.
 ]]

@@ -2,10 +2,10 @@
 reject: send deliveries to the DeadQueue at once, however many retries remain.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  message id -> record
-KEYS[4]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[5]   failures       hash  message id -> failure entry
+KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[3]   records        hash  member -> record
+KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[5]   failures       hash  member -> failure entry
 KEYS[6]   replay         str   the last answer given to this session
 KEYS[7]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
@@ -13,7 +13,7 @@ ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   reason               r rejected by the handler, u undecodable
-ARGV[6..] n message ids, their n receipts, then for each the consumer's error (at most 64 KiB)
+ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most 64 KiB)
 Returns   a letter for each: d dead, 0 the caller no longer holds the lease
 Cost      O(n log L), L = members of the slot; n is at most 1000
 Atomic    As nack. In a slot in order, the last reject of a batch wakes the consumers that wait for the batch to end.

@@ -3,8 +3,8 @@ release: give deliveries back unworked. It costs no retry; the message goes to t
 messages, or waits as long as the caller says (snooze).
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[4]   failures       hash  only read: whether a message has failed before
 KEYS[5]   replay         str   the last answer given to this session
 KEYS[6]   records        hash  only read, where deliveries are from before the slot was in order
@@ -13,7 +13,7 @@ ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms              0 at once, to the front; at most 10 years
-ARGV[6..] n message ids in the order in which they were delivered, their n receipts, then for each the place
+ARGV[6..] n members (13 bytes each) in the order in which they were delivered, their n receipts, then for each the place
           it was taken from: its priority, or when it was due (epoch ms) if it has none
 Returns   a letter for each: 1 released, 0 the caller no longer holds the lease
 Cost      O(n log L), L = members of the slot; n is at most 1000

@@ -2,16 +2,16 @@
 reschedule: give one waiting message another consume time.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  only read
-KEYS[4]   records        hash  message id -> record
+KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  only read
 KEYS[6]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               sequence number of this call in its session
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5]   id                   16 bytes
+ARGV[5]   member               13 bytes: the id without slot and check
 ARGV[6]   due                  epoch ms, which may have passed; below 1e12 a delay from now
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone, 0}
 Cost      O(log L + size of the record)

@@ -3,13 +3,13 @@ set_priority: give one waiting message another priority. It joins that priority 
 time and its place there, a retry its place among the retries.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
+KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  only read
-KEYS[4]   records        hash  message id -> record
+KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  only read
 KEYS[6]   replay         str   the last answer given to this session
 ARGV[1]   number               sequence number of this call in its session
-ARGV[2]   id                   16 bytes
+ARGV[2]   member               13 bytes: the id without slot and check
 ARGV[3]   priority             17 to 1 048 575
 Returns   changed; unchanged: it had that priority before; or in_flight | dead | gone
 Cost      O(log L + size of the record)

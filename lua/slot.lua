@@ -2,7 +2,7 @@
 slot: give one slot the settings of its topic, which its scripts read. A slot that has them is left alone.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   records        hash  message id -> record
+KEYS[2]   records        hash  member -> record
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed

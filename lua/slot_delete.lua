@@ -2,14 +2,14 @@
 slot_delete: delete a slot of a topic, with its messages if they are no more than the caller allows; or only count them.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> receipt
-KEYS[4]   records        hash  message id -> record
-KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   failures       hash  message id -> failure entry
-KEYS[7]   merge index    hash  merge key -> id and when it opened
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> receipt
+KEYS[4]   records        hash  member -> record
+KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[6]   failures       hash  member -> failure entry
+KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   audit          zset  open numbers of audited messages
-KEYS[9]   settled even   set   ids settled in even turns of the dedup window
+KEYS[9]   settled even   set   members settled in even turns of the dedup window
 KEYS[10]  settled odd    set   the same for odd turns
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   created              the topic's stamp

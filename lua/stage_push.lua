@@ -6,10 +6,10 @@ KEYS[2]   stage          list  entries of one or more elements; publish moves an
 ARGV[1]   position             how many elements its writer has put there before
 ARGV[2]   keep_ms              how long the stage is kept from now on
 ARGV[3..] entry                first a msgpack list, which is one of these:
-                               n ids (1 to 1000), then n times head and rest, as send takes them
+                               n members (1 to 1000), then n times head and rest, as send takes them
                                'm' and the arguments 5 to 12 of merge
-                               'p', a head without times, an id and n: n elements follow, each the rest of a message. Their
-                               ids are this one and those with the next n - 1 stamps
+                               'p', a head without times, a member and n: n elements follow, each the rest of a message. Their
+                               members are this one and those with the next n - 1 stamps
 Returns   the number of elements after it
 Cost      O(n), n = elements of the entry, at most 1001, and their size
 Atomic    A stage has one writer. An entry that it has put there already is not put there again; a stage that is shorter

@@ -2,12 +2,12 @@
 stats: count the messages that a slot holds and has handled. Changes nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  message id -> score
-KEYS[3]   PrepareQueue   zset  message id -> receipt
-KEYS[4]   records        hash  message id -> record
-KEYS[5]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[6]   merge index    hash  merge key -> id and when it opened
-KEYS[7]   settled even   set   ids settled in even turns of the dedup window
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> receipt
+KEYS[4]   records        hash  member -> record
+KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[6]   merge index    hash  merge key -> member and when it opened
+KEYS[7]   settled even   set   members settled in even turns of the dedup window
 KEYS[8]   settled odd    set   the same for odd turns
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the

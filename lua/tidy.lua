@@ -2,10 +2,10 @@
 tidy: drop dead letters past the topic's retention, and settled ids past its dedup window.
 
 KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   records        hash  message id -> record
-KEYS[3]   DeadQueue      zset  message id -> time of death, epoch ms
-KEYS[4]   failures       hash  message id -> failure entry
-KEYS[5]   settled even   set   ids settled in even turns of the dedup window
+KEYS[2]   records        hash  member -> record
+KEYS[3]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[4]   failures       hash  member -> failure entry
+KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time

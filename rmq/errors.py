@@ -64,6 +64,13 @@ class SettingsMismatch(ConfigurationError):
     """The topic exists with other settings; the message names each one, asked and found."""
 
 
+class FormatMismatch(ConfigurationError):
+    """The topic is of another format than this version of RMQ reads; nothing was changed.
+
+    The message says whether an earlier or a later version wrote the topic, and what to do.
+    """
+
+
 class EmbeddedError(ConfigurationError):
     """An embedded Redis cannot be started or shared; the message names directory and fix."""
 

@@ -76,6 +76,8 @@ _HEADERS: tuple[Field, ...] = (
 )
 _NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
 _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
+# The first octet of an id without the mark of ids that are kept to be sent again (`rmq.core.ids`).
+_NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
 _EMPTY: list[Any] = []  # the headers of messages that have none
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)
 
@@ -126,6 +128,7 @@ def _made_at(ids: bytes) -> pa.Array:
     stamps = bytearray(len(ids) // 2)
     for index in range(6):  # big-endian ms in the id, little-endian here
         stamps[index::8] = ids[5 - index :: ID_BYTES]
+    stamps[5::8] = stamps[5::8].translate(_NOT_KEPT)
     ms = pa.Array.from_buffers(
         pa.int64(), len(ids) // ID_BYTES, [None, pa.py_buffer(bytes(stamps))]
     )

@@ -1,5 +1,6 @@
 -- Making room in a full slot whose topic drops the lowest priority.
 --- @include "lib/score_ranges"
+--- @include "lib/member"
 
 -- A function that drops the `excess` messages of the lowest priority; nil where they are more than 1000, or not all below
 -- `least`, the lowest score of the new messages. Everything is read and checked here; the function only writes.
@@ -22,7 +23,7 @@ local function plan_drop_lowest(slot, store, records, failures, merge, audit, ex
     for i = 1, #dropped do
       local _, _, key = envelope(redis.call('HGET', records, dropped[i]) or '')
       local entry = key and redis.call('HGET', merge, key)
-      if entry and string.sub(entry, 1, 16) == dropped[i] then
+      if entry and string.sub(entry, 1, MEMBER) == dropped[i] then
         unmerged[#unmerged + 1] = key
       end
     end

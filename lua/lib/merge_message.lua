@@ -1,5 +1,6 @@
 -- Range-merge of one message, for merge and publish.
 --- @include "lib/check"
+--- @include "lib/member"
 --- @include "lib/score_ranges"
 --- @include "lib/timed_score"
 --- @include "lib/record"
@@ -13,7 +14,7 @@
 local function merge_message(keys, given, at, now, channel, index, created)
   local slot, store, records, windows = keys[1], keys[2], keys[3], keys[4]
   local id, head, rest, body, key, mode = unpack(given, at + 1, at + 6)
-  if #id ~= 16 or #head ~= 4 then
+  if #id ~= MEMBER or #head ~= 4 then
     fail('ARG', 'id')
   end
   local priority = priority_of(head)
@@ -51,7 +52,7 @@ local function merge_message(keys, given, at, now, channel, index, created)
     return struct.pack('>I4', #text) .. text
   end
 
-  local target = open and string.sub(open, 1, 16)
+  local target = open and string.sub(open, 1, MEMBER)
   local score = target and redis.call('ZSCORE', store, target)
   local record = score and redis.call('HGET', records, target)
   if score and not record then
@@ -91,7 +92,7 @@ local function merge_message(keys, given, at, now, channel, index, created)
         .. element(string.sub(record, body_at)) .. element(body)
     end
     if max_wait > 0 then
-      local opened = tonumber(string.sub(open, 17))
+      local opened = tonumber(string.sub(open, MEMBER + 1))
       local due = math.max(math.floor(tonumber(score)), math.min(now + range, opened + max_wait))
       if tonumber(score) >= TIMED_MIN and due > math.floor(tonumber(score)) then
         local _, has_priority = timed_fraction(tonumber(score))

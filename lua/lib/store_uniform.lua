@@ -1,5 +1,6 @@
 -- Storing messages that differ in their bodies alone, for publish.
 --- @include "lib/check"
+--- @include "lib/member"
 --- @include "lib/score"
 --- @include "lib/record"
 local BLOCK = 100 -- bodies that are handled at a time: as many as fit the processor's cache
@@ -38,7 +39,7 @@ end
 local function store_uniform(keys, entry, now, channel, index, created)
   local slot, store, records, stage = keys[1], keys[2], keys[3], keys[9]
   local head, first, count = entry[2], entry[3], entry[4]
-  if type(head) ~= 'string' or #head ~= 4 or type(first) ~= 'string' or #first ~= 16 or type(count) ~= 'number'
+  if type(head) ~= 'string' or #head ~= 4 or type(first) ~= 'string' or #first ~= MEMBER or type(count) ~= 'number'
       or count < 1 or count > 1000 or count % 1 > 0 then
     fail('STAGE', stage)
   end

@@ -172,6 +172,7 @@ class Topic(_TopicBase):
 
         Raises:
             SettingsMismatch: it has other settings than were named.
+            FormatMismatch: another version of RMQ wrote it, in a format of its own.
             TopicNotFound: it is missing and `create` is False.
         """
         return self._run(open_topic.open(self._context, create))

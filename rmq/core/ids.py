@@ -7,9 +7,17 @@ Layout, big-endian, so that bytes sort by time:
     14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
     5 bytes  random, drawn once for each process, again after a fork, and for each push to a stage
 
-The id of a message with a dedup key is derived from the key: stamp and random are the 13 bytes of
-its BLAKE2b digest, with the first bit of the stamp set. Other ids have that bit clear until the
-year 6429, so the two kinds never collide.
+Two bits of the first byte are marks, which other ids have clear until the year 4199:
+
+    0x80  derived: the id of a message with a dedup key. Stamp and random are the 13 bytes of the
+          BLAKE2b digest of the key, with this bit set.
+    0x40  kept: the id was made for a caller that keeps it in order to send it again, as
+          `Topic.new_id` and the outbox make it. So kept ids sort after all others that are not
+          derived, and by time among themselves. In a derived id the bit means nothing.
+
+In Redis, a message of a slot is named by its member: the id without slot and check, which the key
+says. 13 bytes fit the 16-byte class of an allocator, with the header and the NUL of a Redis string;
+16 bytes would take 32.
 
 The text form is 26 characters of base32hex in lower case, which sorts as the bytes do.
 """
@@ -23,7 +31,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import overload
 
@@ -32,7 +40,8 @@ from rmq.errors import InvalidType, InvalidValue
 SIZE = 16
 TEXT_SIZE = 26
 DEDUP_KEY_BYTES = 200  # of UTF-8; as long as the key of a claim
-_DERIVED = 0x80
+_DERIVED, _KEPT = 0x80, 0x40
+_STAMP = (_KEPT << 56) - 1  # the stamp without the marks
 
 # Base32hex, two characters at a time: a third of the time of base64.b32hexencode.
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
@@ -127,7 +136,13 @@ class MessageId(bytes):
         """
         if self[0] & _DERIVED:
             return None
-        return datetime.fromtimestamp((int.from_bytes(self[:8], "big") >> 16) / 1000, UTC)
+        stamp = int.from_bytes(self[:8], "big") & _STAMP
+        return datetime.fromtimestamp((stamp >> 16) / 1000, UTC)
+
+    @property
+    def member(self) -> bytes:
+        """The name of the message in its slot's keys: the id without slot and check."""
+        return member_of(self)
 
     def placed(self, slot: int, check: int) -> MessageId:
         """Return the same id in another slot and topic."""
@@ -159,6 +174,11 @@ class IdRun(Sequence[MessageId]):
             return IdRun(self._stamps[place], self._tail)
         return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
 
+    def members(self) -> list[bytes]:
+        """Return their members, without making the ids."""
+        random = self._tail[3:]
+        return [stamp.to_bytes(8, "big") + random for stamp in self._stamps]
+
 
 def join_texts(ids: bytes) -> bytes:
     """Return the text forms of concatenated ids, concatenated.
@@ -181,24 +201,39 @@ def topic_check(prefix: str, topic: str) -> int:
     return zlib.crc32(f"{prefix}:{topic}".encode()) & 0x3FFF
 
 
-def make(slot: int, check: int, count: int = 1) -> list[MessageId]:
+def member_of(id: bytes) -> bytes:
+    """Return the member of an id."""
+    return id[:8] + id[11:]
+
+
+def members_of(ids: Iterable[bytes]) -> list[bytes]:
+    """Return the members of ids; without a call for each, since batches are long."""
+    if isinstance(ids, IdRun):
+        return ids.members()
+    return [id[:8] + id[11:] for id in ids]
+
+
+def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[MessageId]:
     """Make ids for one slot, in growing order.
 
     Args:
         slot: 0 to 1023.
         check: the value of `topic_check`.
         count: how many.
+        kept: the caller keeps them in order to send them again.
     """
-    return list(make_run(slot, check, count))
+    return list(make_run(slot, check, count, kept=kept))
 
 
-def make_run(slot: int, check: int, count: int) -> IdRun:
+def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
     """As `make`, for ids of which few may be asked for."""
     global _last
     with _lock:
         stamp = max(_last + 1, time.time_ns() // 1_000_000 << 16)
         _last = stamp + count - 1
         tail = (slot << 14 | check).to_bytes(3, "big") + _random
+    if kept:
+        stamp |= _KEPT << 56
     return IdRun(range(stamp, stamp + count), tail)
 
 

@@ -7,7 +7,9 @@ Redis Cluster. `lua/README.md` describes the keys for people.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+from rmq.core.ids import MessageId, topic_check
 from rmq.errors import InvalidType, InvalidValue
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -55,9 +57,9 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "claim_stem", "created", "dead", "failures", "index", "merge", "prepare",
-        "queries", "query_stem", "querylog_stem", "records", "replay_stem", "settled0",
-        "settled1", "slot", "stage_stem", "store", "topic",
+        "audit", "claim_stem", "created", "dead", "failures", "index", "merge", "middle",
+        "prepare", "queries", "query_stem", "querylog_stem", "records", "replay_stem",
+        "settled0", "settled1", "slot", "stage_stem", "store", "topic",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
@@ -65,6 +67,8 @@ class SlotKeys:
         self.topic = topic
         self.index = index
         self.created = created  # the stamp of the topic, if it was read
+        # The bytes of every id of this slot that its members lack: slot and check.
+        self.middle = (index << 14 | topic_check(prefix, topic)).to_bytes(3, "big")
         self.slot = stem + b"slot"
         self.store = stem + b"store"
         self.prepare = stem + b"prepare"
@@ -81,6 +85,15 @@ class SlotKeys:
         self.querylog_stem = stem + b"querylog:"
         self.queries = stem + b"queries"
         self.stage_stem = stem + b"stage:"
+
+    def id_of(self, member: bytes) -> MessageId:
+        """Return the id of a member of this slot."""
+        return MessageId(member[:8] + self.middle + member[8:])
+
+    def ids_of(self, members: Iterable[bytes]) -> list[bytes]:
+        """Return the ids of members of this slot; an empty member stays empty."""
+        middle = self.middle
+        return [member and member[:8] + middle + member[8:] for member in members]
 
 
 def topic_key(prefix: str, topic: str) -> bytes:

@@ -15,9 +15,11 @@ from rmq.core import retry as policies
 from rmq.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN
 from rmq.core.validation import Duration, check_int, duration_ms, format_duration, parse_duration
-from rmq.errors import InvalidType, InvalidValue, SettingsMismatch
+from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
 
-FORMAT = 1  # of records, scores and keys; a client refuses a topic of another format
+# The format of records, scores, members and keys; a client refuses a topic of another format.
+# 1: members were whole ids, of 16 bytes.
+FORMAT = 2
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024
@@ -283,17 +285,16 @@ def check(requested: Mapping[str, object]) -> dict[str, Any]:
     return checked
 
 
-def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
-    """Read the settings of a topic from its hash.
+def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> Settings:
+    """Read the settings of a topic from its hash. `oldest`: the oldest format that is accepted.
 
     Raises:
-        SettingsMismatch: the topic was created by an RMQ of another format.
+        FormatMismatch: the topic was created by an RMQ that writes another format.
     """
-    if stored.get("format") != str(FORMAT):
-        raise SettingsMismatch(
-            f"topic {topic!r} has format {stored.get('format')!r} in Redis and this RMQ writes "
-            f"{FORMAT}; use the RMQ version that made it"
-        )
+    text = stored.get("format", "")
+    found = int(text) if text.isdecimal() else 0
+    if not oldest <= found <= FORMAT:
+        raise FormatMismatch(_describe_format(topic, found))
     values: dict[str, Any] = {}
     for name in NAMES:
         text = stored[name]
@@ -304,6 +305,26 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
         else:
             values[name] = text if name in ("overflow", "on_expire") else int(text)
     return Settings(**values)
+
+
+def _describe_format(topic: str, found: int) -> str:
+    """Say which RMQ wrote a topic of another format, and what to do."""
+    if found > FORMAT:
+        return (
+            f"topic {topic!r} has format {found}, which a later version of RMQ wrote, and this one "
+            f"reads format {FORMAT}; nothing was changed. Install that version"
+        )
+    if not found:
+        return (
+            f"topic {topic!r} has no format that RMQ knows; nothing was changed. Use another name "
+            "or prefix"
+        )
+    return (
+        f"topic {topic!r} has format {found}, which development versions before RMQ 0.1.0 wrote, "
+        f"and this one reads format {FORMAT}; nothing was changed. Drain the topic with the "
+        f"version that wrote it, then delete it (what it still holds goes with --force): "
+        f"rmq topic delete {topic}"
+    )
 
 
 def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_a_topic_that_is_broken_hides_no_loss_of_another(shell, raw, server, nam
         client.topic("broken").send("a")
         ids = [client.topic("whole").send(n).id for n in range(3)]
     raw.delete(f"{name}:{{broken_0}}:slot")
-    raw.zrem(f"{name}:{{whole_0}}:store", ids[1])
+    raw.zrem(f"{name}:{{whole_0}}:store", ids[1].member)
 
     done = shell("audit", "--older-than", "0", "--prefix", name)
     told = json.loads(shell("audit", "--older-than", "0", "--prefix", name, "--json").stdout)

@@ -8,6 +8,7 @@ import pytest
 
 import rmq
 from rmq.core import retry, settings, validation
+from tests.old_topic import write_old_topic
 
 
 def test_ping_tells_address_time_and_server(run, server):
@@ -144,6 +145,28 @@ def test_delete_of_an_empty_topic_needs_no_force(run, topic):
         "topic": topic.name, "dry_run": False, "waiting": 0, "in_flight": 0, "dead": 0,
         "other_keys": 0, "messages": 0,
     }  # fmt: skip
+
+
+def test_a_topic_of_an_earlier_format_is_refused_and_can_be_deleted(run, server, name):
+    with server.raw() as raw:
+        write_old_topic(raw, name)
+    run("topic", "create", name + "x")
+
+    for words in (("send", name, "1"), ("peek", name), ("topic", "create", name)):
+        refused = run(*words)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"rmq: topic '{name}' has format 1, ")
+        assert refused.stderr.endswith(f"rmq topic delete {name}\n")
+    listed = run("topic", "ls", "--json")
+    rows = {row["topic"]: row for row in json.loads(listed.stdout)}
+    assert "has format 1" in rows[name]["error"]
+    assert rows[name + "x"]["slots"] == 1
+
+    assert run("topic", "delete", name, "--yes").exit_code == 6
+    deleted = run("topic", "delete", name, "--yes", "--force")
+
+    assert deleted.stdout.startswith(f"{name}: deleted, with 1 waiting message")
+    assert run("send", name, "1", "--create").exit_code == 0
 
 
 class TestValues:

@@ -222,7 +222,7 @@ class TestDeadLetters:
     def test_a_letter_that_cannot_be_read_stays_and_is_reported(self, run, topic, server):
         (id,) = bury(topic, "boom")
         with server.raw() as raw:
-            raw.hset(f"rmq:{{{topic.name}_0}}:records", rmq.MessageId.parse(id), b"\xff")
+            raw.hset(f"rmq:{{{topic.name}_0}}:records", rmq.MessageId.parse(id).member, b"\xff")
 
         listed = run("dlq", "ls", topic.name)
         done = run("dlq", "redrive", topic.name, "--yes")

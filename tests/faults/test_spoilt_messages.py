@@ -15,8 +15,8 @@ def spoil(server: Server, topic: str, id: rmq.MessageId, record: bytes | None) -
     """Overwrite a record, or cut its body off and put something else there (None)."""
     key = f"rmq:{{{topic}_0}}:records"
     with server.raw() as raw:
-        whole: Any = raw.hget(key, bytes(id))
-        raw.hset(key, bytes(id), whole[:8] + b"\xff{" if record is None else record)
+        whole: Any = raw.hget(key, id.member)
+        raw.hset(key, id.member, whole[:8] + b"\xff{" if record is None else record)
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])

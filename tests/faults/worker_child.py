@@ -99,7 +99,7 @@ class Play:
 
     def _deadline(self, d: Any) -> float | None:
         try:
-            found: Any = self.raw.zscore(d._origin.keys.prepare, d._id)
+            found: Any = self.raw.zscore(d._origin.keys.prepare, d.id.member)
         except redis.RedisError:
             return None  # it is away: the test's doing
         return None if found is None else float(found)

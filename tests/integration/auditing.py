@@ -31,11 +31,11 @@ def keys_of(topic: str, slot: int) -> SlotKeys:
 def lose(raw: redis.Redis, topic: str, id: rmq.MessageId) -> Number:
     """Delete a message behind RMQ's back, wherever it is; its number."""
     keys = keys_of(topic, id.slot)
-    entry: Any = raw.hget(keys.records, bytes(id))
+    entry: Any = raw.hget(keys.records, id.member)
     producer, _, number = record.read(entry).headers["rmq-audit"].partition(".")
-    gone = sum(int(raw.zrem(queue, bytes(id))) for queue in (keys.store, keys.prepare, keys.dead))
+    gone = sum(int(raw.zrem(queue, id.member)) for queue in (keys.store, keys.prepare, keys.dead))
     assert gone == 1
-    assert raw.hdel(keys.records, bytes(id)) == 1
+    assert raw.hdel(keys.records, id.member) == 1
     return producer, id.slot, int(number)
 
 

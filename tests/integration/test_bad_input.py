@@ -285,6 +285,24 @@ def test_an_id_of_another_topic_is_refused(api: Any, name: str) -> None:
     assert there.get(foreign) is not None
 
 
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
+def test_a_delivery_of_another_topic_is_refused_though_its_member_is_the_same(
+    api: Any, name: str, verb: str
+) -> None:
+    here, there = api.topic(name), api.topic(name + "x")
+    for topic in (here, there):
+        topic.send("x", dedup_key="order-7")  # the same member in both
+    mine, theirs = here.consumer(), there.consumer()
+    (d,), (foreign,) = mine.receive(), theirs.receive()
+    more = {"reject": ("why",)}.get(verb, ())
+
+    with pytest.raises(rmq.InvalidValue, match=f"is of topic '{name}x', not of '{name}'"):
+        getattr(mine, verb)([foreign], *more)
+
+    assert api.admin.stats(name)["in_flight"] == api.admin.stats(name + "x")["in_flight"] == 1
+    assert mine.ack([d]) == theirs.ack([foreign]) == []
+
+
 @pytest.mark.parametrize(
     "bad",
     ["", "x", "0" * 26 + ":", "0" * 26 + ":nan", "0" * 26 + ":inf", "0" * 26 + ":16", "x" * 100],
@@ -347,7 +365,7 @@ def test_an_undecodable_body_goes_to_the_dead_queue_once_with_the_reason(
             (k, v) for k, v in redis.hgetall(key).items() if v.endswith(b"{bad")
         ]
         redis.hset(key, message_id, bytes([1 << 5]) + record[1:])  # says JSON now
-        other = raw.send(b"x").id
+        other = raw.send(b"x").id.member
         entry = redis.hget(key, other)
         redis.hset(key, other, bytes([7 << 5]) + entry[1:])  # a codec nobody knows
 

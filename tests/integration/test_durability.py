@@ -42,7 +42,7 @@ def test_a_replicated_send_names_the_level_and_is_on_the_replica(
         assert (one.durable, plain.durable) == ("replicated", "memory")
         assert {r.durable for r in many} == {"replicated"}
         with replica.raw() as redis:
-            assert redis.hexists(f"rmq:{{{name}_0}}:records", bytes(one.id))
+            assert redis.hexists(f"rmq:{{{name}_0}}:records", one.id.member)
 
 
 def test_a_replica_that_does_not_answer_is_not_durable_and_a_resend_adds_nothing(

@@ -386,6 +386,16 @@ def test_a_topic_is_opened_with_its_settings_or_refused(api: Any, name: str) -> 
         api.admin.stats(name + "x")
 
 
+def test_an_id_that_is_kept_to_be_sent_again_is_marked_and_no_other(api: Any, name: str) -> None:
+    topic = api.topic(name)
+    kept = topic.new_id()
+
+    assert [topic.send("x", id=kept).id[0] >> 6, topic.new_id("basis")[0] >> 6] == [1, 1]
+    assert topic.send("x").id[0] >> 6 == 0
+    assert topic.send("x", merge_key="k", time_range=60).id[0] >> 6 == 0
+    assert topic.get(kept).id.made_at == kept.made_at
+
+
 @pytest.mark.parametrize("codec", ["json", "msgpack", "bytes"])
 def test_bodies_come_back_as_they_went(api: Any, name: str, codec: str) -> None:
     bodies: list[Any] = [b"", b"\x00\xff", b"x" * 5000]

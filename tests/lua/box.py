@@ -10,6 +10,7 @@ import redis
 
 from rmq.core import ids, record, score, settings
 from rmq.core.codec import JSON
+from rmq.core.ids import member_of
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession, ReplaySessions
 from rmq.core.retry import Immediate
@@ -18,6 +19,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.protocol import commands, scripts
 from rmq.protocol.steps import Command
 
+MEMBER = 13  # bytes; spelled apart from lua/lib/member.lua
 GONE = None  # what `changes` says of something that was there before
 
 State = dict[str, Any]
@@ -156,7 +158,10 @@ class Box:
     # --- looking -----------------------------------------------------------------------------
 
     def state(self, index: int | None = None) -> State:
-        """Every key of the slot as plain data: hash and zset dicts, sets, bytes."""
+        """Every key of the slot as plain data: hash and zset dicts, sets, bytes.
+
+        Members are shown as the ids that the tests sent.
+        """
         keys = self.keys if index is None else self.handle.slots[index]
         stem = keys.slot.removesuffix(b"slot")
         names = sorted(self.redis.keys(stem + b"*"))
@@ -179,8 +184,29 @@ class Box:
                 value = list(self.redis.lrange(name, 0, -1))
             else:
                 value = self.redis.get(name)
-            found[short] = value
+            found[short] = self._with_ids(short, value, keys)
         return found
+
+    def _with_ids(self, name: str, value: Any, keys: SlotKeys) -> Any:
+        """The value of a key with ids for members."""
+
+        if isinstance(value, bytes | None):
+            return value  # of another type, for a test
+
+        def id_of(member: bytes) -> bytes:
+            return keys.id_of(member) if len(member) == MEMBER else member
+
+        if isinstance(value, list):
+            return [id_of(member) for member in value] if name.startswith("querylog:") else value
+        if name in ("store", "prepare", "dead", "records", "failures"):
+            return {id_of(member): of_member for member, of_member in value.items()}
+        if name in ("settled0", "settled1"):
+            return {id_of(member) for member in value}
+        if name == "merge":
+            return {key: id_of(opened[:MEMBER]) + opened[MEMBER:] for key, opened in value.items()}
+        if name == "slot" and "holder" in value:
+            return value | {"holder": id_of(value["holder"])}
+        return value
 
     def changed(self, before: State, *, replay: bool = False) -> dict[tuple[Any, ...], Any]:
         """What differs from `before`; the answers kept in sessions only if asked for."""
@@ -190,12 +216,12 @@ class Box:
         return found
 
     def order(self, place: str = "store") -> list[bytes]:
-        """The members of a queue by score, smallest first."""
-        return self.redis.zrange(getattr(self.keys, place), 0, -1)
+        """The ids in a queue by score, smallest first."""
+        return self.keys.ids_of(self.redis.zrange(getattr(self.keys, place), 0, -1))
 
     def score(self, id: bytes, place: str = "store") -> float | None:
-        """The score of a member."""
-        found = self.redis.zscore(getattr(self.keys, place), id)
+        """The score of a message."""
+        found = self.redis.zscore(getattr(self.keys, place), member_of(id))
         return None if found is None else float(found)
 
     def counter(self, name: str) -> int:

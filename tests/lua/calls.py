@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease
 from rmq.protocol.steps import Command
@@ -71,7 +72,7 @@ def furnish(box: Box) -> Furnished:
     box.run(commands.claim(box.keys, [CLAIM], [OWNER], 600_000))
     staged = box.ids(2)
     for place, id in enumerate(staged):
-        entry = [id, *box.part(priority=900)]
+        entry = [member_of(id), *box.part(priority=900)]
         box.run(commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
     box.run(commands.sink_begin(box.handle, SINK, 6, b"[]"))
     box.run(commands.sink_end(box.handle, SINK, 6))
@@ -134,7 +135,9 @@ CALLS: dict[str, Call] = {
     "slot_delete": _call(lambda f, b: commands.slot_delete(b.keys, b.created, 1000)),
     "stage_keep": _call(lambda f, b: commands.stage_keep(b.keys, STAGE, 60_000, 2)),
     "stage_push": _call(
-        lambda f, b: commands.stage_push(b.keys, STAGE, 2, 86_400_000, [b.ids()[0], *b.part()])
+        lambda f, b: commands.stage_push(
+            b.keys, STAGE, 2, 86_400_000, [member_of(b.ids()[0]), *b.part()]
+        )
     ),
     "stats": _call(lambda f, b: commands.stats(b.keys)),
     "tidy": _call(lambda f, b: commands.tidy(b.keys)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE
 
@@ -322,7 +323,7 @@ def test_two_thousand_deliveries_later_a_run_is_looked_at_one_by_one(box):
     a, b = box.take(2)
     # b was leased again 2048 deliveries after a, in the same second: both now have the score of a
     box.redis.hset(box.keys.slot, "delivered", a.delivery + 2048)
-    box.redis.zadd(box.keys.prepare, {b.id: a.receipt})
+    box.redis.zadd(box.keys.prepare, {member_of(b.id): a.receipt})
 
     assert box.ack(a, b) == "10"
     assert box.state()["prepare"] == {b.id: a.receipt}
@@ -342,6 +343,6 @@ def test_several_runs_in_one_call(box, known):
 def test_ack_needs_no_record(box):
     id = box.one()
     lease = box.take_one()
-    box.redis.hdel(box.keys.records, id)
+    box.redis.hdel(box.keys.records, member_of(id))
 
     assert box.ack(lease) == "1"

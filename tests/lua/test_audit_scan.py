@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from rmq.core import record
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.numbers import P, Q, begin, merged, numbered
 
@@ -44,7 +45,7 @@ def test_each_queue_has_its_letter(box):
 
 def test_record_that_stands_in_no_queue_is_no_message(box):
     id = numbered(box, 1)
-    box.redis.zrem(box.keys.store, id)
+    box.redis.zrem(box.keys.store, member_of(id))
 
     assert scan(box) == ([], 1)
 
@@ -80,7 +81,7 @@ def test_number_is_found_behind_every_envelope(box):
 )  # fmt: skip
 def test_record_that_is_cut_short_or_has_no_number_is_passed_over(box, entry):
     id = box.one()
-    box.redis.hset(box.keys.records, id, entry)
+    box.redis.hset(box.keys.records, member_of(id), entry)
     told = record.audit_number(entry) if entry else b""
     assert not re.fullmatch(rb"[0-9a-f]{10}\.\d{1,15}", told)
 

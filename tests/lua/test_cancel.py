@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE
 
@@ -86,9 +87,9 @@ def test_message_elsewhere_is_named_and_not_touched(box):
 def test_message_whose_record_is_missing_or_cut_short_can_be_cancelled(box, kept):
     id = box.one()
     if kept is None:
-        box.redis.hdel(box.keys.records, id)
+        box.redis.hdel(box.keys.records, member_of(id))
     else:
-        box.redis.hset(box.keys.records, id, kept)
+        box.redis.hset(box.keys.records, member_of(id), kept)
 
     assert cancel(box, id) == "cancelled"
     assert box.order() == []

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import ordered
 
@@ -85,7 +86,7 @@ def test_order_begins_anew_while_only_timed_messages_and_retries_wait(box, way):
         box.redis.hset(box.keys.slot, "order", 2**32 + 5)
     else:
         (id,) = box.ids()
-        entry = [id, *box.part(priority=1_000_000)]
+        entry = [member_of(id), *box.part(priority=1_000_000)]
         box.run(commands.stage_push(box.keys, "s", 0, 60_000, entry))
         box.run(commands.publish(box.handle, box.keys, box.session(), "s"))
 

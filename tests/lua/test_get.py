@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueueMember
 from tests.lua.box import failure, ordered, stored, timed
@@ -65,7 +66,7 @@ def test_settled_and_unknown_messages_are_not_found(box):
 
 def test_missing_record_is_named(box):
     id = box.one()
-    box.redis.hdel(box.keys.records, id)
+    box.redis.hdel(box.keys.records, member_of(id))
 
     with pytest.raises(Exception, match=r"RMQRECORD .*records"):
         get(box, id)

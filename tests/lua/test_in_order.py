@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of, members_of
 from rmq.core.retry import Exponential
 from rmq.protocol import commands
 from tests.lua.box import GONE, failure, handed_back, ordered, stored
@@ -47,7 +48,7 @@ def test_take_in_order_marks_the_slot_and_nothing_else_than_a_plain_one(box):
         ("store", given[1]): GONE,
         ("prepare", given[0]): deadline * 1000 + 16 + 1 / 2048,
         ("prepare", given[1]): deadline * 1000 + 16 + 2 / 2048,
-        ("replay:session1",): b"1:%d:1:" % deadline + given[0] + given[1],
+        ("replay:session1",): b"1:%d:1:" % deadline + b"".join(members_of(given[:2])),
     }
 
 
@@ -426,7 +427,7 @@ def test_rollback_of_a_slot_in_order(slow):
 def test_message_without_a_record_is_still_taken_back(slow):
     (id,) = slow.send(1)
     take(slow, 1, 1000)
-    slow.redis.hdel(slow.keys.records, id)
+    slow.redis.hdel(slow.keys.records, member_of(id))
     slow.clock.advance(1)
 
     assert slow.rollback() == commands.RollbackReply(1, 0, False)

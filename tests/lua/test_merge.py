@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.core import record
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE, stored, timed
 
@@ -314,9 +315,9 @@ def test_waiting_record_that_is_missing_or_cut_short_is_named_and_nothing_change
     waiting, _ = box.merge()
     for broken in (None, b"", b"1234567", box.state()["records"][waiting][:16]):
         if broken is None:
-            box.redis.hdel(box.keys.records, waiting)
+            box.redis.hdel(box.keys.records, member_of(waiting))
         else:
-            box.redis.hset(box.keys.records, waiting, broken)
+            box.redis.hset(box.keys.records, member_of(waiting), broken)
         before = box.state()
         with pytest.raises(Exception, match=r"RMQRECORD .*records"):
             box.merge(mode="last")
@@ -399,7 +400,7 @@ def test_room_for_a_merge_may_be_made_by_the_message_that_had_its_key(make_box):
     box = make_box(max_length=1, overflow="drop_lowest")
     due, _ = box.merge(range_ms=100, priority=40, mode="collect", body=b"x" * 50, most=60)
     box.clock.advance(1)
-    box.redis.zadd(box.keys.store, {due: 40.5})  # as after it has joined its priority
+    box.redis.zadd(box.keys.store, {member_of(due): 40.5})  # as after it has joined its priority
 
     id, reply = box.merge(range_ms=5000, mode="collect", body=b"y" * 50, most=60)
 

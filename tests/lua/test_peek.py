@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import failure, ordered, stored
 
@@ -63,7 +64,7 @@ def test_empty_queue_is_an_empty_page(box):
 
 def test_message_without_a_record_is_shown_without_one(box):
     id = box.one()
-    box.redis.hdel(box.keys.records, id)
+    box.redis.hdel(box.keys.records, member_of(id))
 
     assert [(found.id, found.record) for found in peek(box)] == [(id, b"")]
 
@@ -88,7 +89,7 @@ def test_a_page_has_a_thousand_small_messages_whatever_size_the_topic_allows(mak
 def test_failures_count_among_the_bytes_of_a_page(box):
     ids = box.send(3)
     for id in ids:
-        box.redis.hset(box.keys.failures, id, failure(16, 1, "f", b"t" * 9_000_000))
+        box.redis.hset(box.keys.failures, member_of(id), failure(16, 1, "f", b"t" * 9_000_000))
 
     assert [len(peek(box, limit=1000, offset=at)) for at in range(4)] == [1, 1, 1, 0]
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from rmq.core import score
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE, LEASE_MAX_MS, failure, ordered, stored, timed
 
@@ -31,7 +32,7 @@ def test_prepare_moves_one_message_and_nothing_else(box):
         ("slot", "takes"): "1",
         ("store", id): GONE,
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
-        ("replay:session1",): b"1:%d:1:" % deadline + id,
+        ("replay:session1",): b"1:%d:1:" % deadline + member_of(id),
     }
 
 
@@ -386,7 +387,7 @@ def test_waiting_is_noted_only_when_asked_and_at_most_every_one_and_a_half_secon
 
 def test_missing_record_is_named_and_nothing_moves(box):
     _, broken = box.send(2)
-    box.redis.hdel(box.keys.records, broken)
+    box.redis.hdel(box.keys.records, member_of(broken))
     before = box.state()
 
     with pytest.raises(Exception, match=r"RMQRECORD .*records"):
@@ -398,7 +399,7 @@ def test_missing_record_is_named_and_nothing_moves(box):
 def test_missing_record_of_a_due_message_moves_nothing_that_would_join(box):
     box.one(due=10, priority=50)
     broken = box.one(due=20, priority=50)
-    box.redis.hdel(box.keys.records, broken)
+    box.redis.hdel(box.keys.records, member_of(broken))
     box.clock.advance(1)
     before = box.state()
 
@@ -411,7 +412,7 @@ def test_missing_record_of_a_due_message_moves_nothing_that_would_join(box):
 def test_missing_record_takes_nothing_and_joining_is_a_whole_step_of_its_own(box):
     joins = box.one(due=10, priority=50)
     broken = box.one(priority=60)
-    box.redis.hdel(box.keys.records, broken)
+    box.redis.hdel(box.keys.records, member_of(broken))
     box.clock.advance(1)
     before = box.state()
 
@@ -427,7 +428,7 @@ def test_missing_record_takes_nothing_and_joining_is_a_whole_step_of_its_own(box
 def test_record_cut_short_is_handed_over_for_the_reader_to_refuse(box):
     id = box.one(due=10, expires=5000)
     short = box.state()["records"][id][:12]
-    box.redis.hset(box.keys.records, id, short)
+    box.redis.hset(box.keys.records, member_of(id), short)
     box.clock.advance(1)
 
     lease = box.take_one()
@@ -438,7 +439,7 @@ def test_record_cut_short_is_handed_over_for_the_reader_to_refuse(box):
 
 def test_due_score_without_a_fraction_loses_no_message(box):
     id = box.one(due=10)
-    box.redis.zadd(box.keys.store, {id: box.clock.now_ms + 10})
+    box.redis.zadd(box.keys.store, {member_of(id): box.clock.now_ms + 10})
     box.clock.advance(1)
 
     lease = box.take_one()

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from rmq.core import record
+from rmq.core.ids import member_of, members_of
 from rmq.protocol import commands
 from rmq.protocol.commands import PublishReply
 from tests.lua.box import Box, ordered, stored, timed
@@ -25,13 +26,13 @@ def push(box: Box, *entries: list[bytes], name: str = NAME) -> None:
 def plain(box: Box, count: int = 1, **options) -> tuple[list[bytes], list[bytes]]:
     """(ids, an entry of so many messages that are alike)."""
     given = box.ids(count)
-    return given, [*given, *box.part(**options) * count]
+    return given, [*members_of(given), *box.part(**options) * count]
 
 
 def merging(box: Box, id: bytes, body: bytes = b"body", mode: bytes = b"first") -> list[bytes]:
     collects = mode == b"collect"
     whole = stored(0, due=5000, key=b"key", collects=collects, body=b"")
-    return [b"m", id, whole[:4], whole[8:], body, b"key", mode, b"0", b"262144"]
+    return [b"m", member_of(id), whole[:4], whole[8:], body, b"key", mode, b"0", b"262144"]
 
 
 def publish(box: Box, name: str = NAME):
@@ -101,7 +102,7 @@ def test_ids_that_live_or_were_settled_within_the_window_add_nothing(box):
     assert box.ack(box.take_one()) == "1"
     (living,) = box.send()
     (new,) = box.ids()
-    push(box, [settled, living, new, *box.part() * 3])
+    push(box, [*members_of([settled, living, new]), *box.part() * 3])
     before = box.state()
 
     assert publish(box) == PublishReply(0, 1, 2, 0)
@@ -270,7 +271,7 @@ def test_bytes_that_are_no_entry_move_nothing(box):
 
 def test_broken_window_stops_a_merging_entry_with_nothing_moved(box):
     window, _ = box.merge()
-    box.redis.hdel(box.keys.records, window)
+    box.redis.hdel(box.keys.records, member_of(window))
     push(box, merging(box, box.ids()[0]))
     before = box.state()
 
@@ -305,10 +306,10 @@ def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
 
 
 def test_at_maxmemory_what_adds_nothing_is_taken_off_the_stage(tight):
-    (id,) = tight.send()
+    entry = [member_of(tight.one()), *tight.part()]
     for name in ("one", "two"):
-        push(tight, [id, *tight.part()], name=name)
-    push(tight, [id, *tight.part()], [id, *tight.part()], name="more")
+        push(tight, entry, name=name)
+    push(tight, entry, entry, name="more")
     command = commands.publish(tight.handle, tight.keys, tight.session(), "one")
     assert tight.run(command) == PublishReply(0, 0, 1, 0)
     tight.redis.config_set("maxmemory", 1)

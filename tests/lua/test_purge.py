@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE
 
@@ -109,9 +110,9 @@ def test_message_whose_record_is_missing_or_cut_short_can_be_purged(box, kept):
     box.merge()
     id = box.one()
     if kept is None:
-        box.redis.hdel(box.keys.records, id)
+        box.redis.hdel(box.keys.records, member_of(id))
     else:
-        box.redis.hset(box.keys.records, id, kept)
+        box.redis.hset(box.keys.records, member_of(id), kept)
 
     assert purge(box, ids=[id]) == 1
     assert id not in box.order()

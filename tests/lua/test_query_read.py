@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmq.core.ids import member_of
 from tests.lua.box import failure, stored
 from tests.lua.query import RUN, lapse, read, receipt, take
 
@@ -62,7 +63,7 @@ def test_receipts_come_with_the_records_where_something_has_failed(box):
 def test_what_was_settled_behind_its_back_has_no_receipt(box):
     first, _ = box.send(2)
     take(box)
-    box.redis.zrem(box.keys.prepare, first)
+    box.redis.zrem(box.keys.prepare, member_of(first))
     box.redis.hset(box.keys.failures, b"another", failure(16, 1, "f"))  # receipts are told now
 
     page = read(box)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLog, QuerySettleReply
 from tests.lua.box import failure
@@ -62,7 +63,8 @@ def test_what_has_lapsed_or_is_anothers_only_leaves_the_log(box):
     lapsed, taken, held = box.send(3)
     take(box, holder=EXACT)
     lapse(box, limit=1, force=True)
-    box.redis.zadd(box.keys.prepare, {taken: (box.clock.now_ms // 1000 + 60) * 1000 + 16})
+    deadline = box.clock.now_ms // 1000 + 60
+    box.redis.zadd(box.keys.prepare, {member_of(taken): deadline * 1000 + 16})
 
     assert reject(box, 3, holder=EXACT) == QuerySettleReply(1, 3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLog, QueryRollbackReply
 from tests.lua.box import failure
@@ -129,7 +130,7 @@ def test_another_query_keeps_what_it_holds(box):
 def test_what_was_settled_before_is_not_brought_back(box):
     first, second = box.send(2)
     take(box)
-    box.redis.zrem(box.keys.prepare, first)
+    box.redis.zrem(box.keys.prepare, member_of(first))
 
     assert lapse(box, force=True) == QueryRollbackReply(2, False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryRollbackReply, QuerySettleReply
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
@@ -71,8 +72,9 @@ def test_what_somebody_has_taken_away_is_not_settled(box, others):
     for _ in range(others):
         box.one()
         take(box, holder=OTHER, limit=1)
-    box.redis.zrem(box.keys.prepare, cancelled)
-    box.redis.zadd(box.keys.prepare, {taken: (box.clock.now_ms // 1000 + 60) * 1000 + 16})
+    box.redis.zrem(box.keys.prepare, member_of(cancelled))
+    deadline = box.clock.now_ms // 1000 + 60
+    box.redis.zadd(box.keys.prepare, {member_of(taken): deadline * 1000 + 16})
 
     assert settle(box, 3) == QuerySettleReply(1, 3)
 

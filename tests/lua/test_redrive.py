@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE, ordered, stored, timed
 
@@ -112,9 +113,9 @@ def test_only_dead_letters_move_and_each_once(box):
 def test_unreadable_dead_letter_stays_where_it_is(box, kept):
     fine, broken = bury(box, 2)
     if kept is None:
-        box.redis.hdel(box.keys.records, broken)
+        box.redis.hdel(box.keys.records, member_of(broken))
     else:
-        box.redis.hset(box.keys.records, broken, kept)
+        box.redis.hset(box.keys.records, member_of(broken), kept)
 
     assert redrive(box, broken, fine) == "x1"
     assert box.order("dead") == [broken]
@@ -122,7 +123,7 @@ def test_unreadable_dead_letter_stays_where_it_is(box, kept):
 
 def test_record_cut_short_behind_its_head_does_not_stop_the_others(box):
     fine, broken = bury(box, 2, due=10, expires=5000)
-    box.redis.hset(box.keys.records, broken, box.state()["records"][broken][:11])
+    box.redis.hset(box.keys.records, member_of(broken), box.state()["records"][broken][:11])
 
     letters = redrive(box, broken, fine)
 

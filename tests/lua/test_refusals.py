@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from rmq.core import keys
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.calls import CALLS, CLAIMS, NUMBERS, REACHING, furnish, place_of
 
@@ -205,7 +206,7 @@ def test_missing_record_in_any_family_is_named_and_nothing_moves(box, broken):
         assert box.score(id) < 17
     else:
         id = box.one(priority=50)
-    box.redis.hdel(box.keys.records, id)
+    box.redis.hdel(box.keys.records, member_of(id))
     before = box.state()
     command = CALLS["prepare"](furnished)
 

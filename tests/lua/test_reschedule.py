@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import stored, timed
 
@@ -118,9 +119,9 @@ def test_missing_record_is_named_and_nothing_changes(box):
     id = box.one()
     for broken in (None, b"short", b"\x01" + bytes(7), b"\x03" + bytes(16)):
         if broken is None:
-            box.redis.hdel(box.keys.records, id)
+            box.redis.hdel(box.keys.records, member_of(id))
         else:
-            box.redis.hset(box.keys.records, id, broken)
+            box.redis.hset(box.keys.records, member_of(id), broken)
         before = box.state()
         with pytest.raises(Exception, match=r"RMQRECORD .*records"):
             reschedule(box, id, 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE, ordered, stored, timed
 
@@ -261,9 +262,9 @@ def test_drop_lowest_drops_a_message_whose_record_is_missing_or_cut_short(make_b
     broken = box.one(priority=20)
     box.merge()
     if kept is None:
-        box.redis.hdel(box.keys.records, broken)
+        box.redis.hdel(box.keys.records, member_of(broken))
     else:
-        box.redis.hset(box.keys.records, broken, kept)
+        box.redis.hset(box.keys.records, member_of(broken), kept)
 
     added = box.one(priority=30)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import handed_back, ordered, stored, timed
 
@@ -111,9 +112,9 @@ def test_missing_record_is_named_and_nothing_changes(box):
     id = box.one()
     for broken in (None, b"short"):
         if broken is None:
-            box.redis.hdel(box.keys.records, id)
+            box.redis.hdel(box.keys.records, member_of(id))
         else:
-            box.redis.hset(box.keys.records, id, broken)
+            box.redis.hset(box.keys.records, member_of(id), broken)
         before = box.state()
         with pytest.raises(Exception, match=r"RMQRECORD .*records"):
             set_priority(box, id, 30)

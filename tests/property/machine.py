@@ -692,7 +692,7 @@ class Machine(RuleBasedStateMachine):
             elif msg.state == "prepare":
                 claim(seen.prepare[msg.id] == msg.receipt, "another receipt than was handed out")
         index = {key: id for key, (id, _) in self.model.slots[slot].index.items()}
-        found_index = {key.decode(): held[:16] for key, held in seen.merge.items()}
+        found_index = {key.decode(): id for key, (id, _) in seen.merge.items()}
         claim(found_index == index, "the merge index is not the waiting merging messages")
         counted = int(seen.slot.get(b"delivered", 0)), int(seen.slot.get(b"accepted", 0))
         s = self.model.slots[slot]

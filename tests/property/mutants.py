@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rmq.core.ids import member_of
 from rmq.protocol import scripts
 from rmq.protocol.scripts import Script
 from rmq.transport import Transport
@@ -113,5 +114,7 @@ class TwoStepDriver(Driver):
                     left = value.lefts[place] if value.lefts else self.most
                     number = value.first_delivery + place
                     score = value.deadline_s * 1000 + left + number % 2048 / 2048
-                    transport.raw_command("add", "EVAL", _ADD, 1, command.keys[2], repr(score), id)
+                    transport.raw_command(
+                        "add", "EVAL", _ADD, 1, command.keys[2], repr(score), member_of(id)
+                    )
         return value

@@ -21,16 +21,28 @@ def claim(holds: bool, text: str) -> None:
         raise Violation(text)
 
 
-class Look:
-    """One slot as it stands."""
+def _with_ids(flat: list[bytes], keys: SlotKeys) -> list[bytes]:
+    """A flat reply of pairs with ids for the members, which are first in each pair."""
+    return [keys.id_of(part) if at % 2 == 0 else part for at, part in enumerate(flat)]
 
-    def __init__(self, replies: list[list[bytes]]) -> None:
+
+class Look:
+    """One slot as it stands. Members are shown as ids."""
+
+    def __init__(self, replies: list[list[bytes]], keys: SlotKeys) -> None:
+        ids = keys.ids_of
+        replies = [
+            *(_with_ids(flat, keys) for flat in replies[:5]), *replies[5:7], *map(ids, replies[7:])
+        ]  # fmt: skip
         pairs = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies[:7]]
         self.store, self.prepare, self.dead = (
             {id: float(score) for id, score in part.items()} for part in pairs[:3]
         )
-        self.records, self.failures, self.merge, self.slot = pairs[3:]
+        self.records, self.failures, merge, self.slot = pairs[3:]
+        self.merge = {key: (keys.id_of(held[:13]), int(held[13:])) for key, held in merge.items()}
         self.settled = set(replies[7]) | set(replies[8])
+        if b"holder" in self.slot:
+            self.slot[b"holder"] = keys.id_of(self.slot[b"holder"])
         for when in (b"waiting", b"blocked"):
             self.slot.pop(when, None)
 
@@ -65,7 +77,7 @@ def look(raw: redis.Redis, keys: list[SlotKeys]) -> list[Look]:
     """All slots at one moment."""
     names = [getattr(one, name) for one in keys for name in _READ]
     flat: Any = raw.eval(_LOOK, len(names), *names)
-    return [Look(flat[at : at + 9]) for at in range(0, len(flat), 9)]
+    return [Look(flat[9 * n : 9 * n + 9], of_slot) for n, of_slot in enumerate(keys)]
 
 
 def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
@@ -91,8 +103,8 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
         claim(math.isfinite(score) and score % 1 == 0, f"death {score}")
     for entry in seen.failures.values():
         claim(entry[1] <= most_deliveries <= 17, f"{entry[1]} deliveries of {most_deliveries}")
-    for held in seen.merge.values():
-        claim(held[:16] in seen.store, f"slot {slot}: the merge index names one that does not wait")
+    for waiting, _ in seen.merge.values():
+        claim(waiting in seen.store, f"slot {slot}: the merge index names one that does not wait")
 
 
 def check_keys(raw: redis.Redis, topic: str, slots: list[SlotKeys], prefix: str = "rmq") -> None:

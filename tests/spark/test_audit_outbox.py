@@ -122,9 +122,9 @@ class Shop:
             for key in redis.scan_iter():
                 kind = redis.type(key)
                 if kind == b"zset":
-                    redis.zrem(key, bytes(waiting))
+                    redis.zrem(key, waiting.member)
                 elif kind == b"hash":
-                    redis.hdel(key, bytes(waiting))
+                    redis.hdel(key, waiting.member)
 
     def exported(self) -> str:
         """The table in a file, as a person would bring it to Spark; the option's value."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rmq
+from rmq.core.ids import members_of
 from rmq.core.interceptor import Interceptor, Outcome
 from spark_connector.audit.cli import main
 from tests.servers import Server
@@ -109,6 +110,6 @@ def drop(redis: Any, gone: list[rmq.MessageId]) -> None:
     for key in redis.scan_iter():
         kind = redis.type(key)
         if kind == b"zset":
-            redis.zrem(key, *map(bytes, gone))
+            redis.zrem(key, *members_of(gone))
         elif kind == b"hash":
-            redis.hdel(key, *map(bytes, gone))
+            redis.hdel(key, *members_of(gone))

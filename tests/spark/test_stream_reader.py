@@ -560,6 +560,7 @@ def test_every_column_says_what_was_sent(client: rmq.Client, topic: rmq.Topic, m
     merged = topic.send("x", merge_key="k", time_range=0.01, merge="collect")
     topic.send("y", merge_key="k", time_range=0.01, merge="collect")
     keyed = topic.send(b"z".hex(), dedup_key="once")
+    again = topic.send("again", id=topic.new_id())
     time.sleep(0.05)  # until the timed ones are due
     reader = make(includeHeaders="true")
     start = begun(reader)
@@ -573,6 +574,7 @@ def test_every_column_says_what_was_sent(client: rmq.Client, topic: rmq.Topic, m
     assert (one["topic"], one["slot"], one["value"]) == (topic.name, sent.slot, b'{"n":1}')
     assert (one["priority"], one["attempt"], one["headers"]) == (900, 1, [("a", "b")])
     assert one["timestamp"] == sent.id.made_at
+    assert rows[str(again.id)]["timestamp"] == again.id.made_at
     assert 59 <= (one["expires_at"] - one["timestamp"]).total_seconds() <= 62
     assert rows[str(timed.id)]["priority"] is None
     assert rows[str(timed.id)]["deliver_at"] > rows[str(timed.id)]["timestamp"]
@@ -655,9 +657,9 @@ def test_a_record_that_cannot_be_read_is_a_row_and_holds_up_nobody(
     broken, missing = (one.id for one in client.admin.peek(topic.name, place="prepare")[:2])
     with server.raw() as redis:
         for keys in topic._context.slots:
-            redis.hdel(keys.records, bytes(missing))
-            if redis.hexists(keys.records, bytes(broken)):
-                redis.hset(keys.records, bytes(broken), b"\x1fbytes")
+            redis.hdel(keys.records, missing.member)
+            if redis.hexists(keys.records, broken.member):
+                redis.hset(keys.records, broken.member, b"\x1fbytes")
 
     rows = {
         row["message_id"]: row

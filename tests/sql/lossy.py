@@ -128,7 +128,7 @@ class Lossy:
         keys = self.topic._context.slots[0]
         with self.server.raw() as raw:
             for id in ids:
-                member = bytes(self.message(id))
+                member = self.message(id).member
                 gone = sum(int(raw.zrem(q, member)) for q in (keys.store, keys.prepare, keys.dead))
                 assert gone == 1
                 raw.hdel(keys.records, member)

@@ -91,9 +91,10 @@ def test_what_arrives_is_what_a_direct_send_would_have_stored(database, client, 
     direct = client.topic(name).send({"é": 1}, **said)
     sent = [one for one in client.admin.peek(name) if one.id != direct.id]
     assert [stub_id(one.id) for one in sent] == [made]
+    assert [one.id[0] >> 6 for one in sent] == [1]  # the mark of an id that is sent again
     with server.raw() as raw:
         records = [
-            raw.hget(f"rmq:{{{name}_0}}:records", bytes(id)) for id in (sent[0].id, direct.id)
+            raw.hget(f"rmq:{{{name}_0}}:records", id.member) for id in (sent[0].id, direct.id)
         ]
     # Bytes 4 to 8 are the place in the slot.
     assert records[0][:4] + records[0][8:] == records[1][:4] + records[1][8:]

@@ -23,7 +23,7 @@ PLAIN_ENGLISH = {
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
     "script", "settings", "span", "type", "unknown", "value", "invalid", "failure",
     "configuration", "compressed", "rmq", "total", "seconds", "hand",
-    "sent", "handled", "taken", "held",
+    "sent", "handled", "taken", "held", "format",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
     "full", "large", "too", "payload", "owned", "vanished", "failed", "work", "back", "rolled",

@@ -13,13 +13,14 @@ Declares:  merge_keys, expired
 Returns for the caller: yes: the reply, when all have expired
 ]]
 --- @include "lib/envelope"
+--- @include "lib/member"
 local merge_keys, expired = {}, nil
 for c = 1, #to_inspect do
   local i = to_inspect[c]
   local _, expiry, key = envelope(taken[i])
   if key then
     local entry = redis.call('HGET', merge, key)
-    if entry and string.sub(entry, 1, 16) == ids[i] then
+    if entry and string.sub(entry, 1, MEMBER) == ids[i] then
       merge_keys[#merge_keys + 1] = key
     end
   end

@@ -13,6 +13,7 @@ Declares:  slot, store, records, s, accepted, order, front, capacity, window, wa
 Returns for the caller: yes: the answer, always
 ]]
 --- @include "lib/check"
+--- @include "lib/member"
 --- @include "lib/score"
 --- @include "lib/record"
 local slot, store, records = keys[1], keys[2], keys[3]
@@ -40,7 +41,7 @@ local n, any_duplicate, earliest, at_once = 0, false, nil, false
 local last_id, seen = '', nil
 for i = 1, count do
   local id = given[at + i]
-  if #id ~= 16 then
+  if #id ~= MEMBER then
     fail('ARG', 'id')
   end
   local duplicate = stored[i] or (settled and settled[i] == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rmq.core.ids import members_of
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.topic_context import TopicContext
@@ -21,7 +22,7 @@ def redrive(
             keys.slot, keys.store, keys.records, keys.dead, keys.failures,
             keys.replay_stem + session.name,
         ),
-        [clock.now_us, session.number, context.channel, keys.index, *ids],
+        [clock.now_us, session.number, context.channel, keys.index, *members_of(ids)],
         bytes.decode,
     )  # fmt: skip
 
@@ -42,7 +43,7 @@ def purge(
             keys.slot, getattr(keys, place), keys.records, keys.failures, keys.merge, keys.audit,
             keys.replay_stem + session.name,
         ),
-        [clock.now_us, session.number, high, limit, *ids],
+        [clock.now_us, session.number, high, limit, *members_of(ids)],
         int,
     )  # fmt: skip
 

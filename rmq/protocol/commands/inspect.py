@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rmq.core.ids import member_of, members_of
 from rmq.core.keys import SlotKeys
 from rmq.errors import DecodeError
 from rmq.protocol import clock, scripts
@@ -49,7 +50,7 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
     return Command(
         scripts.load("get"),
         (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures),
-        [id],
+        [member_of(id)],
         parse,
     )
 
@@ -59,7 +60,7 @@ def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
     return Command(
         scripts.load("locate"),
         (keys.slot, keys.store, keys.prepare, keys.dead),
-        list(ids),
+        members_of(ids),
         lambda reply: LocateReply(reply[0], reply[1], reply[2], reply[3].decode()),
     )
 
@@ -81,7 +82,9 @@ def peek(
         if len(flat) % 4:
             raise DecodeError(f"peek answered {len(flat)} fields, which is not whole messages")
         return [
-            QueueMember(place, flat[i], float(flat[i + 1]), flat[i + 2], flat[i + 3], newest)
+            QueueMember(
+                place, keys.id_of(flat[i]), float(flat[i + 1]), flat[i + 2], flat[i + 3], newest
+            )
             for i in range(0, len(flat), 4)
         ]
 

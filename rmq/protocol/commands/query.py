@@ -148,7 +148,7 @@ def query_read(keys: SlotKeys, run: str, after: int, upto: int, limit: int) -> C
 
     def parse(reply: list[Any]) -> QueryPage:
         receipts = [float(receipt) if receipt else -1.0 for receipt in reply[2]]
-        return QueryPage(reply[0], reply[1], receipts, reply[3])
+        return QueryPage(reply[0], keys.ids_of(reply[1]), receipts, reply[3])
 
     return Command(
         scripts.load("query_read"),

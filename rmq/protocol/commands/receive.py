@@ -35,10 +35,6 @@ class RollbackReply(NamedTuple):
     more: bool
 
 
-def _batch(reply: list[Any]) -> Batch:
-    return Batch(*reply)
-
-
 def prepare(
     keys: SlotKeys,
     session: ReplaySession,
@@ -48,6 +44,10 @@ def prepare(
     ordered: bool = False,
 ) -> Command[Batch]:
     """Lease up to `limit` messages of one slot."""
+
+    def parse(reply: list[Any]) -> Batch:
+        return Batch._make((*reply[:6], keys.ids_of(reply[6]), reply[7]))
+
     return Command(
         scripts.load("prepare"),
         (
@@ -58,7 +58,7 @@ def prepare(
             clock.now_us, session.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
             keys.created,
         ],
-        _batch,
+        parse,
         marks_repeats=True,
     )  # fmt: skip
 

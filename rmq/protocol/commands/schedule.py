@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmq.core.ids import member_of
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.topic_context import TopicContext
@@ -17,7 +18,7 @@ def cancel(keys: SlotKeys, session: ReplaySession, id: bytes) -> Command[str]:
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.settled0, keys.settled1, keys.replay_stem + session.name, keys.audit,
         ),
-        [clock.now_us, session.number, id],
+        [clock.now_us, session.number, member_of(id)],
         bytes.decode,
     )  # fmt: skip
 
@@ -32,7 +33,7 @@ def reschedule(
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
             keys.replay_stem + session.name,
         ),
-        [clock.now_us, session.number, context.channel, keys.index, id, due],
+        [clock.now_us, session.number, context.channel, keys.index, member_of(id), due],
         lambda reply: (reply[0].decode(), reply[1]),
     )  # fmt: skip
 
@@ -45,6 +46,6 @@ def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: in
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
             keys.replay_stem + session.name,
         ),
-        [session.number, id, priority],
+        [session.number, member_of(id), priority],
         bytes.decode,
     )  # fmt: skip

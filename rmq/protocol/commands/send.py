@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rmq.core.ids import member_of, members_of
 from rmq.core.keys import SlotKeys
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
@@ -23,7 +24,7 @@ class MergeReply(NamedTuple):
 
     offset: int
     letter: str  # s stored, m merged, d duplicate, F full
-    into: bytes  # id of the message that it was merged into
+    into: bytes  # id of the message that it was merged into; b"": none
 
 
 def _send_reply(reply: list[Any]) -> SendReply:
@@ -40,7 +41,10 @@ def send(
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit,
         ),
-        [clock.now_us, context.channel, keys.index, keys.created, len(ids), *ids, *parts],
+        [
+            clock.now_us, context.channel, keys.index, keys.created, len(ids), *members_of(ids),
+            *parts,
+        ],
         _send_reply,
     )  # fmt: skip
 
@@ -59,6 +63,11 @@ def merge(
     most_bytes: int,
 ) -> Command[MergeReply]:
     """Accept a message with a merge key, or merge it into the one that waits under that key."""
+
+    def parse(reply: list[Any]) -> MergeReply:
+        offset, letter, into = reply
+        return MergeReply(offset, letter.decode(), into and keys.id_of(into))
+
     return Command(
         scripts.load("merge"),
         (
@@ -66,8 +75,8 @@ def merge(
             keys.failures, keys.audit,
         ),
         [
-            clock.now_us, context.channel, keys.index, keys.created, id, head, envelope, body,
-            merge_key, mode, max_wait_ms, most_bytes,
+            clock.now_us, context.channel, keys.index, keys.created, member_of(id), head, envelope,
+            body, merge_key, mode, max_wait_ms, most_bytes,
         ],
-        lambda reply: MergeReply(reply[0], reply[1].decode(), reply[2]),
+        parse,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rmq.core.ids import members_of
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.score import encode_receipts
@@ -42,7 +43,7 @@ def ack(
         ),
         [
             clock.now_us, session.number, context.channel, keys.index,
-            *encode_receipts(receipts, numbers or [0] * len(ids)), *ids, *marks,
+            *encode_receipts(receipts, numbers or [0] * len(ids)), *members_of(ids), *marks,
         ],
         bytes.decode,
     )  # fmt: skip
@@ -66,7 +67,7 @@ def nack(
         ),
         [
             clock.now_us, session.number, context.channel, keys.index,
-            b"" if wait_ms is None else wait_ms, *ids, *map(repr, receipts), *errors,
+            b"" if wait_ms is None else wait_ms, *members_of(ids), *map(repr, receipts), *errors,
         ],
         bytes.decode,
     )  # fmt: skip
@@ -90,7 +91,7 @@ def reject(
         ),
         [
             clock.now_us, session.number, context.channel, keys.index, reason,
-            *ids, *map(repr, receipts), *errors,
+            *members_of(ids), *map(repr, receipts), *errors,
         ],
         bytes.decode,
     )  # fmt: skip
@@ -117,7 +118,7 @@ def release(
         ),
         [
             clock.now_us, session.number, context.channel, keys.index, wait_ms,
-            *ids, *map(repr, receipts), *places,
+            *members_of(ids), *map(repr, receipts), *places,
         ],
         bytes.decode,
     )  # fmt: skip
@@ -139,6 +140,6 @@ def extend(
     return Command(
         scripts.load("extend"),
         (keys.slot, keys.prepare, keys.replay_stem + session.name),
-        [clock.now_us, session.number, lease_ms, *ids, *map(repr, receipts)],
+        [clock.now_us, session.number, lease_ms, *members_of(ids), *map(repr, receipts)],
         _extend_reply,
     )

@@ -233,13 +233,13 @@ class ConsumerFlows(Generic[D]):
         """Return the deliveries as a list, and their leases.
 
         Raises:
-            InvalidValue, InvalidType: one is given twice, or is no delivery.
+            InvalidValue, InvalidType: one is given twice, is of another topic, or is no delivery.
             AlreadySettled: one of them.
         """
         given = list(deliveries)
         if len(set(map(id, given))) != len(given):
             raise InvalidValue("deliveries: one of them is given twice; give each once")
-        slots, ids, scores, numbers = [], [], [], []
+        slots, ids, scores, numbers, checked = [], [], [], [], None
         for delivery in given:
             if not isinstance(delivery, DeliveryData):
                 raise InvalidType(
@@ -258,7 +258,11 @@ class ConsumerFlows(Generic[D]):
                 )
             if delivery._unconfirmed:
                 delivery._unconfirmed = ""  # that settling was refused, and did nothing
-            slots.append(delivery._origin.keys.index)
+            keys = delivery._origin.keys
+            if keys is not checked:
+                settle.check_topic(self._context, keys)
+                checked = keys
+            slots.append(keys.index)
             ids.append(delivery._id)
             scores.append(delivery._score)
             numbers.append(delivery.fence)

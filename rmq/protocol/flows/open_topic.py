@@ -29,6 +29,7 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     Raises:
         TopicNotFound: it is missing, and not to be created.
         SettingsMismatch: it has other settings than this client named.
+        FormatMismatch: another version of RMQ wrote it.
         TopicVanished: it is being deleted, or a slot belongs to another life of the topic.
     """
     wanted = Settings(**context.requested)

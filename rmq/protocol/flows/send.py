@@ -72,7 +72,7 @@ def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
     """Make an id for a send that may have to be repeated."""
     yield from open_topic.ensure_open(context)
     slot = context.spread.next() if basis is None else slot_of(basis, context.settings.slots)
-    return ids.make(slot, context.check)[0]
+    return ids.make(slot, context.check, kept=True)[0]
 
 
 def _send_intercepted(

@@ -17,7 +17,7 @@ from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
-from rmq.errors import OutcomeUnknown, RMQError
+from rmq.errors import InvalidValue, OutcomeUnknown, RMQError
 from rmq.protocol import commands
 from rmq.protocol.flows.claim import ExtraCommands
 from rmq.protocol.steps import Command, Flow, Pipeline
@@ -64,6 +64,20 @@ class Leases(NamedTuple):
             [scores[p] for p in positions],
             [numbers[p] for p in positions],
             [marks[p] for p in positions] if marks else (),
+        )
+
+
+def check_topic(context: TopicContext, keys: SlotKeys) -> None:
+    """Refuse a delivery of another topic: in Redis its member may name a message of this one.
+
+    Raises:
+        InvalidValue: these are not the keys of a slot of this topic.
+    """
+    slots = context.slots
+    if keys.index < len(slots) and slots[keys.index].slot != keys.slot:
+        raise InvalidValue(
+            f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
+            "settle it with the consumer that received it"
         )
 
 

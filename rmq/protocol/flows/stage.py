@@ -96,7 +96,7 @@ def push(
     calls = _StageCalls(context, stage, keep_ms)
     for group in groups:
         if _alike(group):
-            calls.add_alike(group.slot, group.parts[0], group.ids[0], group.parts[1::2])
+            calls.add_alike(group.slot, group.parts[0], group.ids[0].member, group.parts[1::2])
         else:
             calls.add(group.slot, _entry(context, group), len(group.ids))
     return (yield from calls.run())
@@ -130,7 +130,7 @@ def push_bodies(
         slot, rests = context.spread.next(), data[at : at + run]
         made = ids.make(slot, context.check)[0]
         stamp = max(stamp, int.from_bytes(made[:8], "big"))
-        calls.add_alike(slot, head, stamp.to_bytes(8, "big") + made[8:11] + random, rests)
+        calls.add_alike(slot, head, stamp.to_bytes(8, "big") + random, rests)
         stamp += len(rests)
     return (yield from calls.run())
 
@@ -156,7 +156,7 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages of one head; the stamps of their ids follow each other."""
+        """Add messages of one head; `first` is the first member, whose stamp the others follow."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def run(self) -> Flow[Staged]:
@@ -179,9 +179,9 @@ def _entry(context: TopicContext, group: Group) -> list[bytes]:
     """Return the entry that publish moves in one step."""
     draft = group.merging
     if draft is None:
-        return [*group.ids, *group.parts]
+        return [*ids.members_of(group.ids), *group.parts]
     return [
-        b"m", group.ids[0], draft.head, draft.envelope, draft.body, draft.merge_key.encode(),
+        b"m", group.ids[0].member, draft.head, draft.envelope, draft.body, draft.merge_key.encode(),
         draft.mode.encode(), b"%d" % draft.max_wait_ms,
         b"%d" % min(context.settings.max_body, COLLECT_MAX),
     ]  # fmt: skip

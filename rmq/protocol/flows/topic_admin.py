@@ -100,6 +100,7 @@ def topic_delete(
     Raises:
         TopicNotFound: there is no such topic.
         TopicNotEmpty: it holds messages, and this is not forced; it stands as it was.
+        FormatMismatch: a later version of RMQ wrote it.
     """
     opened = yield commands.topic(context, None)
     if opened.state < 0:
@@ -107,7 +108,8 @@ def topic_delete(
             f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}"
         )
     created = opened.kept["created"].encode()
-    kept = settings.from_redis(context.name, opened.kept)
+    # A topic of an earlier format has the same keys, so it can be deleted.
+    kept = settings.from_redis(context.name, opened.kept, oldest=1)
     context.mark_open(kept, created, False, int(opened.kept.get("revision", 0)))
     held = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:

@@ -16,7 +16,7 @@ from rmq.core.topic_context import TopicContext
 
 def new_id() -> MessageId:
     """Return an id for a new stub."""
-    return ids.make(0, 0)[0]
+    return ids.make(0, 0, kept=True)[0]
 
 
 def stub_id(message_id: MessageId | str | bytes) -> MessageId:

@@ -10,7 +10,9 @@ from hypothesis import given, strategies as st
 
 from rmq.core import ids
 from rmq.core.ids import MessageId
+from rmq.core.keys import SlotKeys
 from rmq.errors import InvalidType, InvalidValue
+from rmq.protocol import scripts
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -105,15 +107,62 @@ def test_derived_ids_are_distinct_and_never_those_that_are_made(
     assert len(set(found)) == len(keys)
     assert found == [ids.derive(key, slot, 5) for key in keys]
     assert {one[0] >> 7 for one in found} <= {1}
-    assert {one[0] >> 7 for one in ids.make(slot, 5, 10)} == {0}
+    assert {one[0] >> 6 for one in ids.make(slot, 5, 10)} == {0}
 
 
-@given(st.datetimes(datetime(2000, 1, 1), datetime(6400, 1, 1)))
-def test_an_id_made_in_any_year_to_come_is_no_derived_one(when: datetime) -> None:
-    ms = int(when.replace(tzinfo=UTC).timestamp() * 1000)
-    made = MessageId((ms << 16 | 0xFFFF).to_bytes(8, "big") + bytes(8))
+@given(st.datetimes(datetime(2000, 1, 1), datetime(4199, 1, 1)), st.booleans())
+def test_an_id_made_in_any_year_to_come_has_its_time_and_no_mark_but_its_own(
+    when: datetime, kept: bool
+) -> None:
+    at = when.replace(tzinfo=UTC)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ids, "_last", 0)
+        patch.setattr(ids.time, "time_ns", lambda: int(at.timestamp() * 1000) * 1_000_000)
+        (made,) = ids.make(3, 7, kept=kept)
+    assert made[0] >> 6 == kept
     assert made.made_at is not None
-    assert abs(made.made_at - when.replace(tzinfo=UTC)) < timedelta(milliseconds=2)
+    assert abs(made.made_at - at) < timedelta(milliseconds=2)
+
+
+# --- kept, and members ---------------------------------------------------------------------------
+
+
+def test_kept_ids_and_others_share_one_growing_count() -> None:
+    made = [ids.make(0, 0, 3, kept=n % 2 == 1) for n in range(4)]
+    stamps = [int.from_bytes(one[:8], "big") & ~(0x40 << 56) for batch in made for one in batch]
+
+    assert stamps == sorted(set(stamps))
+    assert [one[0] >> 6 for batch in made for one in batch] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
+
+
+def test_a_kept_id_says_when_it_was_made_wherever_it_is_placed() -> None:
+    (made,) = ids.make(0, 0, kept=True)
+    assert made.made_at is not None
+    assert abs(made.made_at - datetime.now(UTC)) < timedelta(minutes=5)
+    assert made.placed(1023, 0x3FFF).made_at == made.made_at
+    assert made.placed(5, 9).member == made.member
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_a_member_is_the_id_without_slot_and_check(raw: bytes) -> None:
+    made = MessageId(raw)
+    assert made.member == ids.member_of(raw) == raw[:8] + raw[11:]
+    assert ids.members_of([raw, made]) == [made.member] * 2
+    assert type(made.member) is bytes
+
+
+@given(st.integers(0, 1023), st.text("abc", min_size=1), st.booleans())
+def test_a_slot_makes_the_id_of_its_member_again(slot: int, topic: str, kept: bool) -> None:
+    keys = SlotKeys("rmq", topic, slot)
+    made = ids.make(slot, ids.topic_check("rmq", topic), 3, kept=kept)
+
+    assert [keys.id_of(one.member) for one in made] == made
+    assert keys.ids_of([made[0].member, b"", made[2].member]) == [made[0], b"", made[2]]
+
+
+def test_scripts_know_the_length_of_a_member() -> None:
+    (length,) = re.findall(r"^local MEMBER = (\d+)", scripts.source("lib/member"), re.MULTILINE)
+    assert len(ids.make(0, 0)[0].member) == int(length)
 
 
 def test_a_dedup_key_is_its_utf8() -> None:
@@ -154,6 +203,7 @@ def test_a_run_makes_each_id_when_it_is_asked_for() -> None:
     assert [run[place] for place in range(10)] == made
     assert run[-1] == made[-1]
     assert list(run[2:8:3]) == made[2:8:3]
+    assert run.members() == ids.members_of(run) == [id.member for id in made]
     assert {(type(id), id.slot, id.check) for id in made} == {(MessageId, 3, 77)}
     assert ids.make(3, 77)[0] > made[-1]
     with pytest.raises(IndexError):

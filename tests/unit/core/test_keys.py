@@ -4,7 +4,7 @@ from rmq.core import keys
 def test_every_key_of_a_slot_has_its_tag_and_its_type() -> None:
     slot = keys.SlotKeys("rmq", "orders", 3)
     for name in keys.SlotKeys.__slots__:
-        if name not in ("created", "index", "topic") and not name.endswith("_stem"):
+        if name not in ("created", "index", "middle", "topic") and not name.endswith("_stem"):
             key = getattr(slot, name)
             assert key == f"rmq:{{orders_3}}:{name}".encode()
             assert keys.type_of(key) == keys.TYPES[name]

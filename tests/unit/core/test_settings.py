@@ -23,8 +23,21 @@ def test_settings_read_from_redis_equal_those_written() -> None:
 
 def test_a_topic_of_another_format_is_refused() -> None:
     kept = settings.Settings().to_redis() | {"format": "99"}
-    with pytest.raises(rmq.SettingsMismatch, match="format '99'"):
+    with pytest.raises(rmq.FormatMismatch, match="format 99, which a later version of RMQ wrote"):
         settings.from_redis("t", kept)
+
+
+def test_a_topic_of_an_earlier_format_is_refused_with_what_to_do() -> None:
+    kept = settings.Settings().to_redis() | {"format": "1"}
+    with pytest.raises(rmq.FormatMismatch, match=r"format 1, .*\. Drain .* rmq topic delete t"):
+        settings.from_redis("t", kept)
+    assert settings.from_redis("t", kept, oldest=1) == settings.Settings()
+
+
+@pytest.mark.parametrize("text", ["", "-1", "two", "0"])
+def test_a_format_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(rmq.FormatMismatch, match="no format that RMQ knows"):
+        settings.from_redis("t", settings.Settings().to_redis() | {"format": text}, oldest=1)
 
 
 @pytest.mark.parametrize(

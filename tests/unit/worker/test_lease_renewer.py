@@ -97,7 +97,7 @@ def test_ten_thousand_leases_are_ten_calls(scene: Scene) -> None:
     scene.keeper.renew_due()
 
     assert [len(call) for call in scene.redis.calls] == [BATCH_MAX] * 10
-    assert {one for call in scene.redis.calls for one in call} == {one._id for one in ones}
+    assert {one for call in scene.redis.calls for one in call} == {one.id.member for one in ones}
     assert scene.keeper.renewals == 10_000
     scene.keeper.renew_due()
     assert len(scene.redis.calls) == 10  # they were renewed just now
@@ -120,7 +120,7 @@ def test_what_was_leased_just_now_waits_for_the_next_call(scene: Scene) -> None:
 
     scene.keeper.renew_due()
 
-    assert scene.redis.calls == [[old._id]]
+    assert scene.redis.calls == [[old.id.member]]
 
 
 def test_after_a_renewal_the_worker_has_the_new_receipt_and_the_new_time(scene: Scene) -> None:
@@ -158,12 +158,12 @@ def test_beyond_its_limit_a_lease_is_not_renewed(scene: Scene) -> None:
 
     scene.keeper.renew_due()
 
-    assert scene.redis.calls == [[within._id, free._id]]
+    assert scene.redis.calls == [[within.id.member, free.id.member]]
 
 
 def test_what_redis_says_is_lost_is_marked_and_never_asked_for_again(scene: Scene) -> None:
     ours, taken = scene.hold(2, age=15)
-    scene.redis.lost = {taken._id}
+    scene.redis.lost = {taken.id.member}
 
     scene.keeper.renew_due()
 
