@@ -24,7 +24,7 @@ from types import FrameType, SimpleNamespace
 from typing import IO, Any, Literal
 
 from rmq.core.codec import JSON
-from rmq.core.ids import MessageId
+from rmq.core.ids import MessageId, members_of
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.score import receipt_with_deadline
 from rmq.core.topic_context import TopicContext
@@ -148,8 +148,8 @@ class LeaseRenewer:
         self.transport.run(open_topic.ensure_open(context, create=False))
         scores = {}
         for slot, slot_rows in unsure.items():
-            key, ids = context.slots[slot].prepare, [row.id for row in slot_rows]
-            stored_scores = self.transport.raw_command("renewer", "ZMSCORE", key, *ids)
+            key, members = context.slots[slot].prepare, members_of(row.id for row in slot_rows)
+            stored_scores = self.transport.raw_command("renewer", "ZMSCORE", key, *members)
             for row, score in zip(slot_rows, stored_scores, strict=True):
                 if score is not None and float(score) % 1000 == row.score % 1000:
                     scores[row.serial] = float(score)

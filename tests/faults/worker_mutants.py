@@ -58,7 +58,7 @@ def acks_by_id() -> None:
     def ack(self: LeasedConsumer, deliveries: Any) -> list[Any]:
         for one in deliveries:
             keys = one._origin.keys
-            self._transport.raw_command("ack", "ZREM", keys.prepare, one._id)
+            self._transport.raw_command("ack", "ZREM", keys.prepare, one.id.member)
             self._transport.raw_command("ack", "HDEL", keys.records, one.id.member)
             one._state = SETTLED
         self.lease_table.remove(deliveries)
