@@ -10,14 +10,14 @@ KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   settled even   set   members settled in even turns of the dedup window
 KEYS[9]   settled odd    set   the same for odd turns
-KEYS[10]  replay         str   the last answer given to this session
-KEYS[11]  audit          zset  open numbers of audited messages
+KEYS[10]  audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   member               13 bytes: the id without slot and check
 Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
 Cost      O(log L), L = messages waiting in the slot
-Atomic    Only a waiting message is removed, with everything that belongs to it, and remembered as settled. Sent twice
+Atomic    Only a waiting message is removed, with everything that belongs to it, and remembered as settled if its
+          sender keeps its id. Sent twice
           with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
@@ -28,7 +28,7 @@ Atomic    Only a waiting message is removed, with everything that belongs to it,
 --- @include "lib/settled"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]
 local now = clock(ARGV[1])
-local before = replayed(KEYS[10], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
@@ -54,7 +54,7 @@ end
 local entry = key and redis.call('HGET', KEYS[7], key)
 if s[4] then
   --- @include "lib/audit"
-  account_for(slot, KEYS[11], 'accounted', add_numbers({ record }, number_of, {}), now)
+  account_for(slot, KEYS[10], 'accounted', add_numbers({ record }, number_of, {}), now)
 end
 redis.call('ZREM', store, id)
 redis.call('HDEL', records, id)
@@ -63,9 +63,9 @@ if entry and string.sub(entry, 1, MEMBER) == id then
   redis.call('HDEL', KEYS[7], key)
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)
-local window = tonumber(s[2])
-if window > 0 then
-  remember_settled(slot, KEYS[8], KEYS[9], window, tonumber(s[3]), now, { id })
+local window, kept = tonumber(s[2]), kept_ids({ id })
+if window > 0 and kept then
+  remember_settled(slot, KEYS[8], KEYS[9], window, tonumber(s[3]), now, kept)
 end
-remember(KEYS[10], ARGV[2], 'cancelled')
+remember(slot, ARGV[2], now, 'cancelled')
 return 'cancelled'

@@ -3,9 +3,8 @@ extend: move the deadline of leases, counted from now. The receipts change with 
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   lease_ms             1000 to 43 200 000, from now; rounded up to whole seconds
 ARGV[4..] n members (13 bytes each), then their n receipts
 Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the caller no longer holds the lease. A
@@ -20,7 +19,7 @@ Atomic    Only a member whose score equals the receipt changes. Sent twice with 
 --- @include "lib/receipts"
 local slot, prepare = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local before = replayed(KEYS[3], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
@@ -41,5 +40,5 @@ for m = 1, #held_ids do
 end
 allow_oom(prepare)
 redis.call('ZADD', prepare, unpack(change))
-remember(KEYS[3], ARGV[2], answer)
+remember(slot, ARGV[2], now, answer)
 return answer

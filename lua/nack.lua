@@ -7,10 +7,9 @@ KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining +
 KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[6]   failures       hash  member -> failure entry
-KEYS[7]   replay         str   the last answer given to this session
-KEYS[8]   audit          zset  open numbers of audited messages
+KEYS[7]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms        ''    until the retry, else the topic's policy; 0 at once; at most 10 years
@@ -27,7 +26,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/receipts"
 local slot, store, prepare, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
 local now, now_us = clock(ARGV[1])
-local before = replayed(KEYS[7], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
@@ -44,7 +43,7 @@ redis.call('ZCARD', store)
 redis.call('HLEN', KEYS[4])
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', failures)
-local audit = s[9] and KEYS[8]
+local audit = s[9] and KEYS[7]
 if audit then
   redis.call('ZCARD', audit)
 end
@@ -70,5 +69,5 @@ if #ids < n then
   end
   answer = table.concat(marks)
 end
-remember(KEYS[7], ARGV[2], answer)
+remember(slot, ARGV[2], now, answer)
 return answer

@@ -8,10 +8,9 @@ KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   merge index    hash  merge key -> member and when it opened
-KEYS[8]   replay         str   the last answer given to this session
-KEYS[9]   audit          zset  open numbers of audited messages
+KEYS[8]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
@@ -32,22 +31,65 @@ Atomic    All messages are read and checked before they move; the first write fr
           A take in order sets the slot's `ordered`. Where that is set, a take not in order also waits for the
           deliveries in flight and for the hold; then it takes, and clears the field.
 ]]
+local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, merge, audit = KEYS[6], KEYS[7], KEYS[8]
+local call = ARGV[2]
+local space = string.find(call, ' ', 2, true) or 2
+local session, number = string.sub(call, 1, space - 1), string.sub(call, space + 1)
+--- @include "lib/inline/take_fields"
+local known = s[12]
+
+-- One message of a priority, asked for or all there is, in a session that goes on, as most takes are that do not find a
+-- batch. This is take_messages and make_receipts without anything that such a take does not need; whatever is unusual goes the
+-- long way below.
+local limit, takes = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1
+if known and #ARGV == 7 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9] and not s[10]
+    and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
+    and tonumber(s[11] or 0) > -4294967296 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+  --- @include "lib/inline/time"
+  local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 17, 'WITHSCORES', 'LIMIT', 0,
+    limit > 1 and 2 or 1)
+  local id, lease = page[1], tonumber(ARGV[4]) or 0
+  if #page == 2 and tonumber(page[2]) < 1048576 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0
+      and (takes % 5 > 0 or redis.call('ZCOUNT', store, '-inf', '(17') == 0) then -- one take in five begins with the retries
+    local record = redis.call('HGET', records, id)
+    if record and #record >= 8 and string.byte(record, 1) % 8 < 2 and redis.call('HLEN', failures) == 0 then
+      local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%d', (seconds + 1) * 1000))
+      local delivery, deadline = tonumber(s[5] or 0) + 1, math.ceil((now_ms + lease) / 1000)
+      local receipt = string.format('%d.%011d', deadline * 1000 + s[2], delivery % 2048 * 48828125)
+      redis.call('ZREM', store, id)
+      if takes % 16 == 0 then -- see lib/writes
+        --- @include "lib/writes"
+        add_many(prepare, { receipt, id })
+      else
+        redis.call('ZADD', prepare, receipt, id)
+      end
+      redis.call('HSET', slot, 'delivered', delivery, 'takes', takes, session,
+        string.format('%s:%s:%d:%d:', number, seconds, deadline, delivery) .. id)
+      local wait = 0
+      if limit > 1 then
+        --- @include "lib/wake"
+        wait = next_ready_in(store, prepare, now_us)
+      end
+      return { wait, expired > 0 and 1 or 0, deadline, delivery, tonumber(s[7] or 0), '', { id }, { record } }
+    end
+  end
+end
+
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/member"
 --- @include "lib/replay"
-local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, session, audit = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local now, now_us = clock(ARGV[1])
-local limit, waits, ordered = whole_number(ARGV[3], 1, 1000, 'limit'), ARGV[5], ARGV[6] == '1'
+limit = whole_number(ARGV[3], 1, 1000, 'limit')
 local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
-
-local before = replayed(session, ARGV[2])
+local waits, ordered = ARGV[5], ARGV[6] == '1'
+session, number = session_of(call)
+local before = answer_in(slot, known, number)
 if before then
   local deadline, first, leased = string.match(before, '^(%d+):(%d+):(.*)$')
   deadline, first = tonumber(deadline), tonumber(first)
-  local accepted = tonumber(redis.call('HGET', slot, 'accepted') or 0)
-  local reply, marks = { 0, 0, deadline, first, accepted, '', {}, {} }, {}
+  local reply, marks = { 0, 0, deadline, first, tonumber(s[7] or 0), '', {}, {} }, {}
   for i = 1, #leased / MEMBER do
     local id = string.sub(leased, (i - 1) * MEMBER + 1, i * MEMBER)
     local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
@@ -63,7 +105,7 @@ if before then
   return reply
 end
 
-local number, created, again = ARGV[2], ARGV[7], ARGV[8] == '1'
+local created, again = ARGV[7], ARGV[8] == '1'
 --- @include "lib/inline/take_messages"
 local deadline = math.ceil((now + lease) / 1000)
 --- @include "lib/inline/make_receipts"
@@ -73,7 +115,11 @@ else
   --- @include "lib/writes"
   add_many(prepare, leases)
 end
-remember(session, number, string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n))
+redis.call('HSET', slot, 'delivered', first + n - 1, 'takes', takes, session,
+  kept_answer(number, now, string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n)))
+if not known then
+  sweep_sessions(slot, now, 20)
+end
 reply[3] = deadline
 if ordered then
   reply[1] = deadline * 1000000 - now_us

@@ -11,11 +11,10 @@ KEYS[6]   failures       hash  of messages that drop_lowest drops
 KEYS[7]   merge index    hash  merge key -> member of the waiting message
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 KEYS[9]   stage          list  entries, see stage_push; at the end one empty text
-KEYS[10]  replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
-ARGV[4]   number               sequence number of this call in its session
+ARGV[4]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   {elements left in the stage, stored, duplicates, merged}; nothing left: all is published
           {0, 'F'} the slot's share of max_length is reached; nothing moved
@@ -31,11 +30,12 @@ Atomic    All of an entry or nothing, by the rules of send and merge, first writ
 local slot, stage = KEYS[1], KEYS[9]
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
-local created = redis.call('HGET', slot, 'created')
-if created ~= ARGV[5] then
-  fail(created and 'ANEW' or 'GONE', slot)
+local session, number = session_of(ARGV[4])
+--- @include "lib/inline/store_fields"
+if s[1] ~= ARGV[5] then
+  fail(s[1] and 'ANEW' or 'GONE', slot)
 end
-local before = replayed(KEYS[10], ARGV[4])
+local before = answer_in(slot, s[10], number)
 if before then
   return cmsgpack.unpack(before)
 end
@@ -54,23 +54,33 @@ if entry[1] == 'm' then
     fail('STAGE', stage)
   end
   local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8] }
-  local letter = merge_message(keys, entry, 1, now, ARGV[2], ARGV[3], created)[2]
+  local letter = merge_message(keys, entry, 1, now, ARGV[2], ARGV[3], ARGV[5])[2]
   if letter == 'F' then
     return { 0, 'F' }
   end
   stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
 else
-  local count, letters = #entry / 3, nil
+  local keys, given, at, channel, index, count, letters = KEYS, entry, 0, ARGV[2], ARGV[3], #entry / 3, nil
   if entry[1] == 'p' then
+    --- @include "lib/run_members"
     --- @include "lib/store_uniform"
+    local head, first = entry[2], entry[3]
     count = entry[4]
-    elements = 1 + (tonumber(count) or 0)
-    if length < elements then
+    if type(head) ~= 'string' or type(first) ~= 'string' or type(count) ~= 'number' or count < 1 or count > 1000
+        or count % 1 > 0 or length < 1 + count then
       fail('STAGE', stage)
     end
-    letters = store_uniform(KEYS, entry, now, ARGV[2], ARGV[3], created)
-  else
-    local keys, given, at, channel, index = KEYS, entry, 0, ARGV[2], ARGV[3]
+    elements, given = 1 + count, run_members(first, count)
+    local stored_all = store_uniform(slot, KEYS[2], KEYS[3], s, head, given, function(from, to)
+      return redis.call('LRANGE', stage, from, to), 0
+    end, now, channel, index)
+    letters = stored_all and ''
+    local bodies = stored_all and {} or redis.call('LRANGE', stage, 1, count)
+    for i = 1, #bodies do
+      given[count + 2 * i - 1], given[count + 2 * i] = head, bodies[i]
+    end
+  end
+  if not letters then
     local function store_messages()
       --- @include "lib/inline/store_messages"
     end
@@ -92,5 +102,5 @@ else -- the key stays: a missing stage is one that has expired
   redis.call('LSET', stage, 0, '')
 end
 local reply = { length - elements, stored, duplicates, merged }
-remember(KEYS[10], ARGV[4], cmsgpack.pack(reply))
+remember(slot, ARGV[4], now, cmsgpack.pack(reply))
 return reply

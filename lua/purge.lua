@@ -7,9 +7,8 @@ KEYS[3]   records        hash  member -> record
 KEYS[4]   failures       hash  member -> failure entry
 KEYS[5]   merge index    hash  merge key -> member and when it opened
 KEYS[6]   audit          zset  open numbers of audited messages
-KEYS[7]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
 ARGV[4]   limit                1 to 1000
 ARGV[5..] members              only these, at most 1000, 13 bytes each; none: the lowest scores first
@@ -26,7 +25,7 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[4], 1, 1000, 'limit')
-local before = replayed(KEYS[7], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return tonumber(before)
 end
@@ -77,5 +76,5 @@ if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
 redis.call('HINCRBY', slot, 'purged', purged)
-remember(KEYS[7], ARGV[2], purged)
+remember(slot, ARGV[2], now, purged)
 return purged

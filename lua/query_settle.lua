@@ -79,6 +79,7 @@ local channel, index = ARGV[4], ARGV[5]
 if window > 0 then
   check_settled_sets(KEYS[5], KEYS[6], window, last_turn, now)
 end
+local kept
 local missing = math.max(0, math.min(upto, first) - gone_before) -- they left the log, and were not settled
 if size <= 0 then
   ends = math.min(upto, tail)
@@ -122,13 +123,13 @@ if s[5] and #held_ids > 0 then
   account_for(slot, KEYS[7], 'seen', read_numbers(KEYS[3], held_ids, tonumber(s[6])), now)
 end
 if #held_ids > 0 then
+  kept = window > 0 and kept_ids(held_ids)
   --- @include "lib/inline/settle_held"
-  settled = removed
   if #late > 0 then
     redis.call('ZREM', store, unpack(late))
-    redis.call('HINCRBY', slot, 'settled', #late)
-    settled = removed + #late
   end
+  settled = removed + #late
+  redis.call('HINCRBY', slot, 'settled', settled)
 end
 redis.call('LTRIM', log, size, -1)
 note_progress(missing)

@@ -56,14 +56,18 @@ end
 redis.call('ZCARD', queries)
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
-local session, number, again = nil, nil, false -- the log answers a call that is repeated
+local call, again = nil, false
 local function take()
+  local session = 'created' -- the log answers a call that is repeated, so there is none
+  --- @include "lib/inline/take_fields"
+  local takes = tonumber(s[6] or 0) + 1
   --- @include "lib/inline/take_messages"
   local deadline = FAR
   --- @include "lib/inline/make_receipts"
   --- @include "lib/writes"
   add_many(prepare, leases)
   redis.call('RPUSH', log, unpack(ids))
+  redis.call('HSET', slot, 'delivered', first + n - 1, 'takes', takes)
   tail, held = tail + n, n
 end
 if tail == from then

@@ -6,9 +6,8 @@ KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   records        hash  member -> record
 KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   failures       hash  member -> failure entry
-KEYS[6]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5..] members, at most 1000, 13 bytes each
@@ -24,10 +23,11 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
 --- @include "lib/record"
 --- @include "lib/envelope"
 --- @include "lib/wake"
+--- @include "lib/given_back"
 --- @include "lib/replay"
 local slot, store, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local before = replayed(KEYS[6], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
@@ -85,9 +85,10 @@ if #ids > 0 then
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
+  note_given_back(slot)
   if is_awaited(s[3], now) then
     wake(slot, ARGV[3], ARGV[4])
   end
-  remember(KEYS[6], ARGV[2], table.concat(letters))
+  remember(slot, ARGV[2], now, table.concat(letters))
 end
 return table.concat(letters)

@@ -6,10 +6,9 @@ KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining +
 KEYS[3]   records        hash  member -> record
 KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   failures       hash  member -> failure entry
-KEYS[6]   replay         str   the last answer given to this session
-KEYS[7]   audit          zset  open numbers of audited messages
+KEYS[6]   audit          zset  open numbers of audited messages
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   reason               r rejected by the handler, u undecodable
@@ -27,7 +26,7 @@ Atomic    As nack. In a slot in order, the last reject of a batch wakes the cons
 --- @include "lib/receipts"
 local slot, prepare = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local before = replayed(KEYS[6], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
@@ -43,7 +42,7 @@ local held_ids, letters, positions, scores = verify_receipts(prepare, 6, n)
 redis.call('HLEN', KEYS[3])
 redis.call('ZCARD', KEYS[4])
 redis.call('HLEN', KEYS[5])
-local audit = s[5] and KEYS[7]
+local audit = s[5] and KEYS[6]
 if audit then
   redis.call('ZCARD', audit)
 end
@@ -61,5 +60,5 @@ if unblock(slot, prepare, s[4], now) then
   wake(slot, ARGV[3], ARGV[4])
 end
 local answer = string.gsub(letters, '1', 'd')
-remember(KEYS[6], ARGV[2], answer)
+remember(slot, ARGV[2], now, answer)
 return answer

@@ -6,10 +6,9 @@ KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[4]   failures       hash  only read: whether a message has failed before
-KEYS[5]   replay         str   the last answer given to this session
-KEYS[6]   records        hash  only read, where deliveries are from before the slot was in order
+KEYS[5]   records        hash  only read, where deliveries are from before the slot was in order
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms              0 at once, to the front; at most 10 years
@@ -29,9 +28,10 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/wake"
 --- @include "lib/receipts"
 --- @include "lib/in_order"
+--- @include "lib/given_back"
 local slot, store, prepare = KEYS[1], KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
-local before = replayed(KEYS[5], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
@@ -44,7 +44,7 @@ local n = (#ARGV - 5) / 3
 local held_ids, letters, positions, scores = verify_receipts(prepare, 6, n)
 redis.call('ZCARD', store)
 redis.call('HLEN', KEYS[4])
-redis.call('HLEN', KEYS[6])
+redis.call('HLEN', KEYS[5])
 for i = 1, n do
   local place = whole_number(ARGV[5 + 2 * n + i], PRIORITY_MIN, 9e15, 'place')
   if place >= PRIORITY_END and place < TIMED_MIN then
@@ -64,7 +64,7 @@ for m = 1, #held_ids do
   local left, place = math.floor(tonumber(scores[i]) % 1000) + 1, tonumber(ARGV[5 + 2 * n + i])
   local score
   if in_order then
-    local record = in_order.mixed and redis.call('HGET', KEYS[6], held_ids[m])
+    local record = in_order.mixed and redis.call('HGET', KEYS[5], held_ids[m])
     score = old_score(in_order, place, tonumber(scores[i]), record)
     hold_for(in_order, held_ids[m], wait > 0 and now + wait or 0)
   elseif wait > 0 then
@@ -83,8 +83,9 @@ if in_order then
 else
   redis.call('HSET', slot, 'front', front)
 end
+note_given_back(slot)
 if unblock(slot, prepare, s[7], now) or is_awaited(s[4], now) then
   wake(slot, ARGV[3], ARGV[4])
 end
-remember(KEYS[5], ARGV[2], letters)
+remember(slot, ARGV[2], now, letters)
 return letters

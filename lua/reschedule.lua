@@ -6,9 +6,8 @@ KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   replay         str   the last answer given to this session
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               sequence number of this call in its session
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   member               13 bytes: the id without slot and check
@@ -31,7 +30,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[5]
 local now = clock(ARGV[1])
 local due = whole_number(ARGV[6], 0, 1e14, 'due')
-local before = replayed(KEYS[6], ARGV[2])
+local before = replayed(slot, ARGV[2])
 if before then
   return { 'rescheduled', tonumber(before) }
 end
@@ -72,5 +71,5 @@ end
 if is_awaited(s[1], now) or s[2] == id and is_awaited(s[3], now) then
   wake(slot, ARGV[3], ARGV[4])
 end
-remember(KEYS[6], ARGV[2], string.format('%.0f', due))
+remember(slot, ARGV[2], now, string.format('%.0f', due))
 return { 'rescheduled', due }

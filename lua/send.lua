@@ -1,5 +1,6 @@
 --[[
-send: store messages in one slot. An id that is already in the slot, or was settled inside the dedup window, adds nothing.
+send: store messages in one slot. An id that is in the slot, or that its sender keeps and that was settled inside the
+dedup window, adds nothing.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  member -> score
@@ -10,25 +11,100 @@ KEYS[6]   failures       hash  of messages that drop_lowest drops
 KEYS[7]   merge index    hash  of messages that drop_lowest drops
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   channel              where sleeping consumers of the topic listen
-ARGV[3]   index                the slot's index, sent to the consumers that are woken
-ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
-ARGV[5]   count                n, the number of messages, 1 to 1000
-ARGV[6..] n members (13 bytes each), then n times: head (first 4 bytes of the record), rest (from byte 9 on)
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, sent to the consumers that are woken
+ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[6]   count                n, the number of messages, 1 to 1000
+ARGV[7]   head           ''    or the first 4 bytes of all records: then the messages have no times, differ in their bodies
+                               alone, and their ids were made for this call, with stamps that follow each other
+ARGV[8..] with a head: the first member (13 bytes: the id without slot and check), then n times the rest of the record,
+          from byte 9 on; without: n members, then n times: head, rest
           A time in the record below 1e12 is a delay: it is added to now. A time that has passed is due at once, since a
           command may come late. An expiry counts from due.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate; '': all stored}
           {0, 'F'} the slot's share of max_length is reached
 Cost      O(n log L), L = messages waiting in the slot
 Atomic    All or nothing. Types are checked by reads before the first write; the first write is one that Redis refuses
-          at maxmemory. A second run finds the members and answers d.
+          at maxmemory. Sent twice with one number, it gives the first answer. Where the slot does not know the session
+          (any more), every id is looked up, so a second run answers d for messages that are still here.
 ]]
+--- @include "lib/member"
+local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
+local call, head, first = ARGV[2], ARGV[7], ARGV[8]
+local space = string.find(call, ' ', 2, true) or 2
+local session, number = string.sub(call, 1, space - 1), string.sub(call, space + 1)
+--- @include "lib/inline/store_fields"
+local known = s[10]
+
+-- One plain message in a session that goes on, as most are. This is store_messages and lib/replay without anything that such a
+-- message does not need; whatever is unusual goes the long way below.
+if known and head ~= '' and ARGV[6] == '1' and #ARGV == 9 and #head == 4 and #first == MEMBER and string.byte(call, 1) == 64
+    and s[1] == ARGV[5] and s[5] == '0' and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+  local flags, a, b, c = string.byte(head, 1, 4)
+  local priority, order, accepted = a * 65536 + b * 256 + c, tonumber(s[3] or 0) + 1, tonumber(s[2] or 0) + 1
+  local _, exponent = math.frexp(priority)
+  if flags % 16 == 0 and priority >= 17 and priority < 1048576 and order < 1e9 and tonumber(s[9] or 0) > -1e9
+      and redis.call('HEXISTS', records, first) == 0 then
+    --- @include "lib/inline/time"
+    -- Many single sends into a small queue are as dear as a batch: see lib/writes.
+    if accepted % 16 == 0 then
+      --- @include "lib/writes"
+      add_many(store, { string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5), first })
+    else
+      redis.call('ZADD', store, string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5), first)
+    end
+    redis.call('HSET', records, first, head .. struct.pack('>I4', accepted % 4294967296) .. ARGV[9])
+    redis.call('HSET', slot, 'accepted', accepted, 'order', order, session,
+      number .. ':' .. seconds .. ':' .. accepted .. ':')
+    if s[4] and tonumber(s[4]) > now_ms then
+      --- @include "lib/wake"
+      wake(slot, ARGV[3], ARGV[4])
+    end
+    return { accepted, '' }
+  end
+end
+
 --- @include "lib/check"
 --- @include "lib/clock"
-local keys, given, at = KEYS, ARGV, 5
-local now, channel, index, created = clock(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local count = whole_number(ARGV[5], 1, 1000, 'count')
-if #ARGV ~= 5 + 3 * count then
+--- @include "lib/replay"
+if s[1] ~= ARGV[5] then
+  fail(s[1] and 'ANEW' or 'GONE', slot)
+end
+session, number = session_of(call)
+local before = answer_in(slot, known, number)
+if before then
+  local accepted, letters = string.match(before, '^(%d+):(.*)$')
+  return { tonumber(accepted), letters }
+end
+local count = whole_number(ARGV[6], 1, 1000, 'count')
+if #ARGV ~= 7 + (head == '' and 3 * count or 1 + count) then
   fail('ARG', 'count')
 end
---- @include "lib/inline/store_messages"
+local now = clock(ARGV[1])
+local channel, index, accepted, members = ARGV[3], ARGV[4], nil, nil
+if head ~= '' then
+  --- @include "lib/run_members"
+  members = run_members(first, count)
+  if known then
+    --- @include "lib/store_uniform"
+    accepted = store_uniform(slot, store, records, s, head, members, function(from)
+      return ARGV, 7 + from
+    end, now, channel, index)
+  end
+end
+local reply = { accepted, '' }
+if not accepted then
+  local keys, given, at = KEYS, members or ARGV, members and 0 or 7
+  for i = 1, members and count or 0 do
+    given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[8 + i]
+  end
+  local function store_messages()
+    --- @include "lib/inline/store_messages"
+  end
+  reply = store_messages()
+end
+if reply[2] == '' or string.find(reply[2], 's', 1, true) then
+  remember(slot, call, now, reply[1] .. ':' .. reply[2])
+end
+return reply

@@ -7,23 +7,25 @@ KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  only read
 KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  only read
-KEYS[6]   replay         str   the last answer given to this session
-ARGV[1]   number               sequence number of this call in its session
-ARGV[2]   member               13 bytes: the id without slot and check
-ARGV[3]   priority             17 to 1 048 575
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3]   member               13 bytes: the id without slot and check
+ARGV[4]   priority             17 to 1 048 575
 Returns   changed; unchanged: it had that priority before; or in_flight | dead | gone
 Cost      O(log L + size of the record)
 Atomic    Score and record change together. Sent twice with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
+--- @include "lib/clock"
 --- @include "lib/score"
 --- @include "lib/timed_score"
 --- @include "lib/record"
 --- @include "lib/find_waiting"
 --- @include "lib/replay"
-local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[2]
-local priority = whole_number(ARGV[3], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
-local before = replayed(KEYS[6], ARGV[1])
+local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]
+local now = clock(ARGV[1])
+local priority = whole_number(ARGV[4], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
+local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
@@ -42,5 +44,5 @@ if score >= TIMED_MIN then
 elseif score >= PRIORITY_MIN then
   redis.call('ZADD', store, ordered_score(priority, redis.call('HINCRBY', slot, 'order', 1)), id)
 end
-remember(KEYS[6], ARGV[1], 'changed')
+remember(slot, ARGV[2], now, 'changed')
 return 'changed'

@@ -45,5 +45,8 @@ end
 if revision > 0 then
   given[#given + 1], given[#given + 2] = 'revision', ARGV[3]
 end
-redis.call('HSET', slot, 'created', ARGV[2], unpack(given))
+-- Fields are read by every script. In a hash that Redis keeps as a packed list each look-up goes through all of them; a
+-- value this long makes it a table.
+local note = 'This hash is kept as a table, not as a packed list, because of this long value.'
+redis.call('HSET', slot, 'created', ARGV[2], 'note', note, unpack(given))
 return 1

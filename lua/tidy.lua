@@ -1,5 +1,6 @@
 --[[
-tidy: drop dead letters past the topic's retention, and settled ids past its dedup window.
+tidy: drop dead letters past the topic's retention, settled ids past its dedup window, and answers to callers that were
+silent for minutes.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   records        hash  member -> record
@@ -17,6 +18,7 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/dead_letters"
+--- @include "lib/replay"
 local slot, records, dead, failures, even, odd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, 1000, 'limit')
@@ -39,6 +41,7 @@ if last_turn then
     redis.call('UNLINK', last_turn % 2 == 1 and even or odd)
   end
 end
+sweep_sessions(slot, now, 100)
 local retention = tonumber(s[2])
 if retention == 0 then
   return 0

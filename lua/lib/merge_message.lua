@@ -109,8 +109,9 @@ local function merge_message(keys, given, at, now, channel, index, created)
       redis.call('HSET', records, target, merged)
     end
     redis.call('HINCRBY', slot, 'merged', 1)
-    if window > 0 then
-      remember_settled(slot, keys[5], keys[6], window, last_turn, now, { id })
+    local kept = window > 0 and kept_ids({ id })
+    if kept then
+      remember_settled(slot, keys[5], keys[6], window, last_turn, now, kept)
     end
     return { accepted, 'm', target }
   end

@@ -9,7 +9,22 @@ writer to the slot calls it, or tidy, called by an idle consumer or an operator.
 A clock that steps back does not turn them back. Where it was more than one window ahead, the turns follow it again: the
 set that is being filled becomes that of the next turn with its parity, so that nothing is forgotten early; its ids are
 remembered for three windows at most.
+
+Only ids that their sender keeps, to send them again, are remembered: those derived from a dedup key (first bit set), and
+those made for that (second bit set, see rmq/core/ids.py). Any other id is in one send only, and lib/replay knows that.
 ]]
+-- Those of the ids that may be sent again; nil where there are none.
+local function kept_ids(ids)
+  local kept
+  for i = 1, #ids do
+    if string.byte(ids[i], 1) >= 64 then
+      kept = kept or {}
+      kept[#kept + 1] = ids[i]
+    end
+  end
+  return kept
+end
+
 -- The number of the turn; `last_turn` is the one noted in the slot, or nil.
 local function turn_of(window, now, last_turn)
   local turn = math.floor(now / window)

@@ -25,7 +25,6 @@ TYPES = {
     "audit": "zset",
     "settled0": "set",
     "settled1": "set",
-    "replay": "string",
     "claim": "string",
     "query": "hash",
     "querylog": "list",
@@ -57,9 +56,9 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "claim_stem", "created", "dead", "failures", "index", "merge", "middle",
-        "prepare", "queries", "query_stem", "querylog_stem", "records", "replay_stem",
-        "settled0", "settled1", "slot", "stage_stem", "store", "topic",
+        "audit", "claim_stem", "created", "dead", "failures", "index", "merge", "middle", "prepare",
+        "queries", "query_stem", "querylog_stem", "records", "settled0",
+        "settled1", "slot", "stage_stem", "store", "topic",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
@@ -79,7 +78,6 @@ class SlotKeys:
         self.merge = stem + b"merge"
         self.settled0 = stem + b"settled0"
         self.settled1 = stem + b"settled1"
-        self.replay_stem = stem + b"replay:"
         self.claim_stem = stem + b"claim:"
         self.query_stem = stem + b"query:"
         self.querylog_stem = stem + b"querylog:"

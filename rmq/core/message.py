@@ -41,7 +41,9 @@ class Outgoing:
             none.
         headers: at most 32 names and values, str, 4 KiB in all.
         expires: how long after it is due it may still be taken; None: the topic's setting.
-        id: the id of an earlier attempt at this send; None: a new one.
+        id: the id of an earlier attempt at this send; None: a new one. A copy is recognized while
+            the message exists, and, if the id is from `new_id`, from the outbox or from a send with
+            a `durability`, for the topic's `dedup_window` after it is settled.
         dedup_key: the sender's name for this message, 1 to 200 bytes of UTF-8; the id is derived
             from it. While a message of that key is stored, and for the topic's
             `dedup_window` after it is settled, another one is a "duplicate": nothing is stored, and

@@ -24,6 +24,11 @@ class ReplaySession:
         self.name = name
         self.number = 0
 
+    @property
+    def call(self) -> bytes:
+        """The present command, as scripts take it."""
+        return b"%s %d" % (self.name, self.number)
+
 
 class ReplaySessions:
     """The sessions of one client. Threads and tasks take one each for the time of a command.
@@ -60,11 +65,12 @@ class ReplaySessions:
         try:
             session = self._free.pop()
         except IndexError:
-            session = ReplaySession(b"%s-%d" % (self._stem, next(self._made)))
+            session = ReplaySession(b"@%s-%d" % (self._stem, next(self._made)))
         session.number += 1
         return session
 
-    def give(self, session: ReplaySession) -> None:
-        """Take a session back for the next command."""
-        if session.name.startswith(self._stem):
-            self._free.append(session)
+    def give(self, *sessions: ReplaySession) -> None:
+        """Take sessions back for the next commands."""
+        for session in sessions:
+            if session.name.startswith(self._stem, 1):
+                self._free.append(session)

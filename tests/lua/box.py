@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -106,6 +107,17 @@ def changes(before: State, after: State) -> dict[tuple[Any, ...], Any]:
     }
 
 
+def _answers(slot: dict[bytes, bytes]) -> dict[str, bytes]:
+    """The answers kept in sessions: `<number>:<answer>` by `replay:<session>`."""
+    found = {}
+    for field, value in slot.items():
+        if field.startswith(b"@"):
+            number, _, answer = value.split(b":", 2)
+            if number != b"0":  # of a session that has made no call yet
+                found["replay:" + field[1:].decode()] = number + b":" + answer
+    return found
+
+
 class Box:
     """One slot of one topic of one server."""
 
@@ -148,11 +160,20 @@ class Box:
         assert self.state() == after
         return reply
 
-    def session(self) -> ReplaySession:
-        """A session of its own, at its first number."""
+    def session(self, known: bool = True) -> ReplaySession:
+        """A session of its own, at its first number; by default one that the slot knows already.
+
+        Scripts answer a new session the long way, where they look up more.
+        """
         self._sessions += 1
-        session = ReplaySession(b"session%d" % self._sessions)
+        session = ReplaySession(b"@session%d" % self._sessions)
         session.number = 1
+        if known:
+            with contextlib.suppress(
+                redis.ResponseError
+            ):  # at maxmemory, and where there is no slot
+                kept = b"0:%010d:" % (self.clock.now_ms // 1000)
+                self.redis.hset(self.keys.slot, session.name, kept)
         return session
 
     # --- looking -----------------------------------------------------------------------------
@@ -172,9 +193,11 @@ class Box:
             if kind == b"hash":
                 value: Any = self.redis.hgetall(name)
                 if short == "slot":
+                    found |= _answers(value)
                     value = {
                         part.decode(): inside if part == b"holder" else inside.decode()
                         for part, inside in value.items()
+                        if not part.startswith(b"@") and part != b"swept"
                     }
             elif kind == b"zset":
                 value = dict(self.redis.zrange(name, 0, -1, withscores=True))
@@ -230,9 +253,9 @@ class Box:
 
     # --- making ------------------------------------------------------------------------------
 
-    def ids(self, count: int = 1) -> list[bytes]:
-        """New message ids of this slot, growing."""
-        return list(ids.make(self.index, self.handle.check, count))
+    def ids(self, count: int = 1, kept: bool = False) -> list[bytes]:
+        """New message ids of this slot, growing. `kept`: their sender may send them again."""
+        return list(ids.make(self.index, self.handle.check, count, kept=kept))
 
     def part(
         self,
@@ -248,13 +271,16 @@ class Box:
         whole = stored(0, body, priority=priority, due=due, expires=expires, codec=codec)
         return whole[:4], whole[8:]
 
-    def send_command(self, given: Sequence[bytes], **options: Any) -> Command[Any]:
+    def send_command(
+        self, given: Sequence[bytes], session: ReplaySession | None = None, **options: Any
+    ) -> Command[Any]:
         """A send of these ids, all alike."""
-        return commands.send(self.handle, self.keys, given, self.part(**options) * len(given))
+        parts = self.part(**options) * len(given)
+        return commands.send(self.handle, self.keys, session or self.session(), given, parts)
 
-    def send(self, count: int = 1, **options: Any) -> list[bytes]:
+    def send(self, count: int = 1, *, kept: bool = False, **options: Any) -> list[bytes]:
         """Send so many messages that are alike; their ids."""
-        given = self.ids(count)
+        given = self.ids(count, kept)
         reply = self.run(self.send_command(given, **options))
         assert reply.letters == "", reply
         return given
@@ -275,6 +301,7 @@ class Box:
         expires: int | None = None,
         codec: int = 0,
         most: int = 256 * 1024,
+        session: ReplaySession | None = None,
     ) -> Command[Any]:
         """A merge."""
         collects = mode == "collect"
@@ -283,13 +310,14 @@ class Box:
             codec=codec, body=b"",
         )  # fmt: skip
         return commands.merge(
-            self.handle, self.keys, id=id, head=whole[:4], envelope=whole[8:], body=body,
+            self.handle, self.keys, session or self.session(), id=id, head=whole[:4],
+            envelope=whole[8:], body=body,
             merge_key=key, mode=mode, max_wait_ms=max_wait, most_bytes=most,
         )  # type: ignore[arg-type]  # fmt: skip
 
-    def merge(self, **options: Any) -> Any:
+    def merge(self, *, kept: bool = False, **options: Any) -> Any:
         """Merge a new message: (its id, the reply)."""
-        id = self.ids()[0]
+        id = self.ids(kept=kept)[0]
         return id, self.run(self.merge_command(id, **options))
 
     def prepare(

@@ -48,12 +48,12 @@ def furnish(box: Box) -> Furnished:
     assert box.run(commands.query_take(box.keys, QUERY, 0, 1)).newest == 1
     settled = b""
     for _ in range(2):
-        settled = box.one()
+        settled = box.one(kept=True)
         assert box.ack(box.take_one()) == "1"
         box.clock.advance(60)
-    box.one()
+    box.one(kept=True)
     assert box.ack(box.take_one()) == "1"  # the newest turn is this one
-    retry, failed, leased, lapsed, dead = box.send(5)
+    retry, failed, leased, lapsed, dead = box.send(5, kept=True)
     taken = {lease.id: lease for lease in box.take(5)}
     assert box.nack(taken[retry], taken[failed]) == "rr"
     again = {lease.id: lease for lease in box.take(2)}
@@ -66,7 +66,7 @@ def furnish(box: Box) -> Furnished:
     due = box.one(due=600)
     box.clock.advance(2)
     later = box.one(due=60_000)
-    window, _ = box.merge(key=b"open", range_ms=30_000)
+    window, _ = box.merge(kept=True, key=b"open", range_ms=30_000)
     waiting = box.one()
     box.run(commands.audit_report(box.keys, PRODUCER, 0, 3))
     box.run(commands.claim(box.keys, [CLAIM], [OWNER], 600_000))
@@ -76,8 +76,8 @@ def furnish(box: Box) -> Furnished:
         box.run(commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
     box.run(commands.sink_begin(box.handle, SINK, 6, b"[]"))
     box.run(commands.sink_end(box.handle, SINK, 6))
-    for name in [name for name in box.state() if name.startswith("replay:")]:
-        box.redis.delete(box.keys.replay_stem + name.removeprefix("replay:").encode())
+    for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
+        box.redis.hdel(box.keys.slot, field)
     return Furnished(
         box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
         dead, settled, queried, staged,
@@ -215,7 +215,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "claim": {0: "now_us", 1: "hold_ms"},
     "extend": {0: "now_us", 2: "lease_ms"},
     "finish": {0: "now_us", -1: "ttl_ms"},
-    "merge": {0: "now_us", 10: "max_wait_ms", 11: "max_bytes"},
+    "merge": {0: "now_us", 11: "max_wait_ms", 12: "max_bytes"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next_ready": {0: "now_us"},
     "peek": {3: "offset", 4: "limit"},
@@ -237,8 +237,8 @@ NUMBERS: dict[str, dict[int, str]] = {
     "renew": {0: "hold_ms"},
     "reschedule": {0: "now_us", 5: "due"},
     "rollback": {0: "now_us", 3: "limit"},
-    "send": {0: "now_us", 4: "count"},
-    "set_priority": {2: "priority"},
+    "send": {0: "now_us", 5: "count"},
+    "set_priority": {0: "now_us", 3: "priority"},
     "sink_begin": {0: "batch"},
     "sink_end": {0: "batch"},
     "slot": {0: "now_us", 2: "revision"},

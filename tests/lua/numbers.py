@@ -39,7 +39,10 @@ def numbered(
     head = bytes((whole[0] | record.HEADERS,)) + whole[1:4]
     rest = whole[8:] + record.length_prefixed(sequence.headers(producer, number, others)) + body
     id = box.ids()[0]
-    assert box.run(commands.send(box.handle, box.keys, [id], [head, rest])).letters == ""
+    assert (
+        box.run(commands.send(box.handle, box.keys, box.session(), [id], [head, rest])).letters
+        == ""
+    )
     return id
 
 
@@ -49,7 +52,8 @@ def merged(box: Box, number: int, key: bytes = b"key", range_ms: int = 500) -> b
     id = box.ids()[0]
     box.run(
         commands.merge(
-            box.handle, box.keys, id=id, head=bytes((whole[0] | record.HEADERS,)) + whole[1:4],
+            box.handle, box.keys, box.session(), id=id,
+            head=bytes((whole[0] | record.HEADERS,)) + whole[1:4],
             envelope=whole[8:] + record.length_prefixed(sequence.headers(P, number)), body=b"b",
             merge_key=key, mode="first", max_wait_ms=0, most_bytes=1000,
         )  # type: ignore[arg-type]

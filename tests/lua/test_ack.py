@@ -13,8 +13,24 @@ def settled(box) -> str:
     return f"settled{box.clock.now_ms // box.settings.dedup_window_ms % 2}"
 
 
-def test_ack_removes_lease_and_record_and_remembers_the_id(box):
+def test_ack_removes_lease_and_record_and_nothing_else(box):
     id = box.one()
+    lease = box.take_one()
+    before = box.state()
+    session = box.session()
+
+    assert box.run(box.ack_command([lease], session)) == "1"
+
+    assert box.changed(before, replay=True) == {
+        ("slot", "settled"): "1",
+        ("prepare", id): GONE,
+        ("records", id): GONE,
+        (f"replay:{session.name[1:].decode()}",): b"1:1",
+    }
+
+
+def test_ack_remembers_an_id_that_its_sender_keeps(box):
+    id = box.one(kept=True)
     lease = box.take_one()
     before = box.state()
     session = box.session()
@@ -27,7 +43,7 @@ def test_ack_removes_lease_and_record_and_remembers_the_id(box):
         ("prepare", id): GONE,
         ("records", id): GONE,
         (settled(box), id): True,
-        (f"replay:{session.name.decode()}",): b"1:1",
+        (f"replay:{session.name[1:].decode()}",): b"1:1",
     }
 
 
@@ -138,7 +154,7 @@ def test_ack_of_a_message_that_waits_or_is_dead_changes_nothing(box):
 
 
 def test_only_the_held_ones_of_a_batch_are_settled(box):
-    box.send(3)
+    box.send(3, kept=True)
     a, b, c = box.take(3)
     box.ack(b)
     before = box.state()
@@ -162,7 +178,7 @@ def test_settled_ids_take_turns_and_are_forgotten(make_box):
     first = settled(box)
     remembered = []
     for _ in range(4):
-        id = box.one()
+        id = box.one(kept=True)
         box.ack(box.take_one())
         remembered.append((settled(box), id))
         box.clock.advance(60)
@@ -177,11 +193,11 @@ def test_settled_ids_take_turns_and_are_forgotten(make_box):
 
 def test_after_a_long_pause_both_sets_are_forgotten(box):
     for _ in range(2):
-        box.one()
+        box.one(kept=True)
         box.ack(box.take_one())
         box.clock.advance(60)
     box.clock.advance(600)
-    id = box.one()
+    id = box.one(kept=True)
     box.ack(box.take_one())
 
     state = box.state()
@@ -192,7 +208,7 @@ def test_after_a_long_pause_both_sets_are_forgotten(box):
 def test_memory_of_settled_ids_is_bounded_by_two_windows(make_box):
     box = make_box(dedup_window_ms=1000)
     for _ in range(30):
-        box.send(50)
+        box.send(50, kept=True)
         box.ack(*box.take(50))
         box.clock.advance(0.5)
 
@@ -204,7 +220,7 @@ def test_memory_of_settled_ids_is_bounded_by_two_windows(make_box):
 def test_clock_that_steps_back_forgets_nothing(box):
     ids = []
     for step in (70, -65, 0):
-        ids.append(box.one())
+        ids.append(box.one(kept=True))
         box.ack(box.take_one())
         box.clock.advance(step)
 
@@ -216,7 +232,7 @@ def test_a_thousand_in_one_call(box):
     leases = box.take(1000)
 
     assert box.ack(*leases) == "1" * 1000
-    assert {k for k in box.state() if not k.startswith("replay")} == {"slot", settled(box)}
+    assert {k for k in box.state() if not k.startswith("replay")} == {"slot"}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_extend_moves_the_deadline_and_nothing_else(box):
     assert reply == commands.ExtendReply(deadline, "1")
     assert box.changed(before, replay=True) == {
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
-        (f"replay:{session.name.decode()}",): b"1:%d 1" % deadline,
+        (f"replay:{session.name[1:].decode()}",): b"1:%d 1" % deadline,
     }
     assert box.score(id, "prepare") == receipt_with_deadline(lease.receipt, deadline)
 

@@ -48,7 +48,8 @@ def test_take_in_order_marks_the_slot_and_nothing_else_than_a_plain_one(box):
         ("store", given[1]): GONE,
         ("prepare", given[0]): deadline * 1000 + 16 + 1 / 2048,
         ("prepare", given[1]): deadline * 1000 + 16 + 2 / 2048,
-        ("replay:session1",): b"1:%d:1:" % deadline + b"".join(members_of(given[:2])),
+        (f"replay:{session.name[1:].decode()}",): b"1:%d:1:" % deadline
+        + b"".join(members_of(given[:2])),
     }
 
 
@@ -208,6 +209,7 @@ def test_nack_puts_a_failed_one_at_the_front_and_holds_the_slot(slow):
         ("slot", "ordered"): str(hold),
         ("slot", "holder"): given[0],
         ("slot", "span"): "1",
+        ("slot", "given_back"): "1",
         ("prepare", given[0]): GONE,
         ("store", given[0]): ordered(50, 0),
         ("failures", given[0]): failure(16, 1, "f", b"why"),
@@ -379,6 +381,7 @@ def test_snooze_keeps_the_place_and_the_retries_and_holds_the_slot(box):
         ("slot", "ordered"): str(box.clock.now_ms + 7000),
         ("slot", "holder"): given[0],
         ("slot", "span"): "1",
+        ("slot", "given_back"): "1",
         ("prepare", given[0]): GONE,
         ("store", given[0]): ordered(100, 0),
     }
@@ -411,6 +414,7 @@ def test_rollback_of_a_slot_in_order(slow):
         ("slot", "ordered"): hold,
         ("slot", "holder"): given[0],
         ("slot", "span"): "2",
+        ("slot", "given_back"): "2",
         ("slot", "rolled_back"): "2",
         ("prepare", given[0]): GONE,
         ("prepare", given[1]): GONE,

@@ -143,16 +143,16 @@ def test_what_comes_back_wakes_who_sleeps_on_an_empty_slot(box, verb):
 # --- what holds for all ------------------------------------------------------------------------
 
 SETTLING = {
-    "ack": "slot prepare records failures settled1 replay",
-    "nack": "slot store prepare records dead failures replay",
-    "reject": "slot prepare records dead failures replay",
-    "release": "slot store prepare failures replay",
+    "ack": "slot prepare records failures",
+    "nack": "slot store prepare records dead failures",
+    "reject": "slot prepare records dead failures",
+    "release": "slot store prepare failures",
     "reschedule": "slot store records",
     "rollback": "slot store prepare records dead failures",
     "next_ready": "slot store prepare",
 }
 TAKING = {
-    "prepare": "slot store prepare records dead failures replay",
+    "prepare": "slot store prepare records dead failures",
 }
 
 

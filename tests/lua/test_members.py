@@ -44,8 +44,8 @@ def test_the_answer_of_a_take_is_kept_as_members(box):
 
     box.prepare(session=(session := box.session()))
 
-    kept = box.redis.get(box.keys.replay_stem + session.name)
-    assert kept.split(b":", 3)[3] == id.member
+    kept = box.redis.hget(box.keys.slot, session.name)
+    assert kept.split(b":", 4)[4] == id.member
 
 
 def test_the_holder_of_a_slot_in_order_is_a_member(box):
@@ -89,7 +89,7 @@ def test_a_staged_whole_id_is_refused(box, kind):
     head, rest = box.part()
     entry, rests = {
         "list": ([id, head, rest], []),
-        "merge": ([b"m", *box.merge_command(id).args[4:]], []),
+        "merge": ([b"m", *box.merge_command(id).args[5:]], []),
         "uniform": ([b"p", head, id, 1], [b"body"]),
     }[kind]
     if kind == "merge":
@@ -98,7 +98,7 @@ def test_a_staged_whole_id_is_refused(box, kind):
     box.redis.rpush(key, msgpack.packb(entry, use_bin_type=False), *rests)
     before = box.state()
 
-    with pytest.raises(redis.ResponseError, match=r"RMQ(ARG id|STAGE)"):
+    with pytest.raises(redis.ResponseError, match=r"RMQ(ARG (id|member)|STAGE)"):
         box.run(commands.publish(box.handle, box.keys, box.session(), "s"))
 
     assert box.state() == before

@@ -24,10 +24,11 @@ def test_nack_gives_back_as_a_retry_and_keeps_the_record(box):
 
     assert box.changed(before, replay=True) == {
         ("slot", "returned"): "1",
+        ("slot", "given_back"): "1",
         ("prepare", id): GONE,
         ("store", id): ordered(16, 1),
         ("failures", id): failure(16, 1, "f", b"boom"),
-        (f"replay:{session.name.decode()}",): b"1:r",
+        (f"replay:{session.name[1:].decode()}",): b"1:r",
     }
 
 
@@ -220,6 +221,7 @@ def test_only_the_held_ones_of_a_batch_go_back_and_only_once(box):
 
     assert box.changed(before) == {
         ("slot", "returned"): "2",
+        ("slot", "given_back"): "3",
         ("prepare", a.id): GONE,
         ("prepare", c.id): GONE,
         ("store", a.id): ordered(16, 1),

@@ -32,7 +32,7 @@ def test_prepare_moves_one_message_and_nothing_else(box):
         ("slot", "takes"): "1",
         ("store", id): GONE,
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
-        ("replay:session1",): b"1:%d:1:" % deadline + member_of(id),
+        (f"replay:{session.name[1:].decode()}",): b"1:%d:1:" % deadline + member_of(id),
     }
 
 

@@ -16,7 +16,7 @@ def settle(box, upto, limit=10, holder=ME, since=None):
 
 
 def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
-    first, second, third = box.send(3)
+    first, second, third = box.send(3, kept=True)
     take(box)
     before = box.state()
 
@@ -121,7 +121,7 @@ def missed(box):
 
 @pytest.mark.parametrize("rolled_back", [False, True])
 def test_what_has_lapsed_of_a_batch_and_waits_ever_since_is_settled(box, rolled_back):
-    first, second, other = box.send(3)
+    first, second, other = box.send(3, kept=True)
     take(box, limit=2, holder=EXACT)
     lapse(box, force=True)
     if rolled_back:

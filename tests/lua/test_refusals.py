@@ -12,21 +12,21 @@ from tests.lua.calls import CALLS, CLAIMS, NUMBERS, REACHING, furnish, place_of
 
 PLACES = {
     "audit_report": "slot audit",
-    "ack": "slot prepare records failures settled0 settled1 replay audit",
+    "ack": "slot prepare records failures settled0 settled1 audit dead",
     "audit_open": "slot audit",
-    "cancel": "slot store prepare records dead failures merge settled0 settled1 replay audit",
+    "cancel": "slot store prepare records dead failures merge settled0 settled1 audit",
     "audit_scan": "slot store prepare dead records",
     "claim": "claim",
-    "extend": "slot prepare replay",
+    "extend": "slot prepare",
     "finish": "claim",
     "get": "slot store prepare records dead failures",
     "merge": "slot store records merge settled0 settled1 failures audit",
-    "nack": "slot store prepare records dead failures replay audit",
+    "nack": "slot store prepare records dead failures audit",
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures",
-    "prepare": "slot store prepare records dead failures merge replay audit",
-    "publish": "slot store records settled0 settled1 failures merge audit stage replay",
-    "purge": "slot store records failures merge audit replay",
+    "prepare": "slot store prepare records dead failures merge audit",
+    "publish": "slot store records settled0 settled1 failures merge audit stage",
+    "purge": "slot store records failures merge audit",
     "queries": "slot queries",
     "query_again": "slot query querylog",
     "query_rollback": "slot prepare failures query querylog queries",
@@ -38,14 +38,14 @@ PLACES = {
         "slot prepare records failures settled0 settled1 audit query querylog queries store"
     ),
     "query_take": "slot store prepare records dead failures merge audit query querylog queries",
-    "redrive": "slot store records dead failures replay",
-    "reject": "slot prepare records dead failures replay audit",
-    "release": "slot store prepare failures replay records",
+    "redrive": "slot store records dead failures",
+    "reject": "slot prepare records dead failures audit",
+    "release": "slot store prepare failures records",
     "renew": "claim",
-    "reschedule": "slot store prepare records dead replay",
+    "reschedule": "slot store prepare records dead",
     "rollback": "slot store prepare records dead failures audit",
     "send": "slot store records settled0 settled1 failures merge audit",
-    "set_priority": "slot store prepare records dead replay",
+    "set_priority": "slot store prepare records dead",
     "sink_begin": "sink",
     "sink_end": "sink",
     "slot": "slot records",
@@ -92,7 +92,7 @@ def test_the_furnished_slot_has_every_key(box):
     furnish(box)
 
     found = {name.split(":")[0] for name in box.state()}
-    assert found | {"replay", "sink", "topic", "topics"} == set(keys.TYPES)
+    assert found | {"sink", "topic", "topics"} == set(keys.TYPES)
 
 
 @pytest.mark.parametrize(("script", "place"), AT_ONCE)
@@ -163,9 +163,9 @@ def test_number_that_is_none_is_refused_by_name_and_no_key_changes(box, script, 
 
 @pytest.mark.parametrize(
     ("script", "position"),
-    [("ack", 4), ("extend", 2), ("merge", 10), ("peek", 4), ("prepare", 2),
-     ("prepare", 3), ("purge", 3), ("release", 4), ("rollback", 3), ("send", 4),
-     ("set_priority", 2), ("reschedule", 5)],
+    [("ack", 4), ("extend", 2), ("merge", 11), ("peek", 4), ("prepare", 2),
+     ("prepare", 3), ("purge", 3), ("release", 4), ("rollback", 3), ("send", 5),
+     ("set_priority", 3), ("reschedule", 5)],
 )  # fmt: skip
 @pytest.mark.parametrize("bad", ["", "1000000000000000000"])
 def test_number_that_is_missing_or_too_large_is_refused(box, script, position, bad):

@@ -21,7 +21,7 @@ def test_reject_buries_at_once_with_its_reason(box, reason):
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,
         ("failures", id): failure(0, 1, reason, b"no"),
-        (f"replay:{session.name.decode()}",): b"1:d",
+        (f"replay:{session.name[1:].decode()}",): b"1:d",
     }
 
 

@@ -120,8 +120,8 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
     None
 ):
     """A new script must say what becomes of a command that is sent twice."""
-    in_sessions = {name for name in scripts.names() if "replayed(" in scripts.load(name).text}
+    in_sessions = {name for name in scripts.names() if "answer_in(" in scripts.load(name).text}
     assert in_sessions == {
-        "ack", "cancel", "extend", "nack", "prepare", "publish", "purge", "redrive", "reject",
-        "release", "reschedule", "set_priority",
+        "ack", "cancel", "extend", "merge", "nack", "prepare", "publish", "purge", "redrive",
+        "reject", "release", "reschedule", "send", "set_priority",
     }  # fmt: skip

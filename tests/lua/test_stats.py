@@ -46,7 +46,7 @@ def test_message_due_this_very_moment_is_due(box):
 
 def test_every_counter_tells_what_was_done(make_box):
     box = make_box(max_length=20, overflow="drop_lowest", on_expire="drop")
-    ids = box.send(9)
+    ids = box.send(9, kept=True)
     acked, failed, dead, lapses, *_ = box.take(5, lease_ms=1000)
     box.ack(acked)
     box.nack(failed)
@@ -56,8 +56,8 @@ def test_every_counter_tells_what_was_done(make_box):
     assert lapses.id in box.order()
     box.run(commands.redrive(box.handle, box.keys, box.session(), [dead.id]))
     box.run(commands.cancel(box.keys, box.session(), ids[8]))
-    box.merge()
-    box.merge()
+    box.merge(kept=True)
+    box.merge(kept=True)
     box.one(expires=10, priority=900)
     box.clock.advance(1)
     box.prepare()
@@ -78,7 +78,7 @@ def test_every_counter_tells_what_was_done(make_box):
 
 def test_remembered_ids_are_those_of_both_turns(box):
     for _ in range(2):
-        box.one()
+        box.one(kept=True)
         box.ack(box.take_one())
         box.clock.advance(60)
 

@@ -47,7 +47,7 @@ def test_times_given_in_any_order_are_told_apart_in_one_send(box):
     given = falling(box, len(dues))
     parts = [part for due in dues for part in box.part(due=due)]
 
-    box.run(commands.send(box.handle, box.keys, given, parts))
+    box.run(commands.send(box.handle, box.keys, box.session(), given, parts))
 
     box.clock.advance(10)
     wanted = sorted(range(len(dues)), key=lambda n: (dues[n], n))

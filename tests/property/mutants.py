@@ -18,26 +18,38 @@ from tests.property.driver import Driver
 Change = tuple[str, str, str]  # script, what stands there, what a careless hand would have written
 
 MUTANTS: dict[str, list[Change]] = {
-    "unfenced ack": [("ack", "tonumber(scores[i]) == receipt + step * STEP", "true")],
+    "unfenced ack": [
+        ("ack", "tonumber(scores[i]) == receipt + step * STEP", "true"),
+        ("ack", "(score == receipt or tonumber(score) == tonumber(receipt))", "true"),
+    ],
     "unfenced nack": [
         ("nack", "(score == receipt or tonumber(score) == tonumber(receipt))", "true")
     ],
-    "pop, then add": [("prepare", "redis.call('ZADD', prepare, unpack(leases))", "")],
+    "pop, then add": [
+        ("prepare", "redis.call('ZADD', prepare, unpack(leases))", ""),
+        ("prepare", "redis.call('ZADD', prepare, receipt, id)", ""),
+    ],
     "no dedup in send": [
         (
             "send",
             "local duplicate = stored[i] or (settled and settled[i] == 1)",
             "local duplicate = false",
-        )
+        ),
+        ("send", "redis.call('HEXISTS', records, first) == 0", "true"),
     ],
     "smallest priority first": [
         (
             "prepare",
             "'ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN,",
             "'ZRANGEBYSCORE', store, PRIORITY_MIN, '(1048576',",
-        )
+        ),
+        (
+            "prepare",
+            "'ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 17,",
+            "'ZRANGEBYSCORE', store, 17, string.format('(%d', now_ms + 1),",
+        ),
     ],
-    "delivered early": [("prepare", "'(' .. string.format('%.0f', now + 1)", "'+inf'")],
+    "delivered early": [("prepare", "string.format('(%.0f', now + 1)", "'+inf'")],
     "a nack costs nothing": [("nack", "ids[i], now, left, made", "ids[i], now, left + 1, made")],
     "a merge is swallowed in flight": [
         ("prepare", "redis.call('HDEL', merge, unpack(merge_keys))", ""),
@@ -51,9 +63,13 @@ MUTANTS: dict[str, list[Change]] = {
     "a re-sent prepare takes a second batch": [("prepare", "if kept then", "if false then")],
     "a re-sent ack is stale": [("ack", "if kept then", "if false then")],
     "the lease is rounded down": [
-        ("prepare", "math.ceil((now + lease)", "math.floor((now + lease)")
+        ("prepare", "math.ceil((now + lease)", "math.floor((now + lease)"),
+        ("prepare", "math.ceil((now_ms + lease)", "math.floor((now_ms + lease)"),
     ],
-    "an ack forgets the record": [("ack", "redis.call('HDEL', KEYS[3], unpack(held_ids))", "")],
+    "an ack forgets the record": [
+        ("ack", "redis.call('HDEL', KEYS[3], unpack(held_ids))", ""),
+        ("ack", "redis.call('HDEL', KEYS[3], id)", ""),
+    ],
     "a cancel takes what is in flight": [
         ("cancel", "if redis.call('ZSCORE', KEYS[3], id) then", "if false then")
     ],

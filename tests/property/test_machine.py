@@ -28,7 +28,7 @@ QUICK = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-ROUNDS = 6  # at least two; more only until everything below was reached
+ROUNDS = 12  # at least two; more only until everything below was reached
 # A run that never came here has proved nothing about it.
 SOMETIMES = (
     "stored", "duplicate", "merged", "merge restarts the clock", "timed joined its priority",

@@ -18,6 +18,7 @@ Declares:  letters: for each delivery r retry or d dead
 Returns for the caller: no
 ]]
 --- @include "lib/dead_letters"
+--- @include "lib/given_back"
 --- @include "lib/retry"
 --- @include "lib/in_order"
 --- @include "lib/wake"
@@ -42,6 +43,9 @@ for i = 1, #ids do
 end
 if in_order then
   write_places(slot, in_order)
+end
+if dead_count < #ids then
+  note_given_back(slot)
 end
 if unblock(slot, prepare, s[8], now) or is_awaited(s[5], now) then
   wake(slot, channel, index)

@@ -11,8 +11,13 @@ Declares:  leases: scores and ids in turn, as ZADD takes them
 Returns for the caller: no
 ]]
 local first, leases = reply[4], {}
-local base = deadline * 1000 + (retries_left and 0 or max_retries)
+local base = string.format('%d.', deadline * 1000 + max_retries)
 for i = 1, n do
-  leases[2 * i - 1] = base + (retries_left and retries_left[i] or 0) + (first + i - 1) % 2048 / 2048
+  local left, fraction = retries_left and retries_left[i], (first + i - 1) % 2048 * 48828125 -- times 1e11 / 2048: exact
+  if left and left < max_retries then
+    leases[2 * i - 1] = string.format('%d.%011d', deadline * 1000 + left, fraction)
+  else
+    leases[2 * i - 1] = base .. string.format('%011d', fraction)
+  end
   leases[2 * i] = ids[i]
 end

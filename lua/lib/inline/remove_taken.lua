@@ -4,7 +4,7 @@ expired are dropped or go to the DeadQueue, and the live ones move up in ids, ta
 
 Reads:     slot, store, records, dead, failures, merge, audit: keys
            s, now, all, max_retries, reply, again
-           session, number: where again is true
+           call: where again is true
            to_inspect: the positions of the records to look at
            ids, taken, n, retries_left
 Writes:    retries_left
@@ -62,7 +62,7 @@ if expired then
   if n == 0 then
     if again then
       --- @include "lib/replay"
-      remember(session, number, '0:0:')
+      remember(slot, call, now, '0:0:')
     end
     return reply
   end

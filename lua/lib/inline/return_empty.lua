@@ -4,7 +4,7 @@ caller may sleep until then.
 
 Reads:     slot, store, prepare: keys
            now, now_us, hold, promoted, reply, waits, again
-           session, number: where again is true
+           call: where again is true
 Writes:    nothing
 Declares:  wait, field
 Returns for the caller: yes: the reply
@@ -20,6 +20,6 @@ if again then
   -- A poll that finds nothing writes nothing; but an earlier copy of this call may still be in the network.
   --- @include "lib/replay"
   allow_oom(store)
-  remember(session, number, '0:0:')
+  remember(slot, call, now, '0:0:')
 end
 return reply

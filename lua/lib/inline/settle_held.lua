@@ -5,10 +5,11 @@ Reads:     KEYS: 1 to 6 as ack has them
            slot, prepare: keys
            now, held_ids: a list of one id at least, all held by the caller
            failed: how many messages of the slot have failed
+           kept: those that are remembered as settled; nil where there are none
            window, last_turn: the dedup window, and its turn as the slot has noted it
            blocked, channel, index: for waking consumers of a slot in order
 Writes:    nothing
-Declares:  removed: how many were settled
+Declares:  removed: how many were settled, which the caller counts in the slot
 Returns for the caller: no
 ]]
 --- @include "lib/settled"
@@ -17,9 +18,8 @@ local removed = redis.call('ZREM', prepare, unpack(held_ids))
 if failed > 0 then
   redis.call('HDEL', KEYS[4], unpack(held_ids))
 end
-redis.call('HINCRBY', slot, 'settled', removed)
-if window > 0 then
-  remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, held_ids)
+if kept then
+  remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
 end
 if blocked then
   --- @include "lib/in_order"

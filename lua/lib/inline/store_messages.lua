@@ -5,9 +5,9 @@ that Redis refuses at maxmemory. A time that has passed is no error: the message
 Reads:     keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit
            given: from at + 1 on, the ids, then head and rest of each message
            at, count, now, channel, index
-           created: the topic's stamp, as the caller opened it
+           s: the fields of the slot, from store_fields
 Writes:    nothing
-Declares:  slot, store, records, s, accepted, order, front, capacity, window, waiting_now, old_front, RESTART, stored, settled,
+Declares:  slot, store, records, accepted, order, front, capacity, window, waiting_now, old_front, RESTART, stored, settled,
            sleeping, score_of_time, score_of, scores, new_records, kinds, letters, n, any_duplicate, earliest, at_once,
            last_id, seen, drop_lowest, first_due
 Returns for the caller: yes: the answer, always
@@ -17,11 +17,6 @@ Returns for the caller: yes: the answer, always
 --- @include "lib/score"
 --- @include "lib/record"
 local slot, store, records = keys[1], keys[2], keys[3]
-local s = redis.call('HMGET', slot, 'created', 'accepted', 'order', 'waiting', 'capacity', 'overflow', 'dedup_ms',
-  'settled_turn', 'front')
-if s[1] ~= created then
-  fail(s[1] and 'ANEW' or 'GONE', slot)
-end
 local accepted, order, front = tonumber(s[2] or 0), tonumber(s[3] or 0), tonumber(s[9] or 0)
 local capacity, window = tonumber(s[5]), tonumber(s[7])
 local waiting_now, old_front = capacity > 0 and redis.call('ZCARD', store), front

@@ -5,33 +5,33 @@ run, which is costly for a script that takes one message.
 
 Reads:     slot, store, prepare, records, dead, failures, merge, audit: keys
            now, now_us, limit, waits, ordered
+           s: the fields of the slot, from take_fields
+           takes: the number of this take; the caller writes it to the slot, with that of the last delivery
            created: the topic's stamp, as the caller opened it
            again: whether an earlier copy of this call had no reply
-           session, number: where again is true
+           call: where again is true
 Writes:    limit
 Declares:  ids, taken, n: ids and records of the messages taken, and how many they are
            retries_left: false, or by position the retries that remain to messages that have failed before
            reply: the fields of the reply, without the deadline
            drained: whether there is nothing more to take just now
-           max_retries, s, chunk, takes, expired_leases, failed, any_failed, promoted, hold, query_expired, picked,
+           max_retries, chunk, expired_leases, failed, any_failed, promoted, hold, query_expired, picked,
            to_inspect, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
 --- @include "lib/check"
 --- @include "lib/score_ranges"
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted',
-  'ordered', 'audited', 'queries_until', 'front')
 if s[1] ~= created then
   fail(s[1] and 'ANEW' or 'GONE', slot)
 end
 if s[9] then
   redis.call('ZCARD', audit)
 end
-local max_retries, chunk, takes = tonumber(s[2]), tonumber(s[3]), tonumber(s[6] or 0) + 1
+local max_retries, chunk = tonumber(s[2]), tonumber(s[3])
 -- A deadline is a whole second, a receipt just above it.
-local expired_leases = redis.call('ZCOUNT', prepare, '-inf', '(' .. string.format('%.0f', math.floor(now / 1000) * 1000 + 1000))
+local expired_leases = redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', now - now % 1000 + 1000))
 local failed = redis.call('HLEN', failures)
-local any_failed = failed > 0
+local any_failed = failed > 0 and failed > redis.call('ZCARD', dead) -- each dead letter has an entry too
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
 local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, retries_left, promoted, hold = {}, false, 0, nil
@@ -55,7 +55,7 @@ if ordered or s[8] then
   if in_flight or hold > now then
     --- @include "lib/inline/return_empty"
   end
-  if ordered and failed > redis.call('ZCARD', dead) then
+  if ordered and any_failed then
     limit = 1 -- it may be a message that kills its consumer: those behind it must not lose retries for that
   end
 end
@@ -70,7 +70,7 @@ for turn = 1, 3 do
     break
   end
   if family == 1 then
-    local past = '(' .. string.format('%.0f', now + 1)
+    local past = string.format('(%.0f', now + 1)
     local page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
     if #page > 0 then
       --- @include "lib/inline/promote_due"
@@ -160,7 +160,6 @@ if to_inspect then
 else
   redis.call('ZREM', store, unpack(ids, 1, all))
 end
-redis.call('HSET', slot, 'delivered', reply[4] + n - 1, 'takes', takes)
 if hold then
   -- Move `front` past the places of what came back since the last take; lib/in_order counts from there.
   local places = redis.call('HMGET', slot, 'front', 'span')

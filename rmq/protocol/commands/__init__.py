@@ -68,6 +68,7 @@ from rmq.protocol.commands.send import (
     SendReply as SendReply,
     merge as merge,
     send as send,
+    send_uniform as send_uniform,
 )
 from rmq.protocol.commands.settle import (
     ExtendReply as ExtendReply,

@@ -20,9 +20,8 @@ def redrive(
         scripts.load("redrive"),
         (
             keys.slot, keys.store, keys.records, keys.dead, keys.failures,
-            keys.replay_stem + session.name,
         ),
-        [clock.now_us, session.number, context.channel, keys.index, *members_of(ids)],
+        [clock.now_us, session.call, context.channel, keys.index, *members_of(ids)],
         bytes.decode,
     )  # fmt: skip
 
@@ -41,9 +40,8 @@ def purge(
         scripts.load("purge"),
         (
             keys.slot, getattr(keys, place), keys.records, keys.failures, keys.merge, keys.audit,
-            keys.replay_stem + session.name,
         ),
-        [clock.now_us, session.number, high, limit, *members_of(ids)],
+        [clock.now_us, session.call, high, limit, *members_of(ids)],
         int,
     )  # fmt: skip
 

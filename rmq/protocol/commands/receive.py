@@ -52,10 +52,10 @@ def prepare(
         scripts.load("prepare"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.replay_stem + session.name, keys.audit,
+            keys.audit,
         ),
         [
-            clock.now_us, session.number, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
+            clock.now_us, session.call, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
             keys.created,
         ],
         parse,

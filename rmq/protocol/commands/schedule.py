@@ -16,9 +16,9 @@ def cancel(keys: SlotKeys, session: ReplaySession, id: bytes) -> Command[str]:
         scripts.load("cancel"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.settled0, keys.settled1, keys.replay_stem + session.name, keys.audit,
+            keys.settled0, keys.settled1, keys.audit,
         ),
-        [clock.now_us, session.number, member_of(id)],
+        [clock.now_us, session.call, member_of(id)],
         bytes.decode,
     )  # fmt: skip
 
@@ -31,9 +31,8 @@ def reschedule(
         scripts.load("reschedule"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
-            keys.replay_stem + session.name,
         ),
-        [clock.now_us, session.number, context.channel, keys.index, member_of(id), due],
+        [clock.now_us, session.call, context.channel, keys.index, member_of(id), due],
         lambda reply: (reply[0].decode(), reply[1]),
     )  # fmt: skip
 
@@ -44,8 +43,7 @@ def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: in
         scripts.load("set_priority"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
-            keys.replay_stem + session.name,
         ),
-        [session.number, member_of(id), priority],
+        [clock.now_us, session.call, member_of(id), priority],
         bytes.decode,
     )  # fmt: skip

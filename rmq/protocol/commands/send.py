@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rmq.core.ids import member_of, members_of
 from rmq.core.keys import SlotKeys
+from rmq.core.replay_session import ReplaySession
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
@@ -32,9 +33,39 @@ def _send_reply(reply: list[Any]) -> SendReply:
 
 
 def send(
-    context: TopicContext, keys: SlotKeys, ids: Sequence[bytes], parts: Sequence[bytes]
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    parts: Sequence[bytes],
 ) -> Command[SendReply]:
     """Accept messages into one slot. `parts`: head and rest of each record, in the order of ids."""
+    return _send(context, keys, session, len(ids), (b"", *members_of(ids), *parts))
+
+
+def send_uniform(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    head: bytes,
+    first: bytes,
+    rests: Sequence[bytes],
+) -> Command[SendReply]:
+    """Accept messages that differ in their bodies alone and have no times.
+
+    `first`: the id of the first one; the stamps of the others follow, and no other message has
+    these ids.
+    """
+    return _send(context, keys, session, len(rests), (head, member_of(first), *rests))
+
+
+def _send(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    count: int,
+    messages: tuple[bytes, ...],
+) -> Command[SendReply]:
     return Command(
         scripts.load("send"),
         (
@@ -42,8 +73,7 @@ def send(
             keys.merge, keys.audit,
         ),
         [
-            clock.now_us, context.channel, keys.index, keys.created, len(ids), *members_of(ids),
-            *parts,
+            clock.now_us, session.call, context.channel, keys.index, keys.created, count, *messages,
         ],
         _send_reply,
     )  # fmt: skip
@@ -52,6 +82,7 @@ def send(
 def merge(
     context: TopicContext,
     keys: SlotKeys,
+    session: ReplaySession,
     *,
     id: bytes,
     head: bytes,
@@ -75,8 +106,8 @@ def merge(
             keys.failures, keys.audit,
         ),
         [
-            clock.now_us, context.channel, keys.index, keys.created, member_of(id), head, envelope,
-            body, merge_key, mode, max_wait_ms, most_bytes,
+            clock.now_us, session.call, context.channel, keys.index, keys.created, member_of(id),
+            head, envelope, body, merge_key, mode, max_wait_ms, most_bytes,
         ],
         parse,
     )  # fmt: skip

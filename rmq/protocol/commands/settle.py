@@ -39,10 +39,10 @@ def ack(
         scripts.load("ack"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
-            keys.replay_stem + session.name, keys.audit,
+            keys.audit, keys.dead,
         ),
         [
-            clock.now_us, session.number, context.channel, keys.index,
+            clock.now_us, session.call, context.channel, keys.index,
             *encode_receipts(receipts, numbers or [0] * len(ids)), *members_of(ids), *marks,
         ],
         bytes.decode,
@@ -63,10 +63,10 @@ def nack(
         scripts.load("nack"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.replay_stem + session.name, keys.audit,
+            keys.audit,
         ),
         [
-            clock.now_us, session.number, context.channel, keys.index,
+            clock.now_us, session.call, context.channel, keys.index,
             b"" if wait_ms is None else wait_ms, *members_of(ids), *map(repr, receipts), *errors,
         ],
         bytes.decode,
@@ -87,10 +87,10 @@ def reject(
         scripts.load("reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.replay_stem + session.name, keys.audit,
+            keys.audit,
         ),
         [
-            clock.now_us, session.number, context.channel, keys.index, reason,
+            clock.now_us, session.call, context.channel, keys.index, reason,
             *members_of(ids), *map(repr, receipts), *errors,
         ],
         bytes.decode,
@@ -113,11 +113,11 @@ def release(
     return Command(
         scripts.load("release"),
         (
-            keys.slot, keys.store, keys.prepare, keys.failures, keys.replay_stem + session.name,
+            keys.slot, keys.store, keys.prepare, keys.failures,
             keys.records,
         ),
         [
-            clock.now_us, session.number, context.channel, keys.index, wait_ms,
+            clock.now_us, session.call, context.channel, keys.index, wait_ms,
             *members_of(ids), *map(repr, receipts), *places,
         ],
         bytes.decode,
@@ -139,7 +139,7 @@ def extend(
     """Move the deadline of leases."""
     return Command(
         scripts.load("extend"),
-        (keys.slot, keys.prepare, keys.replay_stem + session.name),
-        [clock.now_us, session.number, lease_ms, *members_of(ids), *map(repr, receipts)],
+        (keys.slot, keys.prepare),
+        [clock.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)],
         _extend_reply,
     )

@@ -75,9 +75,8 @@ def publish(
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.stage_stem + name.encode(),
-            keys.replay_stem + session.name,
         ),
-        [clock.now_us, context.channel, keys.index, session.number, keys.created],
+        [clock.now_us, context.channel, keys.index, session.call, keys.created],
         _publish_reply,
     )  # fmt: skip
 

@@ -1,39 +1,40 @@
-"""Send messages: check and encode them, choose slots, make a call for each slot, return results."""
+"""Send messages: group them by slot, make a call for each group, return results."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
-from types import NoneType
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
-from rmq.core import ids, record, sequence
+from rmq.core import ids
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import start_hooks
 from rmq.core.message import Outgoing, SendResult, SendStatus, StoredResults
-from rmq.core.sequence import SlotSequence
+from rmq.core.replay_session import ReplaySession
 from rmq.core.settings import (
-    BATCH_MAX,
-    CALL_BYTES,
     COLLECT_MAX,
     Durability,
     Fsync,
     describe_durability,
 )
-from rmq.core.slots import RUN_LENGTH, slot_of
+from rmq.core.slots import slot_of
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_priority
-from rmq.errors import InvalidType, NotDurable, QueueFull, RMQError, TopicVanished
+from rmq.errors import (
+    InvalidType,
+    NotDurable,
+    OutcomeUnknown,
+    QueueFull,
+    RMQError,
+    TopicVanished,
+)
 from rmq.protocol import commands
 from rmq.protocol.commands import MergeReply, SendReply
-from rmq.protocol.draft import Draft, body_too_large, make_draft
 from rmq.protocol.flows import audit_report, open_topic
+from rmq.protocol.flows.send_groups import Group, group_messages
 from rmq.protocol.steps import Await, Command, DurablePipeline, Flow, Pipeline, Sleep
 
-ALIKE_MIN = 16  # fewer messages are grouped faster one by one
-RECORD_BYTES = 64  # of a call for each message besides its body, at most; headers are counted
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
@@ -118,20 +119,28 @@ def _send(
     results = Results()
     producer_sequence = context.hooks.producer_sequence
     try:
-        group_messages(context, messages, groups)
+        # A send that may raise NotDurable names ids that its caller may send again.
+        level = context.settings.durability if durability is None else durability.level
+        group_messages(context, messages, groups, kept=level is not None)
         if not groups:
             return []
         if producer_sequence is not None:
             yield from audit_report.register(
                 {group.sequence for group in groups if group.sequence is not None}
             )
-        calls = [_command(context, group) for group in groups]
+        sessions = [context.sessions.take() for _ in groups]
+        calls = list(map(_command, repeat(context), groups, sessions))
         results.rows = [None] * sum(len(group.indexes) for group in groups)
         try:
             yield from _call(context, calls, groups, results, durability, timeout)
-        except TopicVanished as error:
-            yield from open_topic.forget_if_recreated(context, error)
+        except OutcomeUnknown:
+            raise  # a copy may still be on its way, so nothing else may go under these numbers
+        except Exception as error:
+            context.sessions.give(*sessions)
+            if isinstance(error, TopicVanished):
+                yield from open_topic.forget_if_recreated(context, error)
             raise
+        context.sessions.give(*sessions)
     finally:
         if producer_sequence is not None:
             _settle_numbers(groups, results.rows)
@@ -162,182 +171,6 @@ class Results:
         return cast(Sequence[SendResult], self.rows)
 
 
-# --- groups ------------------------------------------------------------------------------------
-
-
-class Group:
-    """Messages for one call to one slot."""
-
-    __slots__ = (
-        "bytes",
-        "given_ids",
-        "ids",
-        "indexes",
-        "merging",
-        "numbers",
-        "parts",
-        "sequence",
-        "slot",
-    )  # fmt: skip
-
-    def __init__(self, slot: int, merging: Draft | None) -> None:
-        self.slot = slot
-        self.merging = merging  # such a message has a call to itself
-        self.ids: Sequence[MessageId] = []
-        self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
-        self.parts: list[bytes] = []  # head and rest of each record
-        self.indexes: list[int] = []  # of the messages, and so of their results
-        self.bytes = 0
-        self.numbers: list[int] = []  # of each, where the client has rmq.Audit
-        self.sequence: SlotSequence | None = None
-
-
-def _is_plain(out: Outgoing) -> bool:
-    """Whether a message is a body and perhaps a priority, as most are."""
-    return (
-        out.delay is None
-        and out.at is None
-        and out.slot_basis is None
-        and out.headers is None
-        and out.marks is None
-        and out.retry is None
-        and out.max_runtime is None
-        and out.id is None
-        and out.dedup_key is None
-        and out.expires is None
-        and out.merge_key is None
-        and out.time_range is None
-        and out.max_wait is None
-        and out.merge == "first"
-        and not out.extend
-    )
-
-
-def group_messages(
-    context: TopicContext,
-    messages: Iterable[Outgoing],
-    groups: list[Group],
-    group_max: int = BATCH_MAX,
-    allow_past: bool = False,
-) -> None:
-    """Check, encode and name all messages; append groups of at most so many to `groups`."""
-    outs = list(messages)
-    if len(outs) < ALIKE_MIN or not _group_alike(context, outs, groups, group_max):
-        _group_each(context, outs, groups, group_max, allow_past)
-    for group in groups:
-        group.ids = ids.make_run(group.slot, context.check, len(group.indexes))
-        if group.given_ids:
-            group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
-
-
-def _group_alike(
-    context: TopicContext, outs: list[Outgoing], groups: list[Group], group_max: int
-) -> bool:
-    """Group messages that are bodies of one priority; if some are not, do nothing: return False.
-
-    Each pass does one thing for the whole batch, which is faster than `_group_each`.
-    """
-    settings, codec = context.settings, context.codec
-    if settings.expires_ms or context.hooks.producer_sequence is not None:
-        return False
-    for out in outs:
-        if type(out) is not Outgoing or not _is_plain(out):
-            return False
-    priorities = [out.priority for out in outs]
-    priority = priorities[0]
-    if priority is None:
-        priority = settings.default_priority
-    if set(map(type, priorities)) not in ({int}, {NoneType}) or len(set(priorities)) > 1:
-        return False
-    head = record.head(codec.number, 0, check_priority(priority))
-    bodies = [codec.encode(out.body) for out in outs]
-    sizes = list(map(len, bodies))
-    if max(sizes) > settings.max_body or sum(sizes) + RECORD_BYTES * len(outs) > CALL_BYTES:
-        return False
-    filling: dict[int, Group] = {}
-    run = min(RUN_LENGTH, group_max)
-    for start in range(0, len(outs), run):
-        slot, indexes = context.spread.next(), range(start, min(start + run, len(outs)))
-        group = filling.get(slot)
-        if group is None or len(group.indexes) + len(indexes) > group_max:
-            group = filling[slot] = Group(slot, None)
-            groups.append(group)
-        group.indexes += indexes
-        group.parts += chain.from_iterable(zip(repeat(head), bodies[start : start + run]))
-    return True
-
-
-def _group_each(
-    context: TopicContext,
-    outs: list[Outgoing],
-    groups: list[Group],
-    group_max: int,
-    allow_past: bool,
-) -> None:
-    """Check and encode messages, one after the other."""
-    settings, codec, producer_sequence = (
-        context.settings,
-        context.codec,
-        context.hooks.producer_sequence,
-    )
-    plain_head = record.head(codec.number, 0, settings.default_priority)
-    filling: dict[int, Group] = {}
-    run_slot = run_left = 0
-    for index, out in enumerate(outs):
-        given_id, merging = None, None
-        if not settings.expires_ms and type(out) is Outgoing and _is_plain(out):
-            head, slot = plain_head, -1
-            if out.priority is not None:
-                head = record.head(codec.number, 0, check_priority(out.priority))
-            envelope, headers, body = b"", b"", codec.encode(out.body)
-            if len(body) > settings.max_body:
-                raise body_too_large(codec, len(body), settings.max_body)
-        else:
-            draft = make_draft(context, settings, out, allow_past)
-            head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
-            given_id = draft.id
-            merging = draft if draft.merge_key else None
-            slot = -1 if draft.basis is None else slot_of(draft.basis, settings.slots)
-            slot = slot if given_id is None else given_id.slot
-        if slot < 0:  # any slot will do
-            if not run_left:
-                run_slot, run_left = context.spread.next(), RUN_LENGTH
-            slot, run_left = run_slot, run_left - 1
-        if producer_sequence is not None:
-            slot_sequence = producer_sequence.slot_sequence(context.slots[slot], context.created)
-            number = slot_sequence.take()
-            headers = sequence.headers(slot_sequence.producer, number, headers)
-        if headers:
-            head = bytes((head[0] | record.HEADERS,)) + head[1:]
-            envelope += record.length_prefixed(headers)
-            if merging is not None:
-                merging.head, merging.envelope = head, envelope
-        rest = envelope + body if envelope else body
-        size = len(rest) + RECORD_BYTES
-        group = filling.get(slot)
-        if (
-            group is None
-            or merging is not None
-            or len(group.indexes) >= group_max
-            or group.bytes + size > CALL_BYTES
-        ):
-            group = Group(slot, merging)
-            groups.append(group)
-            if merging is None:
-                filling[slot] = group
-            else:
-                filling.pop(slot, None)  # messages after a merging one stay after it
-        if given_id is not None:
-            group.given_ids[len(group.indexes)] = given_id
-        group.indexes.append(index)
-        group.parts.append(head)
-        group.parts.append(rest)
-        group.bytes += size
-        if producer_sequence is not None:
-            group.sequence = slot_sequence
-            group.numbers.append(number)
-
-
 def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -> None:
     """Note which numbers accepted messages have, and which no message has."""
     for group in groups:
@@ -358,14 +191,20 @@ def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -
 # --- calls -------------------------------------------------------------------------------------
 
 
-def _command(context: TopicContext, group: Group) -> Command[Any]:
+def _command(context: TopicContext, group: Group, session: ReplaySession) -> Command[Any]:
     keys = context.slots[group.slot]
     draft = group.merging
     if draft is None:
-        return commands.send(context, keys, group.ids, group.parts)
+        if group.is_uniform():
+            parts = group.parts
+            return commands.send_uniform(
+                context, keys, session, parts[0], group.ids[0], parts[1::2]
+            )
+        return commands.send(context, keys, session, group.ids, group.parts)
     return commands.merge(
         context,
         keys,
+        session,
         id=group.ids[0],
         head=draft.head,
         envelope=draft.envelope,

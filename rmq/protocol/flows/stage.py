@@ -32,8 +32,8 @@ from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
 from rmq.protocol import commands
 from rmq.protocol.commands import PublishReply
 from rmq.protocol.draft import body_too_large
-from rmq.protocol.flows import open_topic, send
-from rmq.protocol.flows.send import Group
+from rmq.protocol.flows import open_topic
+from rmq.protocol.flows.send_groups import Group, group_messages
 from rmq.protocol.steps import Command, DurablePipeline, Flow, Pipeline, Sleep, pipeline
 
 PUSHES = 16  # calls of one round trip
@@ -92,10 +92,10 @@ def push(
 ) -> Flow[Staged]:
     """Put messages into a stage; return its content then."""
     settings, groups = (yield from _ready(context)), list[Group]()
-    send.group_messages(context, messages, groups, _entry_max(settings), late)
+    group_messages(context, messages, groups, _entry_max(settings), late)
     calls = _StageCalls(context, stage, keep_ms)
     for group in groups:
-        if _alike(group):
+        if group.is_uniform():
             calls.add_alike(group.slot, group.parts[0], group.ids[0].member, group.parts[1::2])
         else:
             calls.add(group.slot, _entry(context, group), len(group.ids))
@@ -164,15 +164,6 @@ class _StageCalls:
         for at in range(0, len(self._calls), PUSHES):
             yield from pipeline(self._calls[at : at + PUSHES])
         return Staged(self._stage.name, self._lengths, self._count)
-
-
-def _alike(group: Group) -> bool:
-    """Whether its messages are new, and alike in their heads."""
-    if group.merging is not None or group.given_ids:
-        return False
-    heads = group.parts[::2]
-    plain = not heads[0][0] & (record.TIMED | record.EXPIRES)
-    return plain and heads.count(heads[0]) == len(heads)
 
 
 def _entry(context: TopicContext, group: Group) -> list[bytes]:

@@ -8,7 +8,6 @@ def test_every_key_of_a_slot_has_its_tag_and_its_type() -> None:
             key = getattr(slot, name)
             assert key == f"rmq:{{orders_3}}:{name}".encode()
             assert keys.type_of(key) == keys.TYPES[name]
-    assert keys.type_of(slot.replay_stem + b"abc-1") == "string"
     assert slot.claim_stem == b"rmq:{orders_3}:claim:"
     assert keys.type_of(slot.claim_stem + b"mail:{a}:b}:\xff") == "string"
     assert slot.stage_stem == b"rmq:{orders_3}:stage:"

@@ -13,8 +13,8 @@ from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import CALL_BYTES, Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import EncodeError, InvalidType, InvalidValue, PayloadTooLarge
-from rmq.protocol.flows import send
-from rmq.protocol.flows.send import ALIKE_MIN, Group, group_messages
+from rmq.protocol.flows import send_groups
+from rmq.protocol.flows.send_groups import ALIKE_MIN, Group, group_messages
 
 
 def context(**settings: Any) -> TopicContext:
@@ -38,7 +38,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
     def group(*args: Any, **settings: Any) -> list[Any]:
         with monkeypatch.context() as patch:
-            patch.setattr(send, "_group_alike", lambda *_: False)
+            patch.setattr(send_groups, "_group_alike", lambda *_: False)
             return grouped(*args, **settings)
 
     return group

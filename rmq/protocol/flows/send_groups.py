@@ -1,0 +1,206 @@
+"""Groups of messages that go to one slot in one call: check, encode, choose slots, make ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from types import NoneType
+
+from rmq.core import ids, record, sequence
+from rmq.core.ids import MessageId
+from rmq.core.message import Outgoing
+from rmq.core.sequence import SlotSequence
+from rmq.core.settings import BATCH_MAX, CALL_BYTES
+from rmq.core.slots import RUN_LENGTH, slot_of
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import check_priority
+from rmq.protocol.draft import Draft, body_too_large, make_draft
+
+ALIKE_MIN = 16  # fewer messages are grouped faster one by one
+RECORD_BYTES = 64  # of a call for each message besides its body, at most; headers are counted
+
+
+class Group:
+    """Messages for one call to one slot."""
+
+    __slots__ = (
+        "bytes",
+        "given_ids",
+        "ids",
+        "indexes",
+        "merging",
+        "numbers",
+        "parts",
+        "sequence",
+        "slot",
+    )  # fmt: skip
+
+    def __init__(self, slot: int, merging: Draft | None) -> None:
+        self.slot = slot
+        self.merging = merging  # such a message has a call to itself
+        self.ids: Sequence[MessageId] = []
+        self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
+        self.parts: list[bytes] = []  # head and rest of each record
+        self.indexes: list[int] = []  # of the messages, and so of their results
+        self.bytes = 0
+        self.numbers: list[int] = []  # of each, where the client has rmq.Audit
+        self.sequence: SlotSequence | None = None
+
+    def is_uniform(self) -> bool:
+        """Whether its messages are new, and differ in nothing but their bodies and headers."""
+        if self.merging is not None or self.given_ids:
+            return False
+        heads = self.parts[::2]
+        timeless = not heads[0][0] & (record.TIMED | record.EXPIRES)
+        return timeless and heads.count(heads[0]) == len(heads)
+
+
+def _is_plain(out: Outgoing) -> bool:
+    """Whether a message is a body and perhaps a priority, as most are."""
+    return (
+        out.delay is None
+        and out.at is None
+        and out.slot_basis is None
+        and out.headers is None
+        and out.marks is None
+        and out.retry is None
+        and out.max_runtime is None
+        and out.id is None
+        and out.dedup_key is None
+        and out.expires is None
+        and out.merge_key is None
+        and out.time_range is None
+        and out.max_wait is None
+        and out.merge == "first"
+        and not out.extend
+    )
+
+
+def group_messages(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    groups: list[Group],
+    group_max: int = BATCH_MAX,
+    allow_past: bool = False,
+    kept: bool = False,
+) -> None:
+    """Check, encode and name all messages; append groups of at most so many to `groups`.
+
+    `kept`: the caller learns the new ids in order to send them again.
+    """
+    # Other iterables are read one message at a time, so that a caller sees where a faulty one was.
+    outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
+    if outs is None or not _group_alike(context, outs, groups, group_max):
+        _group_each(context, messages, groups, group_max, allow_past)
+    for group in groups:
+        group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
+        if group.given_ids:
+            group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
+
+
+def _group_alike(
+    context: TopicContext, outs: Sequence[Outgoing], groups: list[Group], group_max: int
+) -> bool:
+    """Group messages that are bodies of one priority; if some are not, do nothing: return False.
+
+    Each pass does one thing for the whole batch, which is faster than `_group_each`.
+    """
+    settings, codec = context.settings, context.codec
+    if settings.expires_ms or context.hooks.producer_sequence is not None:
+        return False
+    for out in outs:
+        if type(out) is not Outgoing or not _is_plain(out):
+            return False
+    priorities = [out.priority for out in outs]
+    priority = priorities[0]
+    if priority is None:
+        priority = settings.default_priority
+    if set(map(type, priorities)) not in ({int}, {NoneType}) or len(set(priorities)) > 1:
+        return False
+    head = record.head(codec.number, 0, check_priority(priority))
+    bodies = [codec.encode(out.body) for out in outs]
+    sizes = list(map(len, bodies))
+    if max(sizes) > settings.max_body or sum(sizes) + RECORD_BYTES * len(outs) > CALL_BYTES:
+        return False
+    filling: dict[int, Group] = {}
+    run = min(RUN_LENGTH, group_max)
+    for start in range(0, len(outs), run):
+        slot, indexes = context.spread.next(), range(start, min(start + run, len(outs)))
+        group = filling.get(slot)
+        if group is None or len(group.indexes) + len(indexes) > group_max:
+            group = filling[slot] = Group(slot, None)
+            groups.append(group)
+        group.indexes += indexes
+        group.parts += chain.from_iterable(zip(repeat(head), bodies[start : start + run]))
+    return True
+
+
+def _group_each(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    groups: list[Group],
+    group_max: int,
+    allow_past: bool,
+) -> None:
+    """Check and encode messages, one after the other."""
+    settings, codec, producer_sequence = (
+        context.settings,
+        context.codec,
+        context.hooks.producer_sequence,
+    )
+    plain_head = record.head(codec.number, 0, settings.default_priority)
+    filling: dict[int, Group] = {}
+    run_slot = run_left = 0
+    for index, out in enumerate(messages):
+        given_id, merging = None, None
+        if not settings.expires_ms and type(out) is Outgoing and _is_plain(out):
+            head, slot = plain_head, -1
+            if out.priority is not None:
+                head = record.head(codec.number, 0, check_priority(out.priority))
+            envelope, headers, body = b"", b"", codec.encode(out.body)
+            if len(body) > settings.max_body:
+                raise body_too_large(codec, len(body), settings.max_body)
+        else:
+            draft = make_draft(context, settings, out, allow_past)
+            head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
+            given_id = draft.id
+            merging = draft if draft.merge_key else None
+            slot = -1 if draft.basis is None else slot_of(draft.basis, settings.slots)
+            slot = slot if given_id is None else given_id.slot
+        if slot < 0:  # any slot will do
+            if not run_left:
+                run_slot, run_left = context.spread.next(), RUN_LENGTH
+            slot, run_left = run_slot, run_left - 1
+        if producer_sequence is not None:
+            slot_sequence = producer_sequence.slot_sequence(context.slots[slot], context.created)
+            number = slot_sequence.take()
+            headers = sequence.headers(slot_sequence.producer, number, headers)
+        if headers:
+            head = bytes((head[0] | record.HEADERS,)) + head[1:]
+            envelope += record.length_prefixed(headers)
+            if merging is not None:
+                merging.head, merging.envelope = head, envelope
+        rest = envelope + body if envelope else body
+        size = len(rest) + RECORD_BYTES
+        group = filling.get(slot)
+        if (
+            group is None
+            or merging is not None
+            or len(group.indexes) >= group_max
+            or group.bytes + size > CALL_BYTES
+        ):
+            group = Group(slot, merging)
+            groups.append(group)
+            if merging is None:
+                filling[slot] = group
+            else:
+                filling.pop(slot, None)  # messages after a merging one stay after it
+        if given_id is not None:
+            group.given_ids[len(group.indexes)] = given_id
+        group.indexes.append(index)
+        group.parts.append(head)
+        group.parts.append(rest)
+        group.bytes += size
+        if producer_sequence is not None:
+            group.sequence = slot_sequence
+            group.numbers.append(number)
