@@ -17,7 +17,7 @@ from rmq.core.replay_session import ReplaySessions
 from rmq.core.score import receipt_deadline_ms, receipt_score
 from rmq.core.settings import BATCH_MAX, Settings
 from rmq.core.topic_context import TopicContext
-from rmq.errors import Unavailable
+from rmq.errors import OutcomeUnknown, Unavailable
 from rmq.protocol.commands import ExtendReply
 from rmq.worker.lease_renewer import ROUND_MOST_S, ROUNDS_PER_LEASE, LeaseRenewer
 from rmq.worker.lease_table import LeaseTable
@@ -33,7 +33,13 @@ class Redis:
         self.calls: list[list[bytes]] = []
         self.leases: list[int] = []
         self.lost: set[bytes] = set()
-        self.away = False
+        self.away = self.silent = False
+        self.receipts: list[list[str]] = []
+        self.stored: dict[bytes, bytes] = {}  # the PrepareQueue
+
+    def raw_command(self, name: str, *words: Any) -> list[bytes | None]:
+        assert words[0] == "ZMSCORE"
+        return [self.stored.get(member) for member in words[2:]]
 
     def run(self, flow: Any) -> Any:
         reply: Any = None
@@ -42,6 +48,8 @@ class Redis:
                 step = flow.send(reply)
                 if self.away:
                     raise Unavailable("away")
+                if self.silent:
+                    raise OutcomeUnknown("no reply")
                 many = getattr(step, "commands", None)
                 reply = self._answer(step) if many is None else [self._answer(one) for one in many]
         except StopIteration as end:
@@ -52,6 +60,7 @@ class Redis:
         _clock, _number, lease_ms, *rest = command.args
         asked = rest[: len(rest) // 2]
         self.calls.append(asked)
+        self.receipts.append(rest[len(rest) // 2 :])
         self.leases.append(lease_ms)
         return ExtendReply(DEADLINE_S, "".join("01"[one not in self.lost] for one in asked))
 
@@ -190,6 +199,20 @@ def test_while_redis_is_away_nothing_is_lost_before_its_time_and_it_is_tried_aga
     scene.redis.away = False
     scene.keeper.renew_due()
     assert scene.lease_table.refresh(one)
+
+
+def test_after_a_renewal_without_a_reply_the_receipt_is_read_from_redis(scene: Scene) -> None:
+    (one,) = scene.hold(1, age=15)
+    scene.redis.silent = True
+    scene.keeper.renew_due()
+    renewed = receipt_score(1_790_000_030, 16, 0)  # Redis carried it out
+    scene.redis.stored = {one.id.member: repr(renewed).encode()}
+    scene.redis.silent = False
+
+    scene.keeper.renew_due()
+
+    assert scene.redis.receipts == [[repr(renewed)]]
+    assert not one.lost
 
 
 def test_a_lease_that_has_passed_is_asked_for_all_the_same(scene: Scene) -> None:
