@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
@@ -19,6 +21,7 @@ from rmq.sql.ledger.tables import ledger
 from tests.databases import Database
 
 CLOCK_MS = 200  # PostgreSQL reads its clock once for each column, and the machine is shared
+by_kind = pytest.mark.parametrize("orm", [False, True], ids=["connection", "session"])
 
 effects = sa.Table(
     "effects",
@@ -40,6 +43,9 @@ class Copy:
         self.topic = topic
         self.headers: dict[str, str] = {}
         self.lost = False
+
+
+OTHER = Copy(id="m2", fence=9)
 
 
 class Books:
@@ -186,6 +192,11 @@ def write(key: str) -> Callable[[sa.Connection], None]:
     return then
 
 
+def writing(key: str = "k") -> Any:
+    """Return work for an `exactly_once` guard that writes a row."""
+    return lambda **given: write(key)
+
+
 def together(*calls: Callable[[], Any]) -> list[Any]:
     """Make calls at once, each in a thread; what each returned, or the exception it raised."""
     barrier = threading.Barrier(len(calls))
@@ -205,3 +216,23 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         one.join(60)
         assert not one.is_alive(), "it hangs"
     return found
+
+
+class Ran:
+    """Counts runs of a handler."""
+
+    def __init__(self, then: Any = None) -> None:
+        self.times = 0
+        self._lock = threading.Lock()
+        self._then = then
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.times += 1
+        if self._then is not None:
+            self._then()
+
+
+def outlive_hold() -> None:
+    """Wait for longer than a claim that is not renewed lives."""
+    time.sleep(1.6)  # a hold of 1 s, and the rest of a third of it

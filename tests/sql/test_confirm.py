@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,59 +18,14 @@ from rmq.sql.outbox.tables import logs, stubs
 from tests.databases import Database
 from tests.integration.working import until
 from tests.servers import Server
-from tests.sql.lossy import HOUR, Lossy
+from tests.sql.consuming import Consuming, scene
+from tests.sql.lossy import HOUR
+
+__all__ = ["scene"]  # a fixture
 
 
 class Boom(Exception):
     """The error with which a handler fails."""
-
-
-class Consuming(Lossy):
-    """A scene with a handler, plain or async, whose stubs are confirmed."""
-
-    kind = "sync"
-
-    def consume(
-        self, work: Callable[[Any, Any], Any], *guards: Callable[[Any], Any], **options: Any
-    ) -> None:
-        """Register `work(body, delivery)` below the guards, the first of them outermost."""
-
-        def handle(body: Any, d: Any) -> None:
-            work(body, d)
-
-        async def handle_async(body: Any, d: Any) -> None:
-            work(body, d)
-
-        function: Any = handle_async if self.kind == "async" else handle
-        for guard in reversed(guards):
-            function = guard(function)
-        self.topic.handler(**options)(function)
-
-    @property
-    def theirs(self) -> Any:
-        """An engine for the handler."""
-        if self.kind == "async":
-            return self.database.async_engine()
-        return self.database.engine()
-
-    def confirms(self) -> Any:
-        return self.outbox.confirms(self.theirs)
-
-    def work(self, true: Callable[[], Any]) -> None:
-        """Run a worker until it is so, and nothing is in flight any more."""
-        with rmq.Worker(self.client, keeper="thread"):
-            until(true, 30)
-            until(lambda: not self.client.admin.stats(self.name)["in_flight"], 30)
-
-
-@pytest.fixture(params=["sync", "async"])
-def scene(
-    request: pytest.FixtureRequest, database: Database, server: Server, name: str
-) -> Iterator[Consuming]:
-    made = Consuming(database, server, name)
-    made.kind = request.param
-    yield made
-    made.close()
 
 
 # --- success -------------------------------------------------------------------------------------
@@ -251,95 +205,7 @@ def test_handler_that_settles_its_delivery_itself_is_not_confirmed(
     scene.close()
 
 
-# --- found done before ---------------------------------------------------------------------------
-
-
-def test_work_that_a_claim_says_was_done_is_confirmed_and_not_done_again(
-    scene: Consuming,
-) -> None:
-    first, copy = scene.sent({"pay": 7}), scene.sent({"pay": 7})
-    done: list[Any] = []
-    scene.consume(
-        lambda body, d: done.append(body),
-        scene.confirms(), rmq.idempotent(rmq.Claims(), key=lambda body: body["pay"]),
-        concurrency=1,
-    )  # fmt: skip
-
-    scene.work(lambda: scene.status(first) == scene.status(copy) == "confirmed")
-
-    assert done == [{"pay": 7}]
-    assert scene.logged() == []
-
-
-def test_work_that_a_guard_below_finds_done_is_confirmed(scene: Consuming) -> None:
-    id = scene.sent()
-    done: list[Any] = []
-
-    def check(one: Any) -> bool:
-        return False
-
-    scene.consume(
-        lambda body, d: done.append(body),
-        scene.confirms(), rmq.idempotent(rmq.Claims(), check=check),
-    )  # fmt: skip
-
-    scene.work(lambda: scene.status(id) == "confirmed")
-
-    assert done == []
-
-
-# --- rung 3: is the work still to be done? -------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "runs"),
-    [("unconfirmed", 1), ("exhausted", 1), ("confirmed", 0), ("void", 0)],
-)
-def test_check_runs_the_handler_only_while_its_stub_is_not_settled(
-    scene: Consuming, status: str, runs: int
-) -> None:
-    id = scene.sent()
-    scene.change(id, status=status, notified=1)
-    done: list[Any] = []
-    check = scene.outbox.unconfirmed(scene.theirs)
-    scene.consume(
-        lambda body, d: done.append(body),
-        scene.confirms(), rmq.idempotent(rmq.Claims(), check=check),
-    )  # fmt: skip
-
-    scene.work(lambda: scene.place(id) is None)
-
-    assert len(done) == runs
-
-
-def test_check_runs_a_message_that_has_no_stub(scene: Consuming) -> None:
-    done: list[Any] = []
-    check = scene.outbox.unconfirmed(scene.theirs)
-    scene.consume(lambda body, d: done.append(body), rmq.idempotent(rmq.Claims(), check=check))
-    scene.topic.send("direct")
-
-    scene.work(lambda: done)
-
-
-@pytest.mark.parametrize(("checked", "runs"), [(True, 1), (False, 2)], ids=["checked", "control"])
-def test_claim_that_was_lost_does_not_let_work_be_done_again_that_its_stub_says_was_done(
-    scene: Consuming, checked: bool, runs: int
-) -> None:
-    id = scene.sent()
-    done: list[Any] = []
-    check = scene.outbox.unconfirmed(scene.theirs) if checked else None
-    scene.consume(
-        lambda body, d: done.append(body),
-        scene.confirms(), rmq.idempotent(rmq.Claims(), check=check),
-    )  # fmt: skip
-    scene.work(lambda: scene.status(id) == "confirmed")
-    with scene.server.raw() as raw:
-        raw.delete(*raw.keys(f"rmq:{{{scene.name}_*}}:claim*"))
-    scene.topic.send("x", id=scene.message(id))  # the same message once more
-
-    scene.work(lambda: scene.place(id) is None)
-
-    assert done == ["x"] * runs
+# --- a database that is away, or that another program writes to ----------------------------------
 
 
 def out_of_reach(scene: Consuming, tmp_path: Any) -> Any:
