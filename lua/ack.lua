@@ -37,7 +37,9 @@ local id = ARGV[9]
 if known and s[1] and #ARGV == 9 and not s[5] and not s[6] and string.byte(call, 1) == 64 and string.byte(id, 1) < 64
     and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local score, receipt = redis.call('ZSCORE', prepare, id), ARGV[7]
-  if score and (score == receipt or tonumber(score) == tonumber(receipt)) and redis.call('HLEN', KEYS[4]) == 0 then
+  local failed = redis.call('HLEN', KEYS[4])
+  if score and (score == receipt or tonumber(score) == tonumber(receipt))
+      and (failed == 0 or failed == redis.call('ZCARD', KEYS[8])) then
     --- @include "lib/inline/time"
     redis.call('HDEL', KEYS[3], id)
     redis.call('ZREM', prepare, id)

@@ -53,7 +53,9 @@ if known and #ARGV == 7 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and 
   if #page == 2 and tonumber(page[2]) < 1048576 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0
       and (takes % 5 > 0 or redis.call('ZCOUNT', store, '-inf', '(17') == 0) then -- one take in five begins with the retries
     local record = redis.call('HGET', records, id)
-    if record and #record >= 8 and string.byte(record, 1) % 8 < 2 and redis.call('HLEN', failures) == 0 then
+    local failed = redis.call('HLEN', failures)
+    if record and #record >= 8 and string.byte(record, 1) % 8 < 2
+        and (failed == 0 or failed == redis.call('ZCARD', dead)) then
       local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%d', (seconds + 1) * 1000))
       local delivery, deadline = tonumber(s[5] or 0) + 1, math.ceil((now_ms + lease) / 1000)
       local receipt = string.format('%d.%011d', deadline * 1000 + s[2], delivery % 2048 * 48828125)
