@@ -98,8 +98,11 @@ for r = 1, all_held and runs or 0 do
   end
 end
 
-local held_ids, letters, numbers_held
+local held_ids, letters, numbers_held, low, high
 if all_held then
+  if runs == 1 then
+    low, high = ARGV[7], string.format('%.17g', tonumber(ARGV[7]) + (count - 1) * STEP)
+  end
   held_ids, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
   numbers_held = numbers_given and s[6] and { unpack(ARGV, to + 1, to + count) }
 else

@@ -124,6 +124,7 @@ if s[5] and #held_ids > 0 then
 end
 if #held_ids > 0 then
   kept = window > 0 and kept_ids(held_ids)
+  local low, high
   --- @include "lib/inline/settle_held"
   if #late > 0 then
     redis.call('ZREM', store, unpack(late))

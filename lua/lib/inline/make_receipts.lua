@@ -7,17 +7,17 @@ Reads:     deadline: epoch s
 Writes:    nothing
 Declares:  leases: scores and ids in turn, as ZADD takes them
            first: the number of the first delivery
-           base
+           fresh
 Returns for the caller: no
 ]]
 local first, leases = reply[4], {}
-local base = string.format('%d.', deadline * 1000 + max_retries)
+local fresh = string.format('%d.%%011d', deadline * 1000 + max_retries) -- a message that has not failed
 for i = 1, n do
   local left, fraction = retries_left and retries_left[i], (first + i - 1) % 2048 * 48828125 -- times 1e11 / 2048: exact
   if left and left < max_retries then
     leases[2 * i - 1] = string.format('%d.%011d', deadline * 1000 + left, fraction)
   else
-    leases[2 * i - 1] = base .. string.format('%011d', fraction)
+    leases[2 * i - 1] = string.format(fresh, fraction)
   end
   leases[2 * i] = ids[i]
 end

@@ -5,6 +5,7 @@ Reads:     KEYS: 1 to 6 as ack has them
            slot, prepare: keys
            now, held_ids: a list of one id at least, all held by the caller
            failed: how many messages of the slot have failed
+           low, high: a range of receipts that has these and no others, or nil
            kept: those that are remembered as settled; nil where there are none
            window, last_turn: the dedup window, and its turn as the slot has noted it
            blocked, channel, index: for waking consumers of a slot in order
@@ -14,7 +15,12 @@ Returns for the caller: no
 ]]
 --- @include "lib/settled"
 redis.call('HDEL', KEYS[3], unpack(held_ids)) -- also notices a wrong type there, before anything is removed
-local removed = redis.call('ZREM', prepare, unpack(held_ids))
+local removed
+if high then
+  removed = redis.call('ZREMRANGEBYSCORE', prepare, low, high)
+else
+  removed = redis.call('ZREM', prepare, unpack(held_ids))
+end
 if failed > 0 then
   redis.call('HDEL', KEYS[4], unpack(held_ids))
 end

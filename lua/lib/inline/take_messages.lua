@@ -15,7 +15,7 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            retries_left: false, or by position the retries that remain to messages that have failed before
            reply: the fields of the reply, without the deadline
            drained: whether there is nothing more to take just now
-           max_retries, chunk, expired_leases, failed, any_failed, promoted, hold, query_expired, picked,
+           max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, query_expired, picked,
            to_inspect, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
@@ -35,6 +35,7 @@ local any_failed = failed > 0 and failed > redis.call('ZCARD', dead) -- each dea
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
 local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, retries_left, promoted, hold = {}, false, 0, nil
+local on_top, priorities = false, 0 -- whether the first so many ids are the highest priorities
 local query_expired = s[10] and tonumber(s[10]) <= now -- the lease of a query expired
 local reply = { 0, (expired_leases > 0 and 1 or 0) + (query_expired and 2 or 0), 0, tonumber(s[5] or 0) + 1,
   tonumber(s[7] or 0), '', {}, {} }
@@ -77,7 +78,8 @@ for turn = 1, 3 do
     end
   elseif family == 2 then
     local batch
-    if tonumber(s[4] or 0) < ORDER_END and tonumber(s[11] or 0) > -ORDER_END then
+    local in_order_of_scores = tonumber(s[4] or 0) < ORDER_END and tonumber(s[11] or 0) > -ORDER_END
+    if in_order_of_scores then
       batch = redis.call('ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN, 'LIMIT', 0, limit - n)
     else
       --- @include "lib/inline/read_ties"
@@ -90,7 +92,7 @@ for turn = 1, 3 do
       end
     end
     if n == 0 then
-      ids = batch
+      ids, on_top, priorities = batch, in_order_of_scores, #batch
     else
       for i = 1, #batch do
         ids[n + i] = batch[i]
@@ -157,6 +159,10 @@ if all == 0 then
 end
 if to_inspect then
   --- @include "lib/inline/remove_taken"
+elseif on_top and all <= priorities then
+  -- They are the highest below the due and timed messages: a range of ranks costs a third of their names.
+  local above = redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
+  redis.call('ZREMRANGEBYRANK', store, -above - all, -above - 1)
 else
   redis.call('ZREM', store, unpack(ids, 1, all))
 end
