@@ -47,10 +47,11 @@ if known and #ARGV == 7 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and 
     and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
     and tonumber(s[11] or 0) > -4294967296 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   --- @include "lib/inline/time"
-  local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 17, 'WITHSCORES', 'LIMIT', 0,
+  local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0, 'WITHSCORES', 'LIMIT', 0,
     limit > 1 and 2 or 1)
   local id, lease = page[1], tonumber(ARGV[4]) or 0
-  if #page == 2 and tonumber(page[2]) < 1048576 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0
+  local score = tonumber(page[2] or 0)
+  if #page == 2 and score >= 17 and score < 1048576 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0
       and (takes % 5 > 0 or redis.call('ZCOUNT', store, '-inf', '(17') == 0) then -- one take in five begins with the retries
     local record = redis.call('HGET', records, id)
     local failed = redis.call('HLEN', failures)

@@ -45,8 +45,8 @@ MUTANTS: dict[str, list[Change]] = {
         ),
         (
             "prepare",
-            "'ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 17,",
-            "'ZRANGEBYSCORE', store, 17, string.format('(%d', now_ms + 1),",
+            "'ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0,",
+            "'ZRANGEBYSCORE', store, 0, string.format('(%d', now_ms + 1),",
         ),
     ],
     "delivered early": [("prepare", "string.format('(%.0f', now + 1)", "'+inf'")],
