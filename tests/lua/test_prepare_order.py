@@ -1,0 +1,186 @@
+"""prepare.lua on a real server: which messages go first."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq.protocol import commands
+from tests.lua.box import GONE, ordered, timed
+
+
+def command(box, session, limit=1, lease_ms=30_000, waits=False):
+    return commands.prepare(box.keys, session, limit, lease_ms, waits)
+
+
+@pytest.mark.parametrize("early_ms", [1, 10, 4999])
+def test_message_is_never_handed_over_before_its_time(box, early_ms):
+    id = box.one(due=5000)
+    box.clock.advance((5000 - early_ms) / 1000)
+
+    batch = box.prepare()
+
+    assert batch.ids == []
+    assert batch.wait_us == early_ms * 1000
+    box.clock.advance(early_ms / 1000)
+    assert box.take_one().id == id
+
+
+def test_due_messages_go_earliest_first_then_priority_then_retries(box):
+    retry = box.one(priority=1000)
+    box.nack(box.take_one())
+    low, high = box.one(priority=17), box.one(priority=1_048_575)
+    later, sooner = box.one(due=200), box.one(due=100)
+    box.clock.advance(1)
+
+    assert [lease.id for lease in box.take(10)] == [sooner, later, high, low, retry]
+
+
+def test_retries_go_by_how_many_they_have_left(box):
+    ids = [box.one() for _ in range(3)]
+    leases = {lease.id: lease for lease in box.take(3)}
+    for _ in range(2):
+        box.nack(leases[ids[1]])
+        leases |= {lease.id: lease for lease in box.take(3)}
+    box.nack(leases[ids[0]], leases[ids[1]], leases[ids[2]])
+
+    assert [box.score(id) // 1 for id in ids] == [16, 14, 16]
+    assert [lease.id for lease in box.take(3)] == [ids[0], ids[2], ids[1]]
+
+
+def test_one_take_in_five_looks_at_retries_first(box):
+    retried = box.send(4)
+    assert box.nack(*box.take(4)) == "rrrr"
+    fresh = set(box.send(20))
+    box.redis.hset(box.keys.slot, "takes", 0)
+
+    taken = [box.take_one().id for _ in range(15)]
+
+    assert [i for i, id in enumerate(taken, 1) if id in retried] == [5, 10, 15]
+    assert [id for id in taken if id in retried] == retried[:3]
+    assert sum(id in fresh for id in taken) == 12
+
+
+def test_retries_first_also_goes_before_due_messages(box):
+    retried = box.one()
+    box.nack(box.take_one())
+    box.send(2, due=100)
+    box.redis.hset(box.keys.slot, "takes", 4)
+    box.clock.advance(1)
+
+    assert box.take_one().id == retried
+
+
+def test_due_message_with_a_priority_joins_its_priority_as_the_newest(box):
+    early = box.one(due=100, priority=50)
+    late = box.one(due=200, priority=60)
+    first, second = box.send(2, priority=50)
+    box.clock.advance(1)
+    before = box.state()
+
+    lease = box.take_one()
+
+    assert lease.id == late
+    assert box.changed(before) == {
+        ("slot", "order"): "4",
+        ("slot", "delivered"): "1",
+        ("slot", "takes"): "1",
+        ("store", late): GONE,
+        ("store", early): ordered(50, 3),
+        ("prepare", late): lease.receipt,
+    }
+    assert box.drained() == [first, second, early]
+
+
+def test_what_comes_after_a_message_that_joined_stands_behind_it(box):
+    joined = box.one(due=100, priority=50)
+    blocker = box.one(priority=60)
+    box.clock.advance(1)
+    assert box.take_one().id == blocker
+    later = box.one(priority=50)
+
+    assert box.drained() == [joined, later]
+
+
+def test_delayed_retry_keeps_its_priority_and_its_retries(box):
+    id = box.one(priority=50)
+    box.nack(box.take_one(), wait_ms=1000)
+    low, high = box.one(priority=40), box.one(priority=60)
+    box.clock.advance(1)
+
+    leases = box.take(3)
+
+    assert [lease.id for lease in leases] == [high, id, low]
+    assert [lease.left for lease in leases] == [16, 15, 16]
+
+
+def test_delayed_retry_without_a_priority_counts_down(box):
+    id = box.one(due=100)
+    box.clock.advance(1)
+    for left in (16, 15, 14):
+        lease = box.take_one()
+        assert (lease.id, lease.left) == (id, left)
+        assert box.score(id, "prepare") == lease.receipt
+        box.nack(lease, wait_ms=1000)
+        box.clock.advance(1)
+
+
+def test_twenty_thousand_due_messages_drain(box):
+    given = set()
+    for _ in range(20):
+        given |= set(box.send(1000, due=1000))
+    box.clock.advance(2)
+
+    taken = [lease.id for _ in range(20) for lease in box.take(1000)]
+
+    assert len(taken) == 20_000
+    assert set(taken) == given
+    assert box.order() == []
+
+
+def test_twenty_thousand_due_messages_that_join_their_priority_drain_in_order(box):
+    pages = [box.send(1000, due=1000 + i, priority=900) for i in range(20)]
+    box.clock.advance(2)
+
+    taken = []
+    while (batch := box.prepare(1000)).ids or batch.wait_us == 0:
+        taken += batch.ids
+
+    assert taken == [id for page in pages for id in page]
+
+
+def test_mixed_families_keep_their_scores_until_taken(box):
+    due = box.clock.now_ms + 5000
+    timed_id, plain = box.one(due=5000), box.one(priority=300)
+    box.take_one()
+    assert box.state()["store"] == {timed_id: timed(due, False)}
+    assert box.order("prepare") == [plain]
+
+
+def test_retries_with_few_deliveries_left_are_not_starved_by_fresh_failures(box):
+    tired = box.send(3)
+    for _ in range(12):
+        leases = box.take(3)
+        assert {lease.id for lease in leases} == set(tired)
+        box.nack(*leases)
+    seen = []
+
+    for _ in range(60):  # every take finds a message that has just failed for the first time
+        box.one()
+        while (lease := box.take_one()).left == 16:
+            box.nack(lease)
+        box.ack(lease)
+        seen.append(lease.id)
+
+    assert [id for id in seen if id in tired] == tired
+
+
+def test_one_take_in_ten_begins_with_the_fewest_deliveries_left_and_the_oldest_of_them(box):
+    first, second, third = box.send(3)
+    leases = {lease.id: lease for lease in box.take(3)}
+    box.nack(leases[second], leases[first])
+    box.nack(*box.take(2))  # 15 left now, the third one has 16
+    box.nack(leases[third])
+    box.redis.hset(box.keys.slot, "takes", 9)
+
+    assert [lease.id for lease in box.take(2)] == [second, first]
+    assert box.take_one().id == third
