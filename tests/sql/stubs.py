@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -87,3 +89,16 @@ def drain(topic: rmq.Topic) -> list[Any]:
             found += [one.body for one in taken]
             consumer.ack(taken)
     return found
+
+
+def fill(
+    engine: sa.Engine, outbox: Outbox, topic: str, bodies: Iterable[Any], **how: Any
+) -> list[rmq.MessageId]:
+    """Write stubs of messages in one transaction."""
+    with engine.begin() as connection:
+        return [outbox.send(connection, topic, body, **how) for body in bodies]
+
+
+def states(engine: sa.Engine) -> Counter[tuple[str, int]]:
+    """Count the stubs by status and number of sends."""
+    return Counter((one.status, one.sends) for one in rows(engine))
