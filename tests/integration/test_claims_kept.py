@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rmq
+from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.handling import Scene, eventually
-from tests.integration.test_idempotent import KEY, Kept, kept, once
 
 __all__ = ["kept"]  # a fixture
 

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 import rmq
+from tests.integration.claims import KEY, Kept, by_key, kept
 from tests.integration.driven import Driven
 from tests.integration.handling import eventually
-from tests.integration.test_idempotent import KEY, Kept, by_key, kept
 from tests.servers import Server
 
 __all__ = ["kept"]  # a fixture

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections import Counter
 from typing import Any
 
 import pytest
-import redis
 
 import rmq
 from rmq.protocol.flows import claim
+from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.handling import Scene, eventually, every_kind
 from tests.integration.test_worker_outcomes import dead_of, is_idle
-from tests.servers import Server
 
-KEY = "payment"
-
-
-def by_key(body: Any) -> Any:
-    return body[KEY]
-
-
-def once(**options: Any) -> Any:
-    return rmq.idempotent(rmq.Claims(), key=options.pop("key", by_key), **options)
-
-
-class Kept:
-    """The claims of a topic, looked at from outside."""
-
-    def __init__(self, server: Server, name: str) -> None:
-        self.redis = redis.Redis.from_url(server.url, decode_responses=True)
-        self.name = name
-
-    def keys(self) -> list[str]:
-        return sorted(self.redis.scan_iter(f"rmq:{{{self.name}_*}}:claim:*"))
-
-    def states(self) -> dict[str, str]:
-        found = {key.partition(":claim:")[2]: self.redis.get(key) for key in self.keys()}
-        return {key: value.split()[0] for key, value in found.items() if value}
-
-    def key(self, of: str) -> str:
-        (found,) = [one for one in self.keys() if one.endswith(f":claim:default:{of}")]
-        return found
-
-
-@pytest.fixture
-def kept(server: Server, name: str) -> Kept:
-    return Kept(server, name)
+__all__ = ["kept"]  # a fixture
 
 
 @every_kind
@@ -165,193 +130,6 @@ def test_an_own_ack_marks_the_key_as_done(scene: Scene, api: Any, name: str, kep
         eventually(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert kept.states() == {"default:p": "consumed"}
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_owner_that_lost_its_claim_neither_marks_nor_deletes_it_and_learns_of_it(
-    scene: Scene, api: Any, name: str, kept: Kept, fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = api.topic(name, max_retries=0)
-
-    def work(d: Any) -> None:
-        kept.redis.set(kept.key("p"), "consuming somebody:7 1", px=60_000)
-        if fails:
-            raise ValueError("no")
-
-    scene.handle(topic, work, guards=[once()])
-    topic.send({KEY: "p"})
-    with scene.working() as worker, caplog.at_level(logging.ERROR, "rmq"):
-        eventually(lambda: sum(worker.counts()[name][v] for v in ("ack", "nack")) == 1)
-        eventually(lambda: worker.counts()[name]["claim_lost"] == (not fails))
-
-    assert kept.redis.get(kept.key("p")) == "consuming somebody:7 1"
-    assert ("the claim of" in caplog.text) == (not fails)
-
-
-def test_a_claim_deleted_by_hand_lets_the_work_be_done_again(
-    scene: Scene, api: Any, name: str, kept: Kept
-) -> None:
-    """The hole of this rung, shown: for what must not run twice there is `rmq.ledger`."""
-    ran = []
-    topic = api.topic(name)
-    scene.handle(topic, lambda d: ran.append(d.id), guards=[once()])
-    topic.send({KEY: "p"})
-    with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
-        kept.redis.delete(kept.key("p"))
-        topic.send({KEY: "p"})
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
-
-    assert len(ran) == 2
-
-
-@pytest.mark.parametrize("keeper", ["thread", "process"])
-def test_a_claim_is_renewed_with_its_lease(
-    scene: Scene, api: Any, name: str, kept: Kept, keeper: str
-) -> None:
-    ran, lives = [], []
-    topic = api.topic(name, lease=2)  # renewed every 0.7 s: a busy machine has 1.3 s to spare
-
-    def work(d: Any) -> Any:
-        ran.append(d.id)
-        for _ in range(45):
-            yield 0.1
-            lives.append(kept.redis.pttl(kept.key("p")))
-
-    scene.handle(topic, work, guards=[once()], concurrency=2)
-    topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
-    with scene.working(keeper=keeper) as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
-        counts = worker.counts()[name]
-
-    assert len(ran) == 1
-    assert min(lives) > 0
-    assert (counts["duplicate"], counts["claim_lost"]) == (1, 0)
-
-
-def test_a_claim_that_nobody_renews_is_lost(
-    scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the test above."""
-    monkeypatch.setattr(claim, "renew", lambda *_: None)
-    topic = api.topic(name, lease=1)
-
-    def work(d: Any) -> Any:
-        yield 3.0
-
-    scene.handle(topic, work, guards=[once()])
-    topic.send({KEY: "p"})
-    with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["claim_lost"] == 1)
-
-    assert kept.states() == {}
-
-
-def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
-    scene: Scene, api: Any, name: str, kept: Kept
-) -> None:
-    go, ran = threading.Event(), []
-    topic = api.topic(name, lease=2)
-
-    def work(d: Any) -> Any:
-        ran.append((d.body[KEY], kept.states().get(f"default:{d.body[KEY]}")))
-        if len(ran) == 1:
-            yield go
-
-    scene.handle(topic, work, guards=[once()], concurrency=1, prefetch=2)
-    topic.send_many([rmq.Outgoing({KEY: key}) for key in ("first", "behind")])
-    with scene.working() as worker:
-        eventually(lambda: len(kept.keys()) == 2)
-        kept.redis.delete(kept.key("behind"))
-        time.sleep(1.7)  # for two renewals, which find out
-        go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
-        counts = worker.counts()[name]
-
-    assert ran == [("first", "consuming"), ("behind", "consuming")]
-    assert (counts["release"], counts["nack"], counts["claim_lost"]) == (1, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        (None, None),
-        ("header:Idempotency-Key", "default:k 1"),
-        (lambda body: body["n"], "default:7"),
-        (lambda body: "\u00fc" * 100, "default:" + "\u00fc" * 100),
-        (lambda body: "a b:c}:d\n", "default:a b:c}:d\n"),
-    ],
-)
-def test_the_key_is_the_id_a_header_or_a_function_of_the_body(
-    scene: Scene, api: Any, name: str, kept: Kept, key: Any, expected: str | None
-) -> None:
-    topic = api.topic(name, slots=4)
-    scene.handle(topic, lambda d: None, guards=[once(key=key)])
-    sent = topic.send({"n": 7}, headers={"Idempotency-Key": "k 1"})
-    with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
-
-    assert kept.states() == {expected or f"default:{sent.id.placed(0, 0)}": "consumed"}
-
-
-def test_the_key_of_one_consumer_is_not_that_of_another(
-    scene: Scene, api: Any, name: str, kept: Kept
-) -> None:
-    ran = []
-    topic = api.topic(name)
-    guard = rmq.idempotent(rmq.Claims("mailer"), key=by_key)
-    scene.handle(topic, lambda d: ran.append(d.body), guards=[guard])
-    kept.redis.set(f"rmq:{{{name}_0}}:claim:default:p", "consumed x:1 1")
-    topic.send({KEY: "p"})
-    with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
-
-    assert len(ran) == 1
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        lambda body: body["absent"],
-        lambda body: None,
-        lambda body: b"bytes",
-        lambda body: "",
-        lambda body: "x" * 201,
-        lambda body: "\ud800",
-        lambda body: True,
-        "header:absent",
-    ],
-)
-def test_a_message_without_a_usable_key_is_not_run_and_fails(
-    scene: Scene, api: Any, name: str, kept: Kept, key: Any
-) -> None:
-    ran: list[Any] = []
-    topic = api.topic(name, max_retries=1, retry="immediate")
-    scene.handle(topic, lambda d: ran.append(d), guards=[once(key=key)])
-    topic.send({KEY: "p"})
-    with scene.working():
-        (dead,) = dead_of(api, name)
-
-    assert ran == []
-    assert dead.failure.error.startswith("InvalidKey: key: ")
-    assert "othing was run" in dead.failure.error
-    assert (dead.failure.reason, dead.failure.deliveries) == ("failed", 2)
-    assert kept.states() == {}
-
-
-def test_a_rule_may_reject_messages_without_a_key(scene: Scene, api: Any, name: str) -> None:
-    topic = api.topic(name)
-    scene.handle(
-        topic, lambda d: None, guards=[once(key=lambda body: None)],
-        on_error={rmq.InvalidKey: rmq.Reject},
-    )  # fmt: skip
-    topic.send(1)
-    with scene.working():
-        (dead,) = dead_of(api, name)
-
-    assert (dead.failure.reason, dead.failure.deliveries) == ("rejected", 1)
 
 
 @every_kind
@@ -583,56 +361,3 @@ def test_a_guarded_function_stays_a_function() -> None:
     assert handle({}) == "done"
     assert handle({}) == "done"
     assert calls == [{}, {}]
-
-
-def test_a_typed_body_is_read_once_and_the_key_is_of_what_the_handler_gets(
-    client: rmq.Client, name: str
-) -> None:
-    import pydantic
-
-    class Payment(pydantic.BaseModel):
-        id: int
-        seen: list[int] = []
-
-    ran = []
-    topic = client.topic(name)
-
-    @topic.handler
-    @rmq.idempotent(rmq.Claims(), key=lambda payment: payment.id)
-    def handle(payment: Payment) -> None:
-        ran.append(payment)
-
-    topic.send({"id": 7})
-    topic.send({"id": "not a number"})
-    with rmq.Worker(client, keeper="thread"):
-        eventually(lambda: client.admin.stats(name)["settled"] == 1)
-        (dead,) = dead_of(client, name)
-
-    assert ran == [Payment(id=7)]
-    assert dead.failure is not None
-    assert dead.failure.reason == "undecodable"
-
-
-def test_a_frozen_owner_finds_its_claim_gone_after_a_successor_has_finished(
-    scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two workers at one key, the first without renewals: it may not undo what the second did."""
-    monkeypatch.setattr(claim, "renew", lambda *_: None)
-    runs: list[float] = []
-    topic = api.topic(name, lease=1)
-
-    def work(d: Any) -> Any:
-        runs.append(time.monotonic())
-        if len(runs) == 1:
-            yield 4.0
-            raise ValueError("too late")
-
-    scene.handle(topic, work, guards=[once()], concurrency=2)
-    topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
-    with scene.working():
-        eventually(lambda: len(runs) == 2)
-        eventually(lambda: kept.states() == {"default:p": "consumed"})
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
-
-    assert kept.states() == {"default:p": "consumed"}
-    assert len(runs) == 2

@@ -1,0 +1,149 @@
+"""A claim is renewed with its lease; what is lost all the same does no harm."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.protocol.flows import claim
+from tests.integration.claims import KEY, Kept, kept, once
+from tests.integration.handling import Scene, eventually
+
+__all__ = ["kept"]  # a fixture
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_owner_that_lost_its_claim_neither_marks_nor_deletes_it_and_learns_of_it(
+    scene: Scene, api: Any, name: str, kept: Kept, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = api.topic(name, max_retries=0)
+
+    def work(d: Any) -> None:
+        kept.redis.set(kept.key("p"), "consuming somebody:7 1", px=60_000)
+        if fails:
+            raise ValueError("no")
+
+    scene.handle(topic, work, guards=[once()])
+    topic.send({KEY: "p"})
+    with scene.working() as worker, caplog.at_level(logging.ERROR, "rmq"):
+        eventually(lambda: sum(worker.counts()[name][v] for v in ("ack", "nack")) == 1)
+        eventually(lambda: worker.counts()[name]["claim_lost"] == (not fails))
+
+    assert kept.redis.get(kept.key("p")) == "consuming somebody:7 1"
+    assert ("the claim of" in caplog.text) == (not fails)
+
+
+def test_a_claim_deleted_by_hand_lets_the_work_be_done_again(
+    scene: Scene, api: Any, name: str, kept: Kept
+) -> None:
+    """The hole of this rung, shown: for what must not run twice there is `rmq.ledger`."""
+    ran = []
+    topic = api.topic(name)
+    scene.handle(topic, lambda d: ran.append(d.id), guards=[once()])
+    topic.send({KEY: "p"})
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        kept.redis.delete(kept.key("p"))
+        topic.send({KEY: "p"})
+        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize("keeper", ["thread", "process"])
+def test_a_claim_is_renewed_with_its_lease(
+    scene: Scene, api: Any, name: str, kept: Kept, keeper: str
+) -> None:
+    ran, lives = [], []
+    topic = api.topic(name, lease=2)  # renewed every 0.7 s: a busy machine has 1.3 s to spare
+
+    def work(d: Any) -> Any:
+        ran.append(d.id)
+        for _ in range(45):
+            yield 0.1
+            lives.append(kept.redis.pttl(kept.key("p")))
+
+    scene.handle(topic, work, guards=[once()], concurrency=2)
+    topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
+    with scene.working(keeper=keeper) as worker:
+        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        counts = worker.counts()[name]
+
+    assert len(ran) == 1
+    assert min(lives) > 0
+    assert (counts["duplicate"], counts["claim_lost"]) == (1, 0)
+
+
+def test_a_claim_that_nobody_renews_is_lost(
+    scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(claim, "renew", lambda *_: None)
+    topic = api.topic(name, lease=1)
+
+    def work(d: Any) -> Any:
+        yield 3.0
+
+    scene.handle(topic, work, guards=[once()])
+    topic.send({KEY: "p"})
+    with scene.working() as worker:
+        eventually(lambda: worker.counts()[name]["claim_lost"] == 1)
+
+    assert kept.states() == {}
+
+
+def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
+    scene: Scene, api: Any, name: str, kept: Kept
+) -> None:
+    go, ran = threading.Event(), []
+    topic = api.topic(name, lease=2)
+
+    def work(d: Any) -> Any:
+        ran.append((d.body[KEY], kept.states().get(f"default:{d.body[KEY]}")))
+        if len(ran) == 1:
+            yield go
+
+    scene.handle(topic, work, guards=[once()], concurrency=1, prefetch=2)
+    topic.send_many([rmq.Outgoing({KEY: key}) for key in ("first", "behind")])
+    with scene.working() as worker:
+        eventually(lambda: len(kept.keys()) == 2)
+        kept.redis.delete(kept.key("behind"))
+        time.sleep(1.7)  # for two renewals, which find out
+        go.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        counts = worker.counts()[name]
+
+    assert ran == [("first", "consuming"), ("behind", "consuming")]
+    assert (counts["release"], counts["nack"], counts["claim_lost"]) == (1, 0, 0)
+
+
+def test_a_frozen_owner_finds_its_claim_gone_after_a_successor_has_finished(
+    scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers at one key, the first without renewals: it may not undo what the second did."""
+    monkeypatch.setattr(claim, "renew", lambda *_: None)
+    runs: list[float] = []
+    topic = api.topic(name, lease=1)
+
+    def work(d: Any) -> Any:
+        runs.append(time.monotonic())
+        if len(runs) == 1:
+            yield 4.0
+            raise ValueError("too late")
+
+    scene.handle(topic, work, guards=[once()], concurrency=2)
+    topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
+    with scene.working():
+        eventually(lambda: len(runs) == 2)
+        eventually(lambda: kept.states() == {"default:p": "consumed"})
+        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+
+    assert kept.states() == {"default:p": "consumed"}
+    assert len(runs) == 2
