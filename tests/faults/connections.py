@@ -1,0 +1,87 @@
+"""A server behind a proxy, clients of both kinds, and the idle connections of their pools."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from tests.conftest import any_binary
+from tests.faults.proxy import Proxy, between
+from tests.patience import PATIENCE_S
+from tests.property.driver import Driver
+from tests.servers import Server
+
+IDLE = 12
+SOON_S = 8.0  # on a busy machine; less than one timeout of the clients that are measured by it
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def proxy(ours: Server) -> Iterator[Proxy]:
+    with between(ours.port) as made:
+        yield made
+
+
+@pytest.fixture(params=["sync", "async"])
+def drive(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
+    made: list[Driver] = []
+
+    def connect(url: str, **patience: float) -> Driver:
+        made.append(Driver(url, request.param == "async", **patience))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        with contextlib.suppress(rmq.RMQError):
+            one.close()
+
+
+def fill(driver: Driver, count: int) -> None:
+    """Leave so many idle connections in the pool of a client."""
+    transport = driver.client._transport
+
+    if driver.loop is None:
+        taken = [transport._current_pool().take() for _ in range(count)]
+        for one in taken:
+            transport._current_pool().give(one)
+    else:
+
+        async def burst() -> None:
+            here = transport._current_pool()
+            taken = [await here.take() for _ in range(count)]
+            for one in taken:
+                here.give(one)
+
+        driver.loop.run_until_complete(burst())
+    assert len(idle(driver)) == count
+
+
+def idle(driver: Driver) -> list[Any]:
+    """Return the idle connections of a client."""
+    transport = driver.client._transport
+    if driver.loop is None:
+        return list(transport._idle)
+
+    async def look() -> list[Any]:
+        return list(transport._idle)
+
+    return driver.loop.run_until_complete(look())
+
+
+def eventually(what: Callable[[], Any]) -> None:
+    """Wait for something to be true."""
+    until = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.01)

@@ -1,0 +1,162 @@
+"""A subscription moves to a new master, and one that is half-open is made anew."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, Subscription
+from rmq.transport import subscription
+from tests.conftest import any_binary
+from tests.faults.connections import drive, eventually, ours, proxy
+from tests.faults.proxy import Proxy, between
+from tests.patience import PATIENCE_S, asleep, quick
+from tests.property.driver import Driver
+from tests.servers import Server, free_port
+
+__all__ = ["drive", "ours", "proxy"]  # fixtures
+
+
+def test_a_waiting_consumer_moves_its_subscription_to_the_new_master(name: str) -> None:
+    old, new = Server(any_binary()), Server(any_binary())
+    got: list[Any] = []
+    try:
+        with (
+            between(old.port) as proxy,
+            old.raw() as raw,
+            new.raw() as successor,
+            rmq.Client(proxy.url, retry_for=PATIENCE_S) as client,
+            rmq.Client(new.url) as producer,
+        ):
+            consumer = client.topic(name).consumer()
+            client.topic(name).open()
+            thread = threading.Thread(
+                target=lambda: got.extend(consumer.receive(1, wait=2 * PATIENCE_S)), daemon=True
+            )
+            thread.start()
+            asleep(old, name)
+            successor.replicaof("127.0.0.1", str(old.port))
+            eventually(lambda: successor.exists(f"rmq:{{{name}_0}}:slot"))
+            successor.replicaof("NO", "ONE")
+            raw.replicaof("127.0.0.1", str(free_port()))  # and it hears nothing from its successor
+            proxy.target_port = new.port
+
+            asleep(new, name)  # it listens there
+            producer.topic(name).send("here")
+            thread.join(PATIENCE_S)
+    finally:
+        old.stop()
+        new.stop()
+    assert [one.body for one in got] == ["here"]
+
+
+def test_a_subscription_that_cannot_be_made_has_done_nothing(drive: Callable[..., Driver]) -> None:
+    def listening() -> Flow[set[int]]:
+        heard: set[int] = yield AwaitSignal(Subscription(b"rmq:wake:t"), 0)
+        return heard
+
+    driver = drive(f"redis://127.0.0.1:{free_port()}/0", retry_for=0.1)
+    run = driver.client._transport.run
+    done = driver.loop.run_until_complete if driver.loop is not None else lambda value: value
+
+    with pytest.raises(rmq.Unavailable, match="nothing was done"):
+        done(run(listening()))
+
+
+@pytest.fixture(params=["sync", "async"])
+def waiting(
+    request: pytest.FixtureRequest, proxy: Proxy, ours: Server, name: str
+) -> Iterator[list[float]]:
+    """A consumer that notes when it got messages, until it gets None."""
+    got: list[float] = []
+
+    def work() -> None:
+        with rmq.Client(proxy.url) as client, client.topic(name).consumer() as consumer:
+            while True:
+                for one in consumer.receive(10, wait=PATIENCE_S):
+                    one.ack()
+                    if one.body is None:
+                        return
+                    got.append(time.monotonic())
+
+    async def work_async() -> None:
+        async with rmq.AsyncClient(proxy.url) as client, client.topic(name).consumer() as consumer:
+            while True:
+                for one in await consumer.receive(10, wait=PATIENCE_S):
+                    await one.ack()
+                    if one.body is None:
+                        return
+                    got.append(time.monotonic())
+
+    target = work if request.param == "sync" else lambda: asyncio.run(work_async())
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    asleep(ours, name)
+    yield got
+    with rmq.Client(ours.url) as client:
+        client.topic(name).send(None)
+    thread.join(PATIENCE_S)
+
+
+def latency(producer: rmq.Client, name: str, got: list[float]) -> float:
+    time.sleep(0.45)  # between two looks of a second
+    before, sent = len(got), time.monotonic()
+    producer.topic(name).send("now")
+    eventually(lambda: len(got) > before)
+    return got[-1] - sent
+
+
+@pytest.fixture
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "PING_S", 0.3)
+    monkeypatch.setattr(subscription, "PONG_S", 0.3)
+
+
+def test_a_half_open_subscription_is_noticed_and_made_anew(
+    quick_pings: None, waiting: list[float], proxy: Proxy, ours: Server, name: str
+) -> None:
+    with rmq.Client(ours.url) as producer:
+        assert proxy.unsubscribe() == 1
+        asleep(ours, name, 2)  # the server still believes in the old one
+
+        assert quick(lambda: latency(producer, name, waiting), 0.2) < 0.2
+
+
+def test_a_half_open_subscription_that_nobody_asks_is_never_noticed(
+    monkeypatch: pytest.MonkeyPatch, proxy: Proxy, ours: Server, name: str
+) -> None:
+    """The control of the test above: without the question there is one subscription for good."""
+    monkeypatch.setattr(subscription, "PING_S", 3600.0)
+    with rmq.Client(proxy.url) as client:
+        consumer = client.topic(name).consumer()
+        thread = threading.Thread(target=lambda: consumer.receive(1, wait=4), daemon=True)
+        thread.start()
+        asleep(ours, name)
+        assert proxy.unsubscribe() == 1
+        thread.join(3)
+        assert thread.is_alive()
+        with ours.raw() as raw:
+            (heard,) = raw.pubsub_numsub(*raw.pubsub_channels(f"*{name}*"))
+        assert heard[1] == 1
+        consumer._interrupt()
+        thread.join(PATIENCE_S)
+
+
+def test_a_subscription_that_answers_is_kept(
+    quick_pings: None, waiting: list[float], ours: Server, name: str
+) -> None:
+    with ours.raw() as raw:
+        pings = raw.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
+        subscribed = raw.info("commandstats")["cmdstat_subscribe"]["calls"]
+        eventually(lambda: raw.info("commandstats")["cmdstat_ping"]["calls"] >= pings + 5)
+        assert raw.info("commandstats")["cmdstat_subscribe"]["calls"] == subscribed
+
+
+def test_the_questions_of_an_idle_consumer_are_few() -> None:
+    assert 1 / POLL_S + 1 / subscription.PING_S <= 1.1
