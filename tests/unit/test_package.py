@@ -21,10 +21,19 @@ def test_no_module_pickles_or_evaluates() -> None:
                 assert node.func.id not in ("eval", "exec", "compile", "__import__"), path
 
 
+# Files that are still too long. The test compares: one that has become shorter must leave the list.
+LONG = ["tests/property/machine.py"]
+
+
 def test_no_file_is_longer_than_500_lines() -> None:
     files = [*ROOT.glob("rmq/**/*.py"), *ROOT.glob("lua/**/*.lua"), *ROOT.glob("bench/*.py")]
+    tests = [*ROOT.glob("tests/**/*.py")]
     assert len(files) > 60
-    assert [str(p) for p in files if len(p.read_text().splitlines()) > 500] == []
+    assert len(tests) > 200
+
+    too_long = [path for path in files + tests if len(path.read_text().splitlines()) > 500]
+
+    assert [str(path.relative_to(ROOT)) for path in too_long] == LONG
 
 
 # Tests that compare the sync and async classes of a whole package.
