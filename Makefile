@@ -96,7 +96,7 @@ types: $(VENV)/dev.stamp ## mypy --strict
 layers: $(VENV)/dev.stamp ## a package imports from lower layers only
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 15 min)
+bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 20 min)
 	@$(BIN)/python -m bench
 
 peers: $(VENV)/dev.stamp ## RMQ's worker beside Celery, RQ, Dramatiq, arq, taskiq, huey, BullMQ in one run (about 10 min)

@@ -15,6 +15,8 @@ from bench.cost import options as cost_options
 from bench.cost.compare import read as read_before, show_against, show_comparison
 from bench.cost.run import ROUNDS as COST_ROUNDS, cost
 from bench.cost.table import show as show_cost
+from bench.growth import DEEPEST, ROUNDS as GROWTH_ROUNDS, growth
+from bench.growth_table import show as show_growth
 from bench.latency import due, idle, latency
 from bench.leases import leases
 from bench.ledger import ledger
@@ -37,8 +39,10 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "ledger": ledger,
     "outbox": outbox,
     "cost": cost,
+    "growth": growth,
 }
-ROUNDS = {"cost": COST_ROUNDS}  # of a part; 9 of the others
+SHOWS = {"cost": show_cost, "growth": show_growth}  # of a part; the others have one table
+ROUNDS = {"cost": COST_ROUNDS, "growth": GROWTH_ROUNDS}  # of a part; 9 of the others
 
 
 def _options() -> argparse.Namespace:
@@ -49,12 +53,17 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--rounds", type=int, default=0,
-        help=f"default 9, of cost {COST_ROUNDS}, with --quick 2",
+        help=f"default 9, of cost and growth {COST_ROUNDS}, with --quick 2",
     )  # fmt: skip
     parser.add_argument("--engine", choices=engines(), help="default: PATH's redis-server")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
     cost_options.add(parser)
+    parser.add_argument_group("of the part growth").add_argument(
+        "--deepest", type=int, metavar="N", help=f"most messages that wait, default {DEEPEST}"
+    )
     options = parser.parse_args()
+    if options.deepest is not None and "growth" not in (options.only or PARTS):
+        parser.error("--deepest is an option of --only growth")
     if cost_options.given(options) and options.only != ["cost"]:
         parser.error(f"{cost_options.given(options)[0]} is an option of --only cost")
     return options
@@ -71,6 +80,8 @@ def main() -> None:
             **PARTS,
             "cost": functools.partial(cost, selection=selected, against=options.against),
         }
+    if options.deepest is not None:
+        parts = {**parts, "growth": functools.partial(growth, deepest=options.deepest)}
     measurements: list[Measurement] = []
     left = list(names)
     with server(options.engine) as own:
@@ -86,8 +97,7 @@ def main() -> None:
                 if options.quick:
                     for measurement in measured:
                         measurement.target = None  # too few messages for a target
-                show = show_cost if left[0] == "cost" else report.show
-                show(measured)
+                SHOWS.get(left[0], report.show)(measured)
                 report.took(left.pop(0), time.monotonic() - began)
                 measurements += measured
                 if options.json:  # after each part, so that nothing is lost

@@ -35,6 +35,7 @@ class Life:
     verbs: tuple[str, ...] = ("send", "take", "ack", "life", SINGLE)
     codec = "bytes"
     ordered = False
+    slots = 1
     backlog_delay: float | None = None  # a backlog that is due later is never taken
     backlog = BACKLOG
 
@@ -43,7 +44,9 @@ class Life:
         self.client = rmq.Client(url, interceptors=self.interceptors())
         # While a batch of a slot in order is in flight, nothing is taken there: a topic for each.
         names = [f"{name}-{n}" for n in range(calls if self.ordered else 1)]
-        self.topics = [self.client.topic(name, codec=self.codec, slots=1) for name in names]
+        self.topics = [
+            self.client.topic(name, codec=self.codec, slots=self.slots) for name in names
+        ]
         self.consumers = [topic.consumer(ordered=self.ordered) for topic in self.topics]
         for topic in self.topics:
             topic.open()

@@ -1,0 +1,301 @@
+"""How the cost of a plain life grows: with the messages that wait, the slots, and the bodies.
+
+Each point is one topic on an emptied server, and beside it, by turns, the same bytes as plain keys:
+pipelines of SET, of GET and of DEL. All calls are for 100 messages. Points are not open at the same
+time: keys of one would be in the tables and caches of another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import redis
+
+from bench.cost.lives import Bare, Life
+from bench.cost.spending import Meter
+from bench.machine import placed, settle
+from bench.measurement import Measurement
+from bench.memory import used_memory
+from rmq import Outgoing
+from rmq.protocol import commands
+from tests.servers import Server
+
+K = 100
+DEPTHS = (1_000, 100_000, 1_000_000, 10_000_000)
+DEEPEST = 1_000_000  # unless an option asks for more
+SLOTS = (8, 64, 1024)
+SLOTS_DEPTH = 100_000
+BODIES = (1024, 10 * 1024, 64 * 1024, 256 * 1024)
+BODIES_DEPTH = 1_000
+SMALL = 100  # bytes of a body where something else grows
+WAITING_BYTES = 125 << 20  # of large bodies, fewer wait
+ROUND_BYTES = 8 << 20  # and fewer calls are made in a round
+CALLS = 6  # of each verb in a round
+BEFORE = 200  # messages that are there before memory is read: they load scripts and make tables
+ROUNDS = 25
+VERBS = ("send", "take", "ack", "life")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is measured.
+
+    Attributes:
+        grows: "depth", "slots", "slots, by key" or "body".
+        depth: messages that wait.
+        slots: of the topic; `depth` is of all of them together.
+        body: bytes of a body.
+    """
+
+    grows: str
+    depth: int
+    slots: int = 1
+    body: int = SMALL
+
+    @property
+    def name(self) -> str:
+        """Return the title of its row."""
+        return f"{self.grows}: {self.depth:,} waiting, {self.slots} slots, {self.body} bytes"
+
+    @property
+    def is_by_key(self) -> bool:
+        """Return whether each message has a slot_basis of its own."""
+        return self.grows == "slots, by key"
+
+    @property
+    def calls(self) -> int:
+        """Return the calls of each verb in a round."""
+        return max(1, min(CALLS, ROUND_BYTES // (K * self.body)))
+
+
+def points(deepest: int = DEEPEST, quick: bool = False) -> list[Point]:
+    """Return what is measured; with `quick` few messages, and the ends of each series."""
+    if quick:
+        return [
+            Point("depth", 1_000), Point("depth", 3_000), Point("slots", 2_000, slots=8),
+            Point("slots, by key", 2_000, slots=8), Point("body", 300, body=16_384),
+        ]  # fmt: skip
+    return [
+        *(Point("depth", depth) for depth in DEPTHS if depth <= deepest),
+        *(Point("slots", SLOTS_DEPTH, slots=slots) for slots in SLOTS),
+        *(Point("slots, by key", SLOTS_DEPTH, slots=slots) for slots in SLOTS),
+        *(Point("body", min(BODIES_DEPTH, WAITING_BYTES // body), body=body) for body in BODIES),
+    ]
+
+
+class Topic(Life):
+    """Plain messages in a topic."""
+
+    backlog = BEFORE
+
+    def __init__(self, url: str, point: Point) -> None:
+        self.slots, self.message, self.is_by_key = point.slots, b"x" * point.body, point.is_by_key
+        self.sent = 0
+        super().__init__(url, "growth", K, point.calls)
+
+    def body(self) -> bytes:
+        """Return a body."""
+        return self.message
+
+    def waiting_message(self) -> Outgoing:
+        """Return a message, with a key where each has one."""
+        self.sent += 1
+        return Outgoing(self.message, slot_basis=f"key:{self.sent}" if self.is_by_key else None)
+
+    def send(self, call: int) -> None:
+        """Send k messages in one call."""
+        self.topics[0].send_many([self.waiting_message() for _ in range(self.k)])
+
+    def take(self, call: int) -> Any:
+        """Take k messages; a reply has at most 16 MiB."""
+        taken: list[Any] = []
+        while len(taken) < self.k:
+            part = self.consumers[0].receive(self.k - len(taken), wait=1)
+            if not part:
+                raise RuntimeError(f"took {len(taken)} of {self.k} messages")
+            taken += part
+        return taken
+
+    def between(self, meter: Meter) -> None:
+        """Take a batch unmeasured: a consumer of several slots may ask them all before that."""
+        self.send(0)
+        self.ack(0, self.take(0))
+
+    def ask(self) -> None:
+        """Ask all slots when they have work, as a busy consumer does now and then."""
+        self.client._transport.run(_ask(self.topics[0]))
+
+
+def _ask(topic: Any) -> Any:
+    yield commands.next_ready(topic._context.slots, False)
+
+
+class Keys(Bare):
+    """The same bytes in plain keys: pipelines of SET, GET and DEL, oldest first."""
+
+    kind = "keys"
+
+    def __init__(self, url: str, point: Point) -> None:
+        self.k, self.calls, self.count = K, point.calls, K * point.calls
+        self.redis = redis.Redis.from_url(url)
+        self.message = b"x" * point.body
+        self.sent = self.taken = 0
+        for _ in range(BEFORE // K):
+            self.send(0)
+
+    def _names(self, first: int) -> list[bytes]:
+        return [b"growth:%09d" % number for number in range(first, first + self.k)]
+
+    def _run(self, *words: tuple[bytes, ...]) -> Any:
+        pipe = self.redis.pipeline(transaction=False)
+        for command in words:
+            pipe.execute_command(*command)
+        return pipe.execute()
+
+    def send(self, call: int) -> None:
+        """Set k keys."""
+        self._run(*((b"SET", name, self.message) for name in self._names(self.sent)))
+        self.sent += self.k
+
+    def take(self, call: int) -> Any:
+        """Get the k oldest keys."""
+        names = self._names(self.taken)
+        self.taken += self.k
+        if None in self._run(*((b"GET", name) for name in names)):
+            raise RuntimeError("a key is missing")
+        return names
+
+    def ack(self, call: int, taken: Any) -> None:
+        """Delete them."""
+        self._run(*((b"DEL", name) for name in taken))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.redis.close()
+
+
+@dataclass
+class Cost:
+    """What messages cost on one side of a point.
+
+    Attributes:
+        columns: by verb and column of `bench/cost`, the value of each round, for one message.
+        memory: bytes of `used_memory` for each message that waits.
+    """
+
+    columns: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    memory: float = 0
+
+    def least(self, verb: str, column: str) -> float:
+        """Return the least of the rounds."""
+        return min(self.columns[verb, column])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the least of each column, by verb, and the memory."""
+        costs: dict[str, Any] = {"memory": round(self.memory, 1)}
+        for verb, column in self.columns:
+            costs.setdefault(verb, {})[column] = round(self.least(verb, column), 4)
+        return costs
+
+
+@dataclass
+class GrowthRow(Measurement):
+    """A point; `value` is the least of Redis's us for a whole life.
+
+    Attributes:
+        point: what was measured.
+        topic: what RMQ costs there.
+        keys: what plain keys of the same bytes cost.
+        ask_us: Redis's us for asking all slots once, where there are several.
+    """
+
+    point: Point = field(default_factory=lambda: Point("depth", 0))
+    topic: Cost = field(default_factory=Cost)
+    keys: Cost = field(default_factory=Cost)
+    ask_us: float | None = None
+
+    @property
+    def value(self) -> float:
+        """Return the least of the rounds."""
+        return min(self.rounds)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, for a file."""
+        point = {name: getattr(self.point, name) for name in ("grows", "depth", "slots", "body")}
+        row = super().as_json() | point
+        row |= {"topic": self.topic.as_json(), "keys": self.keys.as_json()}
+        return row | ({} if self.ask_us is None else {"ask_us": round(self.ask_us, 2)})
+
+
+def _fill(raw: redis.Redis, life: Life, depth: int) -> float:
+    """Send until so many wait; return the bytes that each of them took."""
+    before, count = used_memory(raw), depth - BEFORE
+    for call in range(count // K):
+        life.send(call)
+    return (used_memory(raw) - before) / (count // K * K)
+
+
+def _round(raw: redis.Redis, life: Life, cost: Cost) -> None:
+    meter = Meter(raw)
+    life.run(meter)
+    spent = meter.spent
+    whole = replace(spent["send"] + spent["take"] + spent["ack"], messages=life.count)
+    for verb, sums in (*spent.items(), ("life", whole)):
+        for column, value in sums.each().items():
+            cost.columns[verb, column].append(value)
+
+
+def _ask_us(raw: redis.Redis, topic: Topic, rounds: int) -> float:
+    values = []
+    for _ in range(rounds):
+        meter = Meter(raw)
+        with meter.measure("ask", 1):
+            topic.ask()
+        values.append(meter.spent["ask"].each()["redis"])
+    return min(values)
+
+
+def _measure(server: Server, raw: redis.Redis, point: Point, rounds: int) -> GrowthRow:
+    settle(raw)
+    sides: list[tuple[Life, Cost]] = []
+    try:
+        makers: Sequence[Callable[[str, Point], Life]] = (Topic, Keys)
+        for make in makers:
+            life = make(server.url, point)
+            sides.append((life, Cost(memory=_fill(raw, life, point.depth))))
+        for life, _ in sides:
+            _round(raw, life, Cost())  # warms up
+        for number in range(rounds):
+            for life, cost in sides if number % 2 else reversed(sides):
+                _round(raw, life, cost)
+        topic, keys = (cost for _, cost in sides)
+        ask_us = None
+        if point.slots > 1 and isinstance(sides[0][0], Topic):
+            ask_us = _ask_us(raw, sides[0][0], rounds)
+    finally:
+        for life, _ in sides:
+            life.close()
+    redis_us = topic.columns["life", "redis"]
+    return GrowthRow(
+        "growth", point.name, redis_us, "us", None, True, {}, point, topic, keys, ask_us
+    )
+
+
+def growth(server: Server, rounds: int, quick: bool, deepest: int = DEEPEST) -> list[Measurement]:
+    """Measure a plain life at each point, beside plain keys of the same bytes.
+
+    Args:
+        server: the server.
+        rounds: of each point.
+        quick: few messages, and few points.
+        deepest: the most messages that wait.
+    """
+    with server.raw() as raw, placed(server, cores=2):
+        rows: list[Measurement] = [
+            _measure(server, raw, point, rounds) for point in points(deepest, quick)
+        ]
+        settle(raw)
+    return rows

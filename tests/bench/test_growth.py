@@ -1,0 +1,135 @@
+"""`python -m bench --only growth`: what it measures, that it runs, and the table made of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import __main__ as bench
+from bench.capacity import main as print_capacity, table
+from bench.growth import BODIES, DEEPEST, DEPTHS, SLOTS, Cost, GrowthRow, Point, points
+from bench.growth_table import show
+
+
+@pytest.mark.parametrize("deepest", [1_000, 100_000, DEEPEST, 10_000_000])
+def test_no_point_is_deeper_than_asked_for(deepest: int) -> None:
+    depths = [point.depth for point in points(deepest) if point.grows == "depth"]
+    assert depths == [depth for depth in DEPTHS if depth <= deepest]
+
+
+def test_slots_and_bodies_grow_while_all_else_stands_still() -> None:
+    series = defaultdict(list)
+    for point in points():
+        series[point.grows].append(point)
+
+    assert [one.slots for one in series["slots"]] == list(SLOTS)
+    assert len({(one.depth, one.body) for one in series["slots"]}) == 1
+    assert [one.body for one in series["body"]] == list(BODIES)
+    assert {one.slots for one in series["body"]} == {1}
+    assert max(one.depth * one.body for one in points()) <= 125 << 20
+
+
+def test_a_small_run_measures_every_point_beside_plain_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "growth.json"
+    small = [
+        Point("depth", 3000), Point("slots", 600, slots=3), Point("slots, by key", 600, slots=3),
+        Point("body", 300, body=262_144),  # a take of 100 comes in two replies
+    ]  # fmt: skip
+    monkeypatch.setattr("bench.growth.points", lambda *_: small)
+    monkeypatch.setattr("bench.memory.time.sleep", lambda _: None)
+    arguments = ["--only", "growth", "--quick", "--rounds", "2", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+
+    bench.main()
+
+    depth, slots, by_key, body = json.loads(file.read_text())["figures"]
+    for row in (depth, slots, by_key, body):
+        for verb in ("send", "take", "ack", "life"):
+            assert row["topic"][verb]["redis"] > row["topic"][verb]["commands"] > 0
+            assert row["keys"][verb]["calls"] == (3 if verb == "life" else 1)
+        assert len(row["rounds"]) == 2
+        assert row["value"] == pytest.approx(row["topic"]["life"]["redis"], abs=1e-3)
+    assert 150 < depth["topic"]["memory"] < 1000
+    assert 100 < depth["keys"]["memory"] < 1000
+    assert by_key["topic"]["send"]["calls"] > slots["topic"]["send"]["calls"]  # a script a slot
+    assert body["topic"]["take"]["calls"] > 1.5 * depth["topic"]["take"]["calls"]  # two replies
+    assert slots["ask_us"] > 0
+    assert by_key["ask_us"] > 0
+    assert "ask_us" not in depth
+    assert body["topic"]["life"]["redis"] > 3 * depth["topic"]["life"]["redis"]
+    assert "256 KiB" in capsys.readouterr().out
+
+
+def test_the_options_of_growth_are_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "cost", "--deepest", "1000"])
+    with pytest.raises(SystemExit):
+        bench.main()
+
+
+def _side(us: float, memory: float) -> Cost:
+    verbs = ("send", "take", "ack", "life")
+    columns = {(verb, column): [us, 3 * us] for verb in verbs for column in ("redis", "cpu")}
+    return Cost(columns, memory)
+
+
+def _rows() -> list[GrowthRow]:
+    topic, keys = _side(8.0, 315.2), _side(2.0, 176.0)
+    return [
+        GrowthRow("growth", point.name, [8.0, 24.0], "us", None, True, {}, point, topic, keys, 40.0)
+        for point in (
+            Point("depth", 1_000_000), Point("slots", 100_000, slots=64),
+            Point("slots, by key", 100_000, slots=1024), Point("body", 128, body=262_144),
+        )
+    ]  # fmt: skip
+
+
+def test_columns_of_the_table_stand_below_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    show(_rows())
+
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = [line for line in lines if "waiting" in line and "slots" in line]
+    rows = [line for line in lines if " 8.00 " in line]
+    assert len(rows) == 4
+    for column in ("waiting", "body", "/s", "ask"):
+        end = heading.index(column) + len(column)
+        assert all(row[end - 1] != " " and row[end : end + 1] in ("", " ") for row in rows)
+
+
+def _content() -> dict[str, Any]:
+    kinds = {"plain": (10, 100, 1000)} | {
+        kind: (100,) for kind in ("json", "timed", "merged", "audited", "ordered", "bare", "stream")
+    }
+    names = [f"life, {kind}, k = {k}" for kind, ks in kinds.items() for k in ks]
+    names += ["single life, plain, k = 1", "merge, merged, k = 100"]
+    cost = [{"part": "cost", "name": name, "columns": {"cpu": {"least": 4.0}}} for name in names]
+    return {"figures": [*cost, *(row.as_json() for row in _rows())]}
+
+
+def test_a_core_carries_a_million_us_of_messages() -> None:
+    lines = table(_content()).splitlines()
+
+    assert "| plain, batches of 100 | 4.0 | 250 000 |  |" in lines
+    assert "| plain, batches of 100, 1 000 000 waiting | 8.0 | 120 000 | 315 |" in lines
+    assert "| SET, GET, DEL of 256 KiB, pipelines of 100 | 2.0 | 500 000 | 176 |" in lines
+    assert "| a consumer that asks 64 slots, each time | 40.0 |  |  |" in lines
+    assert {line.count("|") for line in lines} == {5}
+
+
+def test_a_file_that_lacks_a_figure_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = _content()
+    content["figures"] = content["figures"][1:]
+    file = tmp_path / "part.json"
+    file.write_text(json.dumps(content))
+    monkeypatch.setattr(sys, "argv", ["capacity", str(file)])
+
+    with pytest.raises(SystemExit, match="life, plain, k = 10"):
+        print_capacity()
