@@ -175,6 +175,21 @@ def test_at_most_once_settles_by_handing_over(api: Any, name: str) -> None:
     assert api.admin.stats(name)["settled"] == 1
 
 
+@pytest.mark.parametrize("verb", ["nack", "reject", "release", "extend", "ack_receipts"])
+def test_at_most_once_there_is_no_lease_to_give_back_or_to_extend(
+    api: Any, name: str, verb: str
+) -> None:
+    topic = api.topic(name)
+    topic.send("x")
+    with topic.consumer(mode="at_most_once") as consumer:
+        batch = consumer.receive()
+        given = [d.receipt for d in batch] if verb == "ack_receipts" else batch
+        more = ("no",) if verb == "reject" else ()
+
+        with pytest.raises(rmq.InvalidValue, match="no lease to ack, give back or extend"):
+            getattr(consumer, verb)(given, *more)
+
+
 def test_redrive_by_filter_with_dry_run_and_purge(api: Any, name: str) -> None:
     topic = api.topic(name, max_retries=0, slots=2)
     topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(20)])
