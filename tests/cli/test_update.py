@@ -136,6 +136,13 @@ class TestDeadLetters:
         assert run("dlq", "show", topic.name, topic.send(1).id).exit_code == 3
         assert run("dlq", "ls", topic.name, "--error", "(").exit_code == 2
 
+    def test_ls_shows_how_long_ago_each_message_died(self, run, topic):
+        bury(topic, "boom")
+
+        row = run("dlq", "ls", topic.name).stdout.splitlines()[1]
+
+        assert re.fullmatch(r"\d+ms|\d+\.\ds", row.split()[1])
+
     def test_ls_looks_further_until_it_has_enough(self, run, topic, monkeypatch):
         ids = bury(topic, *(f"boom {n}" for n in range(10)))
         monkeypatch.setattr("rmq.cli.dlq.FIRST_PEEK", 2)

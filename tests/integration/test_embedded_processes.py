@@ -163,6 +163,20 @@ def test_ctrl_c_stops_it_only_with_its_owner(home: Path, others: Others) -> None
     assert free(home)
 
 
+def test_sigterm_of_the_supervisor_stops_the_server_and_keeps_the_data(home: Path) -> None:
+    handle = Embedded.open(home)
+    with client(handle) as r:
+        r.set("k", "kept")
+
+    supervisors(home)[0].terminate()
+
+    assert until(lambda: free(home))
+    handle.ensure()
+    with client(handle) as r:
+        assert r.get("k") == "kept"
+    handle.close()
+
+
 def test_the_owner_s_pipes_are_not_kept_open(home: Path, others: Others) -> None:
     process = others.run("Embedded.open(sys.argv[1]); os.kill(os.getpid(), 9)", home)
     begun = time.monotonic()

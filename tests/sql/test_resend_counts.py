@@ -193,6 +193,15 @@ def test_row_that_somebody_edited_is_exhausted_with_the_reason_and_stops_nobody(
     assert told in scene.reported[0].error
 
 
+def test_topic_whose_name_somebody_edited_lets_the_others_be_asked(scene: Lossy) -> None:
+    edited, waiting = scene.lost(), scene.sent()
+    scene.change(edited, topic="no topic!")
+
+    assert scene.round() == Round(waiting=1, exhausted=1, told=1)
+
+    assert scene.row(waiting).sends == 1
+
+
 def test_topic_that_cannot_be_asked_does_not_hold_up_the_others(
     scene: Lossy, caplog: pytest.LogCaptureFixture
 ) -> None:
