@@ -62,7 +62,8 @@ def rows(content: Mapping[str, Any]) -> Iterator[Row]:
         if figure["grows"] == "body":
             title = f"SET, GET, DEL of {size(figure['body'])}, pipelines of 100"
             yield Row(title, figure["keys"]["life"]["cpu"], figure["keys"]["memory"])
-        elif figure["grows"] == "slots":
+    for figure in growth:
+        if figure["grows"] == "slots":
             title = f"a consumer that asks {figure['slots']} slots, each time"
             yield Row(title, figure["ask_us"], is_traffic=False)
 
