@@ -43,8 +43,9 @@ class Look:
         self.settled = set(replies[7]) | set(replies[8])
         if b"holder" in self.slot:
             self.slot[b"holder"] = keys.id_of(self.slot[b"holder"])
-        for when in (b"waiting", b"blocked"):
-            self.slot.pop(when, None)
+        for field in list(self.slot):
+            if field in (b"waiting", b"blocked", b"swept") or field.startswith(b"@"):
+                del self.slot[field]
 
     def state(self) -> tuple[Any, ...]:
         """All of it but the answers kept for replay, for "this changed nothing"."""
