@@ -47,12 +47,13 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == 9 and #head == 4 and #fi
   if flags % 16 == 0 and priority >= 17 and priority < 1048576 and order < 1e9 and tonumber(s[9] or 0) > -1e9
       and redis.call('HEXISTS', records, first) == 0 then
     --- @include "lib/inline/time"
-    -- Many single sends into a small queue are as dear as a batch: see lib/writes.
-    if accepted % 16 == 0 then
+    -- lib/score makes the same digits.
+    local score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
+    if accepted % 16 == 0 then -- many single sends into a small queue are as dear as a batch: see lib/writes
       --- @include "lib/writes"
-      add_many(store, { string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5), first })
+      add_many(store, { score, first })
     else
-      redis.call('ZADD', store, string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5), first)
+      redis.call('ZADD', store, score, first)
     end
     redis.call('HSET', records, first, head .. struct.pack('>I4', accepted % 4294967296) .. ARGV[9])
     redis.call('HSET', slot, 'accepted', accepted, 'order', order, session,
