@@ -25,8 +25,7 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
           wakes the consumers that wait for the batch to end.
 ]]
 local slot, prepare, call = KEYS[1], KEYS[2], ARGV[2]
-local space = string.find(call, ' ', 2, true) or 2
-local session, number = string.sub(call, 1, space - 1), string.sub(call, space + 1)
+--- @include "lib/inline/session"
 local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk',
   'settled', session, 'given_back')
 local known = s[9]

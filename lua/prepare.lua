@@ -34,8 +34,7 @@ Atomic    All messages are read and checked before they move; the first write fr
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, merge, audit = KEYS[6], KEYS[7], KEYS[8]
 local call = ARGV[2]
-local space = string.find(call, ' ', 2, true) or 2
-local session, number = string.sub(call, 1, space - 1), string.sub(call, space + 1)
+--- @include "lib/inline/session"
 --- @include "lib/inline/take_fields"
 local known = s[12]
 

@@ -32,8 +32,7 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
 --- @include "lib/member"
 local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
 local call, head, first = ARGV[2], ARGV[7], ARGV[8]
-local space = string.find(call, ' ', 2, true) or 2
-local session, number = string.sub(call, 1, space - 1), string.sub(call, space + 1)
+--- @include "lib/inline/session"
 --- @include "lib/inline/store_fields"
 local known = s[10]
 

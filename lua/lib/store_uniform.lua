@@ -2,6 +2,7 @@
 --- @include "lib/check"
 --- @include "lib/score"
 --- @include "lib/record"
+--- @include "lib/run_members"
 local BLOCK = 100 -- bodies that are handled at a time: as many as fit the processor's cache
 
 -- Scores and ids, in turn, as ZADD takes them, of messages that came one after another: ordered_text of each. The digits
@@ -59,10 +60,7 @@ local function store_uniform(slot, store, records, s, head, members, bodies_of, 
     --- @include "lib/writes"
     add_many(store, scores)
   end
-  local bytes, stem = {}, nil
-  for i = 0, 255 do
-    bytes[i] = string.char(i)
-  end
+  local bytes, stem = ready_bytes(), nil
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
     local bodies, before = bodies_of(at + 1, at + size)
