@@ -41,7 +41,7 @@ VERBS = ("send", "take", "ack", "life")
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured.
+    """A point of the growth that is measured.
 
     Attributes:
         grows: "depth", "slots", "slots, by key" or "body".
@@ -179,7 +179,7 @@ class Keys(Bare):
 
 @dataclass
 class Cost:
-    """What messages cost on one side of a point.
+    """The cost of messages on one side of a point.
 
     Attributes:
         columns: by verb and column of `bench/cost`, the value of each round, for one message.

@@ -1,4 +1,4 @@
-"""What a server and a client spend on some calls, and how a server's time splits.
+"""The time that a server and a client spend on some calls, and how a server's time splits.
 
 The source of Redis's time is `INFO commandstats`. The `usec` of EVALSHA is the whole run of the
 script, and includes the commands that the script calls; these are counted once more under their own
