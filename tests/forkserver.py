@@ -2,15 +2,19 @@
 
 A process of the tests takes up to 0.8 s of CPU to import RMQ and SQLAlchemy, and hundreds are
 started. `Forked(module, ...)` is what `python -m module` would be, but for the imports: a process
-with its own argv, files, directory and environment, that ends as any interpreter ends. The server
-has one thread and does nothing but import and fork. It ends with the process that started it.
+with its own argv, files, directory and environment. It ends as any interpreter ends, threads and
+`atexit` included; what follows is left out: taking apart modules that it shares with the server,
+which is most of what such a process would cost. The server has one thread and does nothing but
+import and fork. It ends with the process that started it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -23,6 +27,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,29 +45,33 @@ class Forked:
 
     Args:
         stdin, stdout, stderr: files, or as for a `Popen`: DEVNULL, PIPE, STDOUT.
+        env: variables, but for those that an interpreter reads when it starts, as PYTHONPATH.
+        text: whether our ends of pipes are of text.
     """
 
     def __init__(
         self, module: str, *words: str, stdin: File = subprocess.DEVNULL,
         stdout: File = subprocess.DEVNULL, stderr: File = subprocess.DEVNULL, cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None, text: bool = True,
     ) -> None:  # fmt: skip
         self.returncode: int | None = None
-        task = {"module": module, "words": words, "cwd": str(cwd), "env": dict(os.environ)}
-        text = json.dumps(task).encode()
+        environment = dict(os.environ if env is None else env)
+        task = {"module": module, "words": words, "cwd": str(cwd), "env": environment}
+        data, kind = json.dumps(task).encode(), "" if text else "b"
         self._lock = threading.Lock()
         self._told = socket.socket(socket.AF_UNIX)
         with _LOCK:
             self._told.connect(_server()[1])
         with contextlib.ExitStack() as theirs:
-            self.stdin, read = _open(stdin, "w", theirs)
-            self.stdout, write = _open(stdout, "r", theirs)
+            self.stdin, read = _open(stdin, "w" + kind, theirs)
+            self.stdout, write = _open(stdout, "r" + kind, theirs)
             if stderr == subprocess.STDOUT:
                 self.stderr, errors = None, write
             else:
-                self.stderr, errors = _open(stderr, "r", theirs)
-            length = len(text).to_bytes(_LENGTH, "big")
+                self.stderr, errors = _open(stderr, "r" + kind, theirs)
+            length = len(data).to_bytes(_LENGTH, "big")
             socket.send_fds(self._told, [length], [read, write, errors])
-            self._told.sendall(text)
+            self._told.sendall(data)
             self.pid = self._number(START_S)
 
     def _number(self, seconds: float | None) -> int:
@@ -93,6 +103,21 @@ class Forked:
             time.sleep(0.005)
         return code
 
+    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+        """Write to its stdin, close it, read all that it prints, and wait for its end."""
+        with ThreadPoolExecutor(2) as readers:
+            told = [one and readers.submit(one.read) for one in (self.stdout, self.stderr)]
+            if self.stdin is not None:
+                with contextlib.suppress(BrokenPipeError), self.stdin as stdin:
+                    if input is not None:
+                        stdin.write(input)
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()  # or the readers would wait for ever
+                raise
+        return told[0] and told[0].result(), told[1] and told[1].result()
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -105,11 +130,11 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _open(file: File, mode: str, theirs: contextlib.ExitStack) -> tuple[IO[str] | None, int]:
+def _open(file: File, mode: str, theirs: contextlib.ExitStack) -> tuple[IO[Any] | None, int]:
     """Return our end of a pipe, if one is asked for, and the number of theirs."""
     if file == subprocess.PIPE:
         ends = os.pipe()
-        ours, other = ends if mode == "r" else reversed(ends)
+        ours, other = ends if mode[0] == "r" else reversed(ends)
         theirs.callback(os.close, other)
         return open(ours, mode), other
     if file == subprocess.DEVNULL:
@@ -187,6 +212,7 @@ def _serve(path: str) -> dict[str, Any]:
         connection = listening.accept()[0]
         task, files = _receive(connection)
         _warm(task["module"])
+        gc.freeze()  # or each fork copies, at its first collection, what it shares with the server
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -212,9 +238,28 @@ def _run(task: dict[str, Any]) -> Any:
     os.environ.clear()
     os.environ.update(task["env"])
     sys.path[0] = task["cwd"]
+    # Anew, because how a stream buffers depends on what it leads to.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv[:] = [task["module"], *task["words"]]
     return importlib.import_module(task["module"]).main(*task["words"])
 
 
+def _end(code: Any) -> None:
+    """End as `sys.exit(code)` does, up to where the interpreter takes itself apart."""
+    if not isinstance(code, int | None):
+        raise SystemExit(code)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit((code or 0) & 0xFF)
+
+
 if __name__ == "__main__":
-    raise SystemExit(_run(_serve(sys.argv[1])))
+    try:
+        code = _run(_serve(sys.argv[1]))
+    except SystemExit as ended:
+        code = ended.code
+    _end(code)
