@@ -20,13 +20,18 @@ from click.testing import CliRunner, Result
 import rmq
 from rmq.cli import cli
 from tests.cli.program import SHOP, Program, write
+from tests.forkserver import Forked
 from tests.servers import Server
 
 COMMAND = [sys.executable, "-m", "rmq"]
 
 
 class Shell:
-    """`rmq` as a process, pointed at the test server."""
+    """`rmq` as a process, pointed at the test server.
+
+    The process is a fork that has RMQ's modules already, except where a test asks how an
+    interpreter starts: `from_start`.
+    """
 
     def __init__(self, server: Server) -> None:
         self.env = {
@@ -39,29 +44,34 @@ class Shell:
         self, *args: object, stdin: str | bytes = b"", env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         data = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run(
-            [*COMMAND, *map(str, args)],
-            input=data,
-            capture_output=True,
-            env=self.env | (env or {}),
-            timeout=90,
+        running = self.start(
+            *args, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        out, err = running.communicate(data, timeout=90)
+        return subprocess.CompletedProcess(args, running.wait(), out.decode(), err.decode())
+
+    def from_start(
+        self, *args: object, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m rmq`, which imports RMQ as it does for its users."""
+        words = [*COMMAND, *map(str, args)]
+        return subprocess.run(
+            words, env=self.env | (env or {}), capture_output=True, text=True, timeout=90
         )
 
-    def start(self, *args: object, **how: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*COMMAND, *map(str, args)], env=self.env, **how)
+    def start(self, *args: object, env: dict[str, str] | None = None, **how: Any) -> Forked:
+        return Forked(
+            "tests.cli.command", *map(str, args), env=self.env | (env or {}), text=False, **how
+        )
 
     def on_terminal(
         self, *args: object, typed: str = "", env: dict[str, str] | None = None
     ) -> tuple[int, str]:
         """Run on a pseudo-terminal, type when asked; exit code and all that was shown."""
         ours, theirs = pty.openpty()
-        running = subprocess.Popen(
-            [*COMMAND, *map(str, args)], env=self.env | (env or {}) | {"COLUMNS": "100"},
-            stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
-        )  # fmt: skip
+        running = self.start(
+            *args, env=(env or {}) | {"COLUMNS": "100"}, stdin=theirs, stdout=theirs, stderr=theirs
+        )
         os.close(theirs)
         shown, until = b"", time.monotonic() + 30
         while time.monotonic() < until:

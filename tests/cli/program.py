@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tests.forkserver import Forked
 from tests.servers import _die_with_parent
 
 PATIENCE_S = 20.0
@@ -44,19 +45,31 @@ def until(what: Callable[[], Any], told: Callable[[], str] = str) -> Any:
 
 
 class Program:
-    """`rmq worker` with its output in two files: a process that outlives it holds no pipe."""
+    """`rmq worker` with its output in two files: a process that outlives it holds no pipe.
 
-    def __init__(self, home: Path, *words: object, env: dict[str, str] | None = None) -> None:
+    A fork that has RMQ's modules; `from_start` is for what an interpreter does when it starts.
+    """
+
+    def __init__(
+        self, home: Path, *words: object, env: dict[str, str] | None = None,
+        from_start: bool = False,
+    ) -> None:  # fmt: skip
         self.home = home
         self.paths = home / "out.txt", home / "err.txt"
         clean = {k: v for k, v in os.environ.items() if k not in ("RMQ_URL", "RMQ_PREFIX")}
+        clean |= {"PYTHONUTF8": "1", "COLUMNS": "120"} | (env or {})
+        told = ["worker", *map(str, words)]
+        self.process: subprocess.Popen[bytes] | Forked
         with self.paths[0].open("ab") as out, self.paths[1].open("ab") as err:
-            self.process = subprocess.Popen(
-                [*COMMAND, "worker", *map(str, words)],
-                cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env=clean | {"PYTHONUTF8": "1", "COLUMNS": "120"} | (env or {}),
-                preexec_fn=_die_with_parent,
-            )  # fmt: skip
+            if from_start:
+                self.process = subprocess.Popen(
+                    [*COMMAND, *told], cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                    env=clean, preexec_fn=_die_with_parent,
+                )  # fmt: skip
+            else:
+                self.process = Forked(
+                    "tests.cli.command", *told, cwd=home, stdout=out, stderr=err, env=clean
+                )
 
     @property
     def out(self) -> str:

@@ -57,11 +57,11 @@ def test_help_names_every_exit_code(run):
 
 
 def test_version(shell):
-    assert shell("--version").stdout == f"rmq {rmq.__version__}\n"
+    assert shell.from_start("--version").stdout == f"rmq {rmq.__version__}\n"
 
 
 def test_no_arguments_show_help_and_are_wrong_usage(shell):
-    done = shell()
+    done = shell.from_start()
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "Commands:" in done.stderr

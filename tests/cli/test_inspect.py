@@ -154,7 +154,8 @@ def test_json_keeps_every_character_of_a_body(run, topic):
 def test_json_survives_a_terminal_that_knows_ascii_only(shell, topic):
     topic.send("日本😀")
 
-    done = shell("peek", topic.name, "--json", env={"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    done = shell.from_start("peek", topic.name, "--json", env=ascii_only)
 
     assert json.loads(done.stdout)["body"] == "日本😀"
 

@@ -202,9 +202,8 @@ def test_run_creates_topics_as_the_program_declares_them(
     module = f"shop_{uuid.uuid4().hex}"
     text = f"import rmq\nclient = rmq.Client()\nclient.topic({name!r}, slots=8)\n"
     (tmp_path / f"{module}.py").write_text(text)
-    shell.env["PYTHONPATH"] = str(tmp_path)
     fill(engine, name, 1)
-    process = shell.start("outbox", "run", "--app", module, stderr=-1)
+    process = shell.start("outbox", "run", "--app", module, stderr=-1, cwd=tmp_path)
     try:
         eventually(lambda: name in client.admin.topics())
         process.send_signal(signal.SIGTERM)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests.databases import Database
+from tests.forkserver import Forked
 from tests.integration.working import until
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server
 from tests.sql.lossy import HOUR, Lossy
 from tests.sql.stubs import drain
 
 VARIABLE = "RMQ_DATABASE_URL"
 NOBODY = "0" * 26
-COMMAND = [sys.executable, "-m", "rmq"]
 
 
 @pytest.fixture
@@ -274,10 +273,9 @@ def test_run_sends_again_what_is_lost_and_posts_what_is_exhausted(scene: Lossy) 
         "RMQ_URL": scene.server.url, VARIABLE: scene.database.url(),
         "RMQ_OUTBOX_WEBHOOK": f"http://127.0.0.1:{receiver.server_port}/",
     }  # fmt: skip
-    process = subprocess.Popen(
-        [*COMMAND, "outbox", "run", "--max-sends", "3"],
-        env=env, stderr=subprocess.PIPE, preexec_fn=_die_with_parent,
-    )  # fmt: skip
+    process = Forked(
+        "tests.cli.command", "outbox", "run", "--max-sends", "3", env=env, stderr=subprocess.PIPE
+    )
     try:
         until(lambda: scene.row(lost).sends == 2 and got, 30)
     finally:
@@ -286,6 +284,6 @@ def test_run_sends_again_what_is_lost_and_posts_what_is_exhausted(scene: Lossy) 
         receiver.shutdown()
         receiver.server_close()
 
-    assert process.returncode == 0, err.decode()
+    assert process.returncode == 0, err
     assert scene.place(lost) == "store"
     assert [(one["id"], one["sends"]) for one in got] == [(spent, 3)]

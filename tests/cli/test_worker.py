@@ -244,7 +244,7 @@ def test_a_changed_file_is_picked_up(shop, orders, start):
 
 def test_reload_without_its_package_says_what_to_install(shop, start):
     write(shop, "raise ImportError\n", "watchfiles.py")
-    program = start("shop", "--reload", env={"PYTHONPATH": str(shop)})
+    program = start("shop", "--reload", env={"PYTHONPATH": str(shop)}, from_start=True)
 
     assert program.end() == 2
     assert 'pip install "rmq[reload]"' in program.err

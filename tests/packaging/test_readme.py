@@ -72,7 +72,7 @@ def test_the_program_settles_its_four_messages(env: dict[str, str], tmp_path: Pa
 def test_the_handler_is_run_by_a_worker(env: dict[str, str], tmp_path: Path) -> None:
     write(tmp_path, at_home(block("python shop.py", ".handler("), tmp_path))
 
-    worker = Program(tmp_path, "shop", env=env).ready()
+    worker = Program(tmp_path, "shop", env=env, from_start=True).ready()
     subprocess.run(
         [sys.executable, "-m", "rmq", "send", "mail", '{"to": "a@example.org"}'],
         env=env | {"RMQ_URL": f"embedded://{tmp_path}/rmq"},
