@@ -10,6 +10,7 @@ from rmq.protocol.flows import claim as claim_flow
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.tables import CONSUMED
+from rmq.worker.lease_table import LeaseTable
 from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.runner import DONE_BEFORE, Runner
 
@@ -36,6 +37,7 @@ def acks_busy(faults: Any) -> None:
     """A copy of what is in progress is acked.
 
     Claims live on for a while when their owner is dead, so that a test need not hit the second.
+    Nobody renews them: the renewer is a process without this patch, and would shorten their life.
     """
     disposition_by_claim = Runner.disposition_by_claim
 
@@ -45,6 +47,7 @@ def acks_busy(faults: Any) -> None:
 
     Runner.disposition_by_claim = acks  # type: ignore[method-assign]
     claim_flow.BEYOND_MS = LONG_MS
+    LeaseTable.add_claims = lambda *_: None  # type: ignore[method-assign]
 
 
 def marks_first(faults: Any) -> None:
