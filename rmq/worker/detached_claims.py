@@ -33,6 +33,7 @@ class DetachedClaims:
     def __init__(self, transport: Transport, handler: Handler) -> None:
         self._transport = transport
         self._handler = handler
+        self.lost = 0  # claims that were gone before their runs had ended
         self._running: set[DeliveryData] = set()
         self._detached: dict[DeliveryData, float] = {}  # delivery -> until when its claim holds
         self._lock = threading.Lock()
@@ -123,6 +124,7 @@ class DetachedClaims:
         if not delivery.claim_lost:
             return False
         self._forget(delivery)
+        self.lost += 1
         log.error(
             "%s: the claim of %s was lost while it ran on without its lease; check whether the "
             "work was done twice", self._handler, delivery.id,

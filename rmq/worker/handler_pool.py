@@ -83,7 +83,7 @@ class HandlerPool:
         self._heartbeat = heartbeat
         self.settler = Settler(
             handler, consumer, self.runner.disposition_of_overrun, self.error_state,
-            self._room_freed,
+            self._room_freed, self.detached_claims,
         )  # fmt: skip
         self._overdue = self.settler.overdue
         self._runtime_limits = RuntimeLimits(self._overdue)

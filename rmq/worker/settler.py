@@ -16,9 +16,11 @@ from typing import Any
 
 from rmq.client.handler import Handler
 from rmq.core import failure
+from rmq.core.claim import KEPT
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
+from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.runner import DONE_BEFORE, Disposition, Halt, Overrun
 
@@ -118,24 +120,34 @@ class Settler:
         disposition_of_overrun: Callable[[Overrun], Disposition],
         error_state: ErrorState,
         room_freed: threading.Event,
+        detached_claims: DetachedClaims | None,
     ) -> None:
         self._handler = handler
         self._consumer = consumer
         self._disposition_of_overrun = disposition_of_overrun
         self._error_state = error_state
         self._room_freed = room_freed
+        self._detached_claims = detached_claims
         self._reports: SimpleQueue[Any] = SimpleQueue()
         self._abandoned = False
         self.overdue: set[DeliveryData] = set()  # settled while their runs go on
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
-        # Further counts of acked deliveries, where the handler has middleware.
-        self.claim_counts = {"duplicate": 0, "claim_lost": 0} if handler.middleware else {}
+        self._duplicates = 0
+        self._claims_lost = 0
         self.call_began = 0.0  # when the present call to Redis began; 0: none
         self.unsettled = 0  # given up at the end, because Redis could not be reached
         self._counted: list[list[DeliveryData]] = []  # added to `finished` in this turn
         name = f"rmq-{handler.context.name}-settle"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def claim_counts(self) -> dict[str, int]:
+        """Further counts of deliveries, where the handler has middleware."""
+        if not self._handler.middleware:
+            return {}
+        detached = 0 if self._detached_claims is None else self._detached_claims.lost
+        return {"duplicate": self._duplicates, "claim_lost": self._claims_lost + detached}
 
     def start(self) -> None:
         """Begin to settle."""
@@ -214,7 +226,7 @@ class Settler:
         """Settle the reported deliveries, with one call for each verb."""
         reports = ReportBatch(items, self.overdue, self._disposition_of_overrun)
         self._settle("ack", reports.acks, self._consumer.ack)
-        if self.claim_counts:
+        if self._handler.middleware:
             self._count_claims(reports)
         self._settle_others(reports.others)
         for halt in reports.halts:
@@ -227,10 +239,11 @@ class Settler:
             event.set()
 
     def _count_claims(self, reports: ReportBatch) -> None:
-        self.claim_counts["duplicate"] += reports.duplicates
+        self._duplicates += reports.duplicates
         for delivery in reports.acks:
-            if delivery.claim_lost:
-                self.claim_counts["claim_lost"] += 1
+            claim = delivery._claim
+            if claim is not None and claim.lost and claim.state != KEPT:  # kept: counted there
+                self._claims_lost += 1
                 log.error(
                     "%s: the claim of %s was gone when its work was done: it had expired, or was "
                     "deleted. It is acked; look whether the work was done twice",

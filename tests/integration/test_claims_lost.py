@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.core.claim import KEPT
 from rmq.protocol.flows import claim
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.handling import Scene, eventually
@@ -83,12 +84,14 @@ def test_a_claim_is_renewed_with_its_lease(
 def test_a_claim_that_nobody_renews_is_lost(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control of the test above."""
+    """The control of the test above. The claim alone is short: the lease has to hold."""
     monkeypatch.setattr(claim, "renew", lambda *_: None)
-    topic = api.topic(name, lease=1)
+    monkeypatch.setattr(claim, "BEYOND_MS", -29_000)
+    topic = api.topic(name, lease=30)
 
     def work(d: Any) -> Any:
-        yield 3.0
+        while kept.keys():
+            yield 0.05
 
     scene.handle(topic, work, guards=[once()])
     topic.send({KEY: "p"})
@@ -96,6 +99,30 @@ def test_a_claim_that_nobody_renews_is_lost(
         eventually(lambda: worker.counts()[name]["claim_lost"] == 1)
 
     assert kept.states() == {}
+
+
+def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
+    scene: Scene, api: Any, name: str, kept: Kept
+) -> None:
+    go, running = threading.Event(), []
+    topic = api.topic(name, lease=2)
+
+    def work(d: Any) -> Any:
+        running.append(d)
+        yield go
+
+    scene.handle(topic, work, guards=[once()])
+    topic.send({KEY: "p"})
+    with scene.working() as worker:
+        eventually(lambda: running)
+        kept.redis.delete(f"rmq:{{{name}_0}}:prepare")  # as a Redis that has lost it
+        eventually(lambda: running[0]._claim.state == KEPT)
+        kept.redis.delete(kept.key("p"))
+        go.set()
+        eventually(lambda: worker.counts()[name]["lost"] == 1)
+        eventually(lambda: worker.counts()[name]["claim_lost"])
+
+    assert worker.counts()[name]["claim_lost"] == 1
 
 
 def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
