@@ -193,7 +193,7 @@ class TestDeadLetters:
     def test_redrive_at_a_rate_stops_at_ctrl_c_and_goes_on_later(self, shell, run, topic, client):
         bury(topic, *("boom" for _ in range(20)))
         running = shell.start(
-            "dlq", "redrive", topic.name, "--yes", "--rate", 5,
+            "dlq", "redrive", topic.name, "--yes", "--rate", 2,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         until = time.monotonic() + 60
