@@ -47,7 +47,7 @@ def rows(content: Mapping[str, Any]) -> Iterator[Row]:
     for kind, title in KINDS.items():
         yield Row(title, of_cost("life", kind, 100))
     yield Row("a send that merges into a waiting message", of_cost("merge", "merged", 100))
-    growth = [figure for figure in content["figures"] if figure["part"] == "growth"]
+    growth = [figure for figure in content["figures"] if "grows" in figure]
     for figure in growth:
         title = f"plain, batches of 100, {figure['depth']:,} waiting"
         if figure["grows"] == "body":

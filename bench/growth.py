@@ -2,13 +2,14 @@
 
 Each point is one topic on an emptied server, and beside it, by turns, the same bytes as plain keys:
 pipelines of SET, of GET and of DEL. All calls are for 100 messages. Points are not open at the same
-time: keys of one would be in the tables and caches of another.
+time: keys of one would be in the tables and caches of another. A deep topic alone has a shallow one
+beside it, by turns as well, for the ratio of the two: points that are minutes apart differ by the
+moment.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from bench.cost.spending import Meter
 from bench.machine import placed, settle
 from bench.measurement import Measurement
 from bench.memory import used_memory
+from bench.report import Bar, bar
 from rmq import Outgoing
 from rmq.protocol import commands
 from tests.servers import Server
@@ -26,6 +28,8 @@ from tests.servers import Server
 K = 100
 DEPTHS = (1_000, 100_000, 1_000_000, 10_000_000)
 DEEPEST = 1_000_000  # unless an option asks for more
+SHALLOW = DEPTHS[0]  # a deeper topic is held against one of this depth
+DEEPER = 2.5  # times what a life in the shallow one takes: the target
 SLOTS = (8, 64, 1024)
 SLOTS_DEPTH = 100_000
 BODIES = (1024, 10 * 1024, 64 * 1024, 256 * 1024)
@@ -35,6 +39,7 @@ WAITING_BYTES = 125 << 20  # of large bodies, fewer wait
 ROUND_BYTES = 8 << 20  # and fewer calls are made in a round
 CALLS = 6  # of each verb in a round
 BEFORE = 200  # messages that are there before memory is read: they load scripts and make tables
+FILL = 1000  # messages of a call that fills a deep topic; else K, as in a round
 ROUNDS = 25
 VERBS = ("send", "take", "ack", "life")
 
@@ -70,6 +75,14 @@ class Point:
         """Return the calls of each verb in a round."""
         return max(1, min(CALLS, ROUND_BYTES // (K * self.body)))
 
+    @property
+    def fill(self) -> int:
+        """Return the messages of a call that fills.
+
+        Those without keys share a slot, and in a shallow topic the buffers of a large call show.
+        """
+        return FILL if self.slots == 1 and self.depth >= SLOTS_DEPTH else K
+
 
 def points(deepest: int = DEEPEST, quick: bool = False) -> list[Point]:
     """Return what is measured; with `quick` few messages, and the ends of each series."""
@@ -91,10 +104,10 @@ class Topic(Life):
 
     backlog = BEFORE
 
-    def __init__(self, url: str, point: Point) -> None:
+    def __init__(self, url: str, point: Point, name: str = "growth") -> None:
         self.slots, self.message, self.is_by_key = point.slots, b"x" * point.body, point.is_by_key
         self.sent = 0
-        super().__init__(url, "growth", K, point.calls)
+        super().__init__(url, name, K, point.calls)
 
     def body(self) -> bytes:
         """Return a body."""
@@ -107,7 +120,11 @@ class Topic(Life):
 
     def send(self, call: int) -> None:
         """Send k messages in one call."""
-        self.topics[0].send_many([self.waiting_message() for _ in range(self.k)])
+        self.fill(self.k)
+
+    def fill(self, count: int) -> None:
+        """Send so many messages in one call."""
+        self.topics[0].send_many([self.waiting_message() for _ in range(count)])
 
     def take(self, call: int) -> Any:
         """Take k messages; a reply has at most 16 MiB."""
@@ -146,8 +163,8 @@ class Keys(Bare):
         for _ in range(BEFORE // K):
             self.send(0)
 
-    def _names(self, first: int) -> list[bytes]:
-        return [b"growth:%09d" % number for number in range(first, first + self.k)]
+    def _names(self, first: int, count: int = K) -> list[bytes]:
+        return [b"growth:%09d" % number for number in range(first, first + count)]
 
     def _run(self, *words: tuple[bytes, ...]) -> Any:
         pipe = self.redis.pipeline(transaction=False)
@@ -159,6 +176,12 @@ class Keys(Bare):
         """Set k keys."""
         self._run(*((b"SET", name, self.message) for name in self._names(self.sent)))
         self.sent += self.k
+
+    def fill(self, count: int) -> None:
+        """Set so many keys in one call."""
+        names = self._names(self.sent, count)
+        self.redis.mset(dict.fromkeys(names, self.message))
+        self.sent += count
 
     def take(self, call: int) -> Any:
         """Get the k oldest keys."""
@@ -230,12 +253,16 @@ class GrowthRow(Measurement):
         return row | ({} if self.ask_us is None else {"ask_us": round(self.ask_us, 2)})
 
 
-def _fill(raw: redis.Redis, life: Life, depth: int) -> float:
+def _fill(raw: redis.Redis, side: Topic | Keys, point: Point, shown: Bar) -> float:
     """Send until so many wait; return the bytes that each of them took."""
-    before, count = used_memory(raw), depth - BEFORE
-    for call in range(count // K):
-        life.send(call)
-    return (used_memory(raw) - before) / (count // K * K)
+    before = used_memory(raw)
+    left = count = (point.depth - BEFORE) // K * K
+    while left:
+        part = min(point.fill, left)
+        side.fill(part)
+        shown.advance(part)
+        left -= part
+    return (used_memory(raw) - before) / count
 
 
 def _round(raw: redis.Redis, life: Life, cost: Cost) -> None:
@@ -258,30 +285,49 @@ def _ask_us(raw: redis.Redis, topic: Topic, rounds: int) -> float:
     return min(values)
 
 
-def _measure(server: Server, raw: redis.Redis, point: Point, rounds: int) -> GrowthRow:
+def _deeper(point: Point, deep: Cost, shallow: Cost) -> Measurement:
+    pairs = zip(deep.columns["life", "redis"], shallow.columns["life", "redis"], strict=True)
+    name = f"Redis's us of a life in a queue of {point.depth:,} / of {SHALLOW:,}"
+    ratios = [one / other for one, other in pairs]
+    return Measurement("growth", name, ratios, target=DEEPER, at_most=True)
+
+
+def _measure(
+    server: Server, raw: redis.Redis, point: Point, rounds: int, shown: Bar
+) -> list[Measurement]:
+    """Measure a point: its row, and where it is deep, how it compares with a shallow topic."""
     settle(raw)
-    sides: list[tuple[Life, Cost]] = []
+    sides: list[Topic | Keys] = []
+    costs: list[Cost] = []
+    is_deep = point.grows == "depth" and point.depth > SHALLOW
+    shown.begin(point.name, 2 * point.depth + is_deep * SHALLOW + rounds * K)
     try:
-        makers: Sequence[Callable[[str, Point], Life]] = (Topic, Keys)
-        for make in makers:
-            life = make(server.url, point)
-            sides.append((life, Cost(memory=_fill(raw, life, point.depth))))
-        for life, _ in sides:
-            _round(raw, life, Cost())  # warms up
+        if is_deep:  # before the others: what they have does not wait for its memory
+            shallow = replace(point, depth=SHALLOW)
+            sides.append(Topic(server.url, shallow, "shallow"))
+            costs.append(Cost(memory=_fill(raw, sides[-1], shallow, shown)))
+        topic = Topic(server.url, point)
+        sides.append(topic)
+        costs.append(Cost(memory=_fill(raw, topic, point, shown)))
+        sides.append(Keys(server.url, point))
+        costs.append(Cost(memory=_fill(raw, sides[-1], point, shown)))
+        for side in sides:
+            _round(raw, side, Cost())  # warms up
+        turns = list(zip(sides, costs, strict=True))
         for number in range(rounds):
-            for life, cost in sides if number % 2 else reversed(sides):
-                _round(raw, life, cost)
-        topic, keys = (cost for _, cost in sides)
-        ask_us = None
-        if point.slots > 1 and isinstance(sides[0][0], Topic):
-            ask_us = _ask_us(raw, sides[0][0], rounds)
+            for side, cost in turns if number % 2 else reversed(turns):
+                _round(raw, side, cost)
+            shown.advance(K)
+        ask_us = _ask_us(raw, topic, rounds) if point.slots > 1 else None
     finally:
-        for life, _ in sides:
-            life.close()
-    redis_us = topic.columns["life", "redis"]
-    return GrowthRow(
-        "growth", point.name, redis_us, "us", None, True, {}, point, topic, keys, ask_us
+        for side in sides:
+            side.close()
+    of_topic, of_keys = costs[-2:]
+    redis_us = of_topic.columns["life", "redis"]
+    row = GrowthRow(
+        "growth", point.name, redis_us, "us", None, True, {}, point, of_topic, of_keys, ask_us
     )
+    return [row, _deeper(point, of_topic, costs[0])] if is_deep else [row]
 
 
 def growth(server: Server, rounds: int, quick: bool, deepest: int = DEEPEST) -> list[Measurement]:
@@ -293,9 +339,11 @@ def growth(server: Server, rounds: int, quick: bool, deepest: int = DEEPEST) -> 
         quick: few messages, and few points.
         deepest: the most messages that wait.
     """
-    with server.raw() as raw, placed(server, cores=2):
-        rows: list[Measurement] = [
-            _measure(server, raw, point, rounds) for point in points(deepest, quick)
+    with server.raw() as raw, placed(server, cores=2), bar() as shown:
+        rows = [
+            row
+            for point in points(deepest, quick)
+            for row in _measure(server, raw, point, rounds, shown)
         ]
         settle(raw)
     return rows

@@ -54,5 +54,8 @@ def table(rows: Sequence[GrowthRow]) -> Table:
 
 
 def show(measured: Sequence[Measurement]) -> None:
-    """Print the rows."""
+    """Print the rows, then what is not a row: deep topics beside a shallow one."""
     report.show_table(table([row for row in measured if isinstance(row, GrowthRow)]), EXPLANATION)
+    others = [one for one in measured if not isinstance(one, GrowthRow)]
+    if others:
+        report.show(others)

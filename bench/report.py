@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from bench.measurement import Measurement
@@ -52,6 +56,43 @@ def _console() -> Console:
 
 
 _stderr = Console(stderr=True)
+
+
+class Bar:
+    """A progress bar on stderr, if that is a terminal.
+
+    It is drawn by `advance`, and not by a thread that would run while something is measured.
+    """
+
+    SECONDS = 0.5  # between two drawings
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+        self._drawn = 0.0
+
+    def begin(self, title: str, total: int) -> None:
+        """Start anew, with something else to do."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(title, total=total)
+        self._progress.refresh()
+
+    def advance(self, count: int) -> None:
+        """Add what has been done."""
+        assert self._task is not None
+        self._progress.advance(self._task, count)
+        if time.monotonic() - self._drawn >= self.SECONDS:
+            self._progress.refresh()
+            self._drawn = time.monotonic()
+
+
+@contextmanager
+def bar() -> Iterator[Bar]:
+    """Show a progress bar inside `with`; nothing is left of it."""
+    disable = not _stderr.is_terminal
+    with Progress(console=_stderr, auto_refresh=False, transient=True, disable=disable) as progress:
+        yield Bar(progress)
 
 
 def begin(machine: dict[str, str]) -> None:

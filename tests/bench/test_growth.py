@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 from bench import __main__ as bench
 from bench.capacity import main as print_capacity, table
-from bench.growth import BODIES, DEEPEST, DEPTHS, SLOTS, Cost, GrowthRow, Point, points
+from bench.growth import (
+    BODIES,
+    DEEPEST,
+    DEPTHS,
+    SLOTS,
+    Cost,
+    GrowthRow,
+    Point,
+    _deeper,
+    _fill,
+    points,
+)  # fmt: skip
 from bench.growth_table import show
+from bench.report import Bar, bar
 
 
 @pytest.mark.parametrize("deepest", [1_000, 100_000, DEEPEST, 10_000_000])
@@ -49,7 +64,10 @@ def test_a_small_run_measures_every_point_beside_plain_keys(
 
     bench.main()
 
-    depth, slots, by_key, body = json.loads(file.read_text())["figures"]
+    depth, deeper, slots, by_key, body = json.loads(file.read_text())["figures"]
+    assert deeper["name"] == "Redis's us of a life in a queue of 3,000 / of 1,000"
+    assert len(deeper["rounds"]) == 2
+    assert all(0.2 < ratio < 20 for ratio in deeper["rounds"])
     for row in (depth, slots, by_key, body):
         for verb in ("send", "take", "ack", "life"):
             assert row["topic"][verb]["redis"] > row["topic"][verb]["commands"] > 0
@@ -88,6 +106,52 @@ def _rows() -> list[GrowthRow]:
             Point("slots, by key", 100_000, slots=1024), Point("body", 128, body=262_144),
         )
     ]  # fmt: skip
+
+
+def test_a_deep_life_may_take_two_and_a_half_times_a_shallow_one_in_the_same_round() -> None:
+    shallow = Cost({("life", "redis"): [4.0, 8.0, 4.0]})
+    deep = Cost({("life", "redis"): [10.0, 20.0, 9.0]})
+
+    row = _deeper(Point("depth", 10_000_000), deep, shallow)
+
+    assert row.rounds == [2.5, 2.5, 2.25]
+    assert row.verdict == "ok"
+    assert _deeper(Point("depth", 10_000_000), _side(10.1, 0), _side(4.0, 0)).verdict == "short"
+
+
+def test_a_topic_is_filled_to_its_depth_in_calls_that_suit_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: dict[Point, list[int]] = {
+        Point("depth", 10_000_000): [], Point("depth", 1_000): [],
+        Point("slots", 100_000, slots=8): [],
+    }  # fmt: skip
+    monkeypatch.setattr("bench.growth.used_memory", lambda _: 0)
+
+    for point, counts in calls.items():
+        side, shown = Mock(), Mock()
+        side.fill = counts.append
+        _fill(Mock(), side, point, shown)
+        assert sum(counts) == point.depth - 200
+        assert shown.advance.call_count == len(counts)
+
+    assert [max(counts) for counts in calls.values()] == [1000, 100, 100]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_bar_is_drawn_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("bench.report._stderr", Console(file=out, force_terminal=is_terminal))
+    monkeypatch.setattr(Bar, "SECONDS", 0.0)
+
+    with bar() as shown:
+        shown.begin("depth: 10,000,000 waiting", 200)
+        shown.advance(50)
+
+    assert ("depth: 10,000,000 waiting" in out.getvalue()) == is_terminal
+    assert ("25%" in out.getvalue()) == is_terminal
 
 
 def test_columns_of_the_table_stand_below_each_other(capsys: pytest.CaptureFixture[str]) -> None:
