@@ -15,6 +15,7 @@ from bench.cost import options as cost_options
 from bench.cost.compare import read as read_before, show_against, show_comparison
 from bench.cost.run import ROUNDS as COST_ROUNDS, cost
 from bench.cost.table import show as show_cost
+from bench.drain import drain
 from bench.growth import DEEPEST, ROUNDS as GROWTH_ROUNDS, growth
 from bench.growth_table import show as show_growth
 from bench.latency import due, idle, latency
@@ -28,6 +29,7 @@ from tests.servers import Server, engines
 
 PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "throughput": throughput,
+    "drain": drain,
     "memory": memory,
     "remembered": remembered,
     "depth": depth,

@@ -1,4 +1,4 @@
-"""RMQ behind the baseline's three verbs, through its public face; and a raw stream's send."""
+"""RMQ behind the baseline's three verbs, through its public face; and a raw stream."""
 
 from __future__ import annotations
 
@@ -79,13 +79,15 @@ class RmqJson(Rmq):
 
 
 class Stream:
-    """A raw stream: XADD in a pipeline."""
+    """A raw stream: XADD in a pipeline, XREADGROUP, XACK. Settled entries stay in the stream."""
 
     name = "stream"
+    GROUP = "workers"
 
     def __init__(self, url: str, key: str) -> None:
         self.redis = redis.Redis.from_url(url)
         self.key = f"stream:{key}"
+        self.redis.xgroup_create(self.key, self.GROUP, mkstream=True)
 
     def send(self, bodies: list[bytes]) -> None:
         """Adds them in one pipeline."""
@@ -94,6 +96,30 @@ class Stream:
             pipe.xadd(self.key, {"body": body})
         pipe.execute()
 
+    def receive(self, count: int) -> list[Any]:
+        """Reads entries that nobody has read."""
+        reply: Any = self.redis.xreadgroup(self.GROUP, "bench", {self.key: ">"}, count=count)
+        entries: list[Any] = reply[0][1] if reply else []
+        return entries
+
+    def ack(self, taken: list[Any]) -> None:
+        """Acks them together."""
+        self.redis.xack(self.key, self.GROUP, *[id for id, _ in taken])
+
     def close(self) -> None:
         """Let go of the connection."""
         self.redis.close()
+
+
+class DeletingStream(Stream):
+    """The same with XDEL beside XACK: what is settled is gone, as in RMQ."""
+
+    name = "stream that deletes"
+
+    def ack(self, taken: list[Any]) -> None:
+        """Acks and deletes them in one round trip."""
+        ids = [id for id, _ in taken]
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.xack(self.key, self.GROUP, *ids)
+        pipe.xdel(self.key, *ids)
+        pipe.execute()
