@@ -42,6 +42,11 @@ BEFORE = 200  # messages that are there before memory is read: they load scripts
 FILL = 1000  # messages of a call that fills a deep topic; else K, as in a round
 ROUNDS = 25
 VERBS = ("send", "take", "ack", "life")
+SET_KEYS = """
+for number = ARGV[1], ARGV[2] do
+  redis.call('SET', string.format('growth:%09d', number), ARGV[3])
+end
+"""
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,14 @@ class Topic(Life):
 
     def send(self, call: int) -> None:
         """Send k messages in one call."""
-        self.fill(self.k)
+        self.topics[0].send_many([self.waiting_message() for _ in range(self.k)])
 
     def fill(self, count: int) -> None:
-        """Send so many messages in one call."""
-        self.topics[0].send_many([self.waiting_message() for _ in range(count)])
+        """Send so many messages in one call; those without keys are one object, made once."""
+        if self.is_by_key:
+            self.topics[0].send_many([self.waiting_message() for _ in range(count)])
+        else:
+            self.topics[0].send_many([Outgoing(self.message)] * count)
 
     def take(self, call: int) -> Any:
         """Take k messages; a reply has at most 16 MiB."""
@@ -163,8 +171,8 @@ class Keys(Bare):
         for _ in range(BEFORE // K):
             self.send(0)
 
-    def _names(self, first: int, count: int = K) -> list[bytes]:
-        return [b"growth:%09d" % number for number in range(first, first + count)]
+    def _names(self, first: int) -> list[bytes]:
+        return [b"growth:%09d" % number for number in range(first, first + self.k)]
 
     def _run(self, *words: tuple[bytes, ...]) -> Any:
         pipe = self.redis.pipeline(transaction=False)
@@ -179,8 +187,7 @@ class Keys(Bare):
 
     def fill(self, count: int) -> None:
         """Set so many keys in one call."""
-        names = self._names(self.sent, count)
-        self.redis.mset(dict.fromkeys(names, self.message))
+        self.redis.eval(SET_KEYS, 0, self.sent, self.sent + count - 1, self.message)
         self.sent += count
 
     def take(self, call: int) -> Any:

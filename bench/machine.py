@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +33,9 @@ def server(engine: str | None = None) -> Iterator[Server]:
 
 def settle(raw: redis.Redis) -> None:
     """Empty the server, so that all rounds begin alike."""
-    raw.flushall()
+    raw.flushall(asynchronous=True)  # millions of keys would take longer than a client waits
+    while raw.info("memory")["lazyfree_pending_objects"]:
+        time.sleep(0.01)
     raw.config_resetstat()
 
 
@@ -54,6 +57,7 @@ def _engine(raw: redis.Redis) -> dict[str, str]:
 def description(raw: redis.Redis) -> dict[str, str]:
     """Return the facts that a comparison of two runs needs."""
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "cpu": f"{_cpu()}, {os.cpu_count()} cores",
         "load before": f"{os.getloadavg()[0]:.1f}",
         "system": f"{platform.system()} {platform.release()}",

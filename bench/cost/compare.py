@@ -19,6 +19,7 @@ from bench.cost.trials import MEMORY
 from bench.measurement import Measurement
 
 DEARER = 1.05  # new / old, from which on a figure is marked
+CHANGING = frozenset(("date", "load before"))  # of a machine: no two runs have the same
 FLOOR_US = 0.02  # less than this is lost among the clock's whole us, and not marked
 
 
@@ -119,7 +120,7 @@ def show_comparison(
     changed = [
         f"{name}: {before['machine'].get(name)} -> {machine.get(name)}."
         for name in sorted(machine.keys() | before["machine"].keys())
-        if before["machine"].get(name) != machine.get(name) and name != "load before"
+        if before["machine"].get(name) != machine.get(name) and name not in CHANGING
     ]
     _show(comparisons, changed)
 
