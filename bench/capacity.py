@@ -1,4 +1,4 @@
-"""Print the table of docs/capacity.md: `python -m bench.capacity FILE`.
+"""Print the tables of docs/capacity.md: `python -m bench.capacity FILE`.
 
 FILE is what `python -m bench --only cost --only growth --json FILE` has written. A core carries
 1 000 000 / CPU messages a second, CPU being the us of the server's main thread for one message.
@@ -7,12 +7,18 @@ FILE is what `python -m bench --only cost --only growth --json FILE` has written
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bench.growth_table import size
+from bench.figures import Figures, K, Missing, size, spaced
+from bench.masters import even, hashed
+
+MILLION = 1_000_000
+MASTERS_BODIES = (1024, 10 * 1024)  # larger ones are for the network to bear, not for a core
+SMALL = 100  # bytes of a body where its size is not said
+ENVELOPE = 80  # bytes of a message beside its body, on the network, there and back
+SLOTS = (256, 1024)
 
 
 class Row(NamedTuple):
@@ -34,20 +40,15 @@ KINDS = {
 PEERS = {"bare": "three bare scripts, batches of 100", "stream": "a Redis stream, batches of 100"}
 
 
-def rows(content: Mapping[str, Any]) -> Iterator[Row]:
-    """Read a file's figures, kind of traffic by kind."""
-    figures = {figure["name"]: figure for figure in content["figures"]}
-
-    def of_cost(verb: str, kind: str, k: int) -> float:
-        return float(figures[f"{verb}, {kind}, k = {k}"]["columns"]["cpu"]["least"])
-
-    yield Row("plain, one by one", of_cost("single life", "plain", 1))
+def rows(figures: Figures) -> Iterator[Row]:
+    """Return a file's figures, kind of traffic by kind."""
+    yield Row("plain, one by one", figures.life("plain", 1))
     for k in (10, 100, 1000):
-        yield Row(f"plain, batches of {k}", of_cost("life", "plain", k))
+        yield Row(f"plain, batches of {k}", figures.life("plain", k))
     for kind, title in KINDS.items():
-        yield Row(title, of_cost("life", kind, 100))
-    yield Row("a send that merges into a waiting message", of_cost("merge", "merged", 100))
-    growth = [figure for figure in content["figures"] if "grows" in figure]
+        yield Row(title, figures.life(kind, K))
+    yield Row("a send that merges into a waiting message", figures.cost("merge", "merged", K))
+    growth = figures.growth()
     for figure in growth:
         title = f"plain, batches of 100, {figure['depth']:,} waiting"
         if figure["grows"] == "body":
@@ -57,7 +58,7 @@ def rows(content: Mapping[str, Any]) -> Iterator[Row]:
             title += f", {figure['slots']} slots, {how}"
         yield Row(title, figure["topic"]["life"]["cpu"], figure["topic"]["memory"])
     for kind, title in PEERS.items():
-        yield Row(title, of_cost("life", kind, 100))
+        yield Row(title, figures.life(kind, K))
     for figure in growth:
         if figure["grows"] == "body":
             title = f"SET, GET, DEL of {size(figure['body'])}, pipelines of 100"
@@ -70,30 +71,67 @@ def rows(content: Mapping[str, Any]) -> Iterator[Row]:
 
 def _rounded(rate: float) -> str:
     """Return two digits of a rate: the figures bear no more."""
-    return f"{float(f'{rate:.2g}'):,.0f}".replace(",", " ")
+    return spaced(float(f"{rate:.2g}"))
 
 
-def table(content: Mapping[str, Any]) -> str:
-    """Return the table in Markdown."""
+def _us(cpu: float) -> str:
+    return f"{cpu:.1f}" if cpu < 100 else spaced(cpu)
+
+
+def table(figures: Figures) -> str:
+    """Return the table of what a core carries, in Markdown."""
     lines = ["| traffic | us a message | messages/s of a core | bytes waiting |"]
     lines.append("| --- | ---: | ---: | ---: |")
-    for row in rows(content):
-        us = f"{row.cpu:.1f}" if row.cpu < 100 else f"{row.cpu:,.0f}".replace(",", " ")
+    for row in rows(figures):
         rate = _rounded(1e6 / row.cpu) if row.is_traffic and row.cpu else ""
-        waiting = "" if row.memory is None else f"{row.memory:,.0f}".replace(",", " ")
-        lines.append(f"| {row.title.replace(',000', ' 000')} | {us} | {rate} | {waiting} |")
+        waiting = "" if row.memory is None else spaced(row.memory)
+        title = row.title.replace(",000", " 000")
+        lines.append(f"| {title} | {_us(row.cpu)} | {rate} | {waiting} |")
+    return "\n".join(lines)
+
+
+def kinds_of_a_million(figures: Figures) -> Iterator[tuple[str, float, int]]:
+    """Return title, us and bytes of a body of the kinds that a cluster is reckoned for."""
+    yield "plain, one by one", figures.life("plain", 1), SMALL
+    for k in (10, 100, 1000):
+        yield f"plain, batches of {k}", figures.life("plain", k), SMALL
+    for kind, title in KINDS.items():
+        yield title, figures.life(kind, K), SMALL
+    deepest = max(figures.growth("depth"), key=lambda point: int(point["depth"]))
+    title = f"plain, batches of 100, {spaced(deepest['depth'])} waiting on each master"
+    yield title, deepest["topic"]["life"]["cpu"], SMALL
+    most = max(figures.growth("slots, by key"), key=lambda point: int(point["slots"]))
+    title = f"batches of 100, each message with a key, {most['slots']} slots"
+    yield title, most["topic"]["life"]["cpu"], SMALL
+    for point in figures.growth("body"):
+        if point["body"] in MASTERS_BODIES:
+            title = f"bodies of {size(point['body'])}, batches of 100"
+            yield title, point["topic"]["life"]["cpu"], point["body"]
+
+
+def masters_table(figures: Figures) -> str:
+    """Return the table of what a million messages a second need, in Markdown."""
+    slots = " | ".join(f"{count} slots by hash" for count in SLOTS)
+    lines = [f"| a million a second | busy cores | masters, evenly | {slots} | Gbit/s |"]
+    lines.append("| --- | " + " | ".join(["---:"] * (3 + len(SLOTS))) + " |")
+    for title, cpu, body in kinds_of_a_million(figures):
+        cores = cpu * MILLION / 1e6
+        counts = [hashed(cores, count) for count in SLOTS]
+        gbits = (2 * body + ENVELOPE) * 8 * MILLION / 1e9
+        cells = [_us(cores), str(even(cores)), *(str(count or "none") for count in counts)]
+        lines.append(f"| {title} | {' | '.join(cells)} | {gbits:.1f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.capacity", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="what --json has written")
-    content = json.loads(parser.parse_args().file.read_text())
+    figures = Figures.read(parser.parse_args().file)
     try:
-        print(table(content))
-    except KeyError as missing:
+        print(table(figures), masters_table(figures), sep="\n\n")
+    except Missing as missing:
         raise SystemExit(
-            f"the file has no figure {missing}; measure with --only cost --only growth, "
+            f"the file has {missing}; measure with --only cost --only growth, "
             "and no other options than --rounds, --deepest and --json"
         ) from None
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench import report
 from bench.cost.table import number
+from bench.figures import size
 from bench.growth import VERBS, GrowthRow, K
 from bench.measurement import Measurement
 
@@ -20,11 +21,6 @@ EXPLANATION = (
     "waits. keys: SET, GET and DEL of the same bytes in pipelines. ask: us for asking all slots "
     "once, which a busy consumer of several slots does up to 20 times a second."
 )
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as people say it."""
-    return f"{count // 1024} KiB" if count >= 1024 else f"{count} B"
 
 
 def table(rows: Sequence[GrowthRow]) -> Table:

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from bench import __main__ as bench
-from bench.capacity import main as print_capacity, table
+from bench.capacity import main as print_capacity, masters_table, table
+from bench.figures import Figures
 from bench.growth import (
     BODIES,
     DEEPEST,
@@ -138,6 +139,13 @@ def test_a_topic_is_filled_to_its_depth_in_calls_that_suit_it(
     assert [max(counts) for counts in calls.values()] == [1000, 100, 100]
 
 
+def test_a_million_messages_need_the_busy_cores_and_room_to_spare() -> None:
+    lines = masters_table(Figures(_content())).splitlines()
+
+    assert "| plain, batches of 100 | 4.0 | 7 | 8 | 8 | 2.2 |" in lines
+    assert {line.count("|") for line in lines} == {7}
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_bar_is_drawn_on_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool
@@ -173,11 +181,11 @@ def _content() -> dict[str, Any]:
     names = [f"life, {kind}, k = {k}" for kind, ks in kinds.items() for k in ks]
     names += ["single life, plain, k = 1", "merge, merged, k = 100"]
     cost = [{"part": "cost", "name": name, "columns": {"cpu": {"least": 4.0}}} for name in names]
-    return {"figures": [*cost, *(row.as_json() for row in _rows())]}
+    return {"machine": {}, "figures": [*cost, *(row.as_json() for row in _rows())]}
 
 
 def test_a_core_carries_a_million_us_of_messages() -> None:
-    lines = table(_content()).splitlines()
+    lines = table(Figures(_content())).splitlines()
 
     assert "| plain, batches of 100 | 4.0 | 250 000 |  |" in lines
     assert "| plain, batches of 100, 1 000 000 waiting | 8.0 | 120 000 | 315 |" in lines

@@ -1,0 +1,47 @@
+"""How many Redis masters of a cluster carry a load, with a topic's slots placed by Redis's hash."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+
+from redis.crc import key_slot
+
+SPARE = 0.6  # of a core's time is used; the rest is for bursts, retries and what is not the least
+TOPICS = 60
+HASH_SLOTS = 16_384  # of Redis Cluster; each master has a range of them, even in size
+
+
+@functools.cache
+def _places(slots: int) -> tuple[tuple[int, ...], ...]:
+    """Return the hash slots of the slots of some topics; the names are those of rmq/core/keys."""
+    return tuple(
+        tuple(key_slot(b"rmq:{topic%d_%d}:store" % (topic, index)) for index in range(slots))
+        for topic in range(TOPICS)
+    )
+
+
+@functools.cache
+def fullest(masters: int, slots: int) -> float:
+    """Return the load of the fullest master, where 1 is even: the median of some topics."""
+    loads = []
+    for places in _places(slots):
+        counts = [0] * masters
+        for place in places:
+            counts[place * masters // HASH_SLOTS] += 1
+        loads.append(max(counts) * masters / slots)
+    return statistics.median(loads)
+
+
+def even(cores: float) -> int:
+    """Return the masters for a load of so many whole cores, if it is spread evenly."""
+    return math.ceil(cores / SPARE)
+
+
+def hashed(cores: float, slots: int) -> int | None:
+    """Return the fewest masters of which the fullest has time to spare; None if no number has."""
+    for masters in range(even(cores), slots + 1):
+        if cores / masters * fullest(masters, slots) <= SPARE:
+            return masters
+    return None
