@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import subprocess
 from collections import Counter
 from typing import Any
 
@@ -12,6 +13,7 @@ import rmq
 from rmq.core import ids
 from rmq.core.slots import slot_of
 from tests.conftest import Clock
+from tests.forkserver import Forked
 from tests.integration.driven import connect
 from tests.servers import Server
 
@@ -184,33 +186,22 @@ def test_interceptors_see_the_key_and_may_give_one(link: Any, name: str) -> None
     ]  # fmt: skip
 
 
-def _flood(kind: str, url: str, name: str, barrier: Any, queue: Any) -> None:
-    with connect(kind, url) as api:
-        topic = api.topic(name, slots=4)
-        topic.open()
-        barrier.wait(30)
-        found = [
-            one.status
-            for first in range(0, 600, 20)
-            for one in topic.send_many(
-                [rmq.Outgoing(n, dedup_key=f"k{n}") for n in range(first, first + 20)]
-            )
-        ]
-    queue.put(found)
-
-
 def test_two_processes_at_once_store_each_key_once(kind: str, server: Server, name: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    barrier, queue = context.Barrier(2), context.Queue()
     both = [
-        context.Process(target=_flood, args=(kind, server.url, name, barrier, queue))
+        Forked(
+            "tests.integration.dedup_child", kind, server.url, name,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
         for _ in range(2)
-    ]
+    ]  # fmt: skip
     for one in both:
-        one.start()
-    mine, theirs = queue.get(timeout=60), queue.get(timeout=60)
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
     for one in both:
-        one.join(20)
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    mine, theirs = (json.loads(one.communicate(timeout=60)[0]) for one in both)
 
     assert all(sorted(pair) == ["duplicate", "stored"] for pair in zip(mine, theirs, strict=True))
     with connect(kind, server.url) as api:
