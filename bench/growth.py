@@ -10,6 +10,7 @@ moment.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from bench.measurement import Measurement
 from bench.memory import used_memory
 from bench.report import Bar, bar
 from rmq import Outgoing
+from rmq.core.keys import SlotKeys
 from rmq.protocol import commands
 from tests.servers import Server
 
@@ -42,6 +44,15 @@ BEFORE = 200  # messages that are there before memory is read: they load scripts
 FILL = 1000  # messages of a call that fills a deep topic; else K, as in a round
 ROUNDS = 25
 VERBS = ("send", "take", "ack", "life")
+JUST_FILLED_ROUNDS = 5  # before the tables of a deep topic have their size
+LOOK_UPS = 50_000  # of a call, which takes some ten ms
+# Each look-up moves a row of a table that Redis is making larger.
+LOOK_UP = """
+for _ = 1, ARGV[1] do
+  redis.call('HEXISTS', KEYS[1], '')
+  redis.call('ZSCORE', KEYS[2], '')
+end
+"""
 SET_KEYS = """
 for number = ARGV[1], ARGV[2] do
   redis.call('SET', string.format('growth:%09d', number), ARGV[3])
@@ -148,6 +159,17 @@ class Topic(Life):
         """Take a batch unmeasured: a consumer of several slots may ask them all before that."""
         self.send(0)
         self.ack(0, self.take(0))
+
+    def finish_tables(self, raw: redis.Redis, depth: int, shown: Bar) -> None:
+        """Look up as often as it takes until no table of the only slot is being made larger.
+
+        Redis does it by the way, a row with each use of the table. While it goes on, a life takes
+        several times as long; that is paid once for each doubling, and is not what depth costs.
+        """
+        keys = SlotKeys("rmq", self.topics[0].name, 0)
+        for _ in range(0, depth, LOOK_UPS):
+            raw.eval(LOOK_UP, 2, keys.records, keys.store, LOOK_UPS)
+            shown.advance(LOOK_UPS)
 
     def ask(self) -> None:
         """Ask all slots when they have work, as a busy consumer does now and then."""
@@ -292,11 +314,26 @@ def _ask_us(raw: redis.Redis, topic: Topic, rounds: int) -> float:
     return min(values)
 
 
-def _deeper(point: Point, deep: Cost, shallow: Cost) -> Measurement:
+def _deeper(point: Point, deep: Cost, shallow: Cost, is_filled: bool = False) -> Measurement:
+    """Compare a deep topic with a shallow one; a topic just filled has no target."""
     pairs = zip(deep.columns["life", "redis"], shallow.columns["life", "redis"], strict=True)
-    name = f"Redis's us of a life in a queue of {point.depth:,} / of {SHALLOW:,}"
+    name = f"Redis's us of a life among {point.depth:,} / {SHALLOW:,}"
     ratios = [one / other for one, other in pairs]
+    if is_filled:
+        return Measurement("growth", f"{name}, just filled", ratios, at_most=True)
     return Measurement("growth", name, ratios, target=DEEPER, at_most=True)
+
+
+def _turns(raw: redis.Redis, sides: Sequence[Topic | Keys], rounds: int, shown: Bar) -> list[Cost]:
+    """Measure rounds of each side, by turns."""
+    for side in sides:
+        _round(raw, side, Cost())  # warms up
+    turns = [(side, Cost()) for side in sides]
+    for number in range(rounds):
+        for side, cost in turns if number % 2 else reversed(turns):
+            _round(raw, side, cost)
+        shown.advance(K)
+    return [cost for _, cost in turns]
 
 
 def _measure(
@@ -305,36 +342,38 @@ def _measure(
     """Measure a point: its row, and where it is deep, how it compares with a shallow topic."""
     settle(raw)
     sides: list[Topic | Keys] = []
-    costs: list[Cost] = []
+    rows: list[Measurement] = []
     is_deep = point.grows == "depth" and point.depth > SHALLOW
-    shown.begin(point.name, 2 * point.depth + is_deep * SHALLOW + rounds * K)
+    of_deep = point.depth + SHALLOW + JUST_FILLED_ROUNDS * K
+    shown.begin(point.name, 2 * point.depth + rounds * K + is_deep * of_deep)
     try:
         if is_deep:  # before the others: what they have does not wait for its memory
             shallow = replace(point, depth=SHALLOW)
             sides.append(Topic(server.url, shallow, "shallow"))
-            costs.append(Cost(memory=_fill(raw, sides[-1], shallow, shown)))
+            _fill(raw, sides[-1], shallow, shown)
         topic = Topic(server.url, point)
         sides.append(topic)
-        costs.append(Cost(memory=_fill(raw, topic, point, shown)))
+        memory = [_fill(raw, topic, point, shown)]
+        if is_deep:
+            beside, deep = _turns(raw, sides, min(rounds, JUST_FILLED_ROUNDS), shown)
+            rows.append(_deeper(point, deep, beside, is_filled=True))
+            topic.finish_tables(raw, point.depth, shown)
         sides.append(Keys(server.url, point))
-        costs.append(Cost(memory=_fill(raw, sides[-1], point, shown)))
-        for side in sides:
-            _round(raw, side, Cost())  # warms up
-        turns = list(zip(sides, costs, strict=True))
-        for number in range(rounds):
-            for side, cost in turns if number % 2 else reversed(turns):
-                _round(raw, side, cost)
-            shown.advance(K)
+        memory.append(_fill(raw, sides[-1], point, shown))
+        costs = _turns(raw, sides, rounds, shown)
         ask_us = _ask_us(raw, topic, rounds) if point.slots > 1 else None
     finally:
         for side in sides:
             side.close()
     of_topic, of_keys = costs[-2:]
+    of_topic.memory, of_keys.memory = memory
     redis_us = of_topic.columns["life", "redis"]
     row = GrowthRow(
         "growth", point.name, redis_us, "us", None, True, {}, point, of_topic, of_keys, ask_us
     )
-    return [row, _deeper(point, of_topic, costs[0])] if is_deep else [row]
+    if is_deep:
+        rows.append(_deeper(point, of_topic, costs[0]))
+    return [row, *rows]
 
 
 def growth(server: Server, rounds: int, quick: bool, deepest: int = DEEPEST) -> list[Measurement]:

@@ -95,7 +95,7 @@ def throughput(figures: Figures) -> str:
 def streams(figures: Figures) -> str:
     """Return RMQ's speed / a raw stream's, and a deep queue's time / a shallow one's."""
     names = figures.names("throughput", f"bulk send, k = {K}") + figures.names("drain", "")
-    names += figures.names("growth", "Redis's us of a life in a queue of")
+    names += figures.names("growth", "Redis's us of a life among")
     return markdown(
         ["figure", "measured", "target"],
         (

