@@ -1,4 +1,4 @@
-"""One fault on every rung: how often the transfer is applied, and which rungs have which gap.
+"""The same fault on every rung: how often the transfer is applied, and which rungs have which gap.
 
 Each test plays one moment on all rungs side by side. `+check` asks the database before the work,
 `+condition` writes only if the order is still open, in the transaction of the work. Where a

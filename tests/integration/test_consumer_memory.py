@@ -118,3 +118,5 @@ def test_a_worker_lets_go_of_deliveries_that_are_done(scene: Scene, api: Any, na
         eventually(lambda: api.admin.stats(name)["settled"] == 200)
         # Threads that wait for more may still hold what they had last.
         eventually(lambda: deliveries_in_memory(name) <= 40)
+
+    assert sorted(done) == list(range(200))

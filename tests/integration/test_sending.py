@@ -1,4 +1,4 @@
-"""What a send may ask for: a place in the order, a time, merging, an id, a limit."""
+"""The options of a send: a place in the order, a time, merging, an id, a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One slot under test: run a command on it, look at every key of it, say what changed."""
+"""A slot under test: run a command on it, look at every key of it, say what changed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def stored(
 
 
 def failure(left: int, made: int, reason: str, told: bytes = b"") -> bytes:
-    """What stands in the failures hash."""
+    """Return an entry of the failures hash."""
     return bytes((left, made)) + reason.encode() + told
 
 
@@ -119,7 +119,7 @@ def _answers(slot: dict[bytes, bytes]) -> dict[str, bytes]:
 
 
 class Box:
-    """One slot of one topic of one server."""
+    """A slot of a topic, on a server."""
 
     def __init__(
         self, client: redis.Redis, name: str, clock: Any, index: int = 0, **given: Any
@@ -232,7 +232,7 @@ class Box:
         return value
 
     def changed(self, before: State, *, replay: bool = False) -> dict[tuple[Any, ...], Any]:
-        """What differs from `before`; the answers kept in sessions only if asked for."""
+        """Return what differs from `before`. `replay`: also the answers kept in sessions."""
         found = changes(before, self.state())
         if not replay:
             found = {place: v for place, v in found.items() if not place[0].startswith("replay:")}

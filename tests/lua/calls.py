@@ -24,7 +24,7 @@ CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on i
 
 
 class Furnished(NamedTuple):
-    """What stands in the slot."""
+    """A slot with a message of each kind in it."""
 
     box: Box
     waiting: bytes  # of priority 100

@@ -31,7 +31,7 @@ class LuaError(ValueError):
 
 @dataclass
 class Chunk:
-    """What a chunk does with names."""
+    """The names that a chunk reads, writes and declares."""
 
     reads: set[str] = field(default_factory=set)  # declared neither here nor in a scope around it
     writes: set[str] = field(default_factory=set)  # assigned to, the same

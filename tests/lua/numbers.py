@@ -12,14 +12,14 @@ P, Q = "0123456789", "abcdef0123"  # producers
 
 
 def begin(box: Box, producer: str = P) -> None:
-    """What a producer says before its first message."""
+    """Send the report of a producer before its first message."""
     box.run(commands.audit_report(box.keys, producer, 0, 0))
 
 
 def told(
     box: Box, sent: int, ranges: Sequence[tuple[int, int]] = (), old: int = 0, producer: str = P
 ) -> int:
-    """What a producer says later."""
+    """Send a later report of a producer, and return the reply."""
     return box.run(commands.audit_report(box.keys, producer, old, sent, ranges))
 
 

@@ -43,7 +43,7 @@ def lapse(box: Box, limit: int = 10, force: bool = False, run: str = RUN) -> Que
 
 
 def log(box: Box, run: str = RUN) -> dict[bytes, int]:
-    """What the query holds, and its numbers."""
+    """Return the ids that the query holds, each with its number."""
     state = box.state()
     ids: list[bytes] = state.get(f"querylog:{run}", [])
     first = int(state[f"query:{run}"][b"tail"]) - len(ids) + 1 if ids else 0

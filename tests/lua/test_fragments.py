@@ -22,7 +22,7 @@ SECTIONS = ("Reads", "Writes", "Declares", "Returns for the caller")
 
 
 class Header(NamedTuple):
-    """What the header of an inline text says."""
+    """The lists in the header of an inline text."""
 
     reads: set[str]
     writes: set[str]
@@ -59,7 +59,7 @@ def library_names() -> set[str]:
 
 
 def measured(text: str) -> Header:
-    """What inline text does with names, its includes in place."""
+    """Return how inline text uses names, its includes in place."""
     chunk = read_chunk(scripts.expanded(text))
     declares = set(chunk.declares) - library_names()
     own_globals = GLOBALS - {"KEYS", "ARGV"}

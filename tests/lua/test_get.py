@@ -11,7 +11,7 @@ from tests.lua.box import failure, ordered, stored, timed
 
 
 def get(box, id):
-    """What get says, run twice; it never changes anything."""
+    """Run get twice, and return its reply; check that no key changes."""
     before = box.state()
     found = box.twice(lambda: commands.get(box.keys, id))
     assert box.state() == before

@@ -278,7 +278,7 @@ def test_batch_comes_back_in_its_order_whichever_part_comes_first(box, verb, chu
 
 
 def test_one_that_failed_stands_before_those_released_after_it(box):
-    """What `with delivery:` in a loop does: the failed one first, then the rest as it closes."""
+    """As `with delivery:` in a loop: the failed one goes back first, then the rest."""
     given = box.send(6)
     leases = take(box, 5)
     box.ack(leases[0])

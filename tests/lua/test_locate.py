@@ -10,7 +10,7 @@ from rmq.protocol.commands import LocateReply
 
 
 def where(box, *ids):
-    """What where says; it never changes anything."""
+    """Run locate, and return its reply; check that no key changes."""
     before = box.state()
     found = box.run(commands.locate(box.keys, ids))
     assert box.state() == before

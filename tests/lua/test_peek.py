@@ -11,7 +11,7 @@ from tests.lua.box import failure, ordered, stored
 
 
 def peek(box, place="store", **options):
-    """What peek says, run twice; it never changes anything."""
+    """Run peek twice, and return its reply; check that no key changes."""
     before = box.state()
     found = box.twice(lambda: commands.peek(box.keys, place, **options))
     assert box.state() == before

@@ -1,4 +1,4 @@
-"""What every script refuses: wrong types, bad numbers, a vanished slot. Nothing changes."""
+"""Every script refuses wrong types, bad numbers and a vanished slot, and changes nothing."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from rmq.protocol import commands
 
 
 def stats(box):
-    """What stats says; it never changes anything."""
+    """Run stats twice, and return its reply; check that no key changes."""
     before = box.state()
     found = box.run(commands.stats(box.keys))
     assert box.run(commands.stats(box.keys)) == found

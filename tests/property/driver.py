@@ -1,4 +1,4 @@
-"""One way to call RMQ for both clients, and the two faults that happen on the way.
+"""Calls RMQ through either client alike, and causes two faults on the way.
 
 `lost`: every command of the next call is sent twice and the second answer is the one that is seen,
 which is what a client lives through when a reply is lost after the server has done the work.

@@ -34,7 +34,7 @@ MODES = {"k0": "first", "k1": "last", "k2": "collect", "k3": "collect"}
 
 
 class TopicContext:
-    """What a consumer holds: its delivery, and the lease it had when it was handed over."""
+    """A delivery that a consumer holds, with the lease it had when it was handed over."""
 
     def __init__(self, consumer: Any, delivery: Any) -> None:
         self.consumer = consumer
@@ -47,7 +47,7 @@ class TopicContext:
 
 
 class Machine(RuleBasedStateMachine):
-    """One topic, one or several consumers, a clock that only this machine moves."""
+    """A topic, one or several consumers, a clock that only this machine moves."""
 
     server: ClassVar[Server]
     slots: ClassVar[int] = 1
@@ -277,7 +277,7 @@ class Machine(RuleBasedStateMachine):
     def expect(
         self, limit: int, lease: int, lost: bool, pops: bool, ordered: bool
     ) -> list[tuple[Msg, float]]:
-        """What the model hands over: slots in turn; a slot with lapsed leases is rolled back."""
+        """Return what the model hands over: slots in turn; lapsed leases are rolled back."""
         while True:
             out = self.visit(limit, lease, lost, pops, ordered)
             if out or not self.model.has_work(self.now):
@@ -331,7 +331,7 @@ class Machine(RuleBasedStateMachine):
             self.claim(delivery.attempt == attempt, f"attempt {delivery.attempt}, not {attempt}")
 
     def in_order(self, got: list[Any]) -> None:
-        """What `ordered=True` promises, told by what was sent and settled alone."""
+        """Check the promise of `ordered=True` by what was sent and settled alone."""
         self.claim(len({one.slot for one in got}) <= 1, "a batch of two slots")
         self.receives += 1
         for place, one in enumerate(got):

@@ -1,4 +1,4 @@
-"""What RMQ should do, said once more in plain Python: what the real thing is held against.
+"""A model of RMQ in plain Python, with which the real one is compared.
 
 It knows no Redis. Orders are pairs that sort, not scores; time is an argument. Where DESIGN.md and
 the scripts' headers leave a choice (a merged list that is full, a due message that joins its
@@ -17,7 +17,7 @@ FAIRNESS = 5  # one take in so many looks at retries first
 
 @dataclass
 class Msg:
-    """One message, wherever it is: store, prepare, dead or gone (and then why)."""
+    """A message, wherever it is: store, prepare, dead or gone (and then why)."""
 
     id: bytes
     slot: int
@@ -64,7 +64,7 @@ class Msg:
 
 @dataclass
 class Slot:
-    """One slot's counters, merge windows and memory of settled ids."""
+    """The counters of a slot, its merge windows and memory of settled ids."""
 
     window: int
     accepted: int = 0

@@ -27,7 +27,7 @@ def _with_ids(flat: list[bytes], keys: SlotKeys) -> list[bytes]:
 
 
 class Look:
-    """One slot as it stands. Members are shown as ids."""
+    """A slot at one moment. Members are shown as ids."""
 
     def __init__(self, replies: list[list[bytes]], keys: SlotKeys) -> None:
         ids = keys.ids_of
@@ -82,7 +82,7 @@ def look(raw: redis.Redis, keys: list[SlotKeys]) -> list[Look]:
 
 
 def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
-    """What holds of a slot whatever was done to it."""
+    """Check what holds for a slot whatever was done to it."""
     homes = [set(getattr(seen, place)) for place in PLACES]
     claim(sum(map(len, homes)) == len(set().union(*homes)), f"slot {slot}: a message in two queues")
     live = set().union(*homes)

@@ -1,4 +1,4 @@
-"""One driver owns a query: another one, or an older checkpoint, is refused."""
+"""A query belongs to a driver: another one, or an older checkpoint, is refused."""
 
 from __future__ import annotations
 

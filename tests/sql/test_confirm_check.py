@@ -81,6 +81,8 @@ def test_check_runs_a_message_that_has_no_stub(scene: Consuming) -> None:
 
     scene.work(lambda: done)
 
+    assert done == ["direct"]
+
 
 @pytest.mark.parametrize(("checked", "runs"), [(True, 1), (False, 2)], ids=["checked", "control"])
 def test_claim_that_was_lost_does_not_let_work_be_done_again_that_its_stub_says_was_done(

@@ -30,7 +30,7 @@ def fake() -> Iterator[Broker]:
 
 
 class Side:
-    """One of the two servers: a topic, its consumer, and the consumer's deliveries."""
+    """A server to compare: its topic, its consumers, and their deliveries."""
 
     def __init__(self, client: rmq.Client, **settings: Any) -> None:
         self.admin = client.admin
