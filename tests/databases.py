@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import itertools
 import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +24,8 @@ import psutil
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from tests.servers import die_with_parent, free_port
 
 LOG = "16M"  # of InnoDB; what it was installed with, or starting writes another one
 USER, PASSWORD = "rmq", "s3cret-0f-tests"
@@ -61,18 +60,6 @@ def _version(path: Path) -> float:
     return 0.0
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    # Runs after the change of user, which would have cleared it.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 def _runs(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -92,7 +79,7 @@ class DatabaseServer:
 
     def __init__(self, durable: bool = False) -> None:
         self.durable = durable
-        self.port = _free_port()
+        self.port = free_port()
         self.dir = tempfile.mkdtemp(prefix=f"rmq-{self.dialect}-")
         self.process: subprocess.Popen[bytes] | None = None
         self._as: dict[str, Any] = {}
@@ -153,7 +140,7 @@ class DatabaseServer:
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 self._command(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                preexec_fn=_die_with_parent, **self._as,
+                preexec_fn=die_with_parent, **self._as,
             )  # fmt: skip
         until = time.monotonic() + START_S
         probe = sa.create_engine(self.url(), poolclass=sa.NullPool)

@@ -18,7 +18,7 @@ import redis
 from bench.machine import settle
 from bench.peers.catalogue import NODE, Peer
 from bench.peers.environments import ROOT, Skipped, home, interpreter, reason
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server, die_with_parent
 
 LIMIT_S = 120  # for each of filling, handling and sending
 STOP_S = 5  # from SIGTERM to SIGKILL
@@ -52,7 +52,7 @@ class Child:
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in stop()
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=self.log,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
 
     def error(self) -> str:

@@ -14,7 +14,7 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
-from rmq.cli.inspect import detail, tabulate
+from rmq.cli.inspect import detail, find_message, tabulate
 from rmq.cli.param_types import DURATION, MESSAGE_ID
 
 REASONS = ("failed", "lease ran out", "rejected", "undecodable", "expired")
@@ -161,14 +161,10 @@ def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
 @click.argument("id", type=MESSAGE_ID)
 def show_dead(topic: str, id: rmq.MessageId) -> None:
     """Show the dead letter ID of TOPIC in full, with its error and traceback."""
-    common = common_options()
-    with common.client() as client:
-        message = client.admin.get(topic, id)
-    if message is None:
-        raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never existed")
+    message = find_message(topic, id)
     if message.place != "dead":
         raise NotFound(f"{id} is not dead, it is in {message.place}; see rmq get {topic} {id}")
-    detail(message, common.json)
+    detail(message, common_options().json)
 
 
 @dlq.command(

@@ -112,12 +112,20 @@ def peek(
 @click.argument("id", type=MESSAGE_ID)
 def get(topic: str, id: rmq.MessageId) -> None:
     """Show the message ID of TOPIC in full, in whichever queue it is."""
-    common = common_options()
-    with common.client() as client:
+    detail(find_message(topic, id), common_options().json)
+
+
+def find_message(topic: str, id: rmq.MessageId) -> rmq.Message:
+    """Return a message, in whichever queue it is.
+
+    Raises:
+        NotFound: the topic does not have it.
+    """
+    with common_options().client() as client:
         message = client.admin.get(topic, id)
     if message is None:
         raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never existed")
-    detail(message, common.json)
+    return message
 
 
 def detail(message: rmq.Message, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tests.forkserver import Forked
-from tests.servers import _die_with_parent
+from tests.servers import die_with_parent
 
 PATIENCE_S = 20.0
 COMMAND = [sys.executable, "-m", "rmq"]
@@ -64,7 +64,7 @@ class Program:
             if from_start:
                 self.process = subprocess.Popen(
                     [*COMMAND, *told], cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                    env=clean, preexec_fn=_die_with_parent,
+                    env=clean, preexec_fn=die_with_parent,
                 )  # fmt: skip
             else:
                 self.process = Forked(

@@ -24,7 +24,7 @@ from rmq.worker import handler_pool
 from rmq.worker.lease_renewer import LeaseRenewer, RenewerProcess, is_stopped
 from rmq.worker.lease_table import LeaseTable
 from tests.integration.handling import Scene, eventually
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server, die_with_parent
 
 LEASE_S = 1  # the shortest there is
 KEPT_S = 2  # of those who are to keep it on a busy machine: renewed every 0.7 s, 1.3 s to spare
@@ -118,7 +118,7 @@ def subprocess_consumer(client: Any, name: str) -> Iterator[None]:
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE, preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE, preexec_fn=die_with_parent, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -310,7 +310,7 @@ def parent(url: str, name: str) -> Iterator[tuple[subprocess.Popen[bytes], psuti
     """A worker in a process of its own, with a message in hand; and its keeper."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT), url, name],
-        stdout=subprocess.PIPE, preexec_fn=_die_with_parent, cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE, preexec_fn=die_with_parent, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert process.stdout is not None
     try:

@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tests.servers import _die_with_parent
+from tests.servers import die_with_parent
 
 PATIENCE_S = 60.0
 ASKS = re.compile(r"(Type the name of the \w+ to go on: )(\S+)$")
@@ -136,7 +136,7 @@ class Terminal:
         with self.path.open("wb") as screen:
             self.bash = subprocess.Popen(
                 ["bash", "--norc"], cwd=home, env=env, stdin=subprocess.PIPE,
-                stdout=screen, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent,
+                stdout=screen, stderr=subprocess.STDOUT, preexec_fn=die_with_parent,
             )  # fmt: skip
         self.read = 0  # lines
         self.command = ""
@@ -241,7 +241,7 @@ class Session:
         with self.screen.open("wb") as screen:
             self.python = subprocess.Popen(
                 ["python", "-c", PYTHON], cwd=home, env=env, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=screen, text=True, preexec_fn=_die_with_parent,
+                stdout=subprocess.PIPE, stderr=screen, text=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def run(self, name: str, code: str) -> None:
