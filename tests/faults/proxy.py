@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 
 from rmq.protocol import scripts
+from tests.patience import PATIENCE_S
 
 
 class _Plan:
@@ -57,7 +58,7 @@ class Proxy:
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._up.wait(5)
+        assert self._up.wait(PATIENCE_S), "the proxy does not start"
 
     @property
     def url(self) -> str:

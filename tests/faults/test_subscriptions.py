@@ -135,7 +135,9 @@ def test_a_half_open_subscription_that_nobody_asks_is_never_noticed(
     monkeypatch.setattr(subscription, "PING_S", 3600.0)
     with rmq.Client(proxy.url) as client:
         consumer = client.topic(name).consumer()
-        thread = threading.Thread(target=lambda: consumer.receive(1, wait=4), daemon=True)
+        thread = threading.Thread(
+            target=lambda: consumer.receive(1, wait=2 * PATIENCE_S), daemon=True
+        )
         thread.start()
         asleep(ours, name)
         assert proxy.unsubscribe() == 1

@@ -197,4 +197,4 @@ def test_nobody_is_left_of_a_worker_whose_parent_is_gone(
         worker = scene.worker()
         keeper = worker.keeper()
         worker.close()
-        wait_for(lambda: not psutil.pid_exists(keeper.pid), "the keeper is gone", 10)
+        wait_for(lambda: not psutil.pid_exists(keeper.pid), "the keeper is not gone")

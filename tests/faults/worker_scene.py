@@ -55,7 +55,7 @@ class Child(Process):
         self.scene.note("kill", self.pid)
         self.process.kill()
         self.process.wait()
-        wait_for(lambda: not any(map(alive, self._keepers)), "the keeper is gone", 10)
+        wait_for(lambda: not any(map(alive, self._keepers)), "the keeper is not gone")
 
     def stop(self) -> None:
         """SIGSTOP, and wait until it stands still."""
@@ -79,7 +79,7 @@ class Child(Process):
         """Its exit code; its keeper has to go with it."""
         code = self.process.wait(within)
         self.scene.note("gone", self.pid)
-        wait_for(lambda: not any(map(alive, self._keepers)), "the keeper is gone", 10)
+        wait_for(lambda: not any(map(alive, self._keepers)), "the keeper is not gone")
         return code
 
 

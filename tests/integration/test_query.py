@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import rmq
 from rmq.core.record import value_of
 from rmq.protocol.flows import query as query_flow
+from tests.conftest import Clock
 
 RUN = "a" * 32
 
@@ -123,7 +123,7 @@ def test_runs_that_begin_a_batch_are_counted_and_the_next_batch_begins_anew(
     assert topic.query("b" * 32, "here").begun("0,9", "one") == 1
 
 
-def test_a_query_takes_back_what_a_dead_consumer_had(api: Any, name: str) -> None:
+def test_a_query_takes_back_what_a_dead_consumer_had(api: Any, name: str, clock: Clock) -> None:
     topic = api.topic(name, lease=1, retry="immediate")
     topic.send("x")
     with topic.consumer() as consumer:
@@ -131,17 +131,15 @@ def test_a_query_takes_back_what_a_dead_consumer_had(api: Any, name: str) -> Non
         query = topic.query(RUN, "here")
 
         assert query.take({}) == {0: 0}
-        query.wait(5)  # until the lease has run out, as a wake or a deadline
-        until = time.monotonic() + 10
-        while query.take({}) == {0: 0} and time.monotonic() < until:
-            query.wait(1)
+        clock.advance(3)
+        assert query.take({}) == {0: 1}
 
         (block,) = query.read(0, 0, 1)
         assert block.attempts == [2]
     query.close()
 
 
-def test_a_query_takes_over_what_a_dead_query_held(api: Any, name: str) -> None:
+def test_a_query_takes_over_what_a_dead_query_held(api: Any, name: str, clock: Clock) -> None:
     topic = api.topic(name, retry="immediate")
     topic.send("x")
     dead = topic.query("d" * 32, "nobody", lease=1)
@@ -149,9 +147,8 @@ def test_a_query_takes_over_what_a_dead_query_held(api: Any, name: str) -> None:
     query = topic.query(RUN, "here")
     assert query.take({}) == {0: 0}
 
-    until = time.monotonic() + 10
-    while query.take({}) == {0: 0} and time.monotonic() < until:
-        query.wait(1)
+    clock.advance(3)
+    assert query.take({}) == {0: 1}
 
     assert [held.messages for held in query.renew({})] == [1]
     assert [held.messages for held in dead.renew({}, {0: 1})] == [0]
