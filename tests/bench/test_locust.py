@@ -24,7 +24,7 @@ import rmq
 from rmq.core.keys import SlotKeys
 from tests.bench.refusing import refused
 from tests.conftest import any_binary
-from tests.servers import Server, _die_with_parent
+from tests.servers import Server, die_with_parent
 
 REPO = Path(__file__).resolve().parents[2]
 CALLS = {"send", "send_many", "receive", "ack", "nack"}
@@ -46,7 +46,7 @@ def _locust() -> None:
 
 
 def _prepared() -> None:
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests may ignore it
 
 

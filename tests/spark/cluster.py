@@ -15,7 +15,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.servers import _die_with_parent
+from tests.servers import die_with_parent
 from tests.spark.conftest import QUICK, ROOT, environment
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -67,7 +67,7 @@ class Cluster:
                         *(size if words else []), *words,
                     ],
                     cwd=self.home, env=os.environ | environment() | given, stdin=subprocess.DEVNULL,
-                    stdout=out, stderr=out, start_new_session=True, preexec_fn=_die_with_parent,
+                    stdout=out, stderr=out, start_new_session=True, preexec_fn=die_with_parent,
                 )
             )  # fmt: skip
         return log
@@ -88,7 +88,7 @@ class Cluster:
                 subprocess.Popen(
                     [sys.executable, "-m", module, self.url, *words],
                     cwd=ROOT, env=os.environ | environment(), stdin=subprocess.DEVNULL,
-                    stdout=out, stderr=out, start_new_session=True, preexec_fn=_die_with_parent,
+                    stdout=out, stderr=out, start_new_session=True, preexec_fn=die_with_parent,
                 )
             )  # fmt: skip
         code = self.started[-1].wait(for_s)
