@@ -184,7 +184,9 @@ def test_spans_inside_handlers_belong_to_their_own_message(
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 1}, {"ordered": True}, {"batch": 3}])
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 1}, {"ordered": True}, {"batch": 3, "concurrency": 1}]
+)
 @pytest.mark.parametrize("style", STYLES)
 def test_what_was_current_before_a_run_is_so_after_it(
     link: Any, traces: Traces, name: str, style: str, options: Any
