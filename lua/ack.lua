@@ -9,6 +9,7 @@ KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  open numbers of audited messages
 KEYS[8]   DeadQueue      zset  only counted, where messages have failed
+KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -27,14 +28,14 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
 local slot, prepare, call = KEYS[1], KEYS[2], ARGV[2]
 --- @include "lib/inline/session"
 local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk',
-  'settled', session, 'given_back')
+  'settled', session, 'given_back', 'large')
 local known = s[9]
 
--- One delivery in a session that goes on, of a slot without order or audit, whose id nobody sends again: as most are. It is the
--- long way below without anything that such an ack does not need.
+-- One delivery in a session that goes on, of a slot without order, audit or large bodies, whose id nobody sends again: as
+-- most are. It is the long way below without anything that such an ack does not need.
 local id = ARGV[9]
-if known and s[1] and #ARGV == 9 and not s[5] and not s[6] and string.byte(call, 1) == 64 and string.byte(id, 1) < 64
-    and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+if known and s[1] and #ARGV == 9 and not s[5] and not s[6] and not s[11] and string.byte(call, 1) == 64
+    and string.byte(id, 1) < 64 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local score, receipt = redis.call('ZSCORE', prepare, id), ARGV[7]
   local failed = redis.call('HLEN', KEYS[4])
   if score and (score == receipt or tonumber(score) == tonumber(receipt))
@@ -131,7 +132,7 @@ local failed, window, last_turn, blocked = redis.call('HLEN', KEYS[4]), tonumber
 if failed > 0 then
   failed = failed - redis.call('ZCARD', KEYS[8]) -- each dead letter has an entry too
 end
-local channel, index = ARGV[3], ARGV[4]
+local channel, index, large, bodies = ARGV[3], ARGV[4], s[11], KEYS[9]
 local kept = window > 0 and kept_ids(held_ids)
 if kept then
   check_settled_sets(KEYS[5], KEYS[6], window, last_turn, now)

@@ -11,6 +11,7 @@ KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   settled even   set   members settled in even turns of the dedup window
 KEYS[9]   settled odd    set   the same for odd turns
 KEYS[10]  audit          zset  open numbers of audited messages
+KEYS[11]  large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   member               13 bytes: the id without slot and check
@@ -23,6 +24,7 @@ Atomic    Only a waiting message is removed, with everything that belongs to it,
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/envelope"
+--- @include "lib/large_bodies"
 --- @include "lib/member"
 --- @include "lib/replay"
 --- @include "lib/settled"
@@ -45,6 +47,7 @@ if not waiting then
 end
 local record = redis.call('HGET', records, id)
 redis.call('HLEN', KEYS[6])
+redis.call('HLEN', KEYS[11])
 redis.call('SCARD', KEYS[8])
 redis.call('SCARD', KEYS[9])
 local _, _, key
@@ -57,7 +60,7 @@ if s[4] then
   account_for(slot, KEYS[10], 'accounted', add_numbers({ record }, number_of, {}), now)
 end
 redis.call('ZREM', store, id)
-redis.call('HDEL', records, id)
+drop_records(slot, records, KEYS[11], { id })
 redis.call('HDEL', KEYS[6], id)
 if entry and string.sub(entry, 1, MEMBER) == id then
   redis.call('HDEL', KEYS[7], key)

@@ -10,6 +10,7 @@ KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   failures       hash  of messages that drop_lowest drops
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
+KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen

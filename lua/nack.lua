@@ -8,6 +8,7 @@ KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   audit          zset  open numbers of audited messages
+KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -43,6 +44,7 @@ redis.call('ZCARD', store)
 redis.call('HLEN', KEYS[4])
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', failures)
+redis.call('HLEN', KEYS[8])
 local audit = s[9] and KEYS[7]
 if audit then
   redis.call('ZCARD', audit)

@@ -9,6 +9,7 @@ KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   audit          zset  open numbers of audited messages
+KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
@@ -19,7 +20,7 @@ ARGV[6]   ordered              1: in order. Nothing is handed over while anythin
 ARGV[7]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[8]   again                1 where an earlier copy of this call had no reply; else left out
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if those of
-          queries have,
+          queries have, 4 more if records refer to large bodies,
           deadline s, number of the first delivery, acceptance number of the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
           A member of '' stands where the caller no longer holds a delivery of the first answer.
@@ -32,7 +33,7 @@ Atomic    All messages are read and checked before they move; the first write fr
           deliveries in flight and for the hold; then it takes, and clears the field.
 ]]
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, audit = KEYS[6], KEYS[7], KEYS[8]
+local failures, merge, audit, bodies = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local call = ARGV[2]
 --- @include "lib/inline/session"
 --- @include "lib/inline/take_fields"
@@ -54,7 +55,7 @@ if known and #ARGV == 7 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and 
       and (takes % 5 > 0 or redis.call('ZCOUNT', store, '-inf', '(17') == 0) then -- one take in five begins with the retries
     local record = redis.call('HGET', records, id)
     local failed = redis.call('HLEN', failures)
-    if record and #record >= 8 and string.byte(record, 1) % 8 < 2
+    if record and #record >= 8 and string.byte(record, 1) % 16 < 2
         and (failed == 0 or failed == redis.call('ZCARD', dead)) then
       local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%d', (seconds + 1) * 1000))
       local delivery, deadline = tonumber(s[5] or 0) + 1, math.ceil((now_ms + lease) / 1000)
@@ -102,6 +103,9 @@ if before then
     end
     marks[i] = string.char(left)
     reply[7][i], reply[8][i] = id, record
+    if record ~= '' and string.byte(record, 1) % 16 >= 8 and string.byte(record, 1) % 8 < 4 then
+      reply[2] = 4
+    end
   end
   reply[6] = table.concat(marks)
   return reply

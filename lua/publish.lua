@@ -11,6 +11,7 @@ KEYS[6]   failures       hash  of messages that drop_lowest drops
 KEYS[7]   merge index    hash  merge key -> member of the waiting message
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 KEYS[9]   stage          list  entries, see stage_push; at the end one empty text
+KEYS[10]  large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -53,21 +54,22 @@ if entry[1] == 'm' then
   if #entry ~= 9 then
     fail('STAGE', stage)
   end
-  local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8] }
+  local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8], KEYS[10] }
   local letter = merge_message(keys, entry, 1, now, ARGV[2], ARGV[3], ARGV[5])[2]
   if letter == 'F' then
     return { 0, 'F' }
   end
   stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
 else
-  local keys, given, at, channel, index, count, letters = KEYS, entry, 0, ARGV[2], ARGV[3], #entry / 3, nil
+  local keys = { slot, KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[10] }
+  local given, at, channel, index, count, letters, large = entry, 0, ARGV[2], ARGV[3], #entry / 3, nil, false
   if entry[1] == 'p' then
     --- @include "lib/run_members"
     --- @include "lib/store_uniform"
     local head, first = entry[2], entry[3]
     count = entry[4]
     if type(head) ~= 'string' or type(first) ~= 'string' or type(count) ~= 'number' or count < 1 or count > 1000
-        or count % 1 > 0 or length < 1 + count then
+        or count % 1 > 0 or length < 1 + count or (string.byte(head, 1) or 0) % 16 >= 8 then
       fail('STAGE', stage)
     end
     elements, given = 1 + count, run_members(first, count)

@@ -7,6 +7,7 @@ KEYS[3]   records        hash  member -> record
 KEYS[4]   failures       hash  member -> failure entry
 KEYS[5]   merge index    hash  merge key -> member and when it opened
 KEYS[6]   audit          zset  open numbers of audited messages
+KEYS[7]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
@@ -20,6 +21,7 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/envelope"
+--- @include "lib/large_bodies"
 --- @include "lib/member"
 --- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -38,6 +40,7 @@ if #ARGV > 1004 then
 end
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
+redis.call('HLEN', KEYS[7])
 local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
 if #ARGV > 4 then
@@ -70,7 +73,7 @@ if s[2] then
   account_for(slot, KEYS[6], 'accounted', read_numbers(records, ids, tonumber(s[3])), now)
 end
 local purged = redis.call('ZREM', queue, unpack(ids))
-redis.call('HDEL', records, unpack(ids))
+drop_records(slot, records, KEYS[7], ids)
 redis.call('HDEL', failures, unpack(ids))
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))

@@ -9,6 +9,7 @@ KEYS[5]   failures       hash  member -> failure entry
 KEYS[6]   audit          zset  open numbers of audited messages
 KEYS[7]   query          hash  tail: the newest number in the log; settled; owner and owner_until
 KEYS[8]   query log      list  members that the query holds; the last one has the number `tail`
+KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -53,6 +54,7 @@ local done = tonumber(redis.call('HGET', query, 'settled') or 0)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
+redis.call('HLEN', KEYS[9])
 redis.call('ZCARD', prepare)
 local audit = s[5] and KEYS[6]
 if audit then
@@ -71,7 +73,8 @@ if #held_ids > 0 then
   redis.call('ZREM', prepare, unpack(held_ids))
   for m = 1, #held_ids do
     local made = tonumber(s[2]) - retries_left[m] + 1
-    add_dead(slot, dead, records, failures, audit, held_ids[m], now, made, 'r', string.sub(ARGV[8], 1, 65536), tonumber(s[3]))
+    add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids[m], now, made, 'r', string.sub(ARGV[8], 1, 65536),
+      tonumber(s[3]))
   end
   if unblock(slot, prepare, s[4], now) then
     wake(slot, ARGV[4], ARGV[5])

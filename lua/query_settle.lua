@@ -13,6 +13,7 @@ KEYS[8]   query          hash  tail: the newest number in the log; settled; owne
 KEYS[9]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[10]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[11]  StoreQueue     zset  member -> score
+KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -43,7 +44,7 @@ local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local since, upto = whole_number(ARGV[6], 0, 9e15, 'since'), whole_number(ARGV[7], 0, 9e15, 'upto')
 local limit = whole_number(ARGV[8], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked', 'audited', 'chunk')
+local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked', 'audited', 'chunk', 'large')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -75,7 +76,7 @@ end
 local with_deadline = redis.call('ZCOUNT', prepare, string.format('%.0f', FAR * 1000), '+inf')
 local query_count = redis.call('ZCARD', queries)
 local failed, window, last_turn, blocked = redis.call('HLEN', KEYS[4]), tonumber(s[2]), tonumber(s[3]), s[4]
-local channel, index = ARGV[4], ARGV[5]
+local channel, index, large, bodies = ARGV[4], ARGV[5], s[7], KEYS[12]
 if window > 0 then
   check_settled_sets(KEYS[5], KEYS[6], window, last_turn, now)
 end

@@ -12,6 +12,7 @@ KEYS[8]   audit          zset  open numbers of audited messages
 KEYS[9]   query          hash  tail: the newest number in the log; owner and owner_until
 KEYS[10]  query log      list  members that the query holds; the last one has the number `tail`
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
+KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -34,7 +35,7 @@ Atomic    Where numbers beyond `from` were given out, nothing is taken, even if 
 --- @include "lib/writes"
 --- @include "lib/query"
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, audit, query, log, queries = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local failures, merge, audit, query, log, queries, bodies = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local now, now_us = clock(ARGV[1])
 local run, owner = ARGV[2], ARGV[3]
 check_names(run, owner)

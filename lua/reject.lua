@@ -7,6 +7,7 @@ KEYS[3]   records        hash  member -> record
 KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   failures       hash  member -> failure entry
 KEYS[6]   audit          zset  open numbers of audited messages
+KEYS[7]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -42,6 +43,7 @@ local held_ids, letters, positions, scores = verify_receipts(prepare, 6, n)
 redis.call('HLEN', KEYS[3])
 redis.call('ZCARD', KEYS[4])
 redis.call('HLEN', KEYS[5])
+redis.call('HLEN', KEYS[7])
 local audit = s[5] and KEYS[6]
 if audit then
   redis.call('ZCARD', audit)
@@ -54,7 +56,7 @@ for m = 1, #held_ids do
   local i = positions[m]
   local made = tonumber(s[2]) - math.floor(tonumber(scores[i]) % 1000) + 1
   local details = string.sub(ARGV[5 + 2 * n + i], 1, 65536)
-  add_dead(slot, KEYS[4], KEYS[3], KEYS[5], audit, held_ids[m], now, made, ARGV[5], details, tonumber(s[3]))
+  add_dead(slot, KEYS[4], KEYS[3], KEYS[7], KEYS[5], audit, held_ids[m], now, made, ARGV[5], details, tonumber(s[3]))
 end
 if unblock(slot, prepare, s[4], now) then
   wake(slot, ARGV[3], ARGV[4])

@@ -10,6 +10,7 @@ KEYS[5]   settled odd    set   the same for odd turns
 KEYS[6]   failures       hash  of messages that drop_lowest drops
 KEYS[7]   merge index    hash  of messages that drop_lowest drops
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
+KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -22,12 +23,15 @@ ARGV[8..] with a head: the first member (13 bytes: the id without slot and check
           from byte 9 on; without: n members, then n times: head, rest
           A time in the record below 1e12 is a delay: it is added to now. A time that has passed is due at once, since a
           command may come late. An expiry counts from due.
+          A record with a large body (lib/large_bodies) ends with a reference; the client has written the body to KEYS[9]
+          in the transaction of this call.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate; '': all stored}
           {0, 'F'} the slot's share of max_length is reached
 Cost      O(n log L), L = messages waiting in the slot
 Atomic    All or nothing. Types are checked by reads before the first write; the first write is one that Redis refuses
           at maxmemory. Sent twice with one number, it gives the first answer. Where the slot does not know the session
-          (any more), every id is looked up, so a second run answers d for messages that are still here.
+          (any more), every id is looked up, so a second run answers d for messages that are still here. The large
+          bodies of messages that are not stored are removed again.
 ]]
 --- @include "lib/member"
 local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
@@ -68,24 +72,34 @@ end
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
-if s[1] ~= ARGV[5] then
-  fail(s[1] and 'ANEW' or 'GONE', slot)
-end
+--- @include "lib/large_bodies"
 session, number = session_of(call)
-local before = answer_in(slot, known, number)
-if before then
-  local accepted, letters = string.match(before, '^(%d+):(.*)$')
-  return { tonumber(accepted), letters }
-end
-local count = whole_number(ARGV[6], 1, 1000, 'count')
+local count, bodies = whole_number(ARGV[6], 1, 1000, 'count'), KEYS[9]
 if #ARGV ~= 7 + (head == '' and 3 * count or 1 + count) then
   fail('ARG', 'count')
 end
-local now = clock(ARGV[1])
-local channel, index, accepted, members = ARGV[3], ARGV[4], nil, nil
+local members
 if head ~= '' then
   --- @include "lib/run_members"
   members = run_members(first, count)
+end
+local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, 7, count, head, members)
+if s[1] ~= ARGV[5] then
+  drop_unused(records, bodies, large)
+  fail(s[1] and 'ANEW' or 'GONE', slot)
+end
+local before = answer_in(slot, known, number)
+if before then
+  drop_unused(records, bodies, large)
+  local accepted, letters = string.match(before, '^(%d+):(.*)$')
+  return { tonumber(accepted), letters }
+end
+local now = clock(ARGV[1])
+local channel, index, accepted = ARGV[3], ARGV[4], nil
+if head ~= '' then
+  if is_large(head) and not large then
+    fail('BODY', bodies)
+  end
   if known then
     --- @include "lib/store_uniform"
     accepted = store_uniform(slot, store, records, s, head, members, function(from)
@@ -103,6 +117,20 @@ if not accepted then
     --- @include "lib/inline/store_messages"
   end
   reply = store_messages()
+end
+if large then
+  local stored = 0
+  for i = 1, count do
+    if large[i] and (reply[2] == '' or string.byte(reply[2], i) == 115) then -- s
+      stored = stored + 1
+    end
+  end
+  if stored > 0 then
+    redis.call('HINCRBY', slot, 'large', stored)
+  end
+  if reply[2] ~= '' then
+    drop_unused(records, bodies, large)
+  end
 end
 if reply[2] == '' or string.find(reply[2], 's', 1, true) then
   remember(slot, call, now, reply[1] .. ':' .. reply[2])

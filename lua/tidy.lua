@@ -9,6 +9,7 @@ KEYS[4]   failures       hash  member -> failure entry
 KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  open numbers of audited messages
+KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000 dead letters
 Returns   how many dead letters were dropped; less than the limit is the end
@@ -32,6 +33,7 @@ redis.call('HLEN', failures)
 redis.call('SCARD', even)
 redis.call('SCARD', odd)
 redis.call('ZCARD', KEYS[7])
+redis.call('HLEN', KEYS[8])
 local window, last_turn = tonumber(s[3]), tonumber(s[4])
 if last_turn then
   local passed = window > 0 and math.floor(now / window) - last_turn or 2
@@ -46,4 +48,4 @@ local retention = tonumber(s[2])
 if retention == 0 then
   return 0
 end
-return drop_old_dead(slot, dead, records, failures, s[5] and KEYS[7], now - retention, now, limit)
+return drop_old_dead(slot, dead, records, KEYS[8], failures, s[5] and KEYS[7], now - retention, now, limit)

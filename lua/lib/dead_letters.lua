@@ -8,13 +8,14 @@ The failures hash has an entry for each message that has failed, beside its reco
   byte 3   reason: f failed, l lease expired, r rejected, u undecodable, x message expired
   then     the consumer's error, which no script reads
 ]]
+--- @include "lib/large_bodies"
 local function failure_entry(left, made, reason, details)
   return string.char(left, made) .. reason .. details
 end
 
 -- Drop up to `limit` dead letters that died at `before` or earlier, count them in the slot, and return how many. The
 -- first write frees memory. `audit`: the key where the slot is audited, else nil.
-local function drop_old_dead(slot, dead, records, failures, audit, before, now, limit)
+local function drop_old_dead(slot, dead, records, bodies, failures, audit, before, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', dead, '-inf', before, 'LIMIT', 0, limit)
   if #ids > 0 then
     if audit then
@@ -22,7 +23,7 @@ local function drop_old_dead(slot, dead, records, failures, audit, before, now, 
       account_for(slot, audit, 'accounted', read_numbers(records, ids, 10), now)
     end
     redis.call('ZREM', dead, unpack(ids))
-    redis.call('HDEL', records, unpack(ids))
+    drop_records(slot, records, bodies, ids)
     redis.call('HDEL', failures, unpack(ids))
     redis.call('HINCRBY', slot, 'dead_dropped', #ids)
   end
@@ -31,11 +32,11 @@ end
 
 -- Add a message to the DeadQueue, with the reason. Its record stays. Where the topic has a retention, a few dead letters
 -- past it are dropped.
-local function add_dead(slot, dead, records, failures, audit, id, now, made, reason, details, retention)
+local function add_dead(slot, dead, records, bodies, failures, audit, id, now, made, reason, details, retention)
   redis.call('ZADD', dead, now, id)
   redis.call('HSET', failures, id, failure_entry(0, made, reason, details))
   redis.call('HINCRBY', slot, 'buried', 1)
   if retention > 0 then
-    drop_old_dead(slot, dead, records, failures, audit, now - retention, now, 10)
+    drop_old_dead(slot, dead, records, bodies, failures, audit, now - retention, now, 10)
   end
 end

@@ -1,10 +1,11 @@
 -- Making room in a full slot whose topic drops the lowest priority.
+--- @include "lib/large_bodies"
 --- @include "lib/score_ranges"
 --- @include "lib/member"
 
 -- A function that drops the `excess` messages of the lowest priority; nil where they are more than 1000, or not all below
 -- `least`, the lowest score of the new messages. Everything is read and checked here; the function only writes.
-local function plan_drop_lowest(slot, store, records, failures, merge, audit, excess, least, now)
+local function plan_drop_lowest(slot, store, records, bodies, failures, merge, audit, excess, least, now)
   if excess > 1000 then
     return nil
   end
@@ -18,6 +19,7 @@ local function plan_drop_lowest(slot, store, records, failures, merge, audit, ex
     dropped[#dropped + 1] = lowest[i]
   end
   redis.call('HLEN', failures)
+  redis.call('HLEN', bodies)
   local audited = redis.call('ZCARD', audit) > 0
   if redis.call('HLEN', merge) > 0 then
     for i = 1, #dropped do
@@ -37,7 +39,7 @@ local function plan_drop_lowest(slot, store, records, failures, merge, audit, ex
     if #unmerged > 0 then
       redis.call('HDEL', merge, unpack(unmerged))
     end
-    redis.call('HDEL', records, unpack(dropped))
+    drop_records(slot, records, bodies, dropped)
     redis.call('HDEL', failures, unpack(dropped))
     redis.call('HINCRBY', slot, 'dropped', #dropped)
   end

@@ -10,7 +10,7 @@
 
 -- Store a message, or merge it into the waiting one with the same merge key. `given` holds from at + 1 on: id, head,
 -- envelope, body, merge key, mode, max_wait_ms, max_bytes; merge.lua describes them, and the answers.
---   keys: slot, StoreQueue, records, merge index, settled even, settled odd, failures, audit
+--   keys: slot, StoreQueue, records, merge index, settled even, settled odd, failures, audit, large bodies
 local function merge_message(keys, given, at, now, channel, index, created)
   local slot, store, records, windows = keys[1], keys[2], keys[3], keys[4]
   local id, head, rest, body, key, mode = unpack(given, at + 1, at + 6)
@@ -121,7 +121,7 @@ local function merge_message(keys, given, at, now, channel, index, created)
   if capacity > 0 and waiting_now >= capacity then
     if s[7] == 'drop_lowest' then
       --- @include "lib/drop_lowest"
-      drop_lowest = plan_drop_lowest(slot, store, records, keys[7], windows, keys[8], waiting_now + 1 - capacity, due, now)
+      drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[7], windows, keys[8], waiting_now + 1 - capacity, due, now)
     end
     if not drop_lowest then
       return { 0, 'F', '' }

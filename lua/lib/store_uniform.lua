@@ -42,7 +42,7 @@ local function store_uniform(slot, store, records, s, head, members, bodies_of, 
     fail('ARG', 'head')
   end
   local priority = priority_of(head)
-  if priority < PRIORITY_MIN or priority >= PRIORITY_END or string.byte(head, 1) % 16 > 0 then
+  if priority < PRIORITY_MIN or priority >= PRIORITY_END or string.byte(head, 1) % 8 > 0 then
     fail('ARG', 'priority')
   end
   local accepted, order, front = tonumber(s[2] or 0), tonumber(s[3] or 0), tonumber(s[9] or 0)

@@ -23,6 +23,7 @@ TYPES = {
     "failures": "hash",
     "merge": "hash",
     "audit": "zset",
+    "bodies": "hash",
     "settled0": "set",
     "settled1": "set",
     "claim": "string",
@@ -56,8 +57,8 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "claim_stem", "created", "dead", "failures", "index", "merge", "middle", "prepare",
-        "queries", "query_stem", "querylog_stem", "records", "settled0",
+        "audit", "bodies", "claim_stem", "created", "dead", "failures", "index", "merge", "middle",
+        "prepare", "queries", "query_stem", "querylog_stem", "records", "settled0",
         "settled1", "slot", "stage_stem", "store", "topic",
     )  # fmt: skip
 
@@ -75,6 +76,7 @@ class SlotKeys:
         self.dead = stem + b"dead"
         self.failures = stem + b"failures"
         self.audit = stem + b"audit"
+        self.bodies = stem + b"bodies"
         self.merge = stem + b"merge"
         self.settled0 = stem + b"settled0"
         self.settled1 = stem + b"settled1"

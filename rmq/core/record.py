@@ -1,6 +1,6 @@
 """Records: messages as they are stored in Redis, an envelope and a body.
 
-    byte 1      codec * 32 + flags
+    byte 1      codec * 32 + flags; 8 without 4: the body is large (`rmq.core.large_body`)
     bytes 2-4   priority; 0 for a timed message without one
     bytes 5-8   low 32 bits of the slot's acceptance number, written by the script
     then, only if flagged and in this order:
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgpack
 
+from rmq.core import large_body
 from rmq.core.codec import JSON, MSGPACK, Compressed
 from rmq.errors import DecodeError
 
@@ -51,7 +52,10 @@ def length_prefixed(data: bytes) -> bytes:
 
 
 class Record(NamedTuple):
-    """The fields of a record."""
+    """The fields of a record.
+
+    `body` is a reference where the body is large and was not fetched: `check_body` tells.
+    """
 
     codec: int
     flags: int
@@ -102,6 +106,16 @@ def read(data: bytes) -> Record:
         headers,
         data[at:],
     )
+
+
+def check_body(flags: int) -> None:
+    """Refuse a record, by its flags, whose large body was not found.
+
+    Raises:
+        DecodeError: it refers to one.
+    """
+    if flags & large_body.KIND == large_body.LARGE:
+        raise DecodeError("its large body is missing: was it removed from Redis by hand?")
 
 
 def audit_number(data: bytes) -> bytes:
@@ -170,6 +184,7 @@ def value_of(data: bytes) -> bytes:
     if is_bare(data[0]):
         return data[BARE:]
     record = read(data)
+    check_body(record.flags)
     if not record.flags & COLLECTS:
         return _decompressed(record.codec, record.body)[1]
     bodies = [_decompressed(record.codec, body) for body in collected_bodies(record.body)]

@@ -19,7 +19,7 @@ from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismat
 
 # The format of records, scores, members and keys; a client refuses a topic of another format.
 # 1: members were whole ids, of 16 bytes.
-FORMAT = 2
+FORMAT = 3
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024

@@ -23,9 +23,10 @@ class Command(Generic[T]):
         args: its ARGV.
         parse: turns the reply into a value, or raises one of RMQ's errors.
         marks_repeats: a repeated call has 1 as its last argument.
+        write: a plain command that Redis runs just before the script, in one transaction with it.
     """
 
-    __slots__ = ("args", "keys", "marks_repeats", "parse", "script")
+    __slots__ = ("args", "keys", "marks_repeats", "parse", "script", "write")
 
     def __init__(
         self,
@@ -34,12 +35,14 @@ class Command(Generic[T]):
         args: Sequence[Any],
         parse: Callable[[Any], T],
         marks_repeats: bool = False,
+        write: tuple[Any, ...] = (),
     ) -> None:
         self.script = script
         self.keys = keys
         self.args = args
         self.parse = parse
         self.marks_repeats = marks_repeats
+        self.write = write
 
     def again(self) -> Command[T]:
         """Return the same call as it is sent after one that got no reply."""

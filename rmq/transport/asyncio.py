@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import hiredis
 import redis
 import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
@@ -52,7 +51,7 @@ from rmq.transport.pool import (
     is_not_master,
 )
 from rmq.transport.redis_errors import REDIS_ERRORS
-from rmq.transport.script_calls import ScriptCalls, words_of
+from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
 from rmq.transport.subscription import SubscribedConnection, await_signal
 from rmq.transport.sync import HAND_BACK_S
 from rmq.transport.url import Address
@@ -132,7 +131,7 @@ class AsyncTransport:
 
     async def _command(self, command: Command[T]) -> T:
         try:
-            reply = (await self._exchange(hiredis.pack_command(words_of(command)), 1))[0]
+            reply = reply_of(await self._exchange(*request_of(command)))
             if isinstance(reply, BaseException):
                 raise reply
         except REDIS_ERRORS as error:

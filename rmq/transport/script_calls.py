@@ -6,6 +6,7 @@ Each method is a generator of operations, for either transport to perform.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,32 @@ from rmq.transport.url import Address
 def words_of(command: Command[Any]) -> tuple[Any, ...]:
     """Return the words of a script call."""
     return ("EVALSHA", command.script.sha, len(command.keys), *command.keys, *command.args)
+
+
+def request_of(command: Command[Any]) -> tuple[bytes, int]:
+    """Return what is sent for a command, and how many replies come back."""
+    if not command.write:
+        return hiredis.pack_command(words_of(command)), 1
+    words = (("MULTI",), command.write, words_of(command), ("EXEC",))
+    return b"".join(map(hiredis.pack_command, words)), len(words)
+
+
+def reply_of(replies: Sequence[Any]) -> Any:
+    """Return the reply of the script among the replies to a request, or the error that came."""
+    if len(replies) == 1:
+        return replies[0]
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            return reply  # refused before the transaction ran, which did nothing then
+    wrote, reply = replies[-1]
+    return wrote if isinstance(wrote, BaseException) else reply
+
+
+def _call_script(command: Command[Any]) -> Operations[Any]:
+    reply = reply_of((yield Exchange(*request_of(command))))
+    if isinstance(reply, BaseException):
+        raise reply
+    return reply
 
 
 class ScriptCalls:
@@ -59,14 +86,14 @@ class ScriptCalls:
         """
 
         def attempt() -> Operations[Any]:
-            words = words_of(command.again())
+            repeated = command.again()
             try:
-                return (yield from call(*words))
+                return (yield from _call_script(repeated))
             except redis.ResponseError as failure:
                 if not _needs_loading(failure):
                     raise
             yield from self._load(command.script)
-            return (yield from call(*words))
+            return (yield from _call_script(repeated))
 
         first = None if _needs_loading(error) else error
         try:
@@ -131,11 +158,12 @@ class ScriptCalls:
     def _exchange(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        calls = [words_of(command) for command in commands]
+        requests = [request_of(command) for command in commands]
         if durability is not None:
-            calls.append(wait_words(durability))
-        packed = b"".join(map(hiredis.pack_command, calls))
-        replies: list[Any] = yield Exchange(packed, len(calls))
+            requests.append((hiredis.pack_command(wait_words(durability)), 1))
+        packed, counts = zip(*requests, strict=True)
+        flat = iter((yield Exchange(b"".join(packed), sum(counts))))
+        replies = [reply_of(list(itertools.islice(flat, count))) for count in counts]
         for reply in replies:
             if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.AGAIN:
                 raise reply  # repeat all of it: the commands that were done are safe to do twice

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import hiredis
 import redis
 from redis.retry import Retry
 
@@ -51,7 +50,7 @@ from rmq.transport.operations import (
 )
 from rmq.transport.pool import Pool, PooledConnection, as_not_connected, as_stale, is_not_master
 from rmq.transport.redis_errors import REDIS_ERRORS
-from rmq.transport.script_calls import ScriptCalls, words_of
+from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
 from rmq.transport.subscription import SubscribedConnection, await_signal
 from rmq.transport.url import Address
 
@@ -143,7 +142,7 @@ class Transport:
     def _command(self, command: Command[T]) -> T:
         # The first attempt goes without generators: it is the hot path of every call.
         try:
-            reply = self._exchange(hiredis.pack_command(words_of(command)), 1)[0]
+            reply = reply_of(self._exchange(*request_of(command)))
             if isinstance(reply, BaseException):
                 raise reply
         except REDIS_ERRORS as error:

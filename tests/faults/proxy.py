@@ -24,7 +24,8 @@ class _Plan:
     """A fault that waits for its call."""
 
     def __init__(self, verb: str, skip: int, times: int, hold_s: float) -> None:
-        self.mark = scripts.load(verb).sha.encode()
+        # A script by its verb, a plain command by its name in capitals.
+        self.mark = verb.encode() if verb.isupper() else scripts.load(verb).sha.encode()
         self.skip = skip
         self.times = times
         self.hold_s = hold_s

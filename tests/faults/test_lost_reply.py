@@ -246,3 +246,32 @@ def test_a_second_copy_is_seen_where_nothing_guards_against_it(
 
     assert case.proxy.fired == 1
     assert got == ["x", "x"], "the control has not shown what dedup is for"
+
+
+LARGE = ["x" * 40_000]
+
+
+def test_a_large_send_whose_reply_is_lost_is_stored_once_with_its_body(case: Case) -> None:
+    case.proxy.cut("send", times=2)
+
+    case.do(case.topic.send_many([rmq.Outgoing([n, *LARGE]) for n in range(3)]))
+
+    assert case.proxy.fired == 2
+    assert case.drained() == [[n, *LARGE] for n in range(3)]
+    with redis.Redis(port=case.proxy.target_port) as raw:
+        assert not raw.exists(f"rmq:{{{case.name}_0}}:bodies"), "a body was left"
+
+
+@pytest.mark.parametrize("verb", ["prepare", "HMGET"])
+def test_a_take_of_large_bodies_whose_reply_is_lost_hands_them_over_once(
+    case: Case, verb: str
+) -> None:
+    case.do(case.topic.send_many([rmq.Outgoing([n, *LARGE]) for n in range(3)]))
+    case.proxy.cut(verb)
+
+    consumer, taken = case.receive(10)
+
+    assert case.proxy.fired == 1
+    assert [delivery.body for delivery in taken] == [[n, *LARGE] for n in range(3)]
+    assert case.do(consumer.ack(taken)) == []
+    assert case.stats()["settled"] == 3

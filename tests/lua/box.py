@@ -79,6 +79,11 @@ def stored(
     return made + body
 
 
+def reference(body: bytes, random: bytes = b"8 random") -> bytes:
+    """What a record has in place of a large body."""
+    return len(body).to_bytes(4, "big") + random
+
+
 def failure(left: int, made: int, reason: str, told: bytes = b"") -> bytes:
     """Return an entry of the failures hash."""
     return bytes((left, made)) + reason.encode() + told
@@ -148,7 +153,12 @@ class Box:
             return self.redis.eval(made.text, len(keys), *keys, *args)
 
     def run(self, command: Command[Any]) -> Any:
-        """Run a command and read its reply."""
+        """Run a command and read its reply.
+
+        A plain write before it runs by itself: outside of a test, no other command comes between.
+        """
+        if command.write:
+            self.redis.execute_command(*command.write)
         return command.parse(self.raw(command.script.name, command.keys, command.args))
 
     def twice(self, build: Callable[[], Command[Any]]) -> Any:
@@ -274,9 +284,18 @@ class Box:
     def send_command(
         self, given: Sequence[bytes], session: ReplaySession | None = None, **options: Any
     ) -> Command[Any]:
-        """A send of these ids, all alike."""
-        parts = self.part(**options) * len(given)
-        return commands.send(self.handle, self.keys, session or self.session(), given, parts)
+        """A send of these ids, all alike. `large`: their body, which stands beside the record."""
+        large = options.pop("large", None)
+        if large is None:
+            parts, bodies = self.part(**options) * len(given), {}
+        else:
+            head, rest = self.part(b"", **options)
+            head = bytes((head[0] | 8,)) + head[1:]
+            parts = (head, rest + reference(large)) * len(given)
+            bodies = dict.fromkeys(range(len(given)), large)
+        return commands.send(
+            self.handle, self.keys, session or self.session(), given, parts, bodies
+        )
 
     def send(self, count: int = 1, *, kept: bool = False, **options: Any) -> list[bytes]:
         """Send so many messages that are alike; their ids."""

@@ -44,7 +44,7 @@ class Furnished(NamedTuple):
 
 def furnish(box: Box) -> Furnished:
     """Fill a slot. Both settled sets are there, and every other key."""
-    queried = box.one()
+    queried = box.one(large=b"large")
     assert box.run(commands.query_take(box.keys, QUERY, 0, 1)).newest == 1
     settled = b""
     for _ in range(2):
@@ -53,7 +53,7 @@ def furnish(box: Box) -> Furnished:
         box.clock.advance(60)
     box.one(kept=True)
     assert box.ack(box.take_one()) == "1"  # the newest turn is this one
-    retry, failed, leased, lapsed, dead = box.send(5, kept=True)
+    retry, failed, leased, lapsed, dead = box.send(5, kept=True, large=b"large")
     taken = {lease.id: lease for lease in box.take(5)}
     assert box.nack(taken[retry], taken[failed]) == "rr"
     again = {lease.id: lease for lease in box.take(2)}
@@ -200,8 +200,8 @@ REACHING |= {
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,
-    **{("merge", place): _merging for place in ("failures", "audit")},
-    **{("publish", place): _publishing for place in ("failures", "merge", "audit")},
+    **{("merge", place): _merging for place in ("failures", "audit", "bodies")},
+    **{("publish", place): _publishing for place in ("failures", "merge", "audit", "bodies")},
     **{(verb, "settled0"): _next_turn(verb) for verb in ("ack", "query_settle")},
 }
 

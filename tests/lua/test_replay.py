@@ -63,7 +63,9 @@ def test_call_that_names_no_session_is_refused_and_no_field_changes(box, call):
 
     for command in (
         box.send_command(box.ids(2)),
-        commands.send_uniform(box.handle, box.keys, box.session(), b"\0\0\0d", box.ids()[0], [b""]),
+        commands.send_uniform(
+            box.handle, box.keys, box.session(), b"\0\0\0d", box.ids()[:1], [b""]
+        ),
         commands.prepare(box.keys, box.session(), 1, 30_000, False),
         box.ack_command([lease], box.session()),
         box.nack_command([lease], box.session()),
@@ -80,7 +82,7 @@ def test_session_that_the_slot_forgot_looks_its_messages_up(box):
     session = ReplaySession(b"@slow")
     session.number = 1
     (id,) = box.ids()
-    command = commands.send_uniform(box.handle, box.keys, session, b"\0\0\0d", id, [b"x"])
+    command = commands.send_uniform(box.handle, box.keys, session, b"\0\0\0d", [id], [b"x"])
     box.run(command)
     box.redis.hdel(box.keys.slot, session.name)
     box.take_one()  # in flight now

@@ -16,7 +16,7 @@ HEAD = record.head(0, 0, 900)
 def uniform(box, session, bodies, first=b"", head=HEAD):
     first = first or box.ids(max(1, len(bodies)))[0]
     given = [(int.from_bytes(first[:8]) + n).to_bytes(8) + first[8:] for n in range(len(bodies))]
-    return given, commands.send_uniform(box.handle, box.keys, session, head, first, bodies)
+    return given, commands.send_uniform(box.handle, box.keys, session, head, [first], bodies)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["session goes on", "new session"])

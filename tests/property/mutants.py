@@ -98,6 +98,15 @@ IN_ORDER: dict[str, list[Change]] = {
     "a killer takes others with it": [("prepare", "limit = 1 -- it may", "-- it may")],
 }
 
+_NAMES = "redis.call('HDEL', bodies, unpack(names))"
+# Hunted by a machine whose bodies are large.
+LARGE_BODIES: dict[str, list[Change]] = {
+    "an ack forgets the large body": [("ack", _NAMES, "")],
+    "a cancel forgets the large body": [("cancel", _NAMES, "")],
+    "a repeated send leaves a body": [("send", "redis.call('HDEL', bodies, name)", "")],
+    "a take does not tell of large bodies": [("prepare", "reply[2] = reply[2] + 4", "")],
+}
+
 
 def loader(changes: list[Change]) -> Callable[[str], Script]:
     """A `scripts.load` that hands out the broken variants."""

@@ -32,53 +32,66 @@ class Look:
     def __init__(self, replies: list[list[bytes]], keys: SlotKeys) -> None:
         ids = keys.ids_of
         replies = [
-            *(_with_ids(flat, keys) for flat in replies[:5]), *replies[5:7], *map(ids, replies[7:])
+            *(_with_ids(flat, keys) for flat in replies[:5]), *replies[5:8], *map(ids, replies[8:])
         ]  # fmt: skip
-        pairs = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies[:7]]
+        pairs = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies[:8]]
         self.store, self.prepare, self.dead = (
             {id: float(score) for id, score in part.items()} for part in pairs[:3]
         )
-        self.records, self.failures, merge, self.slot = pairs[3:]
+        self.records, self.failures, merge, self.slot, self.bodies = pairs[3:]
         self.merge = {key: (keys.id_of(held[:13]), int(held[13:])) for key, held in merge.items()}
-        self.settled = set(replies[7]) | set(replies[8])
+        self.settled = set(replies[8]) | set(replies[9])
+        self.referred = self._resolve_large()
         if b"holder" in self.slot:
             self.slot[b"holder"] = keys.id_of(self.slot[b"holder"])
         for field in list(self.slot):
             if field in (b"waiting", b"blocked", b"swept") or field.startswith(b"@"):
                 del self.slot[field]
 
+    def _resolve_large(self) -> set[bytes]:
+        """Put large bodies into their records; return the names by which records refer to them."""
+        names = set()
+        for id, entry in self.records.items():
+            if entry[0] & 12 == 8:
+                name = id[:8] + id[11:] + entry[-8:]
+                names.add(name)
+                if name in self.bodies:
+                    plain = bytes((entry[0] & ~8,)) + entry[1:-12]
+                    self.records[id] = plain + self.bodies[name]
+        return names
+
     def state(self) -> tuple[Any, ...]:
         """All of it but the answers kept for replay, for "this changed nothing"."""
         return (
             self.store, self.prepare, self.dead, self.records, self.failures, self.merge, self.slot,
-            self.settled,
+            self.settled, self.bodies,
         )  # fmt: skip
 
 
 # One script, so that it is one moment; and unlike MULTI it is served at maxmemory.
 _LOOK = """
 local seen = {}
-for i = 1, #KEYS, 9 do
+for i = 1, #KEYS, 10 do
   for j = 0, 2 do
     seen[#seen + 1] = redis.call('ZRANGE', KEYS[i + j], 0, -1, 'WITHSCORES')
   end
-  for j = 3, 6 do
+  for j = 3, 7 do
     seen[#seen + 1] = redis.call('HGETALL', KEYS[i + j])
   end
-  for j = 7, 8 do
+  for j = 8, 9 do
     seen[#seen + 1] = redis.call('SMEMBERS', KEYS[i + j])
   end
 end
 return seen
 """
-_READ = (*PLACES, "records", "failures", "merge", "slot", "settled0", "settled1")
+_READ = (*PLACES, "records", "failures", "merge", "slot", "bodies", "settled0", "settled1")
 
 
 def look(raw: redis.Redis, keys: list[SlotKeys]) -> list[Look]:
     """All slots at one moment."""
     names = [getattr(one, name) for one in keys for name in _READ]
     flat: Any = raw.eval(_LOOK, len(names), *names)
-    return [Look(flat[9 * n : 9 * n + 9], of_slot) for n, of_slot in enumerate(keys)]
+    return [Look(flat[10 * n : 10 * n + 10], of_slot) for n, of_slot in enumerate(keys)]
 
 
 def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
@@ -89,6 +102,11 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
     records = set(seen.records)
     claim(records >= live, f"slot {slot}: {len(live - records)} queued without a record")
     claim(records <= live, f"slot {slot}: {len(records - live)} records of nobody")
+    lost, unused = seen.referred - set(seen.bodies), set(seen.bodies) - seen.referred
+    claim(not lost, f"slot {slot}: {len(lost)} records without their large bodies")
+    claim(not unused, f"slot {slot}: {len(unused)} large bodies of nobody")
+    counted = int(seen.slot.get(b"large", 0))
+    claim(counted == len(seen.referred), f"slot {slot}: {counted} large of {len(seen.referred)}")
     claim(set(seen.failures) <= live, f"slot {slot}: a failure of nobody")
     for score in seen.store.values():
         claim(math.isfinite(score), f"store score {score}")

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
+from rmq.core import large_body
 from tests.conftest import any_binary
-from tests.property.machine import Machine
+from tests.property.machine import LARGE, Machine
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(900)  # thousands of steps, each some calls; 134 s at a load of 30
@@ -68,17 +69,25 @@ def explore(run: type[Machine], first: int, wanted: tuple[str, ...]) -> list[str
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("slots", [1, 3])
 def test_rmq_keeps_its_promises_whatever_is_done_to_it(
-    private: Server, capsys: pytest.CaptureFixture[str], slots: int, is_async: bool
+    private: Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    slots: int,
+    is_async: bool,
 ) -> None:
     class Run(Machine):
         server = private
         reached: ClassVar[Counter[str]] = Counter()
 
     Run.slots, Run.is_async = slots, is_async
+    wanted = SOMETIMES
     if slots > 1:
         Run.retry, Run.max_retries = rmq.Levels((1.0, 3.0)), 3
+        wanted = (*SOMETIMES, "large bodies")
+        for name in ("MIN_BYTES", "MIN_BYTES_OF_CALL"):
+            monkeypatch.setattr(large_body, name, LARGE)
 
-    missed = explore(Run, 10 * slots + 100 * is_async, SOMETIMES)
+    missed = explore(Run, 10 * slots + 100 * is_async, wanted)
 
     with capsys.disabled():
         print(f" {Run.steps} steps checked", end="")

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
+from rmq.core import large_body
 from rmq.protocol import scripts
 from tests.conftest import any_binary
 from tests.property.driver import Driver
-from tests.property.machine import Machine
-from tests.property.mutants import IN_ORDER, MUTANTS, TwoStepDriver, loader
+from tests.property.machine import LARGE, Machine
+from tests.property.mutants import IN_ORDER, LARGE_BODIES, MUTANTS, TwoStepDriver, loader
 from tests.property.snapshot import Violation
 from tests.servers import Server
 
@@ -46,7 +47,7 @@ def test_the_machine_catches_every_mutant(
     private: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caught: dict[str, str] = {}
-    every = MUTANTS | IN_ORDER
+    every = MUTANTS | IN_ORDER | LARGE_BODIES
     for name, changes in every.items():
 
         class Run(Machine):
@@ -59,6 +60,9 @@ def test_the_machine_catches_every_mutant(
 
         with monkeypatch.context() as patch:
             patch.setattr(scripts, "load", loader(changes))
+            if name in LARGE_BODIES:
+                patch.setattr(large_body, "MIN_BYTES", LARGE)
+                patch.setattr(large_body, "MIN_BYTES_OF_CALL", LARGE)
             for number in range(ROUNDS):
                 seed(number)(Run)
                 try:

@@ -2,7 +2,7 @@
 fail_deliveries: give failed deliveries back, for nack and rollback: a message with retries remaining goes to the
 StoreQueue again, another to the DeadQueue.
 
-Reads:     KEYS: 1 to 6 as nack has them
+Reads:     KEYS: 1 to 6 and 8 as nack has them
            slot, store, prepare, failures: keys
            audit: the key where the slot is audited, else nil
            s: max_retries, retry, jitter, waiting, dead_retention_ms, ordered and blocked, from place 2 on
@@ -33,7 +33,7 @@ for i = 1, #ids do
   if left == 0 then
     letters[i] = 'd'
     dead_count = dead_count + 1
-    add_dead(slot, KEYS[5], KEYS[4], failures, audit, ids[i], now, made, reason, text, tonumber(s[6]))
+    add_dead(slot, KEYS[5], KEYS[4], KEYS[8], failures, audit, ids[i], now, made, reason, text, tonumber(s[6]))
   else
     letters[i] = 'r'
     local pause = wait or retry_wait(s[3], tonumber(s[4]), made)

@@ -2,7 +2,7 @@
 remove_taken: remove the picked messages from the StoreQueue and the merge index, for take_messages. Those that have
 expired are dropped or go to the DeadQueue, and the live ones move up in ids, taken and retries_left.
 
-Reads:     slot, store, records, dead, failures, merge, audit: keys
+Reads:     slot, store, records, dead, failures, merge, audit, bodies: keys
            s, now, all, max_retries, reply, again
            call: where again is true
            to_inspect: the positions of the records to look at
@@ -30,6 +30,7 @@ for c = 1, #to_inspect do
   end
 end
 redis.call('ZCARD', dead)
+redis.call('HLEN', bodies)
 redis.call('ZREM', store, unpack(ids, 1, all))
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
@@ -45,12 +46,12 @@ if expired then
       n = n + 1
       ids[n], taken[n], live[n] = ids[i], taken[i], left or nil
     elseif on_expire[1] == 'drop' then
-      redis.call('HDEL', records, ids[i])
+      drop_records(slot, records, bodies, { ids[i] })
       redis.call('HDEL', failures, ids[i])
       redis.call('HINCRBY', slot, 'expired', 1)
       dropped[#dropped + 1] = taken[i]
     else
-      add_dead(slot, dead, records, failures, s[9] and audit, ids[i], now, max_retries - (left or max_retries), 'x', '',
+      add_dead(slot, dead, records, bodies, failures, s[9] and audit, ids[i], now, max_retries - (left or max_retries), 'x', '',
         tonumber(on_expire[2]))
     end
   end

@@ -2,9 +2,10 @@
 store_messages: store new messages in a slot, for send and publish. send.lua describes the answer. The first write is one
 that Redis refuses at maxmemory. A time that has passed is no error: the message is due at once.
 
-Reads:     keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit
+Reads:     keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit, large bodies
            given: from at + 1 on, the ids, then head and rest of each message
            at, count, now, channel, index
+           large: whether messages with large bodies may be among them
            s: the fields of the slot, from store_fields
 Writes:    nothing
 Declares:  slot, store, records, accepted, order, front, capacity, window, waiting_now, old_front, RESTART, stored, settled,
@@ -71,6 +72,9 @@ for i = 1, count do
         fail('ARG', 'head')
       end
       local flags = string.byte(head, 1) % 32
+      if flags % 16 >= 8 and flags % 8 < 4 and not large then
+        fail('BODY', keys[9])
+      end
       kind = { priority_of(head), flags % 2 == 1, flags % 4 >= 2 } -- priority, timed, expires
       if (kind[1] > 0 or not kind[2]) and (kind[1] < PRIORITY_MIN or kind[1] >= PRIORITY_END) then
         fail('ARG', 'priority')
@@ -122,7 +126,7 @@ if capacity > 0 and waiting_now + n > capacity then
   end
   if s[6] == 'drop_lowest' and n <= capacity then
     --- @include "lib/drop_lowest"
-    drop_lowest = plan_drop_lowest(slot, store, records, keys[6], keys[7], keys[8], waiting_now + n - capacity, least, now)
+    drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[6], keys[7], keys[8], waiting_now + n - capacity, least, now)
   end
   if not drop_lowest then
     return { 0, 'F' }

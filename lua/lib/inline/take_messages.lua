@@ -3,7 +3,7 @@ take_messages: pick the messages that go next and remove them from the StoreQueu
 placed inline, and seldom needed parts are included in their branch: every function of a script is made anew at each
 run, which is costly for a script that takes one message.
 
-Reads:     slot, store, prepare, records, dead, failures, merge, audit: keys
+Reads:     slot, store, prepare, records, dead, failures, merge, audit, bodies: keys
            now, now_us, limit, waits, ordered
            s: the fields of the slot, from take_fields
            takes: the number of this take; the caller writes it to the slot, with that of the last delivery
@@ -16,7 +16,7 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            reply: the fields of the reply, without the deadline
            drained: whether there is nothing more to take just now
            max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, query_expired, picked,
-           to_inspect, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
+           to_inspect, any_large, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
 --- @include "lib/check"
@@ -126,9 +126,9 @@ for turn = 1, 3 do
   end
 end
 
--- The records, as many as 16 MiB hold. An id without a record stops the script: nothing has been taken. `to_inspect`:
--- the positions of records that may have expired or may be in the merge index (flags 2 and 4).
-local picked, taken, to_inspect, bytes, from = #ids, {}, nil, 0, 1
+-- The records, as many as 16 MiB hold with their large bodies. An id without a record stops the script: nothing has been
+-- taken. `to_inspect`: the positions of records that may have expired or may be in the merge index (flags 2 and 4).
+local picked, taken, to_inspect, any_large, bytes, from = #ids, {}, nil, false, 0, 1
 while from <= picked and bytes < TAKE_BYTES do
   local to = math.min(picked, from + chunk - 1)
   local batch = redis.call('HMGET', records, unpack(ids, from, to))
@@ -138,9 +138,18 @@ while from <= picked and bytes < TAKE_BYTES do
       fail('RECORD', records)
     end
     bytes = bytes + #record
-    if string.byte(record, 1) % 8 >= 2 then
-      to_inspect = to_inspect or {}
-      to_inspect[#to_inspect + 1] = from + i - 1
+    local flags = string.byte(record, 1) % 16
+    if flags >= 2 then
+      if flags % 8 >= 2 then
+        to_inspect = to_inspect or {}
+        to_inspect[#to_inspect + 1] = from + i - 1
+      end
+      if flags >= 8 then
+        --- @include "lib/large_bodies"
+        if is_large(record) then
+          any_large, bytes = true, bytes + large_size(record)
+        end
+      end
     end
     if from > 1 then
       taken[from + i - 1] = record
@@ -174,6 +183,9 @@ if hold then
   if not ordered then
     redis.call('HDEL', slot, 'ordered') -- nothing is in flight and nothing held: a plain caller ends the order
   end
+end
+if any_large then
+  reply[2] = reply[2] + 4
 end
 if retries_left then
   local marks = {}

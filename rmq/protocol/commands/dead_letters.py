@@ -40,6 +40,7 @@ def purge(
         scripts.load("purge"),
         (
             keys.slot, getattr(keys, place), keys.records, keys.failures, keys.merge, keys.audit,
+            keys.bodies,
         ),
         [clock.now_us, session.call, high, limit, *members_of(ids)],
         int,
@@ -55,7 +56,7 @@ def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
         scripts.load("tidy"),
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
-            keys.audit,
+            keys.audit, keys.bodies,
         ),
         [clock.now_us, limit],
         int,

@@ -121,6 +121,7 @@ def query_take(keys: SlotKeys, lease: QueryLease, after: int, limit: int) -> Com
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, *_query_keys(keys, lease.run), keys.queries,
+            keys.bodies,
         ),
         [
             clock.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms, after, limit,
@@ -176,6 +177,7 @@ def query_settle(
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.store,
+            keys.bodies,
         ),
         [
             clock.now_us, lease.run, lease.owner, context.channel, keys.index, since, upto, limit,
@@ -203,7 +205,7 @@ def query_reject(
         scripts.load("query_reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
-            *_query_keys(keys, lease.run),
+            *_query_keys(keys, lease.run), keys.bodies,
         ),
         [
             clock.now_us, lease.run, lease.owner, context.channel, keys.index, upto, limit, reason,

@@ -12,6 +12,7 @@ from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
 
 LEASES_EXPIRED, QUERIES_EXPIRED = 1, 2  # bits of Batch.expired
+_ANY_LARGE = 4  # beside them in the reply
 
 
 class Batch(NamedTuple):
@@ -25,6 +26,7 @@ class Batch(NamedTuple):
     lefts: bytes  # retries left of each; empty where all are fresh
     ids: list[bytes]
     records: list[bytes]
+    any_large: bool = False  # records refer to large bodies
 
 
 class RollbackReply(NamedTuple):
@@ -46,13 +48,14 @@ def prepare(
     """Lease up to `limit` messages of one slot."""
 
     def parse(reply: list[Any]) -> Batch:
-        return Batch._make((*reply[:6], keys.ids_of(reply[6]), reply[7]))
+        bits, ids = reply[1], keys.ids_of(reply[6])
+        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], bits >= _ANY_LARGE))
 
     return Command(
         scripts.load("prepare"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit,
+            keys.audit, keys.bodies,
         ),
         [
             clock.now_us, session.call, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
@@ -77,6 +80,7 @@ def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command
         scripts.load("rollback"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
+            keys.bodies,
         ),
         [clock.now_us, context.channel, keys.index, limit],
         lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),

@@ -16,7 +16,7 @@ def cancel(keys: SlotKeys, session: ReplaySession, id: bytes) -> Command[str]:
         scripts.load("cancel"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.settled0, keys.settled1, keys.audit,
+            keys.settled0, keys.settled1, keys.audit, keys.bodies,
         ),
         [clock.now_us, session.call, member_of(id)],
         bytes.decode,

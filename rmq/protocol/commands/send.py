@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rmq.core import large_body
 from rmq.core.ids import member_of, members_of
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
+
+NO_BODIES: Mapping[int, bytes] = MappingProxyType({})
 
 
 class SendReply(NamedTuple):
@@ -38,9 +43,16 @@ def send(
     session: ReplaySession,
     ids: Sequence[bytes],
     parts: Sequence[bytes],
+    bodies: Mapping[int, bytes] = NO_BODIES,
 ) -> Command[SendReply]:
-    """Accept messages into one slot. `parts`: head and rest of each record, in the order of ids."""
-    return _send(context, keys, session, len(ids), (b"", *members_of(ids), *parts))
+    """Accept messages into one slot.
+
+    `parts`: head and rest of each record, in the order of ids. `bodies`: the large bodies, by the
+    positions of records that refer to them.
+    """
+    members = members_of(ids)
+    write = _write_bodies(keys, members, parts[1::2], bodies) if bodies else ()
+    return _send(context, keys, session, len(ids), (b"", *members, *parts), write)
 
 
 def send_uniform(
@@ -48,15 +60,28 @@ def send_uniform(
     keys: SlotKeys,
     session: ReplaySession,
     head: bytes,
-    first: bytes,
+    ids: Sequence[bytes],
     rests: Sequence[bytes],
+    bodies: Mapping[int, bytes] = NO_BODIES,
 ) -> Command[SendReply]:
     """Accept messages that differ in their bodies alone and have no times.
 
-    `first`: the id of the first one; the stamps of the others follow, and no other message has
-    these ids.
+    `ids`: with stamps that follow each other; no other message has one of them. `bodies`: as in
+    `send`; then all records refer to large ones.
     """
-    return _send(context, keys, session, len(rests), (head, member_of(first), *rests))
+    write = _write_bodies(keys, members_of(ids), rests, bodies) if bodies else ()
+    messages = (head, member_of(ids[0]), *rests)
+    return _send(context, keys, session, len(rests), messages, write)
+
+
+def _write_bodies(
+    keys: SlotKeys, members: Sequence[bytes], rests: Sequence[bytes], bodies: Mapping[int, bytes]
+) -> tuple[Any, ...]:
+    named: dict[bytes, bytes] = {}
+    for at, body in bodies.items():
+        # An id that is given twice in one call has one name; the first message is the one stored.
+        named.setdefault(large_body.name_of(members[at], rests[at]), body)
+    return ("HSET", keys.bodies, *chain.from_iterable(named.items()))
 
 
 def _send(
@@ -65,17 +90,19 @@ def _send(
     session: ReplaySession,
     count: int,
     messages: tuple[bytes, ...],
+    write: tuple[Any, ...],
 ) -> Command[SendReply]:
     return Command(
         scripts.load("send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit,
+            keys.merge, keys.audit, keys.bodies,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, keys.created, count, *messages,
         ],
         _send_reply,
+        write=write,
     )  # fmt: skip
 
 
@@ -103,7 +130,7 @@ def merge(
         scripts.load("merge"),
         (
             keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
-            keys.failures, keys.audit,
+            keys.failures, keys.audit, keys.bodies,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, keys.created, member_of(id),

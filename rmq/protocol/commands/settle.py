@@ -39,7 +39,7 @@ def ack(
         scripts.load("ack"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, keys.dead,
+            keys.audit, keys.dead, keys.bodies,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
@@ -63,7 +63,7 @@ def nack(
         scripts.load("nack"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.audit,
+            keys.audit, keys.bodies,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
@@ -87,7 +87,7 @@ def reject(
         scripts.load("reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.audit,
+            keys.audit, keys.bodies,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, reason,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from rmq.core import codec, failure, record
+from rmq.core import codec, failure, large_body, record
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Message, moment
@@ -18,7 +18,7 @@ from rmq.core.validation import check_int
 from rmq.errors import DecodeError
 from rmq.protocol import commands
 from rmq.protocol.commands import STATS, QueueMember
-from rmq.protocol.flows import open_topic, tidy
+from rmq.protocol.flows import large_bodies, open_topic, tidy
 from rmq.protocol.steps import Flow, pipeline
 
 PAGE = 200  # messages of one call
@@ -92,6 +92,7 @@ def message_of(
 
 def body_of(entry: Record) -> Any:
     """Return the decoded body; of a collecting message, the list of its bodies."""
+    record.check_body(entry.flags)
     if entry.flags & record.COLLECTS:
         return codec.decode_all(entry.codec, record.collected_bodies(entry.body))
     return codec.decode(entry.codec, entry.body)
@@ -102,7 +103,10 @@ def get(context: TopicContext, id: Id) -> Flow[Message | None]:
     yield from open_topic.ensure_open(context, create=False)
     message_id = context.check_id(id)
     member = yield commands.get(context.slots[message_id.slot], message_id)
-    return None if member is None else message_of(member, context.settings.max_retries)
+    if member is None:
+        return None
+    (whole,) = yield from with_bodies(context, [member])
+    return message_of(whole, context.settings.max_retries)
 
 
 def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
@@ -130,7 +134,25 @@ def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flo
         rows = zip_longest(*by_slot)
         members = [member for row in rows for member in row if member is not None][:limit]
         members.sort(key=lambda member: MessageId(member.id).slot)
+    members = yield from with_bodies(context, members)
     return [message_of(member, context.settings.max_retries) for member in members]
+
+
+def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
+    """Return members of queues with the large bodies that their records refer to."""
+    by_slot: dict[int, list[int]] = {}
+    for at in large_body.positions([member.record for member in members]):
+        by_slot.setdefault(MessageId(members[at].id).slot, []).append(at)
+    whole = list(members)
+    for slot, places in by_slot.items():
+        records = yield from large_bodies.fetch(
+            context.slots[slot],
+            [members[at].id for at in places],
+            [members[at].record for at in places],
+        )
+        for at, entry in zip(places, records, strict=True):
+            whole[at] = members[at]._replace(record=entry)
+    return whole
 
 
 def _first_members(keys: SlotKeys, place: str, most: int) -> Flow[list[QueueMember]]:

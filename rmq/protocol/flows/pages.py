@@ -109,5 +109,6 @@ def page(
     seen = sum(member.score == last for member in members)
     seen += start.seen if last == start.score else 0
     retries = context.settings.max_retries
+    members = yield from inspect.with_bodies(context, members)
     messages = [inspect.message_of(member, retries, body) for member in members]
     return Page(messages, Cursor(last, seen))

@@ -16,7 +16,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import QueryOwned
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease, QueryLog, QueryPage, QuerySettleReply
-from rmq.protocol.flows import open_topic, rollback
+from rmq.protocol.flows import large_bodies, open_topic, rollback
 from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, RawCommand, Subscription, pipeline
 
 TAKE_MOST = 500  # messages of one call: a few ms of the server's time
@@ -148,7 +148,8 @@ def _shares(context: TopicContext, most: int | None) -> Flow[dict[int, int]]:
 def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[QueryPage]:
     """Read a page of what a query holds of one slot; empty at its end."""
     page: QueryPage = yield commands.query_read(keys, run, after, upto, BATCH_MAX)
-    return page
+    records = yield from large_bodies.fetch(keys, page.ids, page.records)
+    return page._replace(records=records)
 
 
 def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]:

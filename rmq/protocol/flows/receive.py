@@ -24,7 +24,7 @@ from rmq.core.validation import check_int, duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import QUERIES_EXPIRED, Batch
-from rmq.protocol.flows import open_topic, rollback, settle, tidy
+from rmq.protocol.flows import large_bodies, open_topic, rollback, settle, tidy
 from rmq.protocol.steps import (
     POLL_S,
     AwaitSignal,
@@ -239,6 +239,10 @@ def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
             state.unanswered = None  # nothing was taken
             state.context.sessions.give(take.session)
         raise
+    if batch.any_large:
+        # Without its bodies the take counts as unanswered: if this fails, the next call repeats it.
+        records = yield from large_bodies.fetch(take.keys, batch.ids, batch.records)
+        batch = batch._replace(records=records)
     state.unanswered = None
     state.context.sessions.give(take.session)
     return batch

@@ -198,9 +198,9 @@ def _command(context: TopicContext, group: Group, session: ReplaySession) -> Com
         if group.is_uniform():
             parts = group.parts
             return commands.send_uniform(
-                context, keys, session, parts[0], group.ids[0], parts[1::2]
+                context, keys, session, parts[0], group.ids, parts[1::2], group.large
             )
-        return commands.send(context, keys, session, group.ids, group.parts)
+        return commands.send(context, keys, session, group.ids, group.parts, group.large)
     return commands.merge(
         context,
         keys,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from types import NoneType
 
-from rmq.core import ids, record, sequence
+from rmq.core import ids, large_body, record, sequence
 from rmq.core.ids import MessageId
 from rmq.core.message import Outgoing
 from rmq.core.sequence import SlotSequence
@@ -28,6 +29,7 @@ class Group:
         "given_ids",
         "ids",
         "indexes",
+        "large",
         "merging",
         "numbers",
         "parts",
@@ -42,9 +44,22 @@ class Group:
         self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
         self.parts: list[bytes] = []  # head and rest of each record
         self.indexes: list[int] = []  # of the messages, and so of their results
+        self.large: dict[int, bytes] = {}  # by position: bodies that may stand beside their records
         self.bytes = 0
         self.numbers: list[int] = []  # of each, where the client has rmq.Audit
         self.sequence: SlotSequence | None = None
+
+    def set_apart(self, may_be_large: bool) -> None:
+        """Let records refer to large bodies, where there are enough of them to be worth it."""
+        if not may_be_large or sum(map(len, self.large.values())) < large_body.MIN_BYTES_OF_CALL:
+            self.large.clear()
+            return
+        random = os.urandom(large_body.RANDOM)
+        for at, body in self.large.items():
+            head, rest = self.parts[2 * at : 2 * at + 2]
+            self.parts[2 * at] = bytes((head[0] | large_body.LARGE,)) + head[1:]
+            reference = large_body.reference(len(body), random)
+            self.parts[2 * at + 1] = rest[: -len(body)] + reference
 
     def is_uniform(self) -> bool:
         """Whether its messages are new, and differ in nothing but their bodies and headers."""
@@ -83,10 +98,12 @@ def group_messages(
     group_max: int = BATCH_MAX,
     allow_past: bool = False,
     kept: bool = False,
+    staged: bool = False,
 ) -> None:
     """Check, encode and name all messages; append groups of at most so many to `groups`.
 
-    `kept`: the caller learns the new ids in order to send them again.
+    `kept`: the caller learns the new ids in order to send them again. `staged`: the messages go to
+    a stage, where large bodies stay in their records.
     """
     # Other iterables are read one message at a time, so that a caller sees where a faulty one was.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
@@ -94,12 +111,16 @@ def group_messages(
         _group_each(context, messages, groups, group_max, allow_past)
     for group in groups:
         group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
+        group.set_apart(may_be_large=not staged)
         if group.given_ids:
             group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
 
 
 def _group_alike(
-    context: TopicContext, outs: Sequence[Outgoing], groups: list[Group], group_max: int
+    context: TopicContext,
+    outs: Sequence[Outgoing],
+    groups: list[Group],
+    group_max: int,
 ) -> bool:
     """Group messages that are bodies of one priority; if some are not, do nothing: return False.
 
@@ -130,6 +151,10 @@ def _group_alike(
         if group is None or len(group.indexes) + len(indexes) > group_max:
             group = filling[slot] = Group(slot, None)
             groups.append(group)
+        if max(sizes) >= large_body.MIN_BYTES:
+            for at, body in enumerate(bodies[start : start + run], len(group.indexes)):
+                if len(body) >= large_body.MIN_BYTES:
+                    group.large[at] = body
         group.indexes += indexes
         group.parts += chain.from_iterable(zip(repeat(head), bodies[start : start + run]))
     return True
@@ -197,6 +222,8 @@ def _group_each(
                 filling.pop(slot, None)  # messages after a merging one stay after it
         if given_id is not None:
             group.given_ids[len(group.indexes)] = given_id
+        if len(body) >= large_body.MIN_BYTES and merging is None:
+            group.large[len(group.indexes)] = body
         group.indexes.append(index)
         group.parts.append(head)
         group.parts.append(rest)

@@ -92,7 +92,7 @@ def push(
 ) -> Flow[Staged]:
     """Put messages into a stage; return its content then."""
     settings, groups = (yield from _ready(context)), list[Group]()
-    group_messages(context, messages, groups, _entry_max(settings), late)
+    group_messages(context, messages, groups, _entry_max(settings), late, staged=True)
     calls = _StageCalls(context, stage, keep_ms)
     for group in groups:
         if group.is_uniform():
