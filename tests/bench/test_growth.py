@@ -75,7 +75,9 @@ def test_a_small_run_measures_every_point_beside_plain_keys(
     assert all(0.1 < ratio < 50 for ratio in deeper["rounds"] + filled["rounds"])
     for row in (depth, slots, by_key, body):
         for verb in ("send", "take", "ack", "life"):
-            assert row["topic"][verb]["redis"] > row["topic"][verb]["commands"] > 0
+            is_mixed = row is body and verb != "ack"  # plain commands beside scripts
+            share = row["topic"][verb]["commands"] / row["topic"][verb]["redis"]
+            assert 0 < share < 1 or (is_mixed and share == 1)
             assert row["keys"][verb]["calls"] == (3 if verb == "life" else 1)
         assert len(row["rounds"]) == 2
         assert row["value"] == pytest.approx(row["topic"]["life"]["redis"], abs=1e-3)
