@@ -60,8 +60,8 @@ $(VENV)/tests.stamp: $(VENV)/dev.stamp
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
-# Tests wait for leases and servers half of their time: three for each core. tests/conftest.py orders the files.
-SIDE_BY_SIDE := -n 6 --dist loadfile --no-loadscope-reorder
+# Tests wait for leases and servers half of their time: four for each core. tests/conftest.py orders the files.
+SIDE_BY_SIDE := -n 8 --dist loadfile --no-loadscope-reorder
 
 quick: $(VENV)/tests.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
 	@RMQ_TEST_ENGINE=newest $(BIN)/python -m pytest -n 3 --dist loadfile tests/unit tests/lua
