@@ -2,14 +2,14 @@
 --- @include "lib/check"
 --- @include "lib/member"
 
--- Each byte as a string. Joining ready-made bytes costs half of packing each number; they are made once for all that join.
+-- The last bytes of the `count` numbers from `first` on, each as a string under its number. Joining ready-made bytes costs half
+-- of packing each number; all that join share one table, in which only the bytes are made that are needed.
 local byte_strings
-local function ready_bytes()
-  if not byte_strings then
-    byte_strings = {}
-    for i = 0, 255 do
-      byte_strings[i] = string.char(i)
-    end
+local function ready_bytes(first, count)
+  byte_strings = byte_strings or {}
+  for number = first, first + math.min(count, 256) - 1 do
+    local i = number % 256
+    byte_strings[i] = byte_strings[i] or string.char(i)
   end
   return byte_strings
 end
@@ -23,7 +23,7 @@ local function run_members(first, count)
   if count == 1 then
     return ids
   end
-  local bytes, tail, stem = ready_bytes(), string.sub(first, 9), nil
+  local bytes, tail, stem = ready_bytes(low, count), string.sub(first, 9), nil
   for i = 1, count do
     local last = low % 256
     if last == 0 or i == 1 then

@@ -3,12 +3,19 @@
 --- @include "lib/score"
 --- @include "lib/record"
 --- @include "lib/run_members"
+local FEW = 40 -- scores of fewer messages cost less than the list of digits
 local BLOCK = 100 -- bodies that are handled at a time: as many as fit the processor's cache
 
 -- Scores and ids, in turn, as ZADD takes them, of messages that came one after another: ordered_text of each. The digits
 -- that all have in common are written once, and the last six come from a list, two by two.
 local function ordered_scores(integer, order, ids, count)
   local scores, two = {}, {}
+  if count < FEW then
+    for i = 1, count do
+      scores[2 * i - 1], scores[2 * i] = ordered_text(integer, order + i), ids[i]
+    end
+    return scores
+  end
   for n = 0, 99 do
     two[n] = string.format('%02d', n)
   end
@@ -60,7 +67,7 @@ local function store_uniform(slot, store, records, s, head, members, bodies_of, 
     --- @include "lib/writes"
     add_many(store, scores)
   end
-  local bytes, stem = ready_bytes(), nil
+  local bytes, stem = ready_bytes(accepted + 1, count), nil
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
     local bodies, before = bodies_of(at + 1, at + size)
