@@ -135,6 +135,8 @@ class _NonBlockingFile:
 
 def _one_line(reply: Any) -> Any:
     """Cut an error to its first line: a Lua stack would break the reply."""
+    if isinstance(reply, list) and any(isinstance(part, Exception) for part in reply):
+        return [_one_line(part) for part in reply]  # of a transaction
     if isinstance(reply, Exception) and reply.args and "\n" in str(reply.args[0]):
         return type(reply)(str(reply.args[0]).split("\n", 1)[0])
     return reply

@@ -98,6 +98,8 @@ def test_error_of_a_script_is_reported_and_the_connection_goes_on(broker: Broker
     started = time.monotonic()
     with pytest.raises(rmq.TopicVanished, match=r"rmq:\{one_0\}:slot has vanished"):
         one.send(1)
+    with pytest.raises(rmq.TopicVanished, match=r"rmq:\{one_0\}:slot has vanished"):
+        one.send("x" * 40_000)  # in a transaction
     with pytest.raises(rmq.TopicVanished, match="many_"):
         many.send_many([rmq.Outgoing(n) for n in range(100)])
     lines = list(broker.client._transport._idle)
