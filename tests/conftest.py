@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,11 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("rmq")
+
+# A shell starts background jobs with SIGINT ignored, and the programs that tests stop with Ctrl-C
+# would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files are handed to workers one by one, and these take long: begun last, one of them would be all
 # that runs for a minute. Then directories in this order, those of small files at the end.
