@@ -105,6 +105,18 @@ def run_on(names: tuple[str, ...], metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("each_server", names, indirect=True, scope="session")
 
 
+@pytest.fixture
+def no_finalizers() -> Iterator[None]:
+    """Collect no garbage meanwhile: what `ast.parse` needs on Python 3.11.
+
+    A finalizer that raises inside it has its traceback printed, which parses too, and the outer
+    parse fails with "AST constructor recursion depth mismatch" (python/cpython#106905).
+    """
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of an engine that `run_on` says; shared by the tests of a session."""

@@ -3,9 +3,12 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.usefixtures("no_finalizers")
 def test_no_module_pickles_or_evaluates() -> None:
     banned = {"pickle", "marshal", "shelve", "yaml", "dill", "cloudpickle"}
     paths = [*ROOT.glob("rmq/**/*.py"), *ROOT.glob("spark_connector/**/*.py")]

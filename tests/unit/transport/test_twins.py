@@ -10,6 +10,8 @@ import pytest
 
 import rmq.transport
 
+pytestmark = pytest.mark.usefixtures("no_finalizers")
+
 PACKAGE = Path(rmq.transport.__file__).parent
 ASYNC_NAMES = {
     "AsyncTransport": "Transport", "aredis": "redis", "AsyncPool": "Pool",
