@@ -92,6 +92,7 @@ local before = answer_in(slot, known, number)
 if before then
   local deadline, first, leased = string.match(before, '^(%d+):(%d+):(.*)$')
   deadline, first = tonumber(deadline), tonumber(first)
+  --- @include "lib/large_bodies"
   local reply, marks = { 0, 0, deadline, first, tonumber(s[7] or 0), '', {}, {} }, {}
   for i = 1, #leased / MEMBER do
     local id = string.sub(leased, (i - 1) * MEMBER + 1, i * MEMBER)
@@ -103,7 +104,7 @@ if before then
     end
     marks[i] = string.char(left)
     reply[7][i], reply[8][i] = id, record
-    if record ~= '' and string.byte(record, 1) % 16 >= 8 and string.byte(record, 1) % 8 < 4 then
+    if is_large(record) then
       reply[2] = 4
     end
   end

@@ -9,9 +9,15 @@ The field `large` of the slot counts them.
 ]]
 local REFERENCE = 12
 
+-- Whether a record refers to a large body, by its head; an empty one does not.
 local function is_large(record)
-  local flags = string.byte(record, 1) % 16
+  local flags = (string.byte(record, 1) or 0) % 16
   return flags >= 8 and flags < 12
+end
+
+-- The name of the body that a record, or the rest of one, refers to.
+local function body_name(member, record)
+  return member .. string.sub(record, -8)
 end
 
 -- The size of the body that the record of a large one refers to.
@@ -27,8 +33,8 @@ local function drop_records(slot, records, bodies, ids)
     for from = 1, #ids, page do
       local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + page - 1)))
       for i = 1, #batch do
-        if batch[i] and #batch[i] > 0 and is_large(batch[i]) then
-          names[#names + 1] = ids[from + i - 1] .. string.sub(batch[i], -8)
+        if batch[i] and is_large(batch[i]) then
+          names[#names + 1] = body_name(ids[from + i - 1], batch[i])
         end
       end
     end
@@ -48,9 +54,11 @@ end
 local function sent_names(given, at, count, head, members)
   local names, any = {}, false
   for i = 1, count do
-    local own = members and head or given[at + count + 2 * i - 1]
-    local rest = members and given[at + 1 + i] or given[at + count + 2 * i]
-    names[i] = #own == 4 and is_large(own) and (members or given)[members and i or at + i] .. string.sub(rest, -8)
+    local member, own, rest = given[at + i], given[at + count + 2 * i - 1], given[at + count + 2 * i]
+    if members then
+      member, own, rest = members[i], head, given[at + 1 + i]
+    end
+    names[i] = is_large(own) and body_name(member, rest)
     any = any or names[i]
   end
   return any and names
@@ -60,8 +68,9 @@ end
 local function drop_unused(records, bodies, names)
   for i = 1, names and #names or 0 do
     local name = names[i]
-    local record = name and redis.call('HGET', records, string.sub(name, 1, -9))
-    if name and not (record and #record >= 8 and is_large(record) and string.sub(record, -8) == string.sub(name, -8)) then
+    local member = name and string.sub(name, 1, -9)
+    local record = name and redis.call('HGET', records, member)
+    if name and not (record and is_large(record) and body_name(member, record) == name) then
       redis.call('HDEL', bodies, name)
     end
   end

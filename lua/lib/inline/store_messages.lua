@@ -72,8 +72,11 @@ for i = 1, count do
         fail('ARG', 'head')
       end
       local flags = string.byte(head, 1) % 32
-      if flags % 16 >= 8 and flags % 8 < 4 and not large then
-        fail('BODY', keys[9])
+      if flags >= 8 and not large then
+        --- @include "lib/large_bodies"
+        if is_large(head) then
+          fail('BODY', keys[9])
+        end
       end
       kind = { priority_of(head), flags % 2 == 1, flags % 4 >= 2 } -- priority, timed, expires
       if (kind[1] > 0 or not kind[2]) and (kind[1] < PRIORITY_MIN or kind[1] >= PRIORITY_END) then
