@@ -18,7 +18,7 @@ from rmq.core.validation import Duration, check_int, duration_ms, format_duratio
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
 
 # The format of records, scores, members and keys; a client refuses a topic of another format.
-# 1: members were whole ids, of 16 bytes.
+# 1: members were whole ids, of 16 bytes. 2: all bodies were in their records.
 FORMAT = 3
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000

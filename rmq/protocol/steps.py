@@ -48,7 +48,7 @@ class Command(Generic[T]):
         """Return the same call as it is sent after one that got no reply."""
         if not self.marks_repeats:
             return self
-        return Command(self.script, self.keys, [*self.args, 1], self.parse)
+        return Command(self.script, self.keys, [*self.args, 1], self.parse, write=self.write)
 
     def __repr__(self) -> str:
         return f"Command({self.script.name!r}, {list(self.keys)!r})"

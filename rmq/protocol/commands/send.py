@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rmq.core import large_body
@@ -14,8 +13,6 @@ from rmq.core.replay_session import ReplaySession
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
-
-NO_BODIES: Mapping[int, bytes] = MappingProxyType({})
 
 
 class SendReply(NamedTuple):
@@ -43,16 +40,15 @@ def send(
     session: ReplaySession,
     ids: Sequence[bytes],
     parts: Sequence[bytes],
-    bodies: Mapping[int, bytes] = NO_BODIES,
+    bodies: Mapping[int, bytes] | None = None,
 ) -> Command[SendReply]:
     """Accept messages into one slot.
 
     `parts`: head and rest of each record, in the order of ids. `bodies`: the large bodies, by the
     positions of records that refer to them.
     """
-    members = members_of(ids)
-    write = _write_bodies(keys, members, parts[1::2], bodies) if bodies else ()
-    return _send(context, keys, session, len(ids), (b"", *members, *parts), write)
+    write = _write_bodies(keys, ids, parts[1::2], bodies)
+    return _send(context, keys, session, len(ids), (b"", *members_of(ids), *parts), write)
 
 
 def send_uniform(
@@ -62,25 +58,31 @@ def send_uniform(
     head: bytes,
     ids: Sequence[bytes],
     rests: Sequence[bytes],
-    bodies: Mapping[int, bytes] = NO_BODIES,
+    bodies: Mapping[int, bytes] | None = None,
 ) -> Command[SendReply]:
     """Accept messages that differ in their bodies alone and have no times.
 
     `ids`: with stamps that follow each other; no other message has one of them. `bodies`: as in
     `send`; then all records refer to large ones.
     """
-    write = _write_bodies(keys, members_of(ids), rests, bodies) if bodies else ()
+    write = _write_bodies(keys, ids, rests, bodies)
     messages = (head, member_of(ids[0]), *rests)
     return _send(context, keys, session, len(rests), messages, write)
 
 
 def _write_bodies(
-    keys: SlotKeys, members: Sequence[bytes], rests: Sequence[bytes], bodies: Mapping[int, bytes]
+    keys: SlotKeys,
+    ids: Sequence[bytes],
+    rests: Sequence[bytes],
+    bodies: Mapping[int, bytes] | None,
 ) -> tuple[Any, ...]:
+    """Return the command that writes large bodies; nothing where there are none."""
+    if not bodies:
+        return ()
     named: dict[bytes, bytes] = {}
     for at, body in bodies.items():
         # An id that is given twice in one call has one name; the first message is the one stored.
-        named.setdefault(large_body.name_of(members[at], rests[at]), body)
+        named.setdefault(large_body.name_of(member_of(ids[at]), rests[at]), body)
     return ("HSET", keys.bodies, *chain.from_iterable(named.items()))
 
 

@@ -117,10 +117,7 @@ def group_messages(
 
 
 def _group_alike(
-    context: TopicContext,
-    outs: Sequence[Outgoing],
-    groups: list[Group],
-    group_max: int,
+    context: TopicContext, outs: Sequence[Outgoing], groups: list[Group], group_max: int
 ) -> bool:
     """Group messages that are bodies of one priority; if some are not, do nothing: return False.
 
@@ -141,7 +138,8 @@ def _group_alike(
     head = record.head(codec.number, 0, check_priority(priority))
     bodies = [codec.encode(out.body) for out in outs]
     sizes = list(map(len, bodies))
-    if max(sizes) > settings.max_body or sum(sizes) + RECORD_BYTES * len(outs) > CALL_BYTES:
+    largest = max(sizes)
+    if largest > settings.max_body or sum(sizes) + RECORD_BYTES * len(outs) > CALL_BYTES:
         return False
     filling: dict[int, Group] = {}
     run = min(RUN_LENGTH, group_max)
@@ -151,7 +149,7 @@ def _group_alike(
         if group is None or len(group.indexes) + len(indexes) > group_max:
             group = filling[slot] = Group(slot, None)
             groups.append(group)
-        if max(sizes) >= large_body.MIN_BYTES:
+        if largest >= large_body.MIN_BYTES:
             for at, body in enumerate(bodies[start : start + run], len(group.indexes)):
                 if len(body) >= large_body.MIN_BYTES:
                     group.large[at] = body
