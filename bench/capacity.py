@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.figures import Figures, K, Missing, size, spaced
+from bench.figures import MEASURE, Figures, K, Missing, size, spaced
 from bench.masters import even, hashed
+from bench.tables import markdown
 
 MILLION = 1_000_000
 MASTERS_BODIES = (1024, 10 * 1024)  # larger ones are for the network to bear, not for a core
@@ -80,14 +81,14 @@ def _us(cpu: float) -> str:
 
 def table(figures: Figures) -> str:
     """Return the table of what a core carries, in Markdown."""
-    lines = ["| traffic | us a message | messages/s of a core | bytes waiting |"]
-    lines.append("| --- | ---: | ---: | ---: |")
+    cells = []
     for row in rows(figures):
         rate = _rounded(1e6 / row.cpu) if row.is_traffic and row.cpu else ""
         waiting = "" if row.memory is None else spaced(row.memory)
         title = row.title.replace(",000", " 000")
-        lines.append(f"| {title} | {_us(row.cpu)} | {rate} | {waiting} |")
-    return "\n".join(lines)
+        cells.append([title, _us(row.cpu), rate, waiting])
+    heading = ["traffic", "us a message", "messages/s of a core", "bytes waiting"]
+    return markdown(heading, cells)
 
 
 def kinds_of_a_million(figures: Figures) -> Iterator[tuple[str, float, int]]:
@@ -111,16 +112,15 @@ def kinds_of_a_million(figures: Figures) -> Iterator[tuple[str, float, int]]:
 
 def masters_table(figures: Figures) -> str:
     """Return the table of what a million messages a second need, in Markdown."""
-    slots = " | ".join(f"{count} slots by hash" for count in SLOTS)
-    lines = [f"| a million a second | busy cores | masters, evenly | {slots} | Gbit/s |"]
-    lines.append("| --- | " + " | ".join(["---:"] * (3 + len(SLOTS))) + " |")
+    by_hash = [f"{count} slots by hash" for count in SLOTS]
+    heading = ["a million a second", "busy cores", "masters, evenly", *by_hash, "Gbit/s"]
+    cells = []
     for title, cpu, body in kinds_of_a_million(figures):
         cores = cpu * MILLION / 1e6
-        counts = [hashed(cores, count) for count in SLOTS]
+        counts = [str(hashed(cores, count) or "none") for count in SLOTS]
         gbits = (2 * body + ENVELOPE) * 8 * MILLION / 1e9
-        cells = [_us(cores), str(even(cores)), *(str(count or "none") for count in counts)]
-        lines.append(f"| {title} | {' | '.join(cells)} | {gbits:.1f} |")
-    return "\n".join(lines)
+        cells.append([title, _us(cores), str(even(cores)), *counts, f"{gbits:.1f}"])
+    return markdown(heading, cells)
 
 
 def main() -> None:
@@ -130,10 +130,7 @@ def main() -> None:
     try:
         print(table(figures), masters_table(figures), sep="\n\n")
     except Missing as missing:
-        raise SystemExit(
-            f"the file has {missing}; measure with --only cost --only growth, "
-            "and no other options than --rounds, --deepest and --json"
-        ) from None
+        raise SystemExit(f"the file has {missing}; {MEASURE}") from None
 
 
 if __name__ == "__main__":

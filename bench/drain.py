@@ -6,12 +6,12 @@ from collections import defaultdict
 from time import perf_counter
 
 from bench.core import BODY
+from bench.figures import K
 from bench.machine import placed, settle
 from bench.measurement import Measurement
 from bench.queues import DeletingStream, Queue, Rmq, Stream
 from tests.servers import Server
 
-K = 100  # messages of a call
 CHUNK = 20 * K  # after so many the next queue has its turn: a slow moment hits them all
 WAITING = 25 * CHUNK  # in each queue, at the start of a round
 FILL = 1000

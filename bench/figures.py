@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 K = 100  # messages of a call, where a figure has one batch
+# The way to a file that has all that docs/capacity.md needs.
+MEASURE = (
+    "measure with --only cost --only growth, "
+    "and no other options than --rounds, --deepest and --json"
+)
 
 
 class Missing(LookupError):

@@ -18,6 +18,7 @@ import redis
 
 from bench.cost.lives import Bare, Life
 from bench.cost.spending import Meter
+from bench.figures import K
 from bench.machine import placed, settle
 from bench.measurement import Measurement
 from bench.memory import used_memory
@@ -27,7 +28,6 @@ from rmq.core.keys import SlotKeys
 from rmq.protocol import commands
 from tests.servers import Server
 
-K = 100
 DEPTHS = (1_000, 100_000, 1_000_000, 10_000_000)
 DEEPEST = 1_000_000  # unless an option asks for more
 SHALLOW = DEPTHS[0]  # a deeper topic is held against one of this depth

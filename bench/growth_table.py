@@ -10,8 +10,8 @@ from rich.table import Table
 
 from bench import report
 from bench.cost.table import number
-from bench.figures import size
-from bench.growth import VERBS, GrowthRow, K
+from bench.figures import K, size
+from bench.growth import VERBS, GrowthRow
 from bench.measurement import Measurement
 
 EXPLANATION = (

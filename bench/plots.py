@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.figures import Figures, K, Missing, size, us
+from bench.figures import MEASURE, Figures, K, Missing, size, us
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a chart shows.
+    """A chart: its texts and its lines.
 
     Attributes:
         name: of its file.
@@ -74,7 +74,7 @@ def _short(count: float) -> str:
 
 
 def _line(label: str, points: Sequence[Mapping[str, Any]], side: str, by: str, fewest: int) -> Line:
-    """Return the CPU us of a life by a field of the points, or the bytes of a message."""
+    """Return the CPU us of a life by a field of the points."""
     if len(points) < fewest:
         raise Missing(f"{len(points)} figures of growth by {by}, and {fewest} are needed")
     return Line(label, [(point[by], point[side]["life"]["cpu"]) for point in points])
@@ -202,10 +202,7 @@ def main() -> None:
     try:
         drawn = list(charts(Figures.read(asked.file)))
     except Missing as missing:
-        raise SystemExit(
-            f"{asked.file}: {missing}; measure with --only cost --only growth, "
-            "and no other options than --rounds, --deepest and --json"
-        ) from None
+        raise SystemExit(f"{asked.file}: {missing}; {MEASURE}") from None
     for chart in drawn:
         print(draw(chart, asked.into, asked.format))
 

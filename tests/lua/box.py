@@ -80,7 +80,7 @@ def stored(
 
 
 def reference(body: bytes, random: bytes = b"8 random") -> bytes:
-    """What a record has in place of a large body."""
+    """Return the end of a record in place of a large body."""
     return len(body).to_bytes(4, "big") + random
 
 
