@@ -7,13 +7,13 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Relay, Resender
-from rmq.sql.outbox import relay_queries as sql
+from rmq.sql.outbox import relay as relay_module, relay_queries as sql
 from rmq.sql.outbox.tables import stubs
 from tests.integration.working import until
 from tests.sql.stubs import drain, fill, prepared, rows, states
 
 
-def test_a_full_topic_waits_and_the_others_go_on(database, client, name):
+def test_a_full_topic_waits_and_the_others_go_on(database, client, name, monkeypatch):
     engine, outbox = prepared(database), Outbox()
     full, free = client.topic(f"{name}-full", max_length=3), client.topic(f"{name}-free")
     full.open()
@@ -21,7 +21,10 @@ def test_a_full_topic_waits_and_the_others_go_on(database, client, name):
     fill(engine, outbox, full.name, range(7), slot_basis="one")
     fill(engine, outbox, free.name, range(6))
 
-    turns = [relay.run_once() for _ in range(5)]
+    with monkeypatch.context() as patch:
+        patch.setattr(relay_module, "SKIP_MIN_S", 600.0)  # on a busy machine turns take long
+        turns = [relay.run_once() for _ in range(5)]
+    relay._skipped.clear()
 
     assert turns == [3, 0, 3, 3, 0]  # the second found the topic full, and it was passed over
     assert states(engine) == {("unconfirmed", 1): 9, ("unconfirmed", 0): 4}
