@@ -7,7 +7,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s
 ARGV[3]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none while something
-          is in flight, until that lease ends, nor before its hold.
+          is in flight, until that lease ends, nor before its hold. A paused slot
+          has none but leases that end.
 Cost      O(s log L), s = slots, at most 1024
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
           others to settle), and that at most every 1.5 s.
@@ -23,15 +24,15 @@ if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
 for i = 1, #KEYS, 3 do
-  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'queries_until')
+  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'queries_until', 'paused')
   if s[1] ~= ARGV[3] then
     fail(s[1] and 'ANEW' or 'GONE', KEYS[i])
   end
   local hold = s[4] and hold_until(KEYS[i], KEYS[i + 1], s[4], now)
-  local wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, hold)
+  local wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, hold, s[6] and { at = math.huge })
   local lease_end = s[5] and math.max(0, tonumber(s[5]) * 1000 - now_us) -- the first of a query
   wait = lease_end and (wait < 0 or lease_end < wait) and lease_end or wait
-  if wait ~= 0 and ARGV[2] == '1' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
+  if wait ~= 0 and field and ARGV[2] == '1' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
     asleep[#asleep + 1] = { i, field }
   end
   reply[#reply + 1] = wait

@@ -6,21 +6,26 @@ KEYS[2]   records        hash  member -> record
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
-ARGV[4..] pairs of setting, value
+ARGV[4]   channel              where sleeping consumers of the topic listen
+ARGV[5]   index                the slot's index, sent to the consumers that are woken
+ARGV[6..] pairs of setting, value; a slot without `paused` is not paused
 Returns   1 set up or changed, 0 had these settings or later ones, -1 belongs to a topic with another stamp
 Cost      O(settings)
 Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
           slot that holds some keeps the smaller `chunk`, since they may be larger than the topic takes now. A slot of
-          an older stamp without messages begins anew. A second run changes nothing.
+          an older stamp without messages begins anew. A slot that exists is changed while Redis is at maxmemory, too.
+          The end of a pause wakes the consumers that sleep. A second run changes nothing.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/wake"
 local slot = KEYS[1]
 local now = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
-local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn')
+local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn',
+  'paused')
 local holds = redis.call('HLEN', KEYS[2]) > 0
-local given = { unpack(ARGV, 4) }
+local given, resumed = { unpack(ARGV, 6) }, s[6]
 if s[1] and s[1] ~= ARGV[2] then
   if holds or (tonumber(s[1]) or 0) >= (tonumber(ARGV[2]) or 0) then
     return -1
@@ -30,7 +35,7 @@ elseif s[1] then
   if tonumber(s[2] or 0) >= revision then
     return 0
   end
-  for i = 1, #ARGV - 3, 2 do
+  for i = 1, #ARGV - 5, 2 do
     local value = tonumber(given[i + 1])
     if given[i] == 'chunk' and holds then
       given[i + 1] = math.min(value, tonumber(s[3]))
@@ -39,8 +44,11 @@ elseif s[1] then
       local turn = math.floor(now / value)
       given[#given + 1] = 'settled_turn'
       given[#given + 1] = turn % 2 == tonumber(s[5]) % 2 and turn or turn + 1
+    elseif given[i] == 'paused' then
+      resumed = false
     end
   end
+  redis.call('HDEL', slot, 'paused') -- a write that needs no memory: after it, Redis checks no more
 end
 if revision > 0 then
   given[#given + 1], given[#given + 2] = 'revision', ARGV[3]
@@ -49,4 +57,7 @@ end
 -- value this long makes it a table.
 local note = 'This hash is kept as a table, not as a packed list, because of this long value.'
 redis.call('HSET', slot, 'created', ARGV[2], 'note', note, unpack(given))
+if resumed then
+  wake(slot, ARGV[4], ARGV[5])
+end
 return 1

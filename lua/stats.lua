@@ -11,7 +11,8 @@ KEYS[7]   settled even   set   members settled in even turns of the dedup window
 KEYS[8]   settled odd    set   the same for odd turns
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
-          first due message is late, then the counters accepted, merged, delivered, settled, returned (failed
+          first due message is late, how many waiting messages a pause holds back, since when the slot is paused (epoch
+          ms, or 0), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped,
           purged, dead letters dropped; last the server's time, epoch ms
 Cost      O(log L)
@@ -25,7 +26,8 @@ local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
-  'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped')
+  'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
+  'paused')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -46,8 +48,13 @@ local reply = {
   redis.call('HLEN', KEYS[6]),
   redis.call('SCARD', KEYS[7]) + redis.call('SCARD', KEYS[8]),
   now - due,
+  0,
+  tonumber(s[15] or 0),
 }
-for i = 2, #s do
+if s[15] then
+  reply[11] = reply[1] + reply[2] + reply[3]
+end
+for i = 2, 14 do
   reply[#reply + 1] = tonumber(s[i] or 0)
 end
 reply[#reply + 1] = now

@@ -28,6 +28,7 @@ from rmq.core.delivery import Reject, Retry, Snooze
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import Interceptor, Outcome
 from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
+from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Immediate, Levels
 from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
 from rmq.errors import (
@@ -117,6 +118,7 @@ __all__ = [
     "OutcomeUnknown",
     "Outgoing",
     "Page",
+    "Pause",
     "PayloadTooLarge",
     "Published",
     "Query",

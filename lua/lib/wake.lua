@@ -5,11 +5,12 @@
 -- The (microseconds, field) until a slot next has work for a consumer: 0 now, -1 never as things stand. Work is a
 -- message that may be taken, or a lease that expired. A slot in order (`hold` is not nil) has none before its hold, and
 -- none while something is in flight but a lease that expires. The field is where a sleeper is noted: `blocked` when
--- it waits for others to settle their deliveries, so that sends do not wake it in vain, else `waiting`.
-local function next_ready_in(store, prepare, now_us, hold)
+-- it waits for others to settle their deliveries, so that sends do not wake it in vain; nil where no message can wake
+-- it; else `waiting`. `gate` is nil, or says when the slot gives messages again: `at`, epoch ms or math.huge.
+local function next_ready_in(store, prepare, now_us, hold, gate)
   local ready
   if redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_END) > 0 then
-    if not hold then
+    if not hold and not gate then
       return 0, 'waiting'
     end
     ready = 0
@@ -18,6 +19,9 @@ local function next_ready_in(store, prepare, now_us, hold)
     ready = head[2] and math.floor(tonumber(head[2]))
   end
   local field = 'waiting'
+  if gate and (gate.at == math.huge or ready and ready < gate.at) then
+    ready, field = gate.at < math.huge and gate.at or nil, nil
+  end
   local lease = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
   if lease[2] then
     local deadline = math.floor(tonumber(lease[2]) / 1000) * 1000

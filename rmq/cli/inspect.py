@@ -12,6 +12,7 @@ from rmq.cli import output
 from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import MESSAGE_ID, QUEUE
+from rmq.cli.topics import held_text
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
@@ -98,6 +99,10 @@ def peek(
     common = common_options()
     with common.client() as client:
         messages = client.admin.peek(topic, limit, place, slot)
+        if place == "store" and not common.json:
+            figures = client.admin.stats(topic)
+            if figures["held"]:
+                common.note(f"{topic}: {held_text(figures)}")
     if common.json:
         for message in messages:
             output.line(output.message_fields(message))

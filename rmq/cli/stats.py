@@ -17,7 +17,8 @@ from rmq.cli import output
 from rmq.cli.app import Command, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION
-from rmq.cli.topics import overview, waiting
+from rmq.cli.topics import held_text, overview, waiting
+from rmq.core.message import moment
 
 GAUGES = {
     "priority": "waiting by priority",
@@ -30,6 +31,8 @@ GAUGES = {
     "records": "message records",
     "remembered": "settled ids remembered",
     "late_ms": "first due message is late by",
+    "held": "held back by a pause",
+    "paused_ms": "paused since",
 }
 COUNTERS = {
     "accepted": "accepted",
@@ -111,6 +114,8 @@ def _document(topic: str | None, slots: bool, counts: list[Counts]) -> Any:
 def _cell(name: str, counts: Counts) -> str:
     if name not in counts:
         return "?"
+    if name == "paused_ms":
+        return output.clock(moment(counts[name])) if counts[name] else "-"
     if name == "late_ms":
         return output.span(counts[name]) if counts[name] else "-"
     return output.number(counts[name])
@@ -156,6 +161,8 @@ def _print(topic: str | None, slots: bool, counts: list[Counts]) -> None:
     for row_counts in counts:
         if "error" in row_counts:
             common_options().note(f"{row_counts['topic']}: {row_counts['error']}")
+        elif topic is None and row_counts["paused_ms"]:
+            common_options().note(f"{row_counts['topic']}: {held_text(row_counts)}")
 
 
 def _rates(before: list[Counts], now: list[Counts], seconds: float) -> list[Counts]:

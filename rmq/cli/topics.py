@@ -13,6 +13,7 @@ from rmq.cli.app import CommandGroup, Failed, Refused, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, RETRY, SIZE
+from rmq.core.message import moment
 from rmq.core.validation import format_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -152,6 +153,53 @@ def set_settings(name: str, **given: Any) -> None:
         )
 
 
+@topic.command("pause", examples=('rmq topic pause orders --why "the shop database is down"',))
+@click.argument("name")
+@click.option("--why", default="", help="For people to read; one line.")
+@click.option("--by", help="Who pauses it.  [user@host]")
+def pause(name: str, why: str, by: str | None) -> None:
+    """Stop every delivery of topic NAME; sends go on.
+
+    No consumer, worker or query gets messages until `rmq topic resume`, over restarts, too. What
+    is in flight may be settled. If it is interrupted, run it again.
+    """
+    common = common_options()
+    with common.client() as client:
+        pause = client.admin.topic_pause(name, by=by, why=why)
+    if common.json:
+        output.document({"topic": name, "paused": _pause_fields(pause)})
+    else:
+        click.echo(f"{name}: {_pause_text(pause)}")
+
+
+@topic.command("resume", examples=("rmq topic resume orders",))
+@click.argument("name")
+def resume(name: str) -> None:
+    """End the pause of topic NAME, and wake its consumers."""
+    common = common_options()
+    with common.client() as client:
+        ended = client.admin.topic_resume(name)
+    if common.json:
+        output.document({"topic": name, "resumed": ended and _pause_fields(ended)})
+    else:
+        click.echo(f"{name}: {'resumed' if ended else 'was not paused'}")
+
+
+def _pause_fields(pause: rmq.Pause) -> dict[str, Any]:
+    return {"since": output.iso(pause.since), "by": pause.by, "why": pause.why}
+
+
+def _pause_text(pause: rmq.Pause) -> str:
+    why = f": {pause.why}" if pause.why else ""
+    return f"paused since {output.clock(pause.since)} by {pause.by}{why}"
+
+
+def held_text(figures: dict[str, int]) -> str:
+    """Return since when a topic is paused, and how many messages that holds back."""
+    since = output.clock(moment(figures["paused_ms"]))
+    return f"paused since {since}, {output.plural(figures['held'], 'message')} held"
+
+
 @topic.command(
     "delete",
     examples=("rmq topic delete orders --dry-run", "rmq topic delete orders --force"),
@@ -234,6 +282,9 @@ def list_topics() -> None:
             for row in rows
         ],
     )
+    for row in rows:
+        if row.get("paused_ms"):
+            common.note(f"{row['topic']}: {held_text(row)}")
     broken = [row for row in rows if "error" in row]
     if broken:
         raise Failed(f"{broken[0]['topic']}: {broken[0]['error']}")
@@ -268,10 +319,18 @@ def show_topic(name: str) -> None:
     """Show the settings of topic NAME, and the number of its messages."""
     common = common_options()
     with common.client() as client:
-        settings = client.admin.settings(name).shown()
+        found = client.admin.settings(name)
         figures = client.admin.stats(name)
+    settings, paused = found.shown(), found.paused
     if common.json:
-        output.document({"topic": name, "settings": settings, "stats": figures})
+        output.document(
+            {
+                "topic": name,
+                "settings": settings,
+                "paused": paused and _pause_fields(paused),
+                "stats": figures,
+            }
+        )
         return
     output.details(
         [("topic", name)] + [(key, _setting_text(key, settings[key])) for key in settings]
@@ -279,7 +338,9 @@ def show_topic(name: str) -> None:
     click.echo()
     output.details(
         [
+            *([("state", _pause_text(paused))] if paused else []),
             ("waiting", output.number(waiting(figures))),
+            ("held", output.number(figures["held"])),
             ("later", output.number(figures["later"])),
             ("in flight", output.number(figures["in_flight"])),
             ("dead", output.number(figures["dead"])),

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
-from rmq.core import retry as policies
+from rmq.core import pause, retry as policies
+from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN
 from rmq.core.validation import Duration, check_int, duration_ms, format_duration, parse_duration
@@ -172,6 +173,7 @@ class Settings:
         dead_retention_ms: how long a dead letter is stored; 0 is for ever. Older ones are
             dropped, and counted, when another message becomes a dead letter, by consumers once a
             minute, and by commands that read the DeadQueue.
+        paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
     """
 
     slots: int = 1
@@ -187,6 +189,7 @@ class Settings:
     on_expire: str = "dead"
     durability: Durability = None
     dead_retention_ms: int = 0
+    paused: Pause | None = None
 
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash."""
@@ -194,7 +197,8 @@ class Settings:
 
     def for_slot(self) -> dict[str, str]:
         """Return the fields of a slot's hash, which scripts read."""
-        return {
+        paused = {"paused": str(self.paused.since_ms)} if self.paused else {}
+        return paused | {
             "max_retries": str(self.max_retries),
             "retry": ",".join(str(wait) for wait in self.retry.ladder(self.max_retries)) or "0",
             "jitter": str(round(self.retry.jitter * 100)),
@@ -218,7 +222,7 @@ class Settings:
         return settings
 
 
-NAMES = tuple(Settings.__dataclass_fields__)
+NAMES = tuple(name for name in Settings.__dataclass_fields__ if name != "paused")
 
 # Public name -> (field, check): the name of each setting and its allowed values.
 _CHECKS: dict[str, tuple[str, Any]] = {
@@ -304,7 +308,7 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
             values[name] = _read_durability(text)
         else:
             values[name] = text if name in ("overflow", "on_expire") else int(text)
-    return Settings(**values)
+    return Settings(**values, paused=pause.from_redis(stored))
 
 
 def _describe_format(topic: str, found: int) -> str:

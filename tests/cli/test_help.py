@@ -27,7 +27,8 @@ def test_the_commands_are_these():
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",
         "ping", "priority", "purge", "query ls", "query release", "reschedule", "send",
         "sink forget", "sink ls", "stats", "tail",
-        "topic create", "topic delete", "topic ls", "topic set", "topic show", "worker",
+        "topic create", "topic delete", "topic ls", "topic pause", "topic resume", "topic set",
+        "topic show", "worker",
     ]  # fmt: skip
 
 

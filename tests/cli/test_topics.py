@@ -77,6 +77,39 @@ def test_ls_lists_what_each_topic_holds(run, topic):
     assert re.search(rf"^{topic.name} +1 +1 +1 +0 +0$", shown, re.MULTILINE)
 
 
+def test_pause_and_resume_are_told_and_shown(run, topic):
+    topic.send(1)
+    name = topic.name
+
+    paused = json.loads(
+        run("topic", "pause", name, "--why", "closed", "--by", "me", "--json").stdout
+    )
+
+    assert (paused["paused"]["by"], paused["paused"]["why"]) == ("me", "closed")
+    again = run("topic", "pause", name, "--why", "another").stdout
+    assert re.fullmatch(rf"{name}: paused since \d{{4}}-\S+Z by me: closed\n", again)
+    assert json.loads(run("topic", "show", name, "--json").stdout)["paused"] == paused["paused"]
+    shown = run("topic", "show", name).stdout
+    assert re.search(r"^state +paused since \S+ by me: closed$", shown, re.MULTILINE)
+    assert re.search(r"^held +1$", shown, re.MULTILINE)
+    assert re.search(
+        rf"^{name}: paused since \S+, 1 message held$", run("topic", "ls").stderr, re.M
+    )
+    assert re.search(rf"^{name}: paused since \S+, 1 message held$", run("stats").stderr, re.M)
+    assert re.search(r"^held back by a pause +1$", run("stats", name).stdout, re.MULTILINE)
+    assert re.search(r"^paused since +\d{4}-\S+Z$", run("stats", name).stdout, re.MULTILINE)
+    assert "1 message held" in run("peek", name).stderr
+
+    ended = json.loads(run("topic", "resume", name, "--json").stdout)
+
+    assert ended == {"topic": name, "resumed": paused["paused"]}
+    assert run("topic", "resume", name).stdout == f"{name}: was not paused\n"
+    assert json.loads(run("topic", "show", name, "--json").stdout)["paused"] is None
+    assert "state" not in run("topic", "show", name).stdout
+    assert "held" not in run("topic", "ls").stderr + run("peek", name).stderr
+    assert run("topic", "pause", "no-such-topic").exit_code == 3
+
+
 def test_ls_goes_on_where_a_topic_cannot_be_read(run, client, topic, server):
     broken = client.topic(f"{topic.name}-broken")
     broken.open()

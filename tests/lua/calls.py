@@ -131,7 +131,7 @@ CALLS: dict[str, Call] = {
     "set_priority": _call(lambda f, b: commands.set_priority(b.keys, b.session(), f.retry, 30)),
     "sink_begin": _call(lambda f, b: commands.sink_begin(b.handle, SINK, 7, b"[]")),
     "sink_end": _call(lambda f, b: commands.sink_end(b.handle, SINK, 7)),
-    "slot": _call(lambda f, b: commands.slot(b.keys, b.created, b.settings.for_slot())),
+    "slot": _call(lambda f, b: commands.slot(b.handle, b.keys, b.created, b.settings.for_slot())),
     "slot_delete": _call(lambda f, b: commands.slot_delete(b.keys, b.created, 1000)),
     "stage_keep": _call(lambda f, b: commands.stage_keep(b.keys, STAGE, 60_000, 2)),
     "stage_push": _call(
@@ -143,6 +143,8 @@ CALLS: dict[str, Call] = {
     "tidy": _call(lambda f, b: commands.tidy(b.keys)),
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
     "topic_close": _call(lambda f, b: commands.topic_close(b.handle, b.created, True)),
+    "topic_pause": _call(lambda f, b: commands.topic_pause(b.handle, b.created, "me", "why")),
+    "topic_resume": _call(lambda f, b: commands.topic_resume(b.handle, b.created)),
     "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
     "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import redis
 
+from rmq.core.pause import Pause
 from rmq.protocol import commands
 from rmq.protocol.steps import Command
 from tests.lua.calls import CALLS, CLAIM, OWNER, Furnished, furnish
@@ -175,3 +178,18 @@ def test_full_slot_drains_to_the_end_and_takes_again(tight):
     assert "records" not in tight.state()
     tight.redis.config_set("maxmemory", 0)
     tight.one()
+
+
+def test_topic_is_paused_and_resumed(full):
+    box = full.box
+
+    def give(paused, revision):
+        values = dataclasses.replace(box.settings, paused=paused).for_slot()
+        return box.run(commands.slot(box.handle, box.keys, box.created, values, revision))
+
+    assert box.run(commands.topic_pause(box.handle, box.created, "me", "why")).state == 1
+    assert give(Pause(box.clock.now_ms, "me", "why"), 1) == 1
+    assert box.prepare(10).ids == []
+    assert box.run(commands.topic_resume(box.handle, box.created)).state == 1
+    assert give(None, 2) == 1
+    assert box.prepare(10).ids != []

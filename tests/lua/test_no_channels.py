@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol import scripts
+from rmq.protocol import commands, scripts
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, furnish
 
@@ -39,7 +39,7 @@ def limited(request: pytest.FixtureRequest, raw: redis.Redis) -> redis.Redis:
 
 def test_every_script_that_signals_is_looked_at_here() -> None:
     signalling = {name for name in scripts.names() if "'PUBLISH'" in scripts.load(name).text}
-    assert signalling == {*WAKING, *FREEING}
+    assert signalling == {*WAKING, *FREEING, "slot"}
 
 
 @pytest.mark.parametrize("script", WAKING)
@@ -77,3 +77,14 @@ def test_the_last_of_a_batch_in_order_is_settled_without_channels(
     box.redis = allowed
     assert "blocked" not in box.state()["slot"]
     assert "prepare" not in box.state()
+
+
+def test_the_end_of_a_pause_is_written_without_channels(box: Box, limited: redis.Redis) -> None:
+    box.redis.hset(box.keys.slot, "paused", 1)
+    values = box.settings.for_slot()
+    allowed, box.redis = box.redis, limited
+
+    assert box.run(commands.slot(box.handle, box.keys, box.created, values, 1)) == 1
+
+    box.redis = allowed
+    assert "paused" not in box.state()["slot"]

@@ -60,13 +60,15 @@ PLACES = {
     "tidy": "slot records dead failures settled0 settled1 audit bodies",
     "topic": "topic",
     "topic_close": "topic",
+    "topic_pause": "topic",
+    "topic_resume": "topic",
     "topic_set": "topic",
     "unclaim": "claim",
     "locate": "slot store prepare dead",
 }
 NEED_NO_SLOT = {
-    "topic", "topic_close", "topic_set", "slot", "slot_delete", "sink_begin", "sink_end",
-    "stage_keep", *CLAIMS,
+    "topic", "topic_close", "topic_pause", "topic_resume", "topic_set", "slot", "slot_delete",
+    "sink_begin", "sink_end", "stage_keep", *CLAIMS,
 }  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",

@@ -14,7 +14,7 @@ from tests.lua.box import Box
 
 def command(box: Box, stamp: bytes, revision: int = 0, **new: Any) -> commands.Command[int]:
     settings = dataclasses.replace(box.settings, **new)
-    return commands.slot(box.keys, stamp, settings.for_slot(), revision)
+    return commands.slot(box.handle, box.keys, stamp, settings.for_slot(), revision)
 
 
 def note(box: Box) -> Any:

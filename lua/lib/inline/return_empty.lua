@@ -3,7 +3,7 @@ return_empty: end a take that found nothing, for take_messages: say when the slo
 caller may sleep until then.
 
 Reads:     slot, store, prepare: keys
-           now, now_us, hold, promoted, reply, waits, again
+           now, now_us, hold, gate, promoted, reply, waits, again
            call: where again is true
 Writes:    nothing
 Declares:  wait, field
@@ -11,9 +11,9 @@ Returns for the caller: yes: the reply
 ]]
 --- @include "lib/wake"
 --- @include "lib/writes"
-local wait, field = next_ready_in(store, prepare, now_us, hold)
+local wait, field = next_ready_in(store, prepare, now_us, hold, gate)
 reply[1] = promoted > 0 and 0 or wait
-if waits == '1' and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, field) or 0) < now + 1500 then
+if waits == '1' and field and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, field) or 0) < now + 1500 then
   note_sleeper(slot, store, field, now)
 end
 if again then

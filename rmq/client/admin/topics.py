@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
+from rmq.core.pause import Pause, check_text, default_by
 from rmq.core.settings import Settings, TopicSettings, check_changes
 from rmq.protocol.flows import (
     inspect,
@@ -48,6 +49,38 @@ class TopicAdmin(AdminPart):
         """
         asked = check_changes(settings)
         return self._run(topic_admin.topic_set(self._context(topic), asked))
+
+    def topic_pause(self, topic: str, *, by: str | None = None, why: str = "") -> Pause:
+        """Stop every delivery of a topic until `topic_resume`; return the pause.
+
+        Consumers, workers and queries of all programs get nothing from then on, and wait. Sends go
+        on. What is in flight may be settled; what fails, or whose lease expires, goes back to the
+        StoreQueue. The pause is kept in Redis. A topic that is paused already keeps its pause.
+
+        Args:
+            topic: its name.
+            by: who pauses it, for people to read; the default is user@host.
+            why: for people to read.
+
+        Guarantee:
+            When this returns, no take hands over a message. Stopped half-way, some slots are not
+            paused until this call is made again, or any program opens the topic.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            InvalidValue: a text is longer than a line of 500 characters.
+        """
+        who = default_by() if by is None else check_text(by, "by")
+        reason = check_text(why, "why")
+        return self._run(topic_admin.topic_pause(self._context(topic), who, reason))
+
+    def topic_resume(self, topic: str) -> Pause | None:
+        """End the pause of a topic, and wake its consumers; return it, or None if there was none.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        return self._run(topic_admin.topic_resume(self._context(topic)))
 
     def topic_delete(
         self,
@@ -105,6 +138,16 @@ class AsyncTopicAdmin(AsyncAdminPart):
         """As `Admin.topic_set`."""
         asked = check_changes(settings)
         return await self._run(topic_admin.topic_set(self._context(topic), asked))
+
+    async def topic_pause(self, topic: str, *, by: str | None = None, why: str = "") -> Pause:
+        """As `Admin.topic_pause`."""
+        who = default_by() if by is None else check_text(by, "by")
+        reason = check_text(why, "why")
+        return await self._run(topic_admin.topic_pause(self._context(topic), who, reason))
+
+    async def topic_resume(self, topic: str) -> Pause | None:
+        """As `Admin.topic_resume`."""
+        return await self._run(topic_admin.topic_resume(self._context(topic)))
 
     async def topic_delete(
         self,

@@ -94,5 +94,7 @@ from rmq.protocol.commands.topic import (
     slot_delete as slot_delete,
     topic as topic,
     topic_close as topic_close,
+    topic_pause as topic_pause,
+    topic_resume as topic_resume,
     topic_set as topic_set,
 )

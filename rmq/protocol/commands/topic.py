@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rmq.core.keys import SlotKeys
+from rmq.core.pause import RECEIVE
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
 
 
 class TopicReply(NamedTuple):
-    """The reply to topic and topic_set."""
+    """The reply to topic, topic_set, topic_pause and topic_resume."""
 
-    state: int  # topic: 1 created, 0 exists; topic_set: 1 changed, 0 as before; -1 missing
+    state: int  # 1 created or changed, 0 exists or as before; -1 missing
     kept: dict[str, str]  # the settings in Redis, with `created`, `revision` and `deleting`
 
 
@@ -58,12 +59,33 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
     return Command(scripts.load("topic_close"), (context.key,), [created, int(closed)], bool)
 
 
-def slot(keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0) -> Command[int]:
+def topic_pause(context: TopicContext, created: bytes, by: str, why: str) -> Command[TopicReply]:
+    """Note that nothing is received from a topic. The state is -1 as that of topic_set."""
+    return Command(
+        scripts.load("topic_pause"),
+        (context.key,),
+        [clock.now_us, created, RECEIVE, by, why],
+        _topic_reply,
+    )
+
+
+def topic_resume(context: TopicContext, created: bytes) -> Command[TopicReply]:
+    """End the pause of a topic. The state is -1 as that of topic_set."""
+    return Command(scripts.load("topic_resume"), (context.key,), [created, RECEIVE], _topic_reply)
+
+
+def slot(
+    context: TopicContext,
+    keys: SlotKeys,
+    created: bytes,
+    values: dict[str, str],
+    revision: int = 0,
+) -> Command[int]:
     """Write the settings of a topic to a slot, unless it has those of this revision."""
     return Command(
         scripts.load("slot"),
         (keys.slot, keys.records),
-        [clock.now_us, created, revision, *_pairs(values)],
+        [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
         int,
     )
 

@@ -93,7 +93,10 @@ def give_slots(context: TopicContext) -> Flow[int]:
     """
     values = context.settings.for_slot()
     replies = yield from pipeline(
-        [commands.slot(keys, context.created, values, context.revision) for keys in context.slots]
+        [
+            commands.slot(context, keys, context.created, values, context.revision)
+            for keys in context.slots
+        ]
     )
     for keys, reply in zip(context.slots, replies, strict=True):
         if reply == -1:

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from rmq.core import settings
 from rmq.core.keys import TYPES, SlotKeys, sink_key, topics_key
+from rmq.core.pause import Pause
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError, TopicNotEmpty, TopicNotFound, TopicVanished
 from rmq.protocol import commands
+from rmq.protocol.commands import TopicReply
 from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Flow, Progress, RawCommand, pipeline
 
@@ -71,6 +73,43 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
     values = settings.to_redis(asked)
     yield from open_topic.open(context, create=False)
     changed = yield commands.topic_set(context, context.created, values)
+    return (yield from _give_changed(context, changed))
+
+
+def topic_pause(context: TopicContext, by: str, why: str) -> Flow[Pause]:
+    """Stop every delivery of a topic; return the pause, which may be an earlier one.
+
+    Interrupted and carried on as `topic_set`.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+    """
+    yield from open_topic.open(context, create=False)
+    changed = yield commands.topic_pause(context, context.created, by, why)
+    kept = yield from _give_changed(context, changed)
+    assert kept.paused is not None
+    return kept.paused
+
+
+def topic_resume(context: TopicContext) -> Flow[Pause | None]:
+    """End the pause of a topic; return it, or None where there was none.
+
+    Interrupted and carried on as `topic_set`.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+    """
+    yield from open_topic.open(context, create=False)
+    before = context.settings.paused
+    changed = yield commands.topic_resume(context, context.created)
+    yield from _give_changed(context, changed)
+    return before if changed.state else None
+
+
+def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
+    """Take note of a change of the topic's hash, and give it to the slots."""
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)

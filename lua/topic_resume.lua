@@ -1,0 +1,28 @@
+--[[
+topic_resume: end the pause of a topic. Its slots follow by `slot`, which takes the newest revision and wakes consumers.
+
+KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
+ARGV[1]   created              the topic's stamp
+ARGV[2]   verb                 what goes on: receive
+Returns   {1 resumed | 0 was not paused, setting, value, ...}, or {-1} where the topic is missing, is being deleted, or
+          has another stamp
+Cost      O(settings)
+Atomic    Works while Redis is at maxmemory. A second run changes nothing.
+]]
+--- @include "lib/check"
+local topic = KEYS[1]
+whole_number(ARGV[1], 0, 9e15, 'created')
+if ARGV[2] ~= 'receive' then
+  fail('ARG', 'verb')
+end
+local s = redis.call('HMGET', topic, 'created', 'deleting')
+if s[1] ~= ARGV[1] or s[2] then
+  return { -1 }
+end
+local resumed = redis.call('HDEL', topic, 'paused_' .. ARGV[2])
+if resumed == 1 then
+  redis.call('HINCRBY', topic, 'revision', 1)
+end
+local reply = redis.call('HGETALL', topic)
+table.insert(reply, 1, resumed)
+return reply
