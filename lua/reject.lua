@@ -12,7 +12,7 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5]   reason               r rejected by the handler, u undecodable
+ARGV[5]   reason               r rejected by the handler, u undecodable, n no handler for its type
 ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most 64 KiB)
 Returns   a letter for each: d dead, 0 the caller no longer holds the lease
 Cost      O(n log L), L = members of the slot; n is at most 1000
@@ -31,7 +31,7 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' then
+if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' and ARGV[5] ~= 'n' then
   fail('ARG', 'reason')
 end
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited')

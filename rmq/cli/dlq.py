@@ -14,11 +14,10 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
-from rmq.cli.inspect import detail, find_message, tabulate
-from rmq.cli.param_types import DURATION, MESSAGE_ID
+from rmq.cli.inspect import all_messages, detail, find_message, tabulate
+from rmq.cli.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
 
-REASONS = ("failed", "lease ran out", "rejected", "undecodable", "expired")
-FIRST_PEEK, LARGEST_PEEK = 500, 1_000_000  # dead letters of a slot; the second is peek's limit
+REASONS = ("failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -33,6 +32,7 @@ def _filters(command: F) -> F:
             click.option(
                 "--older-than", type=DURATION, help="Only those dead for at least so long."
             ),
+            click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
         )
     ):
         command = option(command)
@@ -123,15 +123,9 @@ def _matching_dead_letters(
 
 
 def _all_dead_letters(client: rmq.Client, topic: str) -> Iterator[rmq.Message]:
-    """Yield all dead letters, slot by slot; each peek doubles, so that few are read for a few."""
+    """Yield all dead letters, slot by slot."""
     for slot in range(client.admin.settings(topic).slots):
-        yielded, size = 0, FIRST_PEEK
-        while True:
-            messages = client.admin.peek(topic, size, "dead", slot)
-            yield from messages[yielded:]
-            if len(messages) < size or size == LARGEST_PEEK:
-                break
-            yielded, size = len(messages), min(size * 2, LARGEST_PEEK)
+        yield from all_messages(client, topic, "dead", slot)
 
 
 def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
@@ -145,6 +139,8 @@ def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
 
     def fits(message: rmq.Message) -> bool:
         failure = message.failure
+        if "type" in given_filters and message.type != given_filters["type"]:
+            return False
         if "older_than" in given_filters and message.died and message.died.timestamp() > latest:
             return False
         if "reason" in given_filters and (

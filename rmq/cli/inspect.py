@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Literal
 
 import click
@@ -11,11 +13,12 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
-from rmq.cli.param_types import MESSAGE_ID, QUEUE
+from rmq.cli.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
 from rmq.cli.topics import held_text
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
+FIRST_PEEK, LARGEST_PEEK = 500, 1_000_000  # messages of a slot; the second is peek's limit
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 ERROR = Column("ERROR", cut=True, style="red")
@@ -65,6 +68,10 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
             ]
             for m in messages
         ]  # fmt: skip
+    if any(m.type for m in messages):
+        columns.insert(1, Column("TYPE"))
+        for m, row in zip(messages, rows, strict=True):
+            row.insert(1, m.type or "-")
     output.table(columns, rows)
 
 
@@ -88,8 +95,13 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
     "--limit", type=int, default=10, show_default=True, help="The largest number to show."
 )
 @click.option("--slot", type=int, help="Only this slot.")
+@click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
 def peek(
-    topic: str, place: Literal["store", "prepare", "dead"], limit: int, slot: int | None
+    topic: str,
+    place: Literal["store", "prepare", "dead"],
+    limit: int,
+    slot: int | None,
+    of_type: str | None,
 ) -> None:
     """Show messages of TOPIC without receiving them.
 
@@ -98,7 +110,10 @@ def peek(
     """
     common = common_options()
     with common.client() as client:
-        messages = client.admin.peek(topic, limit, place, slot)
+        if of_type is None:
+            messages = client.admin.peek(topic, limit, place, slot)
+        else:
+            messages = list(islice(_of_type(client, topic, place, slot, of_type), max(0, limit)))
         if place == "store" and not common.json:
             figures = client.admin.stats(topic)
             if figures["held"]:
@@ -109,7 +124,36 @@ def peek(
     elif messages:
         tabulate(messages, place)
     else:
-        common.note(f"{topic}: nothing is {QUEUES[place]}")
+        such = "" if of_type is None else f" of type {of_type}"
+        common.note(f"{topic}: nothing{such} is {QUEUES[place]}")
+
+
+def _of_type(
+    client: rmq.Client,
+    topic: str,
+    place: Literal["store", "prepare", "dead"],
+    slot: int | None,
+    of_type: str,
+) -> Iterator[rmq.Message]:
+    """Yield messages of one type, slot by slot."""
+    slots = range(client.admin.settings(topic).slots) if slot is None else [slot]
+    for each in slots:
+        for message in all_messages(client, topic, place, each):
+            if message.type == of_type:
+                yield message
+
+
+def all_messages(
+    client: rmq.Client, topic: str, place: Literal["store", "prepare", "dead"], slot: int
+) -> Iterator[rmq.Message]:
+    """Yield all messages of a queue of a slot; each peek doubles, so that few are read for few."""
+    yielded, size = 0, FIRST_PEEK
+    while True:
+        messages = client.admin.peek(topic, size, place, slot)
+        yield from messages[yielded:]
+        if len(messages) < size or size == LARGEST_PEEK:
+            break
+        yielded, size = len(messages), min(size * 2, LARGEST_PEEK)
 
 
 @click.command(cls=Command, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))
@@ -151,6 +195,7 @@ def detail(message: rmq.Message, as_json: bool) -> None:
         ("due", output.fine_clock(message.due)),
         ("expires", output.fine_clock(message.expires)),
         ("merge key", message.merge_key or "-"),
+        ("type", message.type or "-"),
         ("deliveries", str(message.deliveries)),
     ]
     if message.deadline:

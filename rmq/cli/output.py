@@ -165,6 +165,7 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
         "due": iso(message.due),
         "expires": iso(message.expires),
         "merge_key": message.merge_key,
+        "type": message.type,
         "headers": dict(message.headers),
         "deliveries": message.deliveries,
         "deadline": iso(message.deadline),

@@ -12,7 +12,7 @@ import rmq
 from rmq.core.queues import parse_queue
 from rmq.core.retry import parse_policy
 from rmq.core.settings import parse_durability
-from rmq.core.validation import parse_duration
+from rmq.core.validation import check_message_type, parse_duration
 
 _SIZES = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
 _SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|)b?", re.IGNORECASE)
@@ -79,4 +79,5 @@ HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
 DURABILITY = _Parsed("level", lambda text: parse_durability(text) or "memory")
 MESSAGE_ID = _Parsed("id", rmq.MessageId.parse)
+MESSAGE_TYPE = _Parsed("type", check_message_type)
 QUEUE = _Parsed("queue", parse_queue)

@@ -12,7 +12,7 @@ import click
 import rmq
 from rmq.cli import output
 from rmq.cli.app import Command, common_options
-from rmq.cli.param_types import DURABILITY, DURATION, HEADER, MESSAGE_ID, MOMENT
+from rmq.cli.param_types import DURABILITY, DURATION, HEADER, MESSAGE_ID, MESSAGE_TYPE, MOMENT
 from rmq.cli.send_input import BadMessage, body_reader
 from rmq.cli.send_stream import Stream, progress_bar
 
@@ -47,6 +47,7 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
         "rmq send orders '{\"id\": 7}' --priority 900",
         "rmq send reminders '\"call back\"' --at 2030-01-31T09:00:00+01:00",
         "rmq send mail 'a plain text' --raw --header lang=en",
+        "rmq send orders '{\"id\": 7}' --type order.refunded",
         "rmq send search '{\"user\": 42}' --merge-key user:42 --time-range 5s --merge last",
         "jq -c '.orders[]' day.json | rmq send orders -",
     ),
@@ -79,6 +80,7 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
     "--id", type=MESSAGE_ID, help="The id of an earlier attempt: a repeated send adds nothing."
 )
 @click.option("--dedup-key", metavar="KEY", help="A repeated send with the same key adds nothing.")
+@click.option("--type", type=MESSAGE_TYPE, help="By which workers choose the handler.")
 @click.option("--durability", type=DURABILITY, help="memory, replicated[:N[:T]] or fsync[:N[:T]].")
 @click.option("--timeout", type=DURATION, help="How long to wait for room, with overflow block.")
 @click.option("--create", is_flag=True, help="Create the topic if it is missing.")

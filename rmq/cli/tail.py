@@ -12,7 +12,7 @@ import click
 import rmq
 from rmq.cli import output
 from rmq.cli.app import Command, common_options
-from rmq.cli.param_types import DURATION
+from rmq.cli.param_types import DURATION, MESSAGE_TYPE
 
 MAX_PEEKED = 2_000  # messages of a slot's queue that are read, with their bodies, for new ones
 RECEIVE = 100
@@ -29,7 +29,10 @@ QUEUES: tuple[Literal["store", "prepare"], ...] = (
 )
 @click.option("--limit", type=int, metavar="N", help="Stop after N messages.")
 @click.option("--consume", is_flag=True, help="Receive and ack them: they leave the topic.")
-def tail(topic: str, interval: float, limit: int | None, consume: bool) -> None:
+@click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
+def tail(
+    topic: str, interval: float, limit: int | None, consume: bool, of_type: str | None
+) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
 
     Without --consume it receives nothing: every half second it reads the waiting messages and
@@ -43,14 +46,18 @@ def tail(topic: str, interval: float, limit: int | None, consume: bool) -> None:
     """
     if limit is not None and limit < 1:
         raise click.UsageError("--limit: give 1 or more")
+    if consume and of_type is not None:
+        raise click.UsageError("--type: --consume receives messages of all types; give one of them")
     with common_options().client() as client:
         if consume:
             _consume(client, topic, limit)
         else:
-            _follow(client, topic, interval, limit)
+            _follow(client, topic, interval, limit, of_type)
 
 
-def _follow(client: rmq.Client, topic: str, interval: float, limit: int | None) -> None:
+def _follow(
+    client: rmq.Client, topic: str, interval: float, limit: int | None, of_type: str | None
+) -> None:
     common = common_options()
     counts_before = client.admin.stats_by_slot(topic)
     last_offsets = [slot["accepted"] for slot in counts_before]
@@ -84,6 +91,8 @@ def _follow(client: rmq.Client, topic: str, interval: float, limit: int | None) 
                         "interval, or merged; the count comes at the end"
                     )
                 for message in new_messages:
+                    if of_type is not None and message.type != of_type:
+                        continue
                     _print(output.message_fields(message), message.body)
                     shown += 1
                     if shown == limit:
@@ -136,6 +145,7 @@ def _delivery_fields(delivery: rmq.Delivery) -> dict[str, Any]:
         "priority": delivery.priority,
         "due": output.iso(delivery.due),
         "merge_key": delivery.merge_key,
+        "type": delivery.type,
         "headers": dict(delivery.headers),
         "attempt": delivery.attempt,
         "retries_left": delivery.retries_left,
@@ -153,4 +163,6 @@ def _print(fields: dict[str, Any], body: Any) -> None:
         parts.append(f"due {fields['due']}")
     if fields["priority"]:
         parts.append(f"priority {fields['priority']}")
+    if fields["type"]:
+        parts.append(f"type {fields['type']}")
     output.entry("  ".join(parts), output.body_text(body))

@@ -17,7 +17,7 @@ from rmq.core.message import moment
 from rmq.core.validation import format_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
-DURATIONS = ("lease", "dedup_window", "expires", "dead_retention")
+DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 
 
 @click.group(cls=CommandGroup)
@@ -77,6 +77,11 @@ _SETTINGS = (
         "--dead-retention",
         type=DURATION_OR_OFF,
         help="How long a dead letter is kept.  [off: for ever]",
+    ),
+    click.option(
+        "--unhandled",
+        type=DURATION_OR_OFF,
+        help="When a message whose type has no handler is dead.  [1h]",
     ),
 )
 

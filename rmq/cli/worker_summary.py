@@ -40,6 +40,7 @@ def handlers_of(worker: rmq.Worker) -> list[dict[str, Any]]:
         {
             "topic": handler.context.name,
             "handler": handler.name,
+            "types": list(handler.types),
             "kind": ("async" if handler.is_async else "sync")
             + (f", {handler.batch}" if handler.batch else ""),
             "concurrency": handler.concurrency,
@@ -60,9 +61,12 @@ def _lease_s(handler: Any) -> float | None:
 
 def row(handler: Mapping[str, Any]) -> list[str]:
     """Return the table row of a handler."""
+    name = handler["handler"]
+    if handler["types"]:
+        name += f" ({', '.join(handler['types'])})"
     lease = "topic's" if handler["lease"] is None else format_duration(handler["lease"])
     return [
-        handler["topic"], handler["handler"], handler["kind"],
+        handler["topic"], name, handler["kind"],
         output.number(handler["concurrency"]),
         output.number(handler["prefetch"]), "yes" if handler["ordered"] else "no", lease,
     ]  # fmt: skip

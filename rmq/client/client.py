@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from rmq.client.admin import Admin, AsyncAdmin
-from rmq.client.handler import Handlers
 from rmq.client.topic import AsyncTopic, Topic
+from rmq.client.topic_handlers import Handlers
 from rmq.core import codec as codecs
 from rmq.core.codec import Codec
 from rmq.core.interceptor import Hooks, Interceptor

@@ -7,7 +7,7 @@ options. The worker decides how the function is run (`rmq.worker`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmq.client.idempotency import Idempotent
@@ -19,7 +19,7 @@ from rmq.core.record import HEADERS
 from rmq.core.retry import Policy
 from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, check_int, duration_ms
+from rmq.core.validation import Duration, check_int, check_message_type, duration_ms
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
 
@@ -50,9 +50,11 @@ class Handler:
         on_error: Mapping[type[Exception], Rule] | None,
         body: Any,
         local_names: Mapping[str, Any],
+        type: str | Sequence[str] | None = None,
     ) -> None:
         self.context = context
         self.function = function
+        self.types = _types(type)  # of the messages that it takes; none: it is the default
         self.name = getattr(function, "__qualname__", repr(function))
         if not callable(function):
             raise InvalidType(f"handler: {function!r} is not a function")
@@ -221,25 +223,18 @@ def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
     return rules
 
 
-class Handlers:
-    """The handlers of one client, by topic."""
-
-    def __init__(self) -> None:
-        self.by_topic: dict[str, Handler] = {}
-
-    def add(self, handler: Handler) -> None:
-        """Register a handler.
-
-        Raises:
-            InvalidValue: the topic has a handler.
-        """
-        name = handler.context.name
-        if name in self.by_topic:
-            raise InvalidValue(
-                f"handler {handler.name}: topic {name!r} has a handler already, "
-                f"{self.by_topic[name].name}; a message has one handler"
-            )
-        self.by_topic[name] = handler
+def _types(asked: object) -> tuple[str, ...]:
+    if asked is None:
+        return ()
+    names: object = (asked,) if isinstance(asked, str) else asked
+    if not isinstance(names, Sequence) or isinstance(names, bytes):
+        raise InvalidType(f"type: {asked!r}; give a type, or a list of types")
+    checked = tuple(map(check_message_type, names))
+    if not checked:
+        raise InvalidValue("type: the list is empty; leave type out for the default handler")
+    if len(set(checked)) < len(checked):
+        raise InvalidValue(f"type: {asked!r}; give each type once")
+    return checked
 
 
 def caller_locals(depth: int) -> Mapping[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from rmq.client.consumer import AsyncConsumer, Consumer
-from rmq.client.handler import Handler, Handlers, RetryOption, Rule, caller_locals
+from rmq.client.handler import Handler, RetryOption, Rule, caller_locals
 from rmq.client.query import AsyncQuery, Query
 from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
+from rmq.client.topic_handlers import Handlers
 from rmq.core.ids import Id, MessageId
 from rmq.core.message import Merge, Message, Outgoing, SendResult
 from rmq.core.retry import RetryPolicy
@@ -94,6 +95,7 @@ class _TopicBase:
         retry: RetryOption | None = ...,
         on_error: Mapping[type[Exception], Rule] | None = ...,
         body: Any = ...,
+        type: str | Sequence[str] | None = ...,
     ) -> Callable[[F], F]: ...
 
     def handler(
@@ -111,10 +113,12 @@ class _TopicBase:
         retry: RetryOption | None = None,
         on_error: Mapping[type[Exception], Rule] | None = None,
         body: Any = None,
+        type: str | Sequence[str] | None = None,
     ) -> Any:
-        """Register a function that a worker runs for every message; it stays a function.
+        """Register a function that a worker runs for messages; it stays a function.
 
-        `@topic.handler`, or with options `@topic.handler(concurrency=16)`.
+        `@topic.handler`, or with options `@topic.handler(concurrency=16)`. A topic has a handler
+        for each type of message, and one without `type` for all others; or some of these.
 
         Args:
             concurrency: how many run at a time: threads (default 8), or tasks (default 100) of an
@@ -130,10 +134,13 @@ class _TopicBase:
                 returns seconds; None: the topic's setting.
             on_error: by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
             body: the type of the body, where an annotation cannot say it.
+            type: the messages that were sent with this `type`, or with one of these; None: those
+                that no other handler of the topic takes. `ordered` and `lease` are the same for all
+                handlers of a topic.
 
         Raises:
-            InvalidType, InvalidValue: the signature or an option cannot work, or the topic has a
-                handler already.
+            InvalidType, InvalidValue: the signature or an option cannot work, or the topic has such
+                a handler already.
         """
 
         def register(function: F, depth: int = 2) -> F:
@@ -141,7 +148,7 @@ class _TopicBase:
                 Handler(
                     self._context, function, concurrency=concurrency, prefetch=prefetch,
                     batch=batch, linger=linger, ordered=ordered, lease=lease,
-                    max_runtime=max_runtime, retry=retry, on_error=on_error, body=body,
+                    max_runtime=max_runtime, retry=retry, on_error=on_error, body=body, type=type,
                     local_names=caller_locals(depth),
                 )
             )  # fmt: skip
@@ -196,6 +203,7 @@ class Topic(_TopicBase):
         dedup_key: str | bytes | None = None,
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
+        type: str | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> SendResult:
@@ -222,7 +230,7 @@ class Topic(_TopicBase):
         """
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
-            headers, expires, id, dedup_key, retry, max_runtime,
+            headers, expires, id, dedup_key, retry, max_runtime, type,
         )  # fmt: skip
         return self._run(send_flow.send(self._context, out, _asked(durability), _wait(timeout)))
 
@@ -401,13 +409,14 @@ class AsyncTopic(_TopicBase):
         dedup_key: str | bytes | None = None,
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
+        type: str | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> SendResult:
         """As `Topic.send`."""
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
-            headers, expires, id, dedup_key, retry, max_runtime,
+            headers, expires, id, dedup_key, retry, max_runtime, type,
         )  # fmt: skip
         return await self._run(
             send_flow.send(self._context, out, _asked(durability), _wait(timeout))

@@ -139,14 +139,17 @@ class DeliveryData:
     @property
     def headers(self) -> Mapping[str, str]:
         """Its headers."""
-        return record.user_headers(self._read().headers)
+        return record.user_headers(record.headers_of(self._record))
+
+    @property
+    def type(self) -> str | None:
+        """Its type, by which a worker chooses the handler; None: it was sent without one."""
+        return record.type_of(self._record)
 
     @property
     def marks(self) -> Mapping[str, str]:
         """The headers that RMQ itself added: their names begin with `rmq-`."""
-        if not self._record[0] & record.HEADERS:
-            return {}
-        return record.marks(self._read().headers)
+        return record.marks(record.headers_of(self._record))
 
     @property
     def merge_key(self) -> str | None:

@@ -19,6 +19,7 @@ REASONS = {
     "r": "rejected",
     "u": "undecodable",
     "x": "expired",
+    "n": "unhandled",
 }
 ERROR_CHARS, TRACEBACK_CHARS = 2_000, 12_000
 

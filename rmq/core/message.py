@@ -52,6 +52,8 @@ class Outgoing:
             key is. Not with `id` or `merge_key`.
         retry: how long this message waits after a handler failed; it overrides all other policies.
         max_runtime: how long one run of a handler may take for this message.
+        type: what kind of message it is, 1 to 128 of A-Z a-z 0-9 . _ - : /, by which a worker
+            chooses the handler. Messages of two types do not merge. None: the default handler.
         marks: headers that RMQ itself adds; their names begin with `rmq-`.
     """
 
@@ -71,6 +73,7 @@ class Outgoing:
     dedup_key: str | bytes | None = None
     retry: RetryPolicy | None = None
     max_runtime: Duration | None = None
+    type: str | None = None
     marks: dict[str, str] | None = None
 
 
@@ -188,7 +191,7 @@ class Failure(NamedTuple):
     """The last failure of a message.
 
     Attributes:
-        reason: "failed", "lease ran out", "rejected", "undecodable" or "expired".
+        reason: "failed", "lease ran out", "rejected", "undecodable", "expired" or "unhandled".
         deliveries: made so far.
         error: the exception's type and message, as far as the consumer sent them.
         traceback: the traceback of the exception, or ''.
@@ -221,6 +224,7 @@ class Message:
         failure: its last failure, or None.
         score: the sorted-set score, as `redis-cli` shows it.
         unreadable: the reason why the body is raw bytes, or ''.
+        type: its type, or None.
     """
 
     id: MessageId
@@ -239,6 +243,7 @@ class Message:
     failure: Failure | None
     score: float
     unreadable: str = ""
+    type: str | None = None
 
     @property
     def held_by_query(self) -> bool:

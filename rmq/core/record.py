@@ -27,6 +27,7 @@ from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
 RESERVED = "rmq-"  # the names of headers that RMQ itself adds begin so
+TYPE_MARK = "rmq-type"  # the header with the type of a message
 _NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others
 _NUMBER_BITS = 32
 BARE = 8  # bytes before the body of a bare record
@@ -85,7 +86,7 @@ def read(data: bytes) -> Record:
             expires, at = int.from_bytes(data[at : at + 6], "big"), at + 6
         if flags & MERGES:
             size = struct.unpack_from(">H", data, at)[0]
-            key, at = data[at + 2 : at + 2 + size].decode(), at + 2 + size
+            key, at = _without_type(data[at + 2 : at + 2 + size].decode()), at + 2 + size
         if flags & HEADERS:
             size = struct.unpack_from(">H", data, at)[0]
             headers, at = msgpack.unpackb(data[at + 2 : at + 2 + size]), at + 2 + size
@@ -106,6 +107,37 @@ def read(data: bytes) -> Record:
         headers,
         data[at:],
     )
+
+
+def merge_key_of_type(key: str, message_type: str | None) -> str:
+    """Return a merge key as it is stored: messages of two types do not merge.
+
+    A caller's key does not begin with NUL.
+    """
+    return key if message_type is None else f"\0{message_type}\0{key}"
+
+
+def _without_type(key: str) -> str:
+    return key[1:].partition("\0")[2] if key.startswith("\0") else key
+
+
+def headers_of(data: bytes) -> dict[str, str]:
+    """Return the headers of a record that `read` can read, with those that RMQ added."""
+    flags = data[0]
+    if not flags & HEADERS:
+        return {}
+    at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
+    if flags & MERGES:
+        at += 2 + int.from_bytes(data[at : at + 2])
+    headers: dict[str, str] = msgpack.unpackb(
+        data[at + 2 : at + 2 + int.from_bytes(data[at : at + 2])]
+    )
+    return headers
+
+
+def type_of(data: bytes) -> str | None:
+    """Return the type of the message of a record that `read` can read; None: it has none."""
+    return headers_of(data).get(TYPE_MARK) if data[0] & HEADERS else None
 
 
 def check_body(flags: int) -> None:

@@ -150,6 +150,7 @@ class TopicSettings(TypedDict, total=False):
     on_expire: Literal["dead", "drop"]
     durability: Durability | str
     dead_retention: Duration | None
+    unhandled: Duration | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,8 @@ class Settings:
         dead_retention_ms: how long a dead letter is stored; 0 is for ever. Older ones are
             dropped, and counted, when another message becomes a dead letter, by consumers once a
             minute, and by commands that read the DeadQueue.
+        unhandled_ms: how long after it is due a message waits whose type no handler of its worker
+            has; then it is a dead letter; 0: it waits for ever.
         paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
     """
 
@@ -189,6 +192,7 @@ class Settings:
     on_expire: str = "dead"
     durability: Durability = None
     dead_retention_ms: int = 0
+    unhandled_ms: int = 3_600_000
     paused: Pause | None = None
 
     def to_redis(self) -> dict[str, str]:
@@ -245,6 +249,7 @@ _CHECKS: dict[str, tuple[str, Any]] = {
     "on_expire": ("on_expire", lambda v: _choice(v, "on_expire", ("dead", "drop"))),
     "durability": ("durability", parse_durability),
     "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
+    "unhandled": ("unhandled_ms", lambda v: _off_or(v, "unhandled", 1000)),
 }
 PUBLIC = tuple(_CHECKS)
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
@@ -301,6 +306,8 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
         raise FormatMismatch(_describe_format(topic, found))
     values: dict[str, Any] = {}
     for name in NAMES:
+        if name == "unhandled_ms" and name not in stored:
+            continue  # a topic that was created before this setting has its default
         text = stored[name]
         if name == "retry":
             values[name] = policies.from_redis(text)

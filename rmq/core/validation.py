@@ -57,6 +57,18 @@ def check_int(value: object, field: str, low: int, high: int) -> int:
     return value
 
 
+_TYPE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+
+
+def check_message_type(value: object) -> str:
+    """Return the type of a message if it is 1 to 128 of A-Z a-z 0-9 . _ - : /."""
+    if not isinstance(value, str):
+        raise InvalidType(f"type: {value!r}; give a str")
+    if not _TYPE.fullmatch(value):
+        raise InvalidValue(f"type: {value[:140]!r}; give 1 to 128 of A-Z a-z 0-9 . _ - : /")
+    return value
+
+
 def check_priority(value: object) -> int:
     """Return a priority if it is 17 to 1 048 575."""
     return check_int(value, "priority", PRIORITY_MIN, PRIORITY_MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -14,7 +15,13 @@ from rmq.core.retry import parse_policy
 from rmq.core.settings import Settings
 from rmq.core.slots import slot_of
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_due_ms, check_epoch_ms, check_priority, duration_ms
+from rmq.core.validation import (
+    check_due_ms,
+    check_epoch_ms,
+    check_message_type,
+    check_priority,
+    duration_ms,
+)
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.protocol import clock
 
@@ -68,6 +75,8 @@ def make_draft(
         envelope += record.length_prefixed(draft.merge_key.encode())
     if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
         draft.headers = _encode_headers(out)
+    elif out.type is not None:
+        draft.headers = _encode_type(check_message_type(out.type))
     draft.body = context.codec.encode(out.body)
     if len(draft.body) > settings.max_body:
         raise body_too_large(context.codec, len(draft.body), settings.max_body)
@@ -76,7 +85,7 @@ def make_draft(
     if out.slot_basis is not None:
         draft.basis = out.slot_basis
     elif draft.merge_key:
-        draft.basis = draft.merge_key
+        draft.basis = out.merge_key
     if out.dedup_key is not None:
         if out.id is not None or draft.merge_key:
             raise InvalidValue("dedup_key: given with id or merge_key; each tells copies, give one")
@@ -99,6 +108,12 @@ def body_too_large(codec: Codec, size: int, max_body: int) -> PayloadTooLarge:
         f"body: {size} bytes as {codec.name}; the topic's max_body is {max_body}. "
         "Send a reference to the data, or create the topic with a larger max_body"
     )
+
+
+@lru_cache(4096)
+def _encode_type(message_type: str) -> bytes:
+    packed: bytes = msgpack.packb({record.TYPE_MARK: message_type})
+    return packed
 
 
 def _encode_headers(out: Outgoing) -> bytes:
@@ -128,6 +143,8 @@ def _marks(out: Outgoing) -> dict[str, str]:
         marks[RETRY_MARK] = parse_policy(out.retry).to_redis()
     if out.max_runtime is not None:
         marks[RUNTIME_MARK] = str(duration_ms(out.max_runtime, "max_runtime"))
+    if out.type is not None:
+        marks[record.TYPE_MARK] = check_message_type(out.type)
     return marks
 
 
@@ -163,6 +180,12 @@ def _check_merge(out: Outgoing, draft: Draft) -> int:
         raise InvalidType(f"merge_key: {type(out.merge_key).__name__}; give a str")
     if not 1 <= len(out.merge_key.encode()) <= MERGE_KEY_BYTES:
         raise InvalidValue(f"merge_key: give 1 to {MERGE_KEY_BYTES} bytes of UTF-8")
+    if out.merge_key.startswith("\0"):
+        raise InvalidValue(
+            "merge_key: it begins with NUL, as the stored keys of types do; leave it out"
+        )
+    if out.type is not None:
+        check_message_type(out.type)
     if out.merge not in ("first", "last", "collect"):
         raise InvalidValue(f"merge: {out.merge!r}; give 'first', 'last' or 'collect'")
     time_range = duration_ms(out.time_range, "time_range")
@@ -172,5 +195,5 @@ def _check_merge(out: Outgoing, draft: Draft) -> int:
         draft.max_wait_ms = duration_ms(out.max_wait, "max_wait", low_ms=time_range)
     elif out.max_wait is not None:
         raise InvalidValue("max_wait: it bounds extend; give extend=True too")
-    draft.merge_key, draft.mode = out.merge_key, out.merge
+    draft.merge_key, draft.mode = record.merge_key_of_type(out.merge_key, out.type), out.merge
     return time_range

@@ -14,17 +14,19 @@ from rmq.core.interceptor import Interceptor
 from rmq.core.message import Message
 from rmq.core.queues import QueueName
 from rmq.core.replay_session import ReplaySessions
+from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
 from rmq.testing import assertions, clock as clocks, drain as drain_module
 from rmq.testing.adoption import Adoption, Adoptions
 from rmq.testing.assertions import MessageCriteria
 from rmq.testing.clock import Clock
-from rmq.testing.drain import Drain, DrainedHandler, Result
+from rmq.testing.drain import Drain, DrainedTopic, Result, most_taken
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.servers import Backend, Database
 from rmq.transport import Transport
 from rmq.worker.lease_table import LeaseTable
+from rmq.worker.unhandled import Unhandled
 
 AnyTopic = str | Topic | AsyncTopic
 RUNS_MOST = 1_000_000
@@ -65,6 +67,7 @@ class Broker:
         self._clock: Clock | None = None
         self._database: Database | None = None
         self._adoptions: Adoptions = {}
+        self._unhandled: dict[TopicContext, Unhandled] = {}  # when drains first met each type
         self.faults = Faults()
 
     # --- life ------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ class Broker:
         """
         drain, drained, lease_table = self._drain(topics, advance, raises, limit)
         try:
-            if not any(drained_handler.handler.is_async for drained_handler in drained):
+            if not any(topic.has_async for topic in drained):
                 return drain_module.run(drain, _no_loop)
             try:
                 asyncio.get_running_loop()
@@ -217,18 +220,18 @@ class Broker:
 
     def _drain(
         self, topics: Sequence[AnyTopic], advance: bool | Duration, raises: bool, limit: int
-    ) -> tuple[Drain, list[DrainedHandler], LeaseTable]:
+    ) -> tuple[Drain, list[DrainedTopic], LeaseTable]:
         self._open()
         check_int(limit, "limit", 1, RUNS_MOST)
         clock = None if advance is False else self.clock
         most_us = None if isinstance(advance, bool) else 1000 * duration_ms(advance, "advance")
         handlers = [
-            (client, handler)
+            (client, of_topic)
             for client in self._adoptions
-            for handler in client._handlers.by_topic.values()
+            for of_topic in client._handlers.by_topic.values()
         ]
         names = {_name(topic) for topic in topics}
-        missing = names - {handler.context.name for _, handler in handlers}
+        missing = names - {of_topic.context.name for _, of_topic in handlers}
         if missing or not handlers:
             of = assertions.quote_names(missing) if missing else "any"
             raise ConfigurationError(
@@ -237,14 +240,15 @@ class Broker:
                 "broker.adopting(shop.client)"
             )
         handlers = [pair for pair in handlers if not names or pair[1].context.name in names]
-        lease_table = LeaseTable(sum(max(1, handler.batch) for _, handler in handlers))
+        lease_table = LeaseTable(sum(most_taken(of_topic) for _, of_topic in handlers))
         drained = [
-            DrainedHandler(
-                handler,
+            DrainedTopic(
+                of_topic,
                 client._transport if isinstance(client, Client) else self._transport,
                 client._hooks, lease_table, number,
+                self._unhandled.setdefault(of_topic.context, Unhandled(of_topic)),
             )
-            for number, (client, handler) in enumerate(handlers)
+            for number, (client, of_topic) in enumerate(handlers)
         ]  # fmt: skip
         return Drain(drained, self._plain, clock, most_us, raises, limit), drained, lease_table
 
@@ -360,9 +364,9 @@ def _name(topic: AnyTopic) -> str:
     return topic if isinstance(topic, str) else topic.name
 
 
-def _close_drained(drained: Sequence[DrainedHandler], lease_table: LeaseTable) -> None:
-    for drained_handler in drained:
-        drained_handler.consumer.close()
+def _close_drained(drained: Sequence[DrainedTopic], lease_table: LeaseTable) -> None:
+    for topic in drained:
+        topic.consumer.close()
     lease_table.close()
 
 

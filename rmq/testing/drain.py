@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from rmq.client.consumer import Delivery
 from rmq.client.handler import Handler
+from rmq.client.topic_handlers import TopicHandlers
 from rmq.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import Hooks
@@ -28,6 +29,7 @@ from rmq.transport import Transport
 from rmq.worker.lease_table import LeaseTable
 from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.runner import Disposition, Overrun, Runner, runtime_exceeded
+from rmq.worker.unhandled import Unhandled
 
 T = TypeVar("T")
 TRIES_MAX = 10  # a worker retries without end; a drain has to end
@@ -52,6 +54,8 @@ class Result(NamedTuple):
         verb: "ack", "nack" (a retry, or dead if none was left), "reject", "release" (snoozed),
             "lost" (its lease was lost), "own" (the handler settled it by itself).
         error: the exception that the handler raised; DecodeError if the body did not fit.
+        type: of the message. If no handler takes it, it is not run: the verb is "release", or
+            "reject" once it has waited for the topic's `unhandled`.
     """
 
     topic: str
@@ -60,26 +64,17 @@ class Result(NamedTuple):
     attempt: int
     verb: Verb
     error: BaseException | None
+    type: str | None = None
 
 
 class DrainedHandler:
-    """A handler with its consumer and runner."""
+    """A handler with its runner."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        transport: Transport,
-        hooks: Hooks,
-        lease_table: LeaseTable,
-        number: int,
-    ) -> None:
-        self.name = handler.context.name
-        self.context = handler.context
+    def __init__(self, handler: Handler, hooks: Hooks) -> None:
         self.handler = copy.copy(handler)
         self.handler.function = self._recording(handler.function)
         if not handler.is_async:
             hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
-        self.consumer = LeasedConsumer(transport, handler, lease_table, number)
         self.runner = Runner(self.handler, hooks)
         self.raised: BaseException | None = None
 
@@ -104,12 +99,6 @@ class DrainedHandler:
                 raise
 
         return recording
-
-    def take(self) -> list[DeliveryData]:
-        """Receive the next message, or a batch."""
-        self.consumer._receive_state.ready_at = []  # due times of its slots, in real time
-        most = self.handler.batch or 1
-        return cast("list[DeliveryData]", with_retries(lambda: self.consumer.take(most, 0)))
 
     def run(self, deliveries: list[DeliveryData]) -> Dispositions:
         """Run a plain function."""
@@ -141,15 +130,69 @@ class DrainedHandler:
             return await self.runner.run_batch_async(deliveries)
         return [(deliveries[0], await self.runner.run_async(deliveries[0]))]
 
+
+Run = tuple[DrainedHandler | None, list[DeliveryData]]  # None: no handler for their type
+
+
+class DrainedTopic:
+    """The handlers of a topic, with their consumer."""
+
+    def __init__(
+        self,
+        handlers: TopicHandlers,
+        transport: Transport,
+        hooks: Hooks,
+        lease_table: LeaseTable,
+        number: int,
+        unhandled: Unhandled,
+    ) -> None:
+        self.context = handlers.context
+        self.name = self.context.name
+        self._handlers = handlers
+        self._unhandled = unhandled
+        self._drained = {handler: DrainedHandler(handler, hooks) for handler in handlers}
+        self._most = most_taken(handlers)
+        first = next(iter(handlers))
+        self.consumer = LeasedConsumer(transport, first, lease_table, number, handlers)
+
+    @property
+    def has_async(self) -> bool:
+        """Whether a handler needs an event loop."""
+        return any(handler.is_async for handler in self._handlers)
+
+    def take(self) -> list[Run]:
+        """Receive the next message, or batches; return them with their handlers."""
+        self.consumer._receive_state.ready_at = []  # due times of its slots, in real time
+        deliveries = with_retries(lambda: self.consumer.take(self._most, 0))
+        runs: list[Run] = []
+        batches: dict[Handler, list[DeliveryData]] = {}
+        for delivery in cast("list[DeliveryData]", deliveries):
+            handler = self._handlers.route(delivery.type)
+            if handler is None or not handler.batch:
+                runs.append((None if handler is None else self._drained[handler], [delivery]))
+                continue
+            batch = batches.get(handler)
+            if batch is None or len(batch) >= handler.batch:
+                batch = batches[handler] = []
+                runs.append((self._drained[handler], batch))
+            batch.append(delivery)
+        return runs
+
+    def dispositions_unhandled(self, deliveries: list[DeliveryData]) -> Dispositions:
+        """Decide about deliveries whose type no handler has."""
+        return [(delivery, self._unhandled.disposition(delivery)) for delivery in deliveries]
+
     def release(self, deliveries: list[DeliveryData]) -> None:
         """Release the deliveries that are not settled."""
         open_ones = [delivery for delivery in deliveries if delivery._state == OPEN]
         self.consumer.release(cast("list[Delivery]", open_ones))
 
-    def settle(self, delivery: DeliveryData, disposition: Disposition) -> Result:
-        """Settle a delivery by its disposition."""
+    def settle(
+        self, delivery: DeliveryData, disposition: Disposition, raised: BaseException | None
+    ) -> Result:
+        """Settle a delivery by its disposition; `raised`: what its handler raised."""
         verb: Verb = disposition.verb
-        mine, error = cast("list[Delivery]", [delivery]), self.raised
+        mine, error = cast("list[Delivery]", [delivery]), raised
         if isinstance(error, asyncio.CancelledError):  # at its max_runtime
             error = disposition.error if isinstance(disposition.error, BaseException) else None
         elif disposition.verb == "reject" and disposition.kind == "u":
@@ -159,7 +202,9 @@ class DrainedHandler:
         elif with_retries(lambda: self._carry_out(mine, disposition)):
             verb = "lost"
         self.consumer.lease_table.remove(mine)
-        return Result(self.name, delivery.id, delivery.body, delivery.attempt, verb, error)
+        return Result(
+            self.name, delivery.id, delivery.body, delivery.attempt, verb, error, delivery.type
+        )
 
     def _carry_out(self, mine: list[Delivery], disposition: Disposition) -> list[Delivery]:
         if disposition.verb == "ack":
@@ -169,6 +214,11 @@ class DrainedHandler:
         if disposition.verb == "release":
             return self.consumer.release(mine, delay=disposition.wait_s or 0)
         return self.consumer.bury(mine, disposition.error or "rejected", disposition.kind)
+
+
+def most_taken(handlers: TopicHandlers) -> int:
+    """Return how many deliveries of a topic are taken at once."""
+    return max(1, *(handler.batch for handler in handlers))
 
 
 def with_retries(call: Callable[[], T]) -> T:
@@ -192,14 +242,14 @@ class Drain:
 
     def __init__(
         self,
-        handlers: Sequence[DrainedHandler],
+        topics: Sequence[DrainedTopic],
         transport: Transport,
         clock: Clock | None,
         advance_us: int | None,
         raises: bool,
         limit: int,
     ) -> None:
-        self._handlers = handlers
+        self._topics = topics
         self._transport = transport
         self._clock = clock
         self._end_us = None if clock is None or advance_us is None else clock.now_us + advance_us
@@ -214,44 +264,45 @@ class Drain:
         idle = 0
         while True:
             busy = False
-            for drained in self._handlers:
-                deliveries = drained.take()
-                if not deliveries:
-                    continue
-                busy = True
-                self._fail_if_endless(len(self._results) >= self._limit, deliveries, drained)
-                try:
-                    dispositions = yield drained, deliveries
-                except BaseException:
-                    drained.release(deliveries)
-                    raise
-                done = [
-                    drained.settle(delivery, disposition) for delivery, disposition in dispositions
-                ]
-                self._results += done
-                self._raise(drained, done)
+            for topic in self._topics:
+                runs = topic.take()
+                busy = busy or bool(runs)
+                for at, (drained, deliveries) in enumerate(runs):
+                    left = [delivery for _, later in runs[at:] for delivery in later]
+                    self._fail_if_endless(len(self._results) >= self._limit, left, topic)
+                    try:
+                        if drained is None:
+                            dispositions = topic.dispositions_unhandled(deliveries)
+                        else:
+                            dispositions = yield drained, deliveries
+                        raised = None if drained is None else drained.raised
+                        done = [topic.settle(*settled, raised) for settled in dispositions]
+                        self._results += done
+                        self._raise(raised, done)
+                    except BaseException:
+                        topic.release(left)
+                        raise
             idle = 0 if busy else idle + 1
-            self._fail_if_endless(idle > self._limit, [], self._handlers[0])
+            self._fail_if_endless(idle > self._limit, [], self._topics[0])
             if not busy and not self._advance_clock():
                 return self._results
 
     def _fail_if_endless(
-        self, over: bool, deliveries: list[DeliveryData], drained: DrainedHandler
+        self, over: bool, deliveries: list[DeliveryData], topic: DrainedTopic
     ) -> None:
         if not over:
             return
-        drained.release(deliveries)
+        topic.release(deliveries)
         last = ", ".join(
             f"{result.topic} {result.body!r} {result.verb}" for result in self._results[-5:]
         )
         raise Endless(
-            f"drain: {len(self._results)} runs, and there is more in {drained.name!r}; a handler "
+            f"drain: {len(self._results)} runs, and there is more in {topic.name!r}; a handler "
             f"sends to itself, or a message comes back for ever. The last runs: {last or 'none'}. "
             "Where that many are meant, give drain(limit=...)"
         )
 
-    def _raise(self, drained: DrainedHandler, done: list[Result]) -> None:
-        raised = drained.raised
+    def _raise(self, raised: BaseException | None, done: list[Result]) -> None:
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, or pytest.fail() in a handler: a retry must not hide it
         for result in done if self._raises else ():
@@ -264,8 +315,8 @@ class Drain:
             return False
         waits = [
             wait
-            for drained in self._handlers
-            for wait in self._transport.run(_waits_flow(drained.context))
+            for topic in self._topics
+            for wait in self._transport.run(_waits_flow(topic.context))
             if wait >= 0
         ]
         aim = self._clock.now_us + max(STEP_US, min(waits)) if waits else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from rmq.client.consumer import AsyncDelivery, Consumer, Delivery
 from rmq.client.handler import Handler
+from rmq.client.topic_handlers import TopicHandlers
 from rmq.core import failure
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
@@ -33,10 +34,23 @@ RENEWAL_POLLS_MAX = 2000  # ten seconds; a longer renewal has failed
 
 
 class LeasedConsumer(Consumer):
-    """The consumer of one handler. Its verbs may be called from any thread."""
+    """The consumer of one handler, or of all handlers of a topic. Any thread may call its verbs.
+
+    Args:
+        transport: to Redis.
+        handler: the handler, or one of `handlers`.
+        lease_table: of the worker.
+        topic: the number of its topic in the lease table.
+        handlers: those to which deliveries go by their types; None: all go to `handler`.
+    """
 
     def __init__(
-        self, transport: Transport, handler: Handler, lease_table: LeaseTable, topic: int
+        self,
+        transport: Transport,
+        handler: Handler,
+        lease_table: LeaseTable,
+        topic: int,
+        handlers: TopicHandlers | None = None,
     ) -> None:
         lease = None if handler.lease_ms is None else handler.lease_ms / 1000
         super().__init__(transport, handler.context, lease, "at_least_once", handler.ordered)
@@ -44,7 +58,11 @@ class LeasedConsumer(Consumer):
         self._topic = topic
         self._claim_guard = handler.claims
         self._convert_body = handler.convert_body
-        if handler.is_async:
+        self._handlers = handlers
+        self._has_claims = any(each.claims is not None for each in handlers or (handler,))
+        if handlers is not None:
+            self._async_consumer = AsyncLeasedConsumer(self)
+        elif handler.is_async:
             self._delivery = AsyncDelivery  # type: ignore[assignment]
             self._async_consumer = AsyncLeasedConsumer(self)
 
@@ -55,18 +73,32 @@ class LeasedConsumer(Consumer):
         """Receive messages, and add them to the lease table."""
         deliveries = self.receive(most, wait)
         if deliveries:
-            if self._claim_guard is not None:
-                # User code. A message that kills the process here counts as begun, so this comes
-                # before the lease table: the renewer releases the rows that have not begun.
+            # User code. A message that kills the process here counts as begun, so this comes
+            # before the lease table: the renewer releases the rows that have not begun.
+            if self._handlers is not None:
+                self._prepare_by_type(deliveries, self._handlers)
+            elif self._claim_guard is not None:
                 for delivery in deliveries:
                     self._claim_guard.prepare(delivery, self._convert_body)
             # Leases count from before the call: this process may have been stopped since.
             self._add_to_table(
                 deliveries, self._receive_state.lease_ms, self._receive_state.visited_at
             )
-            if self._claim_guard is not None:
+            if self._has_claims:
                 self._claim_keys(deliveries)
         return deliveries
+
+    def _prepare_by_type(self, deliveries: list[Delivery], handlers: TopicHandlers) -> None:
+        """Make each delivery one for its handler: of its kind, and with the claim it needs."""
+        for delivery in deliveries:
+            handler = handlers.route(delivery.type)
+            if handler is None:
+                continue
+            if handler.is_async:
+                delivery.__class__ = AsyncDelivery  # type: ignore[assignment]
+                delivery._origin = delivery._origin._replace(consumer=self._async_consumer)
+            if handler.claims is not None:
+                handler.claims.prepare(delivery, handler.convert_body)
 
     def _claim_keys(self, deliveries: list[Delivery]) -> None:
         """Claim the keys of deliveries in one call. Those without an answer are released later."""
@@ -118,7 +150,7 @@ class LeasedConsumer(Consumer):
     def bury(
         self, deliveries: list[Delivery], reason: BaseException | str, kind: str
     ) -> list[Delivery]:
-        """Reject deliveries. `kind`: r, rejected by the handler; u, the body does not fit."""
+        """Reject deliveries. `kind`: r by the handler; u the body does not fit; n no handler."""
         return self._transport.run(self._reject(deliveries, reason, kind))
 
     # --- verbs -----------------------------------------------------------------------------------

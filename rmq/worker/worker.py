@@ -486,7 +486,7 @@ def _chosen_handlers(client: Client | AsyncClient, topics: Iterable[str] | None)
             "@topic.handler(), and import its module before the worker starts"
         )
     if topics is None:
-        return list(known.values())
+        return [handlers.only() for handlers in known.values()]
     if isinstance(topics, str):
         raise InvalidType(f"topics: {topics!r}; give a list of names")
     names = list(topics)
@@ -496,4 +496,4 @@ def _chosen_handlers(client: Client | AsyncClient, topics: Iterable[str] | None)
             f"topics: no handler is registered for {', '.join(map(repr, missing)) or 'none'}; "
             f"there are handlers for {', '.join(sorted(known))}"
         )
-    return [known[name] for name in dict.fromkeys(names)]
+    return [known[name].only() for name in dict.fromkeys(names)]

@@ -9,6 +9,7 @@ import time
 import pytest
 from rich.cells import cell_len
 
+import rmq
 from rmq.cli import output
 from tests.cli.conftest import bury, ndjson
 
@@ -236,3 +237,52 @@ def feed_until_done(topic, running):
         sent.append(len(sent))
         time.sleep(0.05)
     return sent
+
+
+def test_types_are_shown_and_filtered(run, topic):
+    for n, kind in enumerate(["a", "b", None, "b"]):
+        topic.send(n, type=kind)
+
+    table = run("peek", topic.name).stdout.splitlines()
+    of_b = run("peek", topic.name, "--type", "b", "--limit", 1, "--json")
+    none = run("peek", topic.name, "--type", "c")
+
+    assert table[0].split()[:3] == ["ID", "TYPE", "SLOT"]
+    assert [line.split()[1] for line in table[1:]] == ["a", "b", "-", "b"]
+    assert [(one["body"], one["type"]) for one in ndjson(of_b.stdout)] == [(1, "b")]
+    assert (none.stdout, "nothing of type c is waiting" in none.stderr) == ("", True)
+    assert run("peek", topic.name, "--type", "a b").exit_code == 2
+    assert re.search(
+        r"^type +b$", run("get", topic.name, ndjson(of_b.stdout)[0]["id"]).stdout, re.M
+    )
+
+
+def test_tail_shows_messages_of_one_type(run, topic):
+    timer = threading.Timer(
+        0.5, topic.send_many, [[rmq.Outgoing(n, type=kind) for n, kind in enumerate("aba")]]
+    )
+    timer.start()
+
+    done = run("tail", topic.name, "--type", "b", "--limit", 1, "--interval", "50ms")
+    refused = run("tail", topic.name, "--type", "b", "--consume")
+    timer.join()
+
+    (line,) = done.stdout.splitlines()
+    assert "  type b  1" in line
+    assert refused.exit_code == 2
+
+
+def test_dead_letters_of_a_type(run, topic):
+    for n, kind in enumerate("aba"):
+        topic.send(n, type=kind)
+    with topic.consumer() as consumer:
+        consumer.reject(consumer.receive(3), "why")
+
+    listed = ndjson(run("dlq", "ls", topic.name, "--type", "b", "--json").stdout)
+    sent_back = run("dlq", "redrive", topic.name, "--type", "a", "--yes")
+
+    assert [one["body"] for one in listed] == [1]
+    assert "2 dead letters sent back" in sent_back.stdout
+    assert run("dlq", "ls", topic.name, "--type", "c").exit_code == 3
+    assert run("dlq", "purge", topic.name, "--type", "b", "--yes").exit_code == 0
+    assert run("dlq", "ls", topic.name, "--reason", "unhandled").exit_code == 3

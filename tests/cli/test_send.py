@@ -293,3 +293,14 @@ class TestStream:
 
         quiet = shell("send", topic.name, "-", stdin="1\n2\n")
         assert quiet.stderr == ""
+
+
+def test_a_type_is_an_option_and_a_field_of_an_envelope(run, topic):
+    one = run("send", topic.name, "1", "--type", "order.refunded")
+    lines = '{"body": 2, "type": "b"}\n{"body": 3}\n'
+    run("send", topic.name, "-", "--envelope", "--type", "a", stdin=lines)
+
+    assert one.exit_code == 0
+    assert run("send", topic.name, "1", "--type", "a b").exit_code == 2
+    found = {m["body"]: m["type"] for m in ndjson(run("peek", topic.name, "--json").stdout)}
+    assert found == {1: "order.refunded", 2: "b", 3: "a"}

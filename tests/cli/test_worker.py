@@ -56,8 +56,8 @@ def test_with_json_the_start_the_account_and_the_log_are_lines_of_json(shop, ord
     told = [json.loads(line) for line in program.err.splitlines()]
     started = next(one for one in told if one.get("event") == "started")
     assert started["handlers"] == [
-        {"topic": name, "handler": "handle", "kind": "sync", "concurrency": 4, "prefetch": 8,
-         "ordered": False, "lease": 1.0}
+        {"topic": name, "handler": "handle", "types": [], "kind": "sync", "concurrency": 4,
+         "prefetch": 8, "ordered": False, "lease": 1.0}
     ]  # fmt: skip
     assert (told[-1]["event"], told[-1]["exit"], told[-1]["counts"][name]["ack"]) == ("ended", 0, 1)
     assert {one["level"] for one in told if "level" in one} == {"info"}

@@ -24,6 +24,7 @@ class DeadLetterAdmin(AdminPart):
         reason: str | None = None,
         error: str | None = None,
         older_than: float | timedelta | None = None,
+        type: str | None = None,
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
@@ -33,9 +34,11 @@ class DeadLetterAdmin(AdminPart):
         Args:
             topic: its name.
             ids: only these.
-            reason: only those of it: failed, lease ran out, rejected, undecodable, expired.
+            reason: only those of it: failed, lease ran out, rejected, undecodable, expired,
+                unhandled.
             error: only those whose error this regular expression is found in.
             older_than: only those dead for so long, seconds or timedelta.
+            type: only those that were sent with it.
             dry_run: only count them.
             rate: at most so many a second.
             progress: called with (done, all) as it goes.
@@ -44,7 +47,7 @@ class DeadLetterAdmin(AdminPart):
             A dead letter is in the DeadQueue or in the StoreQueue, never in both or neither.
             Stopped half-way, run it again: it goes on with what is still dead.
         """
-        wanted = Filter(ids, reason, error, older_than)
+        wanted = Filter(ids, reason, error, older_than, type)
         context = self._context(topic)
         return self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
 
@@ -57,6 +60,7 @@ class DeadLetterAdmin(AdminPart):
         reason: str | None = None,
         error: str | None = None,
         older_than: float | timedelta | None = None,
+        type: str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
@@ -65,7 +69,7 @@ class DeadLetterAdmin(AdminPart):
         The filters are those of `redrive`, for dead letters only. Messages in flight are not
         touched.
         """
-        wanted = Filter(ids, reason, error, older_than)
+        wanted = Filter(ids, reason, error, older_than, type)
         context = self._context(topic)
         return self._run(dead_letters.purge(context, place, wanted, dry_run, progress))
 
@@ -81,12 +85,13 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         reason: str | None = None,
         error: str | None = None,
         older_than: float | timedelta | None = None,
+        type: str | None = None,
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> Redriven:
         """As `Admin.redrive`."""
-        wanted = Filter(ids, reason, error, older_than)
+        wanted = Filter(ids, reason, error, older_than, type)
         context = self._context(topic)
         return await self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
 
@@ -99,10 +104,11 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         reason: str | None = None,
         error: str | None = None,
         older_than: float | timedelta | None = None,
+        type: str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
         """As `Admin.purge`."""
-        wanted = Filter(ids, reason, error, older_than)
+        wanted = Filter(ids, reason, error, older_than, type)
         context = self._context(topic)
         return await self._run(dead_letters.purge(context, place, wanted, dry_run, progress))

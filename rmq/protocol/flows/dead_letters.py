@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from rmq.core import failure
+from rmq.core import failure, record
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import duration_ms
-from rmq.errors import InvalidType, InvalidValue
+from rmq.core.validation import check_message_type, duration_ms
+from rmq.errors import DecodeError, InvalidType, InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.commands import QueueMember
 from rmq.protocol.flows import inspect, open_topic
@@ -42,9 +42,10 @@ class Filter:
     Args:
         ids: only these.
         reason: the beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
-            expired.
+            expired, unhandled.
         error: a regular expression that is found in the error's text.
         older_than: dead for at least this long, seconds or timedelta.
+        type: messages that were sent with this type.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class Filter:
         reason: str | None = None,
         error: str | None = None,
         older_than: float | timedelta | None = None,
+        type: str | None = None,
     ) -> None:
         self.ids = None if ids is None else [MessageId.parse(id) for id in ids]
         self.reason = reason
+        self.type = None if type is None else check_message_type(type)
         self.older_ms = (
             0 if older_than is None else duration_ms(older_than, "older_than", zero=True)
         )
@@ -73,11 +76,14 @@ class Filter:
     @property
     def everything(self) -> bool:
         """Whether no condition was given, so that all dead letters fit."""
-        return self.ids is None and not self.reason and not self.error and not self.older_ms
+        given = (self.reason, self.error, self.older_ms, self.type)
+        return self.ids is None and not any(given)
 
     def fits(self, member: QueueMember, now_ms: int) -> bool:
         """Whether a dead letter fits."""
         if self.older_ms and member.score > now_ms - self.older_ms:
+            return False
+        if self.type and not _is_of_type(member, self.type):
             return False
         last_failure = failure.decode(member.failure)
         if self.reason and (
@@ -85,6 +91,13 @@ class Filter:
         ):
             return False
         return not self.error or bool(last_failure and self.error.search(last_failure.error))
+
+
+def _is_of_type(member: QueueMember, message_type: str) -> bool:
+    try:
+        return record.read(member.record).headers.get(record.TYPE_MARK) == message_type
+    except DecodeError:
+        return False
 
 
 def _matching(context: TopicContext, wanted: Filter) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:

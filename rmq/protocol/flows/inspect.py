@@ -84,13 +84,14 @@ def message_of(
         moment(due) if due else None,
         moment(entry.expires_ms) if entry.expires_ms else None,
         entry.merge_key or None,
-        entry.headers,
+        {name: text for name, text in entry.headers.items() if name != record.TYPE_MARK},
         deliveries,
         deadline,
         died,
         last_failure,
         member.score,
         unreadable,
+        entry.headers.get(record.TYPE_MARK),
     )
 
 

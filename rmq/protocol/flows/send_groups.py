@@ -77,6 +77,7 @@ def _is_plain(out: Outgoing) -> bool:
         and out.at is None
         and out.slot_basis is None
         and out.headers is None
+        and out.type is None
         and out.marks is None
         and out.retry is None
         and out.max_runtime is None

@@ -115,6 +115,7 @@ class Outbox(Confirming, Repair):
         expires: Duration | None = None,
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
+        type: str | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
@@ -151,7 +152,7 @@ class Outbox(Confirming, Repair):
         check(here, "outbox.send")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
-            retry=retry, max_runtime=max_runtime,
+            retry=retry, max_runtime=max_runtime, type=type,
         )  # fmt: skip
         stub = self._new_stub(topic, message, codec, confirm)
         _write(here, stub)
@@ -171,6 +172,7 @@ class Outbox(Confirming, Repair):
         expires: Duration | None = None,
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
+        type: str | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
@@ -178,7 +180,7 @@ class Outbox(Confirming, Repair):
         check_async(here, "outbox.send_async")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
-            retry=retry, max_runtime=max_runtime,
+            retry=retry, max_runtime=max_runtime, type=type,
         )  # fmt: skip
         stub = self._new_stub(topic, message, codec, confirm)
         await run_async(here, _write, stub)
@@ -238,6 +240,8 @@ def _options_json(message: Outgoing) -> str:
         options["retry"] = parse_policy(message.retry).to_redis()
     if message.max_runtime is not None:
         options["max_runtime_ms"] = duration_ms(message.max_runtime, "max_runtime")
+    if message.type is not None:
+        options["type"] = message.type
     return json.dumps(options, separators=(",", ":"))
 
 

@@ -67,6 +67,7 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
             id=message_id(stub.id, context, stub.slot_basis),
             retry=None if retry is None else policies.from_redis(retry),
             max_runtime=None if runtime_ms is None else runtime_ms / 1000,
+            type=options.get("type"),
         )
     except (ValueError, TypeError, AttributeError) as error:
         if isinstance(error, InvalidValue):

@@ -7,7 +7,7 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
                topic       its topic
                slot_basis  bytes, or null
                body        encoded; codec: the number of its codec
-               options     JSON: priority, headers, expires_ms, retry, max_runtime_ms
+               options     JSON: priority, headers, expires_ms, retry, max_runtime_ms, type
                due_ms      due time, or 0
                confirm     whether a consumer confirms it; else sending confirms it
                status      unconfirmed | confirmed | void | exhausted

@@ -25,7 +25,7 @@ def registered(function: Callable[..., Any], **options: Any) -> Handler:
     client = rmq.Client(URL)
     topic = client.topic("orders")
     assert topic.handler(**options)(function) is function
-    return client._handlers.by_topic["orders"]
+    return client._handlers.by_topic["orders"].default
 
 
 def refused(function: Callable[..., Any], *words: str, **options: Any) -> None:
@@ -231,7 +231,7 @@ def test_annotations_may_name_builtins_of_the_function_around() -> None:
     topic = (client := rmq.Client(URL)).topic("orders")
     topic.handler()(handle)
 
-    made = client._handlers.by_topic["orders"]
+    made = client._handlers.by_topic["orders"].default
     assert made.takes == "db"
     assert made.body_converter is not None
     assert made.body_converter({"id": 7}) == {"id": 7}
@@ -244,7 +244,7 @@ def test_names_of_the_function_s_own_module_come_before_those_of_the_one_that_re
 
     exec("Order = int\nclient.topic('orders').handler()(handle)", registering)
 
-    read = registering["client"]._handlers.by_topic["orders"].body_converter
+    read = registering["client"]._handlers.by_topic["orders"].default.body_converter
     assert read("text") == "text"
 
 
@@ -260,7 +260,7 @@ def test_a_local_class_of_the_caller_is_what_the_body_becomes() -> None:
     @topic.handler()
     def handle(order: Order) -> None: ...
 
-    read = client._handlers.by_topic["orders"].body_converter
+    read = client._handlers.by_topic["orders"].default.body_converter
     assert read is not None
     assert read({"id": 7}) == Order(id=7)
 
@@ -394,7 +394,7 @@ def test_a_second_handler_of_a_topic_is_refused_and_the_first_stays() -> None:
     with pytest.raises(rmq.InvalidValue, match="'orders' has a handler already, body_only"):
         client.topic("orders").handler()(async_body)
 
-    assert client._handlers.by_topic["orders"].function is body_only
+    assert client._handlers.by_topic["orders"].default.function is body_only
     client.topic("mail").handler()(async_body)
 
 
@@ -408,8 +408,8 @@ def test_an_async_client_registers_alike() -> None:
 
     client.topic("orders").handler(concurrency=3)(async_both)
 
-    assert client._handlers.by_topic["orders"].concurrency == 3
-    assert asyncio.iscoroutinefunction(client._handlers.by_topic["orders"].function)
+    assert client._handlers.by_topic["orders"].default.concurrency == 3
+    assert asyncio.iscoroutinefunction(client._handlers.by_topic["orders"].default.function)
 
 
 def test_a_handler_without_options_needs_no_parentheses() -> None:
@@ -421,7 +421,7 @@ def test_a_handler_without_options_needs_no_parentheses() -> None:
         return 7
 
     assert handle({}) == 7
-    assert client._handlers.by_topic["orders"].function is handle
+    assert client._handlers.by_topic["orders"].default.function is handle
 
 
 # --- guards --------------------------------------------------------------------------------------

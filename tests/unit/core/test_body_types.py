@@ -224,7 +224,7 @@ def test_constraints_of_an_annotation_hold() -> None:
 
     client = rmq.Client("redis://127.0.0.1:1/0")
     client.topic("orders").handler()(handle)
-    read = client._handlers.by_topic["orders"].body_converter
+    read = client._handlers.by_topic["orders"].default.body_converter
 
     assert read is not None
     assert read(1) == 1

@@ -1,3 +1,4 @@
+import msgpack
 import pytest
 from hypothesis import given, strategies as st
 
@@ -15,8 +16,6 @@ def test_a_plain_record_is_eight_bytes_longer_than_its_body() -> None:
 
 
 def test_every_field_is_read_where_it_is_flagged() -> None:
-    import msgpack
-
     flags = record.TIMED | record.EXPIRES | record.MERGES | record.HEADERS
     data = (
         record.head(2, flags, 1_048_575)
@@ -94,3 +93,39 @@ def test_the_value_of_a_collecting_record_is_a_list_in_json_or_msgpack() -> None
 def test_a_record_that_is_cut_short_has_no_value() -> None:
     with pytest.raises(DecodeError):
         record.value_of(collected(JSON.number, b"1")[:-1])
+
+
+# --- types ---------------------------------------------------------------------------------------
+
+TYPED = record.length_prefixed(msgpack.packb({"rmq-audit": "0123456789.1", "rmq-type": "a.b"}))
+DUE, EXPIRY = (5).to_bytes(6, "big"), (9).to_bytes(6, "big")
+KEY = record.length_prefixed(record.merge_key_of_type("k", "a.b").encode())
+
+
+@pytest.mark.parametrize(
+    ("flags", "envelope"),
+    [
+        (record.HEADERS, b""),
+        (record.HEADERS | record.TIMED, DUE),
+        (record.HEADERS | record.TIMED | record.EXPIRES, DUE + EXPIRY),
+        (record.HEADERS | record.TIMED | record.MERGES, DUE + KEY),
+    ],
+)
+def test_the_type_is_found_whatever_stands_before_the_headers(flags: int, envelope: bytes) -> None:
+    data = record.head(1, flags, 100) + bytes(4) + envelope + TYPED + b"{}"
+
+    assert record.type_of(data) == "a.b"
+    assert record.headers_of(data) == record.read(data).headers
+    assert record.read(data).merge_key == ("k" if flags & record.MERGES else "")
+
+
+def test_a_bare_record_has_no_type_and_no_headers() -> None:
+    data = record.head(1, 0, 100) + bytes(4) + b"{}"
+
+    assert record.type_of(data) is None
+    assert record.headers_of(data) == {}
+
+
+def test_a_merge_key_is_stored_with_the_type_and_read_without_it() -> None:
+    assert record.merge_key_of_type("k", None) == "k"
+    assert record.merge_key_of_type("k", "a") != record.merge_key_of_type("k", "b")

@@ -1,8 +1,11 @@
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, strategies as st
 
 from rmq.core import validation
+from rmq.core.validation import check_message_type
+from rmq.errors import InvalidType, InvalidValue
 
 
 @given(st.integers(1, 10**9))
@@ -17,3 +20,13 @@ def test_a_moment_is_rounded_up_so_that_nothing_is_early() -> None:
         validation.check_epoch_ms(at, "at")
         == int(datetime(2029, 1, 1, tzinfo=UTC).timestamp() * 1000) + 1
     )
+
+
+def test_a_type_has_1_to_128_plain_characters() -> None:
+    for good in ("a", "Order.Refunded:v2/eu_west-1", "x" * 128):
+        assert check_message_type(good) == good
+    for bad in ("", "x" * 129, "a b", "a\n", "ü", "a,b"):
+        with pytest.raises(InvalidValue, match="A-Z a-z 0-9"):
+            check_message_type(bad)
+    with pytest.raises(InvalidType):
+        check_message_type(7)

@@ -33,7 +33,7 @@ POLICY_OF_THE_TOPIC = None  # a ruling that names no wait leaves it to the topic
 def registered(function: Callable[..., Any] | None = None, **options: Any) -> Handler:
     client = rmq.Client("redis://127.0.0.1:1/0")
     client.topic("orders").handler(**options)(function or (lambda body: None))
-    return client._handlers.by_topic["orders"]
+    return client._handlers.by_topic["orders"].default
 
 
 def delivered(
