@@ -24,14 +24,12 @@ if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
 for i = 1, #KEYS, 3 do
-  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'queries_until', 'paused')
+  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused')
   if s[1] ~= ARGV[3] then
     fail(s[1] and 'ANEW' or 'GONE', KEYS[i])
   end
   local hold = s[4] and hold_until(KEYS[i], KEYS[i + 1], s[4], now)
-  local wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, hold, s[6] and { at = math.huge })
-  local lease_end = s[5] and math.max(0, tonumber(s[5]) * 1000 - now_us) -- the first of a query
-  wait = lease_end and (wait < 0 or lease_end < wait) and lease_end or wait
+  local wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, s[5], hold, s[6] and { at = math.huge })
   if wait ~= 0 and field and ARGV[2] == '1' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
     asleep[#asleep + 1] = { i, field }
   end

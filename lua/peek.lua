@@ -5,21 +5,25 @@ KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   queue          zset  the StoreQueue, PrepareQueue or DeadQueue: member -> score
 KEYS[3]   records        hash  member -> record
 KEYS[4]   failures       hash  member -> failure entry
+KEYS[5]   leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   low                  smallest score, as for ZRANGEBYSCORE
 ARGV[2]   high                 largest score
 ARGV[3]   order                up or down
 ARGV[4]   offset               how many to pass over
 ARGV[5]   limit                1 to 1000
-Returns   {acceptance number of the newest, member, score as text, record or '', failure or '', member, ...}: at most 16 MiB of
+Returns   {acceptance number of the newest, member, score as text, record or '', failure or '', end of its shared
+          lease in epoch ms or '', member, ...}: at most 16 MiB of
           records and failures, so a page may be short; an empty page is the end
 Cost      O(log L + offset + limit)
 Atomic    Reads only. A message that moves between two pages may be seen twice or not at all.
 ]]
 --- @include "lib/check"
+--- @include "lib/shared_leases"
 local s = redis.call('HMGET', KEYS[1], 'created', 'accepted')
 if not s[1] then
   fail('GONE', KEYS[1])
 end
+redis.call('ZCARD', KEYS[5])
 local offset, limit = whole_number(ARGV[4], 0, 9e15, 'offset'), whole_number(ARGV[5], 1, 1000, 'limit')
 local page
 if ARGV[3] == 'down' then
@@ -37,6 +41,6 @@ for i = 1, #page, 2 do
   end
   local n = #reply
   reply[n + 1], reply[n + 2] = page[i], string.format('%.17g', tonumber(page[i + 1]))
-  reply[n + 3], reply[n + 4] = record, told
+  reply[n + 3], reply[n + 4], reply[n + 5] = record, told, shared_end(KEYS[5], tonumber(page[i + 1]))
 end
 return reply

@@ -10,6 +10,7 @@ KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   audit          zset  open numbers of audited messages
 KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
+KEYS[10]  leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
@@ -18,10 +19,14 @@ ARGV[5]   waits                1: the caller sleeps if this finds nothing, and w
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and only one
                                message where a message of the slot has failed; 0: not in order, see below
 ARGV[7]   created              the topic's stamp as the caller opened it; another stamp is an error
-ARGV[8]   again                1 where an earlier copy of this call had no reply; else left out
-Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if those of
-          queries have, 4 more if records refer to large bodies,
-          deadline s, number of the first delivery, acceptance number of the newest message,
+ARGV[8]   shared         ''    each delivery has a deadline of its own; or the number of the shared lease that they are
+                               under. Where it is gone, or for 0, a lease is opened; where less than half of lease_ms is
+                               left of it, it is renewed
+ARGV[9]   again                1 where an earlier copy of this call had no reply; else left out
+Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if one of
+          a query or a shared one has, 4 more if records refer to large bodies,
+          deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery, acceptance number of
+          the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
           A member of '' stands where the caller no longer holds a delivery of the first answer.
 Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
@@ -43,7 +48,7 @@ local known = s[13]
 -- batch. This is take_messages and make_receipts without anything that such a take does not need; whatever is unusual goes the
 -- long way below.
 local limit, takes = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1
-if known and #ARGV == 7 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9] and not s[10]
+if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9]
     and not s[12] and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
     and tonumber(s[11] or 0) > -4294967296 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   --- @include "lib/inline/time"
@@ -51,14 +56,20 @@ if known and #ARGV == 7 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and 
     limit > 1 and 2 or 1)
   local id, lease = page[1], tonumber(ARGV[4]) or 0
   local score = tonumber(page[2] or 0)
+  local shared, lease_end = ARGV[8], nil -- see lib/shared_leases
+  if shared ~= '' then
+    lease_end = tonumber(redis.call('ZSCORE', KEYS[10], shared) or 0)
+  end
   if #page == 2 and score >= 17 and score < 1048576 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0
+      and (not lease_end or lease_end - now_ms >= lease / 2) and tonumber(s[10] or now_ms + 1) > now_ms
       and (takes % 5 > 0 or redis.call('ZCOUNT', store, '-inf', '(17') == 0) then -- one take in five begins with the retries
     local record = redis.call('HGET', records, id)
     local failed = redis.call('HLEN', failures)
     if record and #record >= 8 and string.byte(record, 1) % 16 < 2
         and (failed == 0 or failed == redis.call('ZCARD', dead)) then
       local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%d', (seconds + 1) * 1000))
-      local delivery, deadline = tonumber(s[5] or 0) + 1, math.ceil((now_ms + lease) / 1000)
+      local delivery = tonumber(s[5] or 0) + 1
+      local deadline = lease_end and 3000000000 + shared or math.ceil((now_ms + lease) / 1000)
       local receipt = string.format('%d.%011d', deadline * 1000 + s[2], delivery % 2048 * 48828125)
       redis.call('ZREM', store, id)
       if takes % 16 == 0 then -- see lib/writes
@@ -72,7 +83,7 @@ if known and #ARGV == 7 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and 
       local wait = 0
       if limit > 1 then
         --- @include "lib/wake"
-        wait = next_ready_in(store, prepare, now_us)
+        wait = next_ready_in(store, prepare, now_us, s[10])
       end
       return { wait, expired > 0 and 1 or 0, deadline, delivery, tonumber(s[7] or 0), '', { id }, { record } }
     end
@@ -112,9 +123,18 @@ if before then
   return reply
 end
 
-local created, again = ARGV[7], ARGV[8] == '1'
+local created, again = ARGV[7], ARGV[9] == '1'
+local shared, lease_end = ARGV[8] ~= '' and whole_number(ARGV[8], 0, 900000000, 'shared'), 0
+if shared then
+  lease_end = tonumber(redis.call('ZSCORE', KEYS[10], ARGV[8]) or 0)
+end
 --- @include "lib/inline/take_messages"
-local deadline = math.ceil((now + lease) / 1000)
+local deadline, until_ms = math.ceil((now + lease) / 1000), tonumber(s[10] or nil)
+if shared then
+  --- @include "lib/shared_leases"
+  shared, lease_end = lease_for_take(slot, KEYS[10], shared, lease_end, lease, now, until_ms)
+  deadline, until_ms = SHARED + shared, math.min(until_ms or lease_end, lease_end)
+end
 --- @include "lib/inline/make_receipts"
 if n < 8 then
   redis.call('ZADD', prepare, unpack(leases))
@@ -129,9 +149,9 @@ if not known then
 end
 reply[3] = deadline
 if ordered then
-  reply[1] = deadline * 1000000 - now_us
+  reply[1] = shared and lease_end * 1000 - now_us or deadline * 1000000 - now_us
 elseif drained then
   --- @include "lib/wake"
-  reply[1] = next_ready_in(store, prepare, now_us)
+  reply[1] = next_ready_in(store, prepare, now_us, until_ms)
 end
 return reply

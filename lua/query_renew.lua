@@ -5,6 +5,7 @@ KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   query          hash  tail: the newest number in the log; settled; read; owner and owner_until
 KEYS[3]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[4]   queries        zset  run of a query -> end of its lease, epoch ms
+KEYS[5]   leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -24,7 +25,7 @@ Atomic    The count is of the moment of the renewal. The first write needs no me
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/query"
-local slot, query, log, queries = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local slot, query, log, queries, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
@@ -43,6 +44,7 @@ if other then
   return { held, tail, settled, handed, left, other }
 end
 redis.call('ZCARD', queries)
+redis.call('ZCARD', leases)
 allow_oom(queries)
-renew_lease(slot, query, log, queries, ARGV[2], ARGV[3], now, lease, owner_ms, string.format('%d', exact))
+renew_lease(slot, query, log, queries, leases, ARGV[2], ARGV[3], now, lease, owner_ms, string.format('%d', exact))
 return { held, tail, settled, handed }

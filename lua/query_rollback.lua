@@ -8,6 +8,7 @@ KEYS[4]   query          hash  tail: the newest number in the log; owner and own
                                number that was given back and is kept in the log
 KEYS[5]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[6]   queries        zset  run of a query -> end of its lease, epoch ms
+KEYS[7]   leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   limit                1 to 1000
@@ -35,6 +36,7 @@ if not s[1] then
 end
 local exact = redis.call('HGET', query, 'exact') == '1'
 redis.call('HLEN', failures)
+redis.call('ZCARD', KEYS[7])
 local until_ms = tonumber(redis.call('ZSCORE', queries, ARGV[2]) or now)
 local first, tail, expired_to = log_range(query, log, 0)
 local page = redis.call('LRANGE', log, expired_to - first, expired_to - first + limit - 1)
@@ -74,10 +76,5 @@ end
 redis.call('ZREM', queries, ARGV[2])
 redis.call('HDEL', query, 'owner', 'owner_until')
 set_expiry(query, log)
-local first = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
-if first[2] then
-  redis.call('HSET', slot, 'queries_until', string.format('%.0f', tonumber(first[2])))
-else
-  redis.call('HDEL', slot, 'queries_until')
-end
+note_first_end(slot, queries, KEYS[7])
 return { #page, 0 }

@@ -13,6 +13,7 @@ KEYS[9]   query          hash  tail: the newest number in the log; owner and own
 KEYS[10]  query log      list  members that the query holds; the last one has the number `tail`
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
+KEYS[13]  leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -55,6 +56,7 @@ if other then
   return { held, tail, left, other }
 end
 redis.call('ZCARD', queries)
+redis.call('ZCARD', KEYS[13])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 local call, again = nil, false
@@ -76,5 +78,5 @@ if tail == from then
 end
 allow_oom(store)
 redis.call('HSET', query, 'tail', tail)
-renew_lease(slot, query, log, queries, run, owner, now, lease, owner_ms, string.format('%d', exact))
+renew_lease(slot, query, log, queries, KEYS[13], run, owner, now, lease, owner_ms, string.format('%d', exact))
 return { held, tail }

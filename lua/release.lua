@@ -22,14 +22,10 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
---- @include "lib/timed_score"
+--- @include "lib/score_ranges"
 --- @include "lib/replay"
---- @include "lib/wake"
 --- @include "lib/receipts"
---- @include "lib/in_order"
---- @include "lib/given_back"
-local slot, store, prepare = KEYS[1], KEYS[2], KEYS[3]
+local slot, store, prepare, failures, records = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 local before = replayed(slot, ARGV[2])
 if before then
@@ -43,8 +39,8 @@ end
 local n = (#ARGV - 5) / 3
 local held_ids, letters, positions, scores = verify_receipts(prepare, 6, n)
 redis.call('ZCARD', store)
-redis.call('HLEN', KEYS[4])
-redis.call('HLEN', KEYS[5])
+redis.call('HLEN', failures)
+redis.call('HLEN', records)
 for i = 1, n do
   local place = whole_number(ARGV[5 + 2 * n + i], PRIORITY_MIN, 9e15, 'place')
   if place >= PRIORITY_END and place < TIMED_MIN then
@@ -54,38 +50,11 @@ end
 if #held_ids == 0 then
   return letters
 end
--- Where retries wait, a message that failed is at its priority, and the failures hash knows the deliveries that it has left;
--- where they do not, it is among the retries.
-local at_once = string.sub(s[5], 1, 1) == '0'
-local all_left, front = tonumber(s[2]) + 1, tonumber(s[3] or 0) - #held_ids
-local add, in_order = {}, s[6] and read_places(slot, s[6])
+local receipts, places = {}, {}
 for m = 1, #held_ids do
-  local i = positions[m]
-  local left, place = math.floor(tonumber(scores[i]) % 1000) + 1, tonumber(ARGV[5 + 2 * n + i])
-  local score
-  if in_order then
-    local record = in_order.mixed and redis.call('HGET', KEYS[5], held_ids[m])
-    score = old_score(in_order, place, tonumber(scores[i]), record)
-    hold_for(in_order, held_ids[m], wait > 0 and now + wait or 0)
-  elseif wait > 0 then
-    score = next_timed_score(store, now + wait, 1)
-  elseif left < all_left and (at_once or redis.call('HEXISTS', KEYS[4], held_ids[m]) == 0) then
-    score = ordered_score(left, front + m)
-  else
-    score = front_score(place, front + m)
-  end
-  add[2 * m - 1], add[2 * m] = score, held_ids[m]
+  receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
 end
-redis.call('ZREM', prepare, unpack(held_ids))
-redis.call('ZADD', store, unpack(add))
-if in_order then
-  write_places(slot, in_order)
-else
-  redis.call('HSET', slot, 'front', front)
-end
-note_given_back(slot)
-if unblock(slot, prepare, s[7], now) or is_awaited(s[4], now) then
-  wake(slot, ARGV[3], ARGV[4])
-end
+local channel, index = ARGV[3], ARGV[4]
+--- @include "lib/inline/release_deliveries"
 remember(slot, ARGV[2], now, letters)
 return letters

@@ -13,6 +13,7 @@ KEYS[9]   settled even   set   members settled in even turns of the dedup window
 KEYS[10]  settled odd    set   the same for odd turns
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
+KEYS[13]  leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   created              the topic's stamp
 ARGV[2]   most           ''    only count; or the number of messages that may be deleted with the slot
 Returns   {1 deleted | 0 left: it holds more, or the call only counts | -1 left: it has a newer stamp,
@@ -34,6 +35,7 @@ redis.call('SCARD', KEYS[9])
 redis.call('SCARD', KEYS[10])
 redis.call('ZCARD', KEYS[11])
 redis.call('HLEN', KEYS[12])
+redis.call('ZCARD', KEYS[13])
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead }
 end

@@ -11,6 +11,7 @@ but may have handed them out in a batch that is done by now. They stay for an ow
 batch only when all of it was handed out.
 ]]
 --- @include "lib/check"
+--- @include "lib/shared_leases"
 local FAR = 4000000000 -- the deadline of messages that a query holds, in s: the year 2096
 local QUERY_KEPT_MS = 34560000000 -- 400 days: a query that holds nothing and is silent for so long may begin with 1 again
 local EXPIRED_KEPT_MS = 2592000000 -- 30 days: ids whose lease expired stay in the log for so long
@@ -54,7 +55,7 @@ local function trim_log(query, log, first, upto)
 end
 
 -- Renew the query's lease and its owner's, counted from now.
-local function renew_lease(slot, query, log, queries, run, owner, now, lease, owner_ms, exact)
+local function renew_lease(slot, query, log, queries, leases, run, owner, now, lease, owner_ms, exact)
   redis.call('HSET', query, 'owner', owner, 'owner_until', now + owner_ms, 'exact', exact)
   if exact ~= '1' then
     local first, _, expired_to = log_range(query, log, 0)
@@ -62,8 +63,7 @@ local function renew_lease(slot, query, log, queries, run, owner, now, lease, ow
   end
   set_expiry(query, log)
   redis.call('ZADD', queries, now + lease, run)
-  local first = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
-  redis.call('HSET', slot, 'queries_until', string.format('%.0f', tonumber(first[2])))
+  note_first_end(slot, queries, leases)
 end
 
 -- Check the run and the owner that a caller gave.

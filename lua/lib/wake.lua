@@ -1,13 +1,15 @@
 -- Sleeping consumers: when they next have work, noting them, waking them.
 --- @include "lib/score_ranges"
+--- @include "lib/shared_leases"
 --- @include "lib/writes"
 
 -- The (microseconds, field) until a slot next has work for a consumer: 0 now, -1 never as things stand. Work is a
 -- message that may be taken, or a lease that expired. A slot in order (`hold` is not nil) has none before its hold, and
--- none while something is in flight but a lease that expires. The field is where a sleeper is noted: `blocked` when
+-- none while something is in flight but a lease that expires. `leases_until`: when the first lease ends that stands for
+-- many deliveries, epoch ms, or false; their own deadlines never come. The field is where a sleeper is noted: `blocked` when
 -- it waits for others to settle their deliveries, so that sends do not wake it in vain; nil where no message can wake
 -- it; else `waiting`. `gate` is nil, or says when the slot gives messages again: `at`, epoch ms or math.huge.
-local function next_ready_in(store, prepare, now_us, hold, gate)
+local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
   local ready
   if redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_END) > 0 then
     if not hold and not gate then
@@ -25,6 +27,7 @@ local function next_ready_in(store, prepare, now_us, hold, gate)
   local lease = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
   if lease[2] then
     local deadline = math.floor(tonumber(lease[2]) / 1000) * 1000
+    deadline = deadline < SHARED * 1000 and deadline or math.huge
     if hold then
       field = ready and 'blocked' or field
       ready = deadline
@@ -34,7 +37,8 @@ local function next_ready_in(store, prepare, now_us, hold, gate)
   elseif ready and hold and hold > ready then
     ready, field = hold, 'blocked'
   end
-  if not ready then
+  ready = math.min(ready or math.huge, tonumber(leases_until or math.huge))
+  if ready == math.huge then
     return -1, field
   end
   return math.max(0, ready * 1000 - now_us), field

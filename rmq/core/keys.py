@@ -30,6 +30,7 @@ TYPES = {
     "query": "hash",
     "querylog": "list",
     "queries": "zset",
+    "leases": "zset",
     "stage": "list",
     "sink": "hash",
     "topic": "hash",
@@ -57,7 +58,8 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "bodies", "claim_stem", "created", "dead", "failures", "index", "merge", "middle",
+        "audit", "bodies", "claim_stem", "created", "dead", "failures", "index", "leases", "merge",
+        "middle",
         "prepare", "queries", "query_stem", "querylog_stem", "records", "settled0",
         "settled1", "slot", "stage_stem", "store", "topic",
     )  # fmt: skip
@@ -84,6 +86,7 @@ class SlotKeys:
         self.query_stem = stem + b"query:"
         self.querylog_stem = stem + b"querylog:"
         self.queries = stem + b"queries"
+        self.leases = stem + b"leases"
         self.stage_stem = stem + b"stage:"
 
     def id_of(self, member: bytes) -> MessageId:

@@ -12,7 +12,13 @@ from typing import Any, Literal, NamedTuple, overload
 from rmq.core.ids import TEXT_SIZE, MessageId
 from rmq.core.queues import QueueName
 from rmq.core.retry import RetryPolicy
-from rmq.core.score import TIMED_MIN, receipt_deadline_ms, receipt_retries_left
+from rmq.core.score import (
+    HELD_MIN,
+    TIMED_MIN,
+    receipt_deadline_ms,
+    receipt_retries_left,
+    shared_lease,
+)
 from rmq.core.validation import Duration, Moment
 from rmq.errors import InvalidReceipt
 
@@ -177,9 +183,12 @@ class Receipt:
         return receipt
 
     @property
-    def deadline(self) -> datetime:
-        """The time at which the lease ends, by the server's clock."""
-        return moment(receipt_deadline_ms(self.score))
+    def deadline(self) -> datetime | None:
+        """The time at which the lease ends, by the server's clock; None for a worker's delivery.
+
+        Such a delivery shares its lease with others: see `Delivery.deadline`.
+        """
+        return None if shared_lease(self.score) else moment(receipt_deadline_ms(self.score))
 
     @property
     def retries_left(self) -> int:
@@ -219,7 +228,8 @@ class Message:
         merge_key: of a merging message, or None.
         headers: its headers.
         deliveries: how often it has been handed to a consumer.
-        deadline: the end of its lease while in flight; None if a query holds it.
+        deadline: the end of its lease while in flight; None if a query holds it, or if the lease
+            has ended that it shared.
         died: when, for a dead letter.
         failure: its last failure, or None.
         score: the sorted-set score, as `redis-cli` shows it.
@@ -248,7 +258,7 @@ class Message:
     @property
     def held_by_query(self) -> bool:
         """Whether a query, such as Spark's, has it in flight; then the lease is the query's."""
-        return self.place == "prepare" and self.deadline is None
+        return self.place == "prepare" and self.score >= HELD_MIN
 
 
 def moment(epoch_ms: int) -> datetime:

@@ -19,6 +19,8 @@ TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of our
 DELIVERY_CYCLE = 2048
 HELD_MIN = 4_000_000_000_000  # the year 2096; larger receipts are of messages that a query holds
 
+SHARED_MIN = 3_000_000_000_000  # 2065; a receipt from here on is of the shared lease of that number
+
 Family = Literal["retry", "priority", "timed"]
 
 
@@ -37,6 +39,14 @@ def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
 def receipt_deadline_ms(score: float) -> int:
     """Return when the lease ends, epoch ms by the server's clock."""
     return int(score // 1000) * 1000
+
+
+def shared_lease(score: float) -> int:
+    """Return the number of the shared lease that a receipt is of; 0 for one with its own deadline.
+
+    Also 0 for a message that a query holds.
+    """
+    return int((score - SHARED_MIN) // 1000) if SHARED_MIN < score < HELD_MIN else 0
 
 
 def receipt_retries_left(score: float) -> int:

@@ -19,8 +19,9 @@ from rmq.core.validation import Duration, check_int, duration_ms, format_duratio
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
 
 # The format of records, scores, members and keys; a client refuses a topic of another format.
-# 1: members were whole ids, of 16 bytes. 2: all bodies were in their records.
-FORMAT = 3
+# 1: members were whole ids, of 16 bytes. 2: all bodies were in their records. 3: leases were not
+# shared; a consumer of that format would never give back those that expired.
+FORMAT = 4
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024

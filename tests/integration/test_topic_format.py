@@ -56,7 +56,7 @@ def test_a_topic_of_the_earlier_format_is_refused_and_not_written(
 
     assert str(caught.value) == (
         f"topic '{name}' has format 1, which development versions before RMQ 0.1.0 wrote, and this "
-        "one reads format 3; nothing was changed. Drain the topic with the version that wrote it, "
+        "one reads format 4; nothing was changed. Drain the topic with the version that wrote it, "
         "then delete it (what it still holds goes with --force): rmq topic delete " + name
     )
     assert everything(raw, name) == before
@@ -66,7 +66,7 @@ def test_a_topic_of_a_later_format_is_refused_and_not_deleted(
     api: Any, name: str, raw: redis.Redis
 ) -> None:
     api.topic(name).send("x")
-    raw.hset(topic_key("rmq", name), "format", "4")
+    raw.hset(topic_key("rmq", name), "format", "5")
     before = everything(raw, name)
 
     for refused in (
@@ -94,7 +94,7 @@ def test_a_topic_of_the_earlier_format_is_deleted_and_created_anew(
     assert everything(raw, name) == {}
     assert name not in api.admin.topics()
     assert api.topic(name).send("y").status == "stored"
-    assert raw.hget(topic_key("rmq", name), "format") == b"3"
+    assert raw.hget(topic_key("rmq", name), "format") == b"4"
 
 
 def test_a_client_that_had_the_topic_open_before_is_refused_too(

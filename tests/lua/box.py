@@ -347,10 +347,12 @@ class Box:
         *,
         waits: bool = False,
         ordered: bool = False,
+        shared: int | None = None,
     ) -> Any:
         """Run prepare; the batch."""
+        session = session or self.session()
         return self.run(
-            commands.prepare(self.keys, session or self.session(), limit, lease_ms, waits, ordered)
+            commands.prepare(self.keys, session, limit, lease_ms, waits, ordered, shared)
         )
 
     def leases(self, batch: commands.Batch) -> list[Lease]:

@@ -18,6 +18,7 @@ from tests.lua.box import Box, Lease
 PRODUCER = "0123456789"  # who numbers messages here
 RUN = "0123456789abcdef" * 2
 QUERY = QueryLease(RUN, "host:1", 600_000, 15_000)
+SHARED_MS = 43_200_000
 STAGE, SINK = "query:7:attempt", "query"
 CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
@@ -39,6 +40,7 @@ class Furnished(NamedTuple):
     dead: bytes
     settled: bytes
     queried: bytes  # held by a query
+    shared: bytes  # in flight under shared lease 1
     staged: list[bytes]  # two entries, one message each
 
 
@@ -46,6 +48,8 @@ def furnish(box: Box) -> Furnished:
     """Fill a slot. Both settled sets are there, and every other key."""
     queried = box.one(large=b"large")
     assert box.run(commands.query_take(box.keys, QUERY, 0, 1)).newest == 1
+    shared = box.one()
+    assert box.prepare(lease_ms=SHARED_MS, shared=0).ids == [shared]
     settled = b""
     for _ in range(2):
         settled = box.one(kept=True)
@@ -80,7 +84,7 @@ def furnish(box: Box) -> Furnished:
         box.redis.hdel(box.keys.slot, field)
     return Furnished(
         box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
-        dead, settled, queried, staged,
+        dead, settled, queried, shared, staged,
     )  # fmt: skip
 
 
@@ -147,6 +151,9 @@ CALLS: dict[str, Call] = {
     "topic_resume": _call(lambda f, b: commands.topic_resume(b.handle, b.created)),
     "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
+    "lease_release": _call(lambda f, b: commands.lease_release(b.handle, b.keys, 1, 10)),
+    "lease_renew": _call(lambda f, b: commands.lease_renew(b.keys, 1, 30_000)),
+    "lease_rollback": _call(lambda f, b: commands.lease_rollback(b.keys, 10)),
     "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
 
@@ -199,6 +206,9 @@ def _next_turn(verb: str) -> Call:
 
 
 REACHING |= {
+    ("prepare", "leases"): _call(
+        lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True, shared=1)
+    ),
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,

@@ -15,7 +15,10 @@ from tests.lua.calls import CALLS, furnish
 USERS = {"no channels": ("+@all", "resetchannels"), "no command": ("+@all", "-publish", "&*")}
 SLEEPS_UNTIL = 9_999_999_999_999
 # What each of these does in a furnished slot makes work for a sleeping consumer.
-WAKING = ("merge", "nack", "publish", "redrive", "release", "reschedule", "rollback", "send")
+WAKING = (
+    "lease_release", "merge", "nack", "publish", "redrive", "release", "reschedule", "rollback",
+    "send",
+)  # fmt: skip
 FREEING = (
     "ack",
     "query_reject",

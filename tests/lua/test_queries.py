@@ -32,7 +32,7 @@ def test_an_end_of_leases_that_no_query_has_is_corrected_so_that_consumers_do_no
 
     assert box.run(commands.queries(box.keys)) == []
 
-    assert box.changed(before) == {("slot", "queries_until"): None}
+    assert box.changed(before) == {("slot", "leases_until"): None}
     assert box.run(commands.next_ready([box.keys], False)) == [-1]
     assert box.prepare().expired == 0
 
@@ -42,11 +42,11 @@ def test_an_end_of_leases_that_is_not_that_of_the_first_is_corrected(box):
     until = box.clock.now_ms + ME.lease_ms
     for wrong in (box.clock.now_ms - 5, None):
         if wrong is None:
-            box.redis.hdel(box.keys.slot, "queries_until")
+            box.redis.hdel(box.keys.slot, "leases_until")
         else:
-            box.redis.hset(box.keys.slot, "queries_until", wrong)
+            box.redis.hset(box.keys.slot, "leases_until", wrong)
         before = box.state()
 
         assert box.run(commands.queries(box.keys)) == [(RUN, ME.lease_ms)]
 
-        assert box.changed(before) == {("slot", "queries_until"): str(until)}
+        assert box.changed(before) == {("slot", "leases_until"): str(until)}

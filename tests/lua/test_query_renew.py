@@ -23,7 +23,7 @@ def test_renew_moves_the_leases_and_nothing_else(box):
     assert box.changed(before) == {
         (f"query:{RUN}", b"owner_until"): b"%d" % (box.clock.now_ms + ME.owner_ms),
         ("queries", RUN.encode()): until,
-        ("slot", "queries_until"): str(until),
+        ("slot", "leases_until"): str(until),
     }
 
 
@@ -41,9 +41,9 @@ def test_the_lease_that_ends_first_is_that_of_the_slot(box):
     box.run(renewing(box, holder=ME._replace(lease_ms=5000)))
     box.run(renewing(box, holder=OTHER))
 
-    assert box.state()["slot"]["queries_until"] == str(box.clock.now_ms + 5000)
+    assert box.state()["slot"]["leases_until"] == str(box.clock.now_ms + 5000)
     box.run(renewing(box))
-    assert box.state()["slot"]["queries_until"] == str(box.clock.now_ms + 600_000)
+    assert box.state()["slot"]["leases_until"] == str(box.clock.now_ms + 600_000)
 
 
 def test_another_owner_is_told_who_has_it_and_nothing_changes(box):

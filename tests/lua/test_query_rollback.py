@@ -36,7 +36,7 @@ def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
         ("queries", RUN.encode()): None,
         (f"query:{RUN}", b"owner"): None,
         (f"query:{RUN}", b"owner_until"): None,
-        ("slot", "queries_until"): None,
+        ("slot", "leases_until"): None,
     }
     assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
     assert {lease.left for lease in box.take(2)} == {15}
@@ -59,7 +59,7 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
         (f"query:{RUN}", b"lapsed_to"): b"2",
         (f"query:{RUN}", b"owner"): None,
         (f"query:{RUN}", b"owner_until"): None,
-        ("slot", "queries_until"): None,
+        ("slot", "leases_until"): None,
     }
     assert 0 < box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") <= 30 * 86_400
     before = box.state()
@@ -124,7 +124,7 @@ def test_another_query_keeps_what_it_holds(box):
     assert lapse(box) == QueryRollbackReply(1, False)
 
     assert list(log(box, OTHER.run).values()) == [1]
-    assert box.state()["slot"]["queries_until"] == str(box.clock.now_ms + 5000)
+    assert box.state()["slot"]["leases_until"] == str(box.clock.now_ms + 5000)
 
 
 def test_what_was_settled_before_is_not_brought_back(box):
@@ -143,5 +143,5 @@ def test_a_take_tells_that_a_query_has_lapsed(box):
     assert box.prepare().expired == 0
     box.clock.advance(1)
 
-    assert box.prepare().expired == commands.QUERIES_EXPIRED
+    assert box.prepare().expired == commands.LONG_EXPIRED
     assert box.run(commands.next_ready([box.keys], False)) == [0]

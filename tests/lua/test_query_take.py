@@ -27,7 +27,7 @@ def test_take_moves_messages_to_the_prepare_queue_and_the_log_and_nothing_else(b
         (f"query:{RUN}", b"exact"): b"0",
         (f"query:{RUN}", b"owner_until"): b"%d" % (box.clock.now_ms + ME.owner_ms),
         ("queries", RUN.encode()): until,
-        ("slot", "queries_until"): str(until),
+        ("slot", "leases_until"): str(until),
         ("slot", "delivered"): "2",
         ("slot", "takes"): "1",
     }
@@ -153,7 +153,7 @@ OWNING = {
     (f"query:{RUN}", b"owner"),
     (f"query:{RUN}", b"owner_until"),
     ("queries", RUN.encode()),
-    ("slot", "queries_until"),
+    ("slot", "leases_until"),
 }
 
 

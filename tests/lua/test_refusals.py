@@ -19,26 +19,26 @@ PLACES = {
     "claim": "claim",
     "extend": "slot prepare",
     "finish": "claim",
-    "get": "slot store prepare records dead failures",
+    "get": "slot store prepare records dead failures leases",
     "merge": "slot store records merge settled0 settled1 failures audit bodies",
     "nack": "slot store prepare records dead failures audit bodies",
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
-    "peek": "slot store records failures",
-    "prepare": "slot store prepare records dead failures merge audit bodies",
+    "peek": "slot store records failures leases",
+    "prepare": "slot store prepare records dead failures merge audit bodies leases",
     "publish": "slot store records settled0 settled1 failures merge audit stage bodies",
     "purge": "slot store records failures merge audit bodies",
-    "queries": "slot queries",
+    "queries": "slot queries leases",
     "query_again": "slot query querylog",
-    "query_rollback": "slot prepare failures query querylog queries",
+    "query_rollback": "slot prepare failures query querylog queries leases",
     "query_inspect": "slot query querylog",
     "query_read": "slot prepare records failures query querylog",
     "query_reject": "slot prepare records dead failures audit query querylog bodies",
-    "query_renew": "slot query querylog queries",
+    "query_renew": "slot query querylog queries leases",
     "query_settle": (
         "slot prepare records failures settled0 settled1 audit query querylog queries store bodies"
     ),
     "query_take": (
-        "slot store prepare records dead failures merge audit query querylog queries bodies"
+        "slot store prepare records dead failures merge audit query querylog queries bodies leases"
     ),
     "redrive": "slot store records dead failures",
     "reject": "slot prepare records dead failures audit bodies",
@@ -52,7 +52,8 @@ PLACES = {
     "sink_end": "sink",
     "slot": "slot records",
     "slot_delete": (
-        "slot store prepare records dead failures merge audit settled0 settled1 queries bodies"
+        "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
+        "leases"
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
@@ -64,6 +65,9 @@ PLACES = {
     "topic_resume": "topic",
     "topic_set": "topic",
     "unclaim": "claim",
+    "lease_release": "slot store prepare failures records",
+    "lease_renew": "slot leases queries",
+    "lease_rollback": "slot prepare leases queries",
     "locate": "slot store prepare dead",
 }
 NEED_NO_SLOT = {

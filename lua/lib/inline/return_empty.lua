@@ -3,6 +3,7 @@ return_empty: end a take that found nothing, for take_messages: say when the slo
 caller may sleep until then.
 
 Reads:     slot, store, prepare: keys
+           s: the fields of the slot, from take_fields
            now, now_us, hold, gate, promoted, reply, waits, again
            call: where again is true
 Writes:    nothing
@@ -11,7 +12,7 @@ Returns for the caller: yes: the reply
 ]]
 --- @include "lib/wake"
 --- @include "lib/writes"
-local wait, field = next_ready_in(store, prepare, now_us, hold, gate)
+local wait, field = next_ready_in(store, prepare, now_us, s[10], hold, gate)
 reply[1] = promoted > 0 and 0 or wait
 if waits == '1' and field and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, field) or 0) < now + 1500 then
   note_sleeper(slot, store, field, now)

@@ -8,4 +8,4 @@ Declares:  s
 Returns for the caller: no
 ]]
 local s = redis.call('HMGET', slot, 'created', 'max_retries', 'chunk', 'order', 'delivered', 'takes', 'accepted', 'ordered',
-  'audited', 'queries_until', 'front', 'paused', session)
+  'audited', 'leases_until', 'front', 'paused', session)

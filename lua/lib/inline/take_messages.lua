@@ -15,8 +15,8 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            retries_left: false, or by position the retries that remain to messages that have failed before
            reply: the fields of the reply, without the deadline
            drained: whether there is nothing more to take just now
-           max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, gate, query_expired, picked,
-           to_inspect, any_large, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
+           max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, gate, shared_expired,
+           picked, to_inspect, any_large, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
 --- @include "lib/check"
@@ -36,8 +36,8 @@ local TAKE_MOST, TAKE_BYTES = 1000, 16777216
 local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, retries_left, promoted, hold, gate = {}, false, 0, nil, nil
 local on_top, priorities = false, 0 -- whether the first so many ids are the highest priorities
-local query_expired = s[10] and tonumber(s[10]) <= now -- the lease of a query expired
-local reply = { 0, (expired_leases > 0 and 1 or 0) + (query_expired and 2 or 0), 0, tonumber(s[5] or 0) + 1,
+local shared_expired = s[10] and tonumber(s[10]) <= now -- a lease that stands for many deliveries
+local reply = { 0, (expired_leases > 0 and 1 or 0) + (shared_expired and 2 or 0), 0, tonumber(s[5] or 0) + 1,
   tonumber(s[7] or 0), '', {}, {} }
 
 if s[12] then

@@ -29,6 +29,11 @@ from rmq.protocol.commands.inspect import (
     peek as peek,
     stats as stats,
 )
+from rmq.protocol.commands.leases import (
+    lease_release as lease_release,
+    lease_renew as lease_renew,
+    lease_rollback as lease_rollback,
+)
 from rmq.protocol.commands.query import (
     QUERY_DEADLINE_S as QUERY_DEADLINE_S,
     QueryLease as QueryLease,
@@ -51,7 +56,7 @@ from rmq.protocol.commands.query import (
 )
 from rmq.protocol.commands.receive import (
     LEASES_EXPIRED as LEASES_EXPIRED,
-    QUERIES_EXPIRED as QUERIES_EXPIRED,
+    LONG_EXPIRED as LONG_EXPIRED,
     Batch as Batch,
     RollbackReply as RollbackReply,
     next_ready as next_ready,

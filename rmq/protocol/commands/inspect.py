@@ -28,6 +28,7 @@ class QueueMember(NamedTuple):
     record: bytes
     failure: bytes
     newest: int  # acceptance number of the slot's newest message
+    lease_end_ms: int | None = None  # of its shared lease
 
 
 class LocateReply(NamedTuple):
@@ -45,11 +46,13 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
     def parse(reply: list[Any]) -> QueueMember | None:
         if reply[0] == b"gone":
             return None
-        return QueueMember(reply[0].decode(), id, float(reply[1]), reply[2], reply[3], reply[4])
+        return QueueMember(
+            reply[0].decode(), id, float(reply[1]), reply[2], reply[3], reply[4], reply[5] or None
+        )
 
     return Command(
         scripts.load("get"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.leases),
         [member_of(id)],
         parse,
     )
@@ -79,18 +82,24 @@ def peek(
 
     def parse(reply: list[Any]) -> list[QueueMember]:
         newest, flat = reply[0], reply[1:]
-        if len(flat) % 4:
+        if len(flat) % 5:
             raise DecodeError(f"peek answered {len(flat)} fields, which is not whole messages")
         return [
             QueueMember(
-                place, keys.id_of(flat[i]), float(flat[i + 1]), flat[i + 2], flat[i + 3], newest
+                place,
+                keys.id_of(flat[i]),
+                float(flat[i + 1]),
+                flat[i + 2],
+                flat[i + 3],
+                newest,
+                flat[i + 4] or None,
             )
-            for i in range(0, len(flat), 4)
+            for i in range(0, len(flat), 5)
         ]
 
     return Command(
         scripts.load("peek"),
-        (keys.slot, getattr(keys, place), keys.records, keys.failures),
+        (keys.slot, getattr(keys, place), keys.records, keys.failures, keys.leases),
         [low, high, "down" if down else "up", offset, limit],
         parse,
     )

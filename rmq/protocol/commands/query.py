@@ -120,7 +120,7 @@ def query_take(keys: SlotKeys, lease: QueryLease, after: int, limit: int) -> Com
         scripts.load("query_take"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies,
+            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.leases,
         ),
         [
             clock.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms, after, limit,
@@ -134,7 +134,7 @@ def query_renew(keys: SlotKeys, lease: QueryLease, after: int, upto: int) -> Com
     """Renew the lease of a query, and count what it holds of a batch."""
     return Command(
         scripts.load("query_renew"),
-        (keys.slot, *_query_keys(keys, lease.run), keys.queries),
+        (keys.slot, *_query_keys(keys, lease.run), keys.queries, keys.leases),
         [
             clock.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms, int(lease.exact),
             after, upto,
@@ -219,7 +219,14 @@ def query_rollback(
     """Give back what a query holds if its lease expired. `force`: even if it did not."""
     return Command(
         scripts.load("query_rollback"),
-        (keys.slot, keys.prepare, keys.failures, *_query_keys(keys, run), keys.queries),
+        (
+            keys.slot,
+            keys.prepare,
+            keys.failures,
+            *_query_keys(keys, run),
+            keys.queries,
+            keys.leases,
+        ),
         [clock.now_us, run, limit, 1 if force else 0, rollback_failure(run)],
         lambda reply: QueryRollbackReply(reply[0], reply[1] == 1),
     )
@@ -239,7 +246,7 @@ def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]
     """List the queries that hold messages of a slot: run, and ms until its lease expires."""
     return Command(
         scripts.load("queries"),
-        (keys.slot, keys.queries),
+        (keys.slot, keys.queries, keys.leases),
         [clock.now_us, limit],
         lambda reply: [(run.decode(), ms) for run, ms in zip(reply[::2], reply[1::2], strict=True)],
     )

@@ -11,7 +11,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
 
-LEASES_EXPIRED, QUERIES_EXPIRED = 1, 2  # bits of Batch.expired
+LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 _ANY_LARGE = 4  # beside them in the reply
 
 
@@ -19,8 +19,8 @@ class Batch(NamedTuple):
     """The reply to prepare."""
 
     wait_us: int  # microseconds until the slot has more work: 0 now, -1 never as things stand
-    expired: int  # LEASES_EXPIRED and QUERIES_EXPIRED, added up
-    deadline_s: int
+    expired: int  # LEASES_EXPIRED and LONG_EXPIRED, added up
+    deadline_s: int  # of a shared lease: 3e9 + its number
     first_delivery: int
     newest: int
     lefts: bytes  # retries left of each; empty where all are fresh
@@ -44,8 +44,13 @@ def prepare(
     lease_ms: int,
     waits: bool,
     ordered: bool = False,
+    shared: int | None = None,
 ) -> Command[Batch]:
-    """Lease up to `limit` messages of one slot."""
+    """Lease up to `limit` messages of one slot.
+
+    `shared`: under the shared lease of this number, or under a new one where it is gone or for 0;
+    None: each delivery has a deadline of its own.
+    """
 
     def parse(reply: list[Any]) -> Batch:
         bits, ids = reply[1], keys.ids_of(reply[6])
@@ -55,11 +60,11 @@ def prepare(
         scripts.load("prepare"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, keys.bodies,
+            keys.audit, keys.bodies, keys.leases,
         ),
         [
             clock.now_us, session.call, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
-            keys.created,
+            keys.created, b"" if shared is None else shared,
         ],
         parse,
         marks_repeats=True,

@@ -96,7 +96,7 @@ def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[Slo
         scripts.load("slot_delete"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies,
+            keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,
         ),
         [created, "" if most is None else most],
         lambda reply: SlotDeleteReply(*reply),

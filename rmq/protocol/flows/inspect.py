@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from rmq.core.keys import SlotKeys
 from rmq.core.message import Message, moment
 from rmq.core.queues import QueueName, parse_queue
 from rmq.core.record import Record
-from rmq.core.score import HELD_MIN, PRIORITY_END, TIMED_MIN, receipt_deadline_ms
+from rmq.core.score import PRIORITY_END, SHARED_MIN, TIMED_MIN, receipt_deadline_ms
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int
 from rmq.errors import DecodeError
@@ -41,6 +42,13 @@ def check_place(value: object) -> QueueName:
 # --- messages ----------------------------------------------------------------------------------
 
 
+def _deadline(member: QueueMember) -> datetime | None:
+    """Return when the lease of a message in flight ends; None if that is not known."""
+    if member.score < SHARED_MIN:
+        return moment(receipt_deadline_ms(member.score))
+    return moment(member.lease_end_ms) if member.lease_end_ms else None
+
+
 def message_of(
     member: QueueMember, max_retries: int, body_in: Callable[[bytes], Any] | None = None
 ) -> Message:
@@ -51,8 +59,7 @@ def message_of(
     message_id, place = MessageId(member.id), check_place(member.place)
     last_failure = failure.decode(member.failure)
     died = moment(int(member.score)) if member.place == "dead" else None
-    has_deadline = member.place == "prepare" and member.score < HELD_MIN
-    deadline = moment(receipt_deadline_ms(member.score)) if has_deadline else None
+    deadline = _deadline(member) if member.place == "prepare" else None
     deliveries = last_failure.deliveries if last_failure else 0
     if member.place == "prepare":
         deliveries = max_retries - int(member.score % 1000) + 1

@@ -89,7 +89,7 @@ def take(
     # A slot that is ready has waiting messages, or expired leases of consumers or queries.
     for keys in context.slots:
         if ready[keys.index] == 0:
-            yield from rollback.rollback_queries(keys)
+            yield from rollback.rollback_long(keys)
             yield from rollback.rollback(context, keys)
     wanted = (yield from _shares(context, most)) if 0 in ready else {}
     while wanted:

@@ -23,7 +23,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int, duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
-from rmq.protocol.commands import QUERIES_EXPIRED, Batch
+from rmq.protocol.commands import LONG_EXPIRED, Batch
 from rmq.protocol.flows import large_bodies, open_topic, rollback, settle, tidy
 from rmq.protocol.steps import (
     POLL_S,
@@ -206,8 +206,8 @@ def _visit_slot(
         batches.append((keys, batch))  # before anything else can fail
         state.must_ask = len(state.ready_at) > 1  # a single slot is asked before every sleep
     if batch.expired:
-        if batch.expired & QUERIES_EXPIRED:
-            yield from rollback.rollback_queries(keys)
+        if batch.expired & LONG_EXPIRED:
+            yield from rollback.rollback_long(keys)
         if (yield from rollback.rollback(state.context, keys)) and not batch.ids:
             batch = yield from _take(state, keys, limit, waits)
             if batch.ids:

@@ -1,4 +1,4 @@
-"""Roll back expired leases, of deliveries and of queries.
+"""Roll back expired leases: of deliveries, of queries, and those that a worker's deliveries share.
 
 A consumer that is about to take messages of a slot rolls back what one turn allows. An operator
 may ask for all of a topic.
@@ -14,15 +14,21 @@ from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Flow
 
 ROLLBACKS_MAX = 20  # calls of 100 leases in one turn; the next turn goes on
+LEASE_CALLS_MAX = 100  # calls for shared leases in one turn
 QUERY_CALLS_MAX = 100  # calls for one query in one turn
 
 
-def rollback_queries(keys: SlotKeys) -> Flow[int]:
-    """Give back what queries of a slot hold whose leases expired; return how many messages.
+def rollback_long(keys: SlotKeys) -> Flow[int]:
+    """Give back what shared leases and queries of a slot hold that expired; return how many.
 
     They then stand in the PrepareQueue with a deadline that has passed, for `rollback`.
     """
     total = 0
+    for _ in range(LEASE_CALLS_MAX):
+        back, more = yield commands.lease_rollback(keys, BATCH_MAX)
+        total += back
+        if not more:
+            break
     for run, left_ms in (yield commands.queries(keys)):
         if left_ms > 0:
             break
@@ -50,7 +56,7 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
     yield from open_topic.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:
-        yield from rollback_queries(keys)
+        yield from rollback_long(keys)
         while True:
             reply = yield commands.rollback(context, keys, BATCH_MAX)
             total += reply.retried + reply.dead

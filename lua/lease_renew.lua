@@ -1,0 +1,36 @@
+--[[
+lease_renew: renew a shared lease: that of all deliveries which a worker process has of the slot under one number.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   leases         zset  number of a shared lease -> its end, epoch ms
+KEYS[3]   queries        zset  run of a query -> end of its lease, epoch ms
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   number               of the lease
+ARGV[3]   lease_ms             1000 to 43 200 000, from now
+Returns   ms until the lease ends; 0 where it is gone: its deliveries were given back, or some of them
+Cost      O(log l), l = leases of the slot; the same for any number of deliveries
+Atomic    A lease never ends earlier than it did before. One that has expired is renewed too, as long as nothing of it was
+          given back. The first write needs no memory. A second run does the same.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/shared_leases"
+--- @include "lib/writes"
+local slot, leases, queries = KEYS[1], KEYS[2], KEYS[3]
+local now = clock(ARGV[1])
+local number = whole_number(ARGV[2], 1, SHARED_MOST, 'number')
+local lease = whole_number(ARGV[3], 1000, 43200000, 'lease_ms')
+if redis.call('HEXISTS', slot, 'created') == 0 then
+  fail('GONE', slot)
+end
+local member = string.format('%d', number)
+local before = tonumber(redis.call('ZSCORE', leases, member) or 0)
+redis.call('ZCARD', queries)
+if before <= 0 then
+  return 0
+end
+local lease_end = math.max(before, now + lease)
+allow_oom(leases)
+redis.call('ZADD', leases, lease_end, member)
+note_first_end(slot, queries, leases)
+return lease_end - now

@@ -1,0 +1,35 @@
+"""Shared leases on a slot, for the tests of their scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmq.protocol import commands
+from tests.lua.box import Box, Lease
+
+SHARED_S = 3_000_000_000  # spelled apart from lua/lib/shared_leases.lua
+LEASE_MS = 30_000
+
+
+def receipt(delivery: int, number: int = 1, left: int = 16) -> float:
+    """The score in the PrepareQueue of a delivery under a shared lease."""
+    return (SHARED_S + number) * 1000 + left + delivery % 2048 / 2048
+
+
+def take(box: Box, limit: int = 10, number: int = 0, **options: Any) -> list[Lease]:
+    return box.leases(box.prepare(limit, LEASE_MS, shared=number, **options))
+
+
+def renew(box: Box, number: int = 1, lease_ms: int = LEASE_MS) -> int:
+    left: int = box.run(commands.lease_renew(box.keys, number, lease_ms))
+    return left
+
+
+def rollback(box: Box, limit: int = 10) -> tuple[int, bool]:
+    reply: tuple[int, bool] = box.run(commands.lease_rollback(box.keys, limit))
+    return reply
+
+
+def release(box: Box, number: int = 1, limit: int = 10, begun: tuple[bytes, ...] = ()) -> int:
+    reply: int = box.run(commands.lease_release(box.handle, box.keys, number, limit, begun))
+    return reply
