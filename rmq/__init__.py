@@ -17,6 +17,7 @@ The names in `__all__` are the public API; other names may change without notice
 from rmq.client.admin import Admin, AsyncAdmin
 from rmq.client.client import AsyncClient, Client
 from rmq.client.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
+from rmq.client.declaration import AsyncSchedule, Schedule
 from rmq.client.idempotency import Claims, idempotent
 from rmq.client.query import AsyncQuery, Query
 from rmq.client.stage import AsyncStage, Published, Stage, Staged
@@ -51,6 +52,7 @@ from rmq.errors import (
     QueryOwned,
     QueueFull,
     RMQError,
+    ScheduleNotFound,
     ScriptFailed,
     SendError,
     SettingsMismatch,
@@ -65,8 +67,9 @@ from rmq.errors import (
 from rmq.protocol.flows.dead_letters import Redriven
 from rmq.protocol.flows.pages import Page, Span
 from rmq.protocol.flows.query_admin import HeldQuery, Sink
+from rmq.protocol.flows.recurring import ScheduleState
 from rmq.protocol.flows.topic_admin import Deleted
-from rmq.worker import Health, Worker
+from rmq.worker import Health, Scheduler, Worker
 
 __version__ = "0.1.0"
 
@@ -79,6 +82,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncDelivery",
     "AsyncQuery",
+    "AsyncSchedule",
     "AsyncStage",
     "AsyncTopic",
     "Audit",
@@ -130,6 +134,10 @@ __all__ = [
     "Reject",
     "Replicated",
     "Retry",
+    "Schedule",
+    "ScheduleNotFound",
+    "ScheduleState",
+    "Scheduler",
     "ScriptFailed",
     "SendError",
     "SendResult",

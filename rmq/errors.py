@@ -56,6 +56,10 @@ class TopicVanished(ConfigurationError):
         self.anew = anew
 
 
+class ScheduleNotFound(ConfigurationError):
+    """The topic has no schedule of this name."""
+
+
 class TopicNotEmpty(ConfigurationError):
     """A topic holds messages and was not to be deleted with them; nothing was changed."""
 

@@ -245,7 +245,7 @@ def _exit_code(error: BaseException) -> int:
         return error.code
     if isinstance(error, click.UsageError):
         return USAGE
-    if isinstance(error, rmq.TopicNotFound):
+    if isinstance(error, rmq.TopicNotFound | rmq.ScheduleNotFound):
         return NOTHING
     if isinstance(error, rmq.QueryOwned | rmq.TopicNotEmpty):
         return REFUSED

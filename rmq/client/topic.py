@@ -10,19 +10,14 @@ from rmq.client.handler import Handler, RetryOption, Rule, caller_locals
 from rmq.client.query import AsyncQuery, Query
 from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
 from rmq.client.topic_handlers import Handlers
+from rmq.client.topic_schedules import AsyncSchedules, Schedules
 from rmq.core.ids import Id, MessageId
 from rmq.core.message import Merge, Message, Outgoing, SendResult
 from rmq.core.retry import RetryPolicy
 from rmq.core.settings import Durability, Settings, parse_durability
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
-from rmq.protocol.flows import (
-    inspect,
-    open_topic,
-    schedule,
-    send as send_flow,
-    stage as stage_flow,
-)
+from rmq.protocol.flows import inspect, open_topic, schedule, send as send_flow, stage as stage_flow
 from rmq.protocol.flows.consumer import Mode
 from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.protocol.flows.send import DurabilityOverride
@@ -160,7 +155,7 @@ class _TopicBase:
         return f"{type(self).__name__}({self.name!r})"
 
 
-class Topic(_TopicBase):
+class Topic(_TopicBase, Schedules):
     """A topic. Made by `Client.topic`; it reads Redis at its first call, or at `open`."""
 
     def __init__(self, transport: Transport, context: TopicContext, handlers: Handlers) -> None:
@@ -376,7 +371,7 @@ class Topic(_TopicBase):
         self._run(stage_flow.drop(self._context, list(staged), _query_name(query)))
 
 
-class AsyncTopic(_TopicBase):
+class AsyncTopic(_TopicBase, AsyncSchedules):
     """A topic, for asyncio. The methods are those of `Topic`."""
 
     def __init__(

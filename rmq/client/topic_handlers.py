@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rmq.client.declaration import Declaration
 from rmq.client.handler import Handler
 from rmq.errors import ConfigurationError, InvalidValue
 
@@ -93,10 +94,11 @@ def _shown(option: bool | int | None) -> str:
 
 
 class Handlers:
-    """The handlers of one client, by topic."""
+    """The handlers of one client, by topic, and the schedules that its program declares."""
 
     def __init__(self) -> None:
         self.by_topic: dict[str, TopicHandlers] = {}
+        self.schedules: dict[tuple[str, str], Declaration] = {}  # by topic and name
 
     def add(self, handler: Handler) -> None:
         """Register a handler.

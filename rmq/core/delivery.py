@@ -152,6 +152,12 @@ class DeliveryData:
         return record.marks(record.headers_of(self._record))
 
     @property
+    def schedule_time(self) -> datetime | None:
+        """The time of a schedule for which it was sent; None where no schedule sent it."""
+        text = self.marks.get(record.SCHEDULE_TIME_MARK)
+        return moment(int(text)) if text else None
+
+    @property
     def merge_key(self) -> str | None:
         """Its merge key."""
         return self._read().merge_key or None

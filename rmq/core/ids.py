@@ -9,8 +9,9 @@ Layout, big-endian, so that bytes sort by time:
 
 Two bits of the first byte are marks, which other ids have clear until the year 4199:
 
-    0x80  derived: the id of a message with a dedup key. Stamp and random are the 13 bytes of the
-          BLAKE2b digest of the key, with this bit set.
+    0x80  derived: the id of a message with a dedup key, or of a schedule for one time. Stamp and
+          random are the 13 bytes of the BLAKE2b digest of the key, or of name and time, with this
+          bit set.
     0x40  kept: the id was made for a caller that keeps it in order to send it again, as
           `Topic.new_id` and the outbox make it. So kept ids sort after all others that are not
           derived, and by time among themselves. In a derived id the bit means nothing.
@@ -132,7 +133,7 @@ class MessageId(bytes):
     def made_at(self) -> datetime | None:
         """The time at which the producer made it, by the producer's clock, to a few ms.
 
-        None for an id that was derived from a dedup key.
+        None for an id that was derived from a dedup key, or from a schedule and its time.
         """
         if self[0] & _DERIVED:
             return None
@@ -260,7 +261,17 @@ def key_bytes(key: object) -> bytes:
 
 def derive(key: bytes, slot: int, check: int) -> MessageId:
     """Return the id of a dedup key: always the same in a slot of a topic."""
-    digest = hashlib.blake2b(key, digest_size=13).digest()
+    return _derived(hashlib.blake2b(key, digest_size=13).digest(), slot, check)
+
+
+def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> MessageId:
+    """Return the id of a schedule's message for one time; no dedup key has the same."""
+    text = f"{schedule}:{time_ms}".encode()
+    digest = hashlib.blake2b(text, digest_size=13, person=b"rmq-schedule").digest()
+    return _derived(digest, slot, check)
+
+
+def _derived(digest: bytes, slot: int, check: int) -> MessageId:
     tail = (slot << 14 | check).to_bytes(3, "big") + digest[8:]
     return MessageId(bytes((digest[0] | _DERIVED,)) + digest[1:8] + tail)
 

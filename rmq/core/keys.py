@@ -32,6 +32,8 @@ TYPES = {
     "queries": "zset",
     "leases": "zset",
     "stage": "list",
+    "schedules": "hash",
+    "schedule_times": "zset",
     "sink": "hash",
     "topic": "hash",
     "topics": "set",
@@ -88,6 +90,16 @@ class SlotKeys:
         self.queries = stem + b"queries"
         self.leases = stem + b"leases"
         self.stage_stem = stem + b"stage:"
+
+    @property
+    def schedules(self) -> bytes:
+        """The key of the topic's schedules; only slot 0 has them."""
+        return self.slot.removesuffix(b"slot") + b"schedules"
+
+    @property
+    def schedule_times(self) -> bytes:
+        """The key of the times at which schedules are due; only slot 0 has them."""
+        return self.slot.removesuffix(b"slot") + b"schedule_times"
 
     def id_of(self, member: bytes) -> MessageId:
         """Return the id of a member of this slot."""

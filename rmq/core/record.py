@@ -26,6 +26,7 @@ from rmq.core.codec import JSON, MSGPACK, Compressed
 from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
+SCHEDULE_MARK, SCHEDULE_TIME_MARK = "rmq-schedule", "rmq-schedule-time"  # name; epoch ms
 RESERVED = "rmq-"  # the names of headers that RMQ itself adds begin so
 TYPE_MARK = "rmq-type"  # the header with the type of a message
 _NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others

@@ -15,7 +15,10 @@ lease_renewer     renews leases, in a process that handlers cannot starve
 watchdog          checks the handler pools: limits, health, a stuck worker
 event_loop        an event loop in a thread, and a heartbeat for any loop
 redis_outage      opens topics, and logs, while Redis cannot be reached
+services          the threads that work beside the handlers: auditor and scheduler
 auditor           looks for lost messages
+scheduler         sends the messages of schedules; also by itself
+dispatch          what a scheduler does: declare schedules, send what is due
 
 Of the command `rmq worker`:
 
@@ -24,7 +27,8 @@ control_channel   carries messages between a supervisor and a worker process
 probes            an HTTP endpoint for liveness, readiness and metrics
 """
 
+from rmq.worker.scheduler import Scheduler
 from rmq.worker.watchdog import Health
 from rmq.worker.worker import Worker
 
-__all__ = ["Health", "Worker"]
+__all__ = ["Health", "Scheduler", "Worker"]

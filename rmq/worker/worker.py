@@ -20,15 +20,10 @@ from rmq.core.audit import Audit
 from rmq.core.interceptor import Hooks, Interceptor, call_hook
 from rmq.core.settings import LEASE_MIN_MS
 from rmq.core.validation import Duration, duration_ms
-from rmq.errors import (
-    ConfigurationError,
-    InvalidType,
-    InvalidValue,
-    TopicNotFound,
-)
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue, TopicNotFound
 from rmq.protocol.flows import open_topic
 from rmq.transport import Transport
-from rmq.worker import auditor, lease_renewer
+from rmq.worker import lease_renewer, services
 from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
 from rmq.worker.handler_pool import HandlerPool, seconds_until
 from rmq.worker.lease_table import LeaseTable
@@ -58,6 +53,7 @@ class Worker:
         grace: how long a stop waits for running handlers, seconds or timedelta.
         watchdog: `run` ends with exit code 70 when nothing has moved for so long; None: never.
         keeper: where leases are renewed: in a "process" that no handler can starve, or a "thread".
+        schedules: send the messages of the schedules of its topics (`Topic.every`).
 
     Raises:
         ConfigurationError: no handler is registered, or none for a topic that is named.
@@ -72,6 +68,7 @@ class Worker:
         grace: Duration = 30.0,
         watchdog: Duration | None = 60.0,
         keeper: lease_renewer.RenewerKind = "process",
+        schedules: bool = True,
     ) -> None:
         if not isinstance(client, Client | AsyncClient):
             raise InvalidType(
@@ -89,6 +86,7 @@ class Worker:
             None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000
         )
         self._renewer_kind = keeper
+        self._serves_schedules = schedules
         self._pools: list[HandlerPool] = []
         self._transport: Transport | None = None
         self._owns_transport = False
@@ -97,7 +95,7 @@ class Worker:
         self._loop_thread: EventLoopThread | None = None
         self._heartbeat: LoopHeartbeat | None = None
         self._watchdog: Watchdog | None = None
-        self._auditor: auditor.Auditor | None = None
+        self._services: services.Services | None = None
         self._stopping = threading.Event()
         self._signals_received: SimpleQueue[int] = (
             SimpleQueue()
@@ -195,7 +193,9 @@ class Worker:
         self._renewer = lease_renewer.start(self._renewer_kind, lease_table, transport, contexts)
         for interceptor in self._hooks.chain:
             call_hook(interceptor.watch, self)
-        self._auditor = auditor.start(self._hooks.chain, transport, contexts)
+        self._services = services.start(
+            self._client._handlers, self._hooks.chain, transport, contexts, self._serves_schedules
+        )
         self._pools = pools
         for pool in pools:
             pool.start()
@@ -244,8 +244,8 @@ class Worker:
         self._stopping.set()
         for pool in self._pools:
             pool.stop_fetching()
-        if self._auditor is not None:
-            self._auditor.ask_to_stop()
+        if self._services is not None:
+            self._services.ask_to_stop()
         # Idle threads and tasks need a moment to end too.
         began = time.monotonic()
         until = began + max(seconds, WATCH_S)
@@ -298,9 +298,9 @@ class Worker:
             end.start()
         for end in ends:
             end.join(seconds_until(until))
-        if self._auditor is not None:
-            self._auditor.stop(seconds_until(until))
-            self._auditor = None
+        if self._services is not None:
+            self._services.stop(seconds_until(until))
+            self._services = None
         self._watchdog.end()
         self._renewer.stop(max(RENEWER_STOP_S, seconds_until(until)))
         if self._heartbeat is not None:

@@ -11,7 +11,7 @@ import rmq
 
 _WRAPPED = (
     rmq.AsyncClient, rmq.AsyncTopic, rmq.AsyncConsumer, rmq.AsyncDelivery, rmq.AsyncAdmin,
-    rmq.AsyncQuery, rmq.AsyncStage,
+    rmq.AsyncQuery, rmq.AsyncStage, rmq.AsyncSchedule,
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rmq.core import ids
 from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease
@@ -21,6 +22,7 @@ QUERY = QueryLease(RUN, "host:1", 600_000, 15_000)
 SHARED_MS = 43_200_000
 STAGE, SINK = "query:7:attempt", "query"
 CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
+SCHEDULE, PAUSED, DEFINITION, TIMING = "report", "rest", b"definition", "60000|||0"
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
 
@@ -80,11 +82,28 @@ def furnish(box: Box) -> Furnished:
         box.run(commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
     box.run(commands.sink_begin(box.handle, SINK, 6, b"[]"))
     box.run(commands.sink_end(box.handle, SINK, 6))
+    now = box.clock.now_ms
+    for name in (SCHEDULE, PAUSED):
+        box.run(commands.schedule_set(box.keys, name, DEFINITION, TIMING, now - 9, now - 2, 100))
+    box.run(commands.schedule_pause(box.keys, PAUSED))
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
         box.redis.hdel(box.keys.slot, field)
     return Furnished(
         box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
         dead, settled, queried, shared, staged,
+    )  # fmt: skip
+
+
+def schedule_send(f: Furnished, **options: Any) -> Command[Any]:
+    """Send the schedule's message for the time that is due."""
+    box = f.box
+    (row,) = box.run(commands.schedules(box.keys, SCHEDULE)).rows
+    read = (SCHEDULE, options.get("revision", row.revision), options.get("expected", row.next_ms))
+    id = ids.derive_scheduled(SCHEDULE, row.next_ms, box.index, box.handle.check)
+    now = box.clock.now_ms
+    return commands.schedule_send(
+        box.handle, box.keys, read, (now + 60_000, now + 60_007), row.next_ms,
+        (id, *box.part(priority=options.get("priority", 100))),
     )  # fmt: skip
 
 
@@ -131,6 +150,17 @@ CALLS: dict[str, Call] = {
         lambda f, b: commands.reschedule(b.handle, b.keys, b.session(), f.retry, 5000)
     ),
     "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
+    "schedule_delete": _call(lambda f, b: commands.schedule_delete(b.keys, SCHEDULE)),
+    "schedule_due": _call(lambda f, b: commands.schedule_due(b.keys)),
+    "schedule_pause": _call(lambda f, b: commands.schedule_pause(b.keys, SCHEDULE)),
+    "schedule_resume": _call(
+        lambda f, b: commands.schedule_resume(b.keys, PAUSED, b"2", b.clock.now_ms, b.clock.now_ms)
+    ),
+    "schedule_send": schedule_send,
+    "schedule_set": _call(
+        lambda f, b: commands.schedule_set(b.keys, SCHEDULE, b"another", "timing", 60, 67, 100)
+    ),
+    "schedules": _call(lambda f, b: commands.schedules(b.keys)),
     "send": _call(lambda f, b: b.send_command(b.ids(2))),
     "set_priority": _call(lambda f, b: commands.set_priority(b.keys, b.session(), f.retry, 30)),
     "sink_begin": _call(lambda f, b: commands.sink_begin(b.handle, SINK, 7, b"[]")),
@@ -205,10 +235,18 @@ def _next_turn(verb: str) -> Call:
     return call
 
 
+def _scheduling(f: Furnished) -> Command[Any]:
+    """A scheduled send for which another message must go."""
+    _dropping(f)
+    return schedule_send(f, priority=900)
+
+
 REACHING |= {
     ("prepare", "leases"): _call(
         lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True, shared=1)
     ),
+    **{("schedule_send", place): _scheduling for place in ("failures", "merge", "audit")},
+    ("schedule_send", "bodies"): _scheduling,
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,
@@ -249,6 +287,11 @@ NUMBERS: dict[str, dict[int, str]] = {
     "renew": {0: "hold_ms"},
     "reschedule": {0: "now_us", 5: "due"},
     "rollback": {0: "now_us", 3: "limit"},
+    "schedule_due": {0: "now_us", 1: "limit"},
+    "schedule_resume": {3: "next_ms", 4: "due_ms"},
+    "schedule_send": {0: "now_us", 7: "next_ms", 8: "due_ms", 9: "time_ms"},
+    "schedule_set": {4: "next_ms", 5: "due_ms", 6: "most"},
+    "schedules": {0: "now_us", 2: "offset", 3: "limit"},
     "send": {0: "now_us", 5: "count"},
     "set_priority": {0: "now_us", 3: "priority"},
     "sink_begin": {0: "batch"},

@@ -46,6 +46,15 @@ PLACES = {
     "renew": "claim",
     "reschedule": "slot store prepare records dead",
     "rollback": "slot store prepare records dead failures audit bodies",
+    "schedule_delete": "slot schedules schedule_times",
+    "schedule_due": "slot schedules schedule_times",
+    "schedule_pause": "slot schedule_times",
+    "schedule_resume": "slot schedules schedule_times",
+    "schedule_send": (
+        "slot store records settled0 settled1 failures merge audit bodies schedules schedule_times"
+    ),
+    "schedule_set": "slot schedules schedule_times",
+    "schedules": "slot schedules schedule_times",
     "send": "slot store records settled0 settled1 failures merge audit bodies",
     "set_priority": "slot store prepare records dead",
     "sink_begin": "sink",

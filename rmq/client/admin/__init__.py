@@ -6,16 +6,22 @@ from rmq.client.admin.accounts import AccountAdmin, AsyncAccountAdmin
 from rmq.client.admin.dead_letters import AsyncDeadLetterAdmin, DeadLetterAdmin
 from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
 from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
+from rmq.client.admin.schedules import AsyncScheduleAdmin, ScheduleAdmin
 from rmq.client.admin.topics import AsyncTopicAdmin, TopicAdmin
 
 __all__ = ["Admin", "AsyncAdmin"]
 
 
-class Admin(TopicAdmin, MessageAdmin, DeadLetterAdmin, AccountAdmin, QueryAdmin):
+class Admin(TopicAdmin, MessageAdmin, DeadLetterAdmin, AccountAdmin, QueryAdmin, ScheduleAdmin):
     """Operates the topics of a client. Every verb names its topic, which must exist."""
 
 
 class AsyncAdmin(
-    AsyncTopicAdmin, AsyncMessageAdmin, AsyncDeadLetterAdmin, AsyncAccountAdmin, AsyncQueryAdmin
+    AsyncTopicAdmin,
+    AsyncMessageAdmin,
+    AsyncDeadLetterAdmin,
+    AsyncAccountAdmin,
+    AsyncQueryAdmin,
+    AsyncScheduleAdmin,
 ):
     """Operates the topics of an async client. The methods are those of `Admin`."""

@@ -63,6 +63,18 @@ from rmq.protocol.commands.receive import (
     prepare as prepare,
     rollback as rollback,
 )
+from rmq.protocol.commands.recurring import (
+    DueReply as DueReply,
+    DueSchedule as DueSchedule,
+    ScheduleRow as ScheduleRow,
+    schedule_delete as schedule_delete,
+    schedule_due as schedule_due,
+    schedule_pause as schedule_pause,
+    schedule_resume as schedule_resume,
+    schedule_send as schedule_send,
+    schedule_set as schedule_set,
+    schedules as schedules,
+)
 from rmq.protocol.commands.schedule import (
     cancel as cancel,
     reschedule as reschedule,

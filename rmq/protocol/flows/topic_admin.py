@@ -33,8 +33,8 @@ class Deleted(NamedTuple):
         waiting: messages in the StoreQueue, those due later too.
         in_flight: messages in the PrepareQueue.
         dead: dead letters.
-        other_keys: deleted keys of queries, stages, claims, sinks and replay sessions; 0 in a dry
-            run.
+        other_keys: deleted keys of queries, stages, claims, sinks, schedules and replay sessions; 0
+            in a dry run.
     """
 
     waiting: int
@@ -209,7 +209,7 @@ def _delete_slots(
 
 
 def _delete_other_keys(context: TopicContext) -> Flow[int]:
-    """Delete keys of queries, stages, claims, replay sessions and sinks; return how many.
+    """Delete keys of queries, stages, claims, schedules, sinks, ...; return how many.
 
     Nothing lists them, so SCAN walks all keys of the database, as `Admin.sinks` does.
     """

@@ -215,3 +215,13 @@ def test_an_error_names_the_field_and_id_unless_told() -> None:
         MessageId.parse(b"short")
     with pytest.raises(InvalidValue, match=r"^stub: "):
         MessageId.parse(b"short", "stub")
+
+
+def test_id_of_a_schedule_and_a_time_is_derived_and_no_dedup_keys_id():
+    id = ids.derive_scheduled("report", 1_790_000_000_000, 3, 77)
+
+    assert id == ids.derive_scheduled("report", 1_790_000_000_000, 3, 77)
+    assert (id.slot, id.check, id.made_at) == (3, 77, None)
+    assert id != ids.derive_scheduled("report", 1_790_000_000_001, 3, 77)
+    assert id != ids.derive_scheduled("repor", 1_790_000_000_000, 3, 77)
+    assert id != ids.derive(b"report:1790000000000", 3, 77)

@@ -1,0 +1,26 @@
+-- The schedules of a topic. They live in slot 0, where their messages go, so that one script sends a message and moves its
+-- schedule to the next time.
+--- @include "lib/check"
+local FIELDS = { ':definition', ':timing', ':revision', ':next', ':last', ':sent' }
+
+-- Stop unless the slot is of the topic that the caller opened.
+local function check_created(slot, created)
+  local stamp = redis.call('HGET', slot, 'created')
+  if stamp ~= created then
+    fail(stamp and 'ANEW' or 'GONE', slot)
+  end
+end
+
+-- The values of a schedule's fields, in the order of FIELDS.
+local function read_schedule(schedules, name)
+  return redis.call('HMGET', schedules, name .. FIELDS[1], name .. FIELDS[2], name .. FIELDS[3], name .. FIELDS[4],
+    name .. FIELDS[5], name .. FIELDS[6])
+end
+
+-- Check the next time of a schedule, which has passed its last one with ''.
+local function check_times(next_ms, due_ms)
+  if next_ms ~= '' or due_ms ~= '' then
+    whole_number(next_ms, 0, 9e15, 'next_ms')
+    whole_number(due_ms, 0, 9e15, 'due_ms')
+  end
+end

@@ -1,0 +1,41 @@
+--[[
+schedule_due: read the schedules whose next time is due, and when the next one will be.
+
+KEYS[1]   slot           hash  settings and counters of slot 0
+KEYS[2]   schedules      hash  see schedule_set
+KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   limit                1 to 1000 schedules
+Returns   {now ms, ms until the next one after these is due, -1: there is none, then for each that is due: its name,
+          definition, revision, next time, epoch ms}; the earliest first, at most about 1 MiB
+Cost      O(log S + k), S = schedules of the topic, k = those returned
+Atomic    Only reads.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/schedules"
+local BYTES = 1048576 -- of definitions in one reply; the first is returned, whatever its size
+local now = clock(ARGV[1])
+local limit = whole_number(ARGV[2], 1, 1000, 'limit')
+local schedules, times = KEYS[2], KEYS[3]
+if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
+  fail('GONE', KEYS[1])
+end
+redis.call('HLEN', schedules)
+local names = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, limit)
+local later = redis.call('ZRANGEBYSCORE', times, '(' .. string.format('%.0f', now), 9e15, 'WITHSCORES', 'LIMIT', 0, 1)
+local reply, bytes = { now, later[2] and tonumber(later[2]) - now or -1 }, 0
+for i = 1, #names do
+  local s = read_schedule(schedules, names[i])
+  if s[1] and s[3] and s[4] then
+    bytes = bytes + #s[1]
+    if i > 1 and bytes > BYTES then
+      reply[2] = 0
+      break
+    end
+    for _, value in ipairs({ names[i], s[1], s[3], s[4] }) do
+      reply[#reply + 1] = value
+    end
+  end
+end
+return reply

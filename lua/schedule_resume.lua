@@ -1,0 +1,34 @@
+--[[
+schedule_resume: let a paused schedule go on, from a time to come.
+
+KEYS[1]   slot           hash  settings and counters of slot 0
+KEYS[2]   schedules      hash  see schedule_set
+KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
+ARGV[1]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[2]   name
+ARGV[3]   revision             of the schedule, as the caller read it
+ARGV[4]   next_ms              its next time, epoch ms
+ARGV[5]   due_ms               the same with its jitter
+Returns   1 resumed, 0 it was not paused, -1 there is no such schedule, -2 nothing: it has changed since the caller read it
+Cost      O(log S), S = schedules of the topic
+Atomic    Types are checked first. A second run finds it resumed.
+]]
+--- @include "lib/check"
+--- @include "lib/schedules"
+check_created(KEYS[1], ARGV[1])
+whole_number(ARGV[4], 0, 9e15, 'next_ms')
+whole_number(ARGV[5], 0, 9e15, 'due_ms')
+local schedules, times, name = KEYS[2], KEYS[3], ARGV[2]
+local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
+if not due then
+  return -1
+end
+if due ~= 'inf' then
+  return 0
+end
+if schedule[3] ~= ARGV[3] then
+  return -2
+end
+redis.call('HSET', schedules, name .. ':next', ARGV[4])
+redis.call('ZADD', times, ARGV[5], name)
+return 1

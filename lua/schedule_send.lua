@@ -1,0 +1,71 @@
+--[[
+schedule_send: send the message of a schedule for one time, and move the schedule to its next time; or only move it.
+
+KEYS[1]   slot           hash  settings and counters of slot 0
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   records        hash  member -> record
+KEYS[4]   settled even   set   members settled in even turns of the dedup window
+KEYS[5]   settled odd    set   the same for odd turns
+KEYS[6]   failures       hash  of messages that drop_lowest drops
+KEYS[7]   merge index    hash  of messages that drop_lowest drops
+KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
+KEYS[9]   large bodies   hash  of messages that drop_lowest drops
+KEYS[10]  schedules      hash  see schedule_set
+KEYS[11]  schedule times zset  name -> when its next time is due, epoch ms
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, sent to the consumers that are woken
+ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[5]   name
+ARGV[6]   revision             of the schedule, as the caller read it
+ARGV[7]   expected             its next time, as the caller read it
+ARGV[8]   next_ms        ''    none is left; else its next time from now on, epoch ms
+ARGV[9]   due_ms         ''    the same with its jitter
+ARGV[10]  time_ms        ''    no message, for times that are skipped; else the time that the message is for
+ARGV[11]  member         ''    the same; else 13 bytes: the id without slot and check
+ARGV[12]  head           ''    the first 4 bytes of the record
+ARGV[13]  rest           ''    of the record, from byte 9 on
+Returns   1 sent and moved, or only moved; 0 nothing: it has moved already, has changed, is paused, deleted or not due
+          -1 nothing: the slot's share of max_length is reached
+Cost      O(log L + log S), L = messages waiting in the slot, S = schedules of the topic
+Atomic    Sending and moving are one step, which needs the revision and the time that the caller read. So of any number
+          of callers one sends the message of a time, and a caller that dies leaves the time to the next one. Types are
+          checked first; the first write is one that Redis refuses at maxmemory. A second run finds the schedule moved.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/schedules"
+local now = clock(ARGV[1])
+local slot, schedules, times, name, session = KEYS[1], KEYS[10], KEYS[11], ARGV[5], ''
+--- @include "lib/inline/store_fields"
+if s[1] ~= ARGV[4] then
+  fail(s[1] and 'ANEW' or 'GONE', slot)
+end
+if #ARGV ~= 13 then
+  fail('ARG', 'name')
+end
+check_times(ARGV[8], ARGV[9])
+if ARGV[10] ~= '' then
+  whole_number(ARGV[10], 0, 9e15, 'time_ms')
+end
+local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
+if not due or tonumber(due) > now or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
+  return 0
+end
+if ARGV[10] ~= '' then
+  local keys, given, at, count, channel, index, large = KEYS, { ARGV[11], ARGV[12], ARGV[13] }, 0, 1, ARGV[2], ARGV[3], false
+  local function store_messages()
+    --- @include "lib/inline/store_messages"
+  end
+  local letters = store_messages()[2]
+  if letters == 'F' then
+    return -1
+  end
+  redis.call('HSET', schedules, name .. ':last', ARGV[10])
+  if letters == '' then
+    redis.call('HINCRBY', schedules, name .. ':sent', 1)
+  end
+end
+redis.call('HSET', schedules, name .. ':next', ARGV[8])
+redis.call('ZADD', times, ARGV[9] == '' and '+inf' or ARGV[9], name)
+return 1

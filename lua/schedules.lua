@@ -1,0 +1,40 @@
+--[[
+schedules: read schedules of a topic: one, or a page of all.
+
+KEYS[1]   slot           hash  settings and counters of slot 0
+KEYS[2]   schedules      hash  see schedule_set
+KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   name           ''    all
+ARGV[3]   offset               of the page, in the order in which they are due
+ARGV[4]   limit                1 to 100
+Returns   {now ms, then for each: its name, when it is due as text (inf: paused, or no time is left), definition, revision,
+          next time, last time sent or '', messages sent}
+Cost      O(log S + k), S = schedules of the topic, k = those returned
+Atomic    Only reads. A schedule that moves between two pages may be on both, or on neither.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/schedules"
+local now, schedules, times, name = clock(ARGV[1]), KEYS[2], KEYS[3], ARGV[2]
+local offset = whole_number(ARGV[3], 0, 1000000, 'offset')
+local limit = whole_number(ARGV[4], 1, 100, 'limit')
+if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
+  fail('GONE', KEYS[1])
+end
+redis.call('HLEN', schedules)
+local reply, rows = { now }, nil
+if name == '' then
+  rows = redis.call('ZRANGE', times, offset, offset + limit - 1, 'WITHSCORES')
+else
+  rows = { name, redis.call('ZSCORE', times, name) }
+end
+for i = 1, #rows, 2 do
+  local s = rows[i + 1] and read_schedule(schedules, rows[i])
+  if s and s[1] then
+    for _, value in ipairs({ rows[i], rows[i + 1], s[1], s[3] or '0', s[4] or '', s[5] or '', s[6] or '0' }) do
+      reply[#reply + 1] = value
+    end
+  end
+end
+return reply

@@ -1,0 +1,111 @@
+"""The methods of a topic that declare schedules. Sync and async side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import tzinfo
+from typing import Any
+
+from rmq.client.declaration import AsyncSchedule, Schedule, define
+from rmq.client.topic_handlers import Handlers
+from rmq.core.recurring import CatchUp
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import Duration
+from rmq.transport import AsyncTransport, Transport
+
+
+class Schedules:
+    """Declares schedules of a topic."""
+
+    _context: TopicContext
+    _handlers: Handlers
+    _transport: Transport
+
+    def every(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | tzinfo | None = None,
+        jitter: Duration = 0,
+        catch_up: CatchUp = "last",
+        catch_up_limit: int = 100,
+        body: Any = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: Duration | None = None,
+        type: str | None = None,
+    ) -> Schedule:
+        """Declare a schedule: a message to this topic at recurring times; `rmq schedule` shows it.
+
+        It is written to Redis when a worker or an `rmq.Scheduler` of this client starts, or by
+        `.declare()`. Declared again with the same definition, it stays as it is; with another,
+        it is changed. It goes on after this program has ended, until it is deleted.
+
+        Args:
+            name: 1 to 128 of A-Z a-z 0-9 . _ -; what names it in the topic.
+            cron: minute, hour, day of month, month, day of week, as "0 6 * * mon-fri"; needs
+                rmq[schedule]. Or `every`.
+            every: an interval of at least 0.1 s; its times are multiples of it since 1970 in UTC.
+            tz: the time zone of `cron`, as "Europe/Berlin"; default UTC.
+            jitter: send up to so much later than the time; how much follows from name and time.
+                Shorter than `every`, at most a day.
+            catch_up: of times that were missed by more than 10 s, because no scheduler ran, send
+                none ("skip"), the last one ("last", unless a later time is on time), or all.
+            catch_up_limit: with "all", at most so many, the latest ones.
+            body, priority, headers, expires, type: of its messages, as in `send`.
+
+        Returns:
+            The declaration. In a handler, `d.schedule_time` is the time a message was sent for.
+
+        Guarantee:
+            A time is sent once, however many schedulers run and whoever dies: sending and moving
+            to the next time are one step in Redis.
+
+        Raises:
+            InvalidValue, InvalidType: an argument cannot work.
+            ConfigurationError: cron needs rmq[schedule], or there is no time zone database.
+        """
+        definition = define(
+            self._context, name, cron=cron, every=every, tz=tz, jitter=jitter, catch_up=catch_up,
+            catch_up_limit=catch_up_limit, body=body, priority=priority, headers=headers,
+            expires=expires, type=type,
+        )  # fmt: skip
+        schedule = Schedule(self._transport, self._context, definition)
+        self._handlers.schedules[self._context.name, name] = schedule
+        return schedule
+
+
+class AsyncSchedules:
+    """Declares schedules of a topic, for asyncio."""
+
+    _context: TopicContext
+    _handlers: Handlers
+    _transport: AsyncTransport
+
+    def every(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | tzinfo | None = None,
+        jitter: Duration = 0,
+        catch_up: CatchUp = "last",
+        catch_up_limit: int = 100,
+        body: Any = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: Duration | None = None,
+        type: str | None = None,
+    ) -> AsyncSchedule:
+        """As `Topic.every`."""
+        definition = define(
+            self._context, name, cron=cron, every=every, tz=tz, jitter=jitter, catch_up=catch_up,
+            catch_up_limit=catch_up_limit, body=body, priority=priority, headers=headers,
+            expires=expires, type=type,
+        )  # fmt: skip
+        schedule = AsyncSchedule(self._transport, self._context, definition)
+        self._handlers.schedules[self._context.name, name] = schedule
+        return schedule

@@ -1,0 +1,174 @@
+"""The scheduler: a thread that sends the messages of schedules when their times come.
+
+Any number of schedulers may serve a topic. All of them look for what is due; a script of Redis lets
+one send each time. Every worker has a scheduler for its topics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+
+from rmq.client.client import AsyncClient, Client
+from rmq.core.codec import JSON
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.topic_context import TopicContext
+from rmq.errors import InvalidType, InvalidValue, RMQError
+from rmq.protocol.flows import topic_admin
+from rmq.transport import Transport
+from rmq.worker.dispatch import RETRY_S, Dispatch
+
+log = logging.getLogger("rmq")
+
+POLL_S = 3.0  # a new schedule, or a changed one, is noticed after so long
+SPREAD_S = 0.02  # schedulers do not all ask at once when a time comes
+STOP_S = 2.0  # for a call to Redis to end
+
+
+class SchedulerThread:
+    """A thread that serves schedules until it is stopped."""
+
+    def __init__(
+        self, dispatch: Dispatch, look_for_topics: Callable[[], None] = lambda: None
+    ) -> None:
+        self._dispatch = dispatch
+        self._look_for_topics = look_for_topics
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-scheduler", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        wait, last_error = 0.0, ""
+        while not self._stopping.wait(wait):
+            try:
+                self._dispatch.declare(strict=False)
+                self._look_for_topics()
+                _, due_s = self._dispatch.send_due()
+            except RMQError as error:
+                if str(error) != last_error:
+                    log.warning("schedules cannot be served just now: %s", error)
+                wait, last_error = RETRY_S, str(error)
+            else:
+                due_s = POLL_S if due_s is None else min(due_s, POLL_S)
+                wait, last_error = due_s + random.uniform(0, SPREAD_S), ""
+
+    def ask_to_stop(self) -> None:
+        """Ask the thread to end; it begins nothing else."""
+        self._stopping.set()
+
+    def stop(self, wait_s: float = STOP_S) -> None:
+        """Stop the thread, and wait a moment for it. What is due stays so, in Redis."""
+        self._stopping.set()
+        self._thread.join(min(wait_s, STOP_S))
+
+
+class Scheduler:
+    """Sends the messages of schedules, in a process without a worker; for `with`.
+
+    Args:
+        client: the client whose declared schedules are written, and whose Redis is used.
+        topics: serve these topics; "all": every topic in Redis; None: those for which the client
+            has handlers or has declared schedules.
+
+    Guarantee:
+        Any number of schedulers may serve a topic, and any of them may die: each time is sent once.
+        A schedule that another program declares or changes is noticed within 3 s.
+    """
+
+    def __init__(
+        self, client: Client | AsyncClient, *, topics: Iterable[str] | None = None
+    ) -> None:
+        if not isinstance(client, Client | AsyncClient):
+            raise InvalidType(
+                f"client: {type(client).__name__}; give rmq.Client or rmq.AsyncClient"
+            )
+        if isinstance(topics, str) and topics != "all":
+            raise InvalidType(f"topics: {topics!r}; give a list of names, or 'all'")
+        self._client = client
+        self._serves_all = topics == "all"
+        self._sessions = ReplaySessions()
+        self._own_transport: Transport | None = None
+        if isinstance(client, Client):
+            self._transport = client._transport
+        else:
+            theirs = client._transport
+            self._transport = Transport(theirs.address, theirs.retry_for, theirs.timeout_s)
+            self._own_transport = self._transport
+        if topics is None:
+            contexts = [handler.context for handler in client._handlers.by_topic.values()]
+        else:
+            contexts = [self._context(name) for name in topics if not self._serves_all]
+        self._dispatch = Dispatch(self._transport, client._handlers, contexts)
+        self._thread: SchedulerThread | None = None
+
+    def _context(self, name: str) -> TopicContext:
+        return TopicContext(self._client._prefix, name, JSON, self._sessions, {})
+
+    def _look_for_topics(self) -> None:
+        if self._serves_all:
+            names: list[str] = self._transport.run(topic_admin.topics(self._client._prefix))
+            self._dispatch.add_topics(map(self._context, names))
+
+    def run_once(self) -> int:
+        """Write the declared schedules, and send what is due; return how many messages.
+
+        Raises:
+            StorageError: Redis cannot be reached; what is due stays so.
+        """
+        self._dispatch.declare()
+        self._look_for_topics()
+        sent, _ = self._dispatch.send_due()
+        return sent
+
+    def start(self) -> None:
+        """Begin in a thread; returns when the declared schedules are written.
+
+        Raises:
+            ConfigurationError, SettingsMismatch: a schedule or its topic cannot be as declared.
+            StorageError: Redis cannot be reached.
+        """
+        if self._thread is not None:
+            raise InvalidValue("scheduler: it is running; stop it before it is started again")
+        self._dispatch.declare()
+        self._thread = SchedulerThread(self._dispatch, self._look_for_topics)
+
+    def stop(self) -> None:
+        """Stop; it waits up to 2 s for the thread. What is due stays so, in Redis."""
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+        if self._own_transport is not None:
+            self._own_transport.close()
+
+    def run(self, started: Callable[[], object] | None = None) -> None:
+        """Work until SIGTERM or SIGINT, in the main thread.
+
+        Args:
+            started: called once, when it works.
+        """
+        signals: SimpleQueue[int] = SimpleQueue()  # no Event: a signal may interrupt its `set`
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, lambda n, frame: signals.put(n)) for number in numbers]
+        try:
+            with self:
+                if started is not None:
+                    started()
+                ended = False
+                while not ended:
+                    with contextlib.suppress(Empty):
+                        ended = bool(signals.get(timeout=0.5))
+        finally:
+            for number, previous in zip(numbers, before, strict=True):
+                signal.signal(number, previous)
+
+    def __enter__(self) -> Scheduler:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
