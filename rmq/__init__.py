@@ -32,6 +32,7 @@ from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
 from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Immediate, Levels
 from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
+from rmq.core.worker_status import HandlerRun, HandlerStatus, WorkerStatus
 from rmq.errors import (
     AlreadySettled,
     ClaimLost,
@@ -104,6 +105,8 @@ __all__ = [
     "Failure",
     "FormatMismatch",
     "Fsync",
+    "HandlerRun",
+    "HandlerStatus",
     "Health",
     "HeldQuery",
     "Immediate",
@@ -158,5 +161,6 @@ __all__ = [
     "Unavailable",
     "WorkRolledBack",
     "Worker",
+    "WorkerStatus",
     "idempotent",
 ]

@@ -5,7 +5,8 @@ param_types     types of options: durations, times, sizes, retry policies, queue
 output          tables, JSON, and text that is safe to print on a terminal
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink,
-ledger, outbox, outbox_repair, worker: the commands
+ledger, outbox, outbox_repair, worker, worker_list: the commands
+worker_group    `rmq worker`: runs handlers where no command of the group is named
 send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
 database        the database of `rmq ledger` and `rmq outbox`
 loader          finds the client or worker that MODULE:ATTR names
@@ -29,7 +30,7 @@ from rmq.cli import (
     tail,
     topics,
     update,
-    worker,
+    worker_group,
 )
 from rmq.cli.app import cli
 
@@ -52,7 +53,7 @@ for command in (
     sink.sink,
     ledger.ledger,
     outbox.outbox,
-    worker.worker,
+    worker_group.worker,
 ):
     cli.add_command(command)
 

@@ -14,8 +14,8 @@ from rmq.core.retry import parse_policy
 from rmq.core.settings import parse_durability
 from rmq.core.validation import check_message_type, parse_duration
 
-_SIZES = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
-_SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|)b?", re.IGNORECASE)
+_SIZES = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2, "g": 1024**3, "gi": 1024**3}
+_SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|g|gi|)b?", re.IGNORECASE)
 
 
 def moment(text: str) -> datetime:
@@ -60,7 +60,7 @@ class _Parsed(ParamType):
 def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a size; give bytes, or 256k, 2M")
+        raise ValueError(f"{text!r} is not a size; give bytes, or 256k, 2M, 1G")
     return int(match[1]) * _SIZES[match[2].lower()]
 
 

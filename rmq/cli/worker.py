@@ -19,12 +19,12 @@ import rmq
 from rmq.cli import loader, logs, output, worker_summary
 from rmq.cli.app import OK, USAGE, Command, CommonOptions, Failed, common_options
 from rmq.cli.output import Column
-from rmq.cli.param_types import DURATION, DURATION_OR_OFF
+from rmq.cli.param_types import DURATION, DURATION_OR_OFF, SIZE
 from rmq.cli.worker_summary import WorkerReport
 from rmq.core import optional_imports
 from rmq.worker.control_channel import ControlChannel
+from rmq.worker.process_exit import FINISHED
 from rmq.worker.supervisor import Supervisor
-from rmq.worker.worker import FINISHED
 
 if TYPE_CHECKING:
     from rmq.worker.probes import Probes
@@ -58,18 +58,20 @@ Exit codes; with --processes the largest of them:
   2   wrong usage, or settings that differ from those in Redis
   4   the grace time ended and running messages were handed back, or Redis was away and some acks
       could not be sent: these messages are delivered again
-  70  no progress (--watchdog)
+  70  no progress (--watchdog), or a handler that hung (--timeout-kill)
+  75  an rmq.Worker that reached its max_messages or max_memory, and has no supervisor
   128 + n  a second signal n
 """
 
 
 @click.command(
+    "run",
     cls=Command,
     help=HELP,
     examples=(
         "rmq worker shop",
         "rmq worker shop.handlers:client --topic orders --topic mail",
-        "rmq worker shop --processes 4 --grace 1m --health 0.0.0.0:8080 --log-json",
+        "rmq worker shop --processes 4 --max-memory 2G --health 0.0.0.0:8080 --log-json",
         "rmq worker shop --reload",
         "rmq worker shop --check",
     ),
@@ -83,6 +85,26 @@ Exit codes; with --processes the largest of them:
     type=click.IntRange(1, MAX_PROCESSES),
     metavar="N",
     help="Number of worker processes; one that dies is restarted.",
+)
+@click.option(
+    "--max-messages",
+    type=click.IntRange(1),
+    envvar="RMQ_MAX_MESSAGES",
+    metavar="N",
+    help="Replace a process after N handled messages, and up to 10 % more.",
+)
+@click.option(
+    "--max-memory",
+    type=SIZE,
+    envvar="RMQ_MAX_MEMORY",
+    metavar="SIZE",
+    help="Replace a process that has more resident memory.",
+)
+@click.option(
+    "--timeout-kill",
+    type=DURATION,
+    envvar="RMQ_TIMEOUT_KILL",
+    help="Replace a process whose handler hangs for so long beyond its max_runtime.",
 )
 @click.option("--reload", is_flag=True, help="Restart when a .py file changes.")
 @click.option("--grace", type=DURATION, help="How long a stop waits for running handlers.  [30s]")
@@ -118,6 +140,9 @@ def worker(
     module: str,
     topics: tuple[str, ...],
     processes: int | None,
+    max_messages: int | None,
+    max_memory: int | None,
+    timeout_kill: float | None,
     reload: bool,
     grace: float | None,
     watchdog: float | None,
@@ -132,11 +157,15 @@ def worker(
     common = common_options()
     _refuse_redis_options(common, module)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for what handlers print
-    options = {"grace": grace, "watchdog": watchdog, "keeper": keeper}
+    limits = {
+        "max_messages": max_messages, "max_memory": max_memory, "timeout_kill": timeout_kill,
+    }  # fmt: skip
+    options = {"grace": grace, "watchdog": watchdog, "keeper": keeper, **limits}
     given = {name: value for name, value in options.items() if value is not None}
-    if (processes or reload) and not check and control_fd is None:
+    supervised = processes or reload or any(name in given for name in limits)
+    if supervised and not check and control_fd is None:
         logs.start(log_level, log_json)
-        arguments = [f"--{name}={value}" for name, value in given.items()]
+        arguments = [f"{_option(name)}={value}" for name, value in given.items()]
         arguments += [f"--topic={name}" for name in topics]
         arguments += [f"--log-level={log_level}"] * bool(log_level) + ["--log-json"] * log_json
         arguments += ["--json"] * common.json
@@ -149,6 +178,10 @@ def worker(
     if control is not None:
         return _serve_supervised(new_worker, control)
     return _serve(common, module, new_worker, health)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _refuse_redis_options(common: CommonOptions, module: str) -> None:
@@ -165,7 +198,7 @@ def _refuse_redis_options(common: CommonOptions, module: str) -> None:
 def _make(module: str, topics: Sequence[str], worker_options: dict[str, Any]) -> rmq.Worker:
     target = loader.find(module)
     if isinstance(target, rmq.Worker):
-        given_options = [f"--{name}" for name in (["topic"] * bool(topics) + list(worker_options))]
+        given_options = [_option(name) for name in ["topic"] * bool(topics) + list(worker_options)]
         if given_options:
             raise Failed(
                 f"{', '.join(given_options)}: {module} names an rmq.Worker, which has its settings "
@@ -276,7 +309,12 @@ def _supervise(
     health: tuple[str, int] | None,
 ) -> int:
     if os.name != "posix":
-        raise Failed("--processes and --reload need a POSIX system", USAGE, "UsageError")
+        raise Failed(
+            "--processes, --reload, --max-messages, --max-memory and --timeout-kill need a POSIX "
+            "system",
+            USAGE,
+            "UsageError",
+        )
     watchfiles = optional_imports.load("watchfiles", "reload", "--reload") if reload else None
     report = WorkerReport(common, arguments[0], count)
     metrics = None
@@ -286,7 +324,7 @@ def _supervise(
         metrics = SharedMetrics()
     probes: Probes | None = None
     supervisor = Supervisor(
-        [sys.executable, "-m", "rmq", "worker", *arguments],
+        [sys.executable, "-m", "rmq", "worker", "run", *arguments],
         count,
         env=_child_environment(),
         is_watched=reload,
@@ -303,7 +341,7 @@ def _supervise(
     finally:
         if metrics is not None:
             metrics.close()
-    report.end(code, supervisor.counts(), supervisor.restarts)
+    report.end(code, supervisor.counts(), supervisor.restarts, supervisor.recycled)
     return code
 
 

@@ -18,7 +18,7 @@ from rmq.cli import output
 from rmq.cli.app import CommonOptions
 from rmq.cli.output import Column
 from rmq.core.validation import format_duration
-from rmq.worker.worker import FINISHED, HANDED_BACK, STUCK
+from rmq.worker.process_exit import FINISHED, HANDED_BACK, RECYCLED, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")
 GUARD_OPS = ("duplicate", "claim_lost")  # shown if a handler has guards
@@ -83,6 +83,8 @@ def exit_text(code: int) -> str:
         )
     if code == STUCK:
         return "stuck: no progress, although there was work; the stacks are above"
+    if code == RECYCLED:
+        return "stopped at a limit, to be replaced; everything that had started was finished"
     if code > 128:
         with contextlib.suppress(ValueError):
             return f"ended at once, by {signal.Signals(code - 128).name}"
@@ -114,13 +116,20 @@ class WorkerReport:
         probing = f"; {url}/readyz" if url else ""
         self._here.note(f"{self._module}: at work{where}, pid {os.getpid()}{probing}")
 
-    def end(self, code: int, counts: Mapping[str, Mapping[str, int]], restarts: int = 0) -> None:
+    def end(
+        self,
+        code: int,
+        counts: Mapping[str, Mapping[str, int]],
+        restarts: int = 0,
+        recycled: int = 0,
+    ) -> None:
         """Print how the worker ended, and its counts."""
         seconds = time.monotonic() - self._since
         if self._here.json:
             self._line(
                 event="ended", module=self._module, exit=code, how=exit_text(code),
-                seconds=round(seconds, 3), restarts=restarts, counts=counts,
+                seconds=round(seconds, 3), restarts=restarts, recycled=recycled,
+                counts=counts,
             )  # fmt: skip
             return
         if counts:
@@ -138,6 +147,7 @@ class WorkerReport:
             with contextlib.redirect_stdout(sys.stderr):
                 output.table([Column("TOPIC"), *columns], rows)
         restarts_text = f", {output.plural(restarts, 'restart')}" if restarts else ""
+        restarts_text += f", {output.number(recycled)} recycled" if recycled else ""
         self._here.note(
             f"{self._module}: {exit_text(code)} ({output.span(seconds * 1000)}{restarts_text})"
         )

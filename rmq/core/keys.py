@@ -37,6 +37,8 @@ TYPES = {
     "sink": "hash",
     "topic": "hash",
     "topics": "set",
+    "worker": "string",
+    "workers": "zset",
 }
 
 
@@ -126,6 +128,16 @@ def topics_key(prefix: str) -> bytes:
     return f"{prefix}:topics".encode()
 
 
+def workers_key(prefix: str) -> bytes:
+    """Return the key of the sorted set with the ids of all worker processes."""
+    return f"{prefix}:workers".encode()
+
+
+def worker_key(prefix: str, worker: str) -> bytes:
+    """Return the key of the status of a worker process."""
+    return f"{prefix}:worker:{worker}".encode()
+
+
 def wake_channel(prefix: str, topic: str) -> bytes:
     """Return the Pub/Sub channel of the wake-ups of a topic."""
     return f"{prefix}:{{{topic}}}:wake".encode()
@@ -135,7 +147,10 @@ def type_of(key: bytes) -> str | None:
     """Return the Redis type of the value of an RMQ key; None for another key."""
     _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
     if not tagged:
-        return TYPES["topics"] if key.endswith(b":topics") else None
+        for name in ("topics", "workers"):
+            if key.endswith(f":{name}".encode()):
+                return TYPES[name]
+        return TYPES["worker"] if b":worker:" in key else None
     return TYPES.get(rest.split(b":", 1)[0].decode("ascii", "replace"))
 
 

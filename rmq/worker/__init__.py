@@ -19,6 +19,9 @@ services          the threads that work beside the handlers: auditor and schedul
 auditor           looks for lost messages
 scheduler         sends the messages of schedules; also by itself
 dispatch          what a scheduler does: declare schedules, send what is due
+status_reporter   tells Redis what this process runs
+recycling         limits after which a process ends, so that another replaces it
+process_exit      exit codes, and the end of a process whose threads still run
 
 Of the command `rmq worker`:
 

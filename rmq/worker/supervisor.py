@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import select
 import signal
 import socket
@@ -23,6 +24,8 @@ from types import FrameType
 from typing import Any
 
 from rmq.worker.control_channel import STOP
+from rmq.worker.process_exit import HANDED_BACK, RECYCLED, STUCK
+from rmq.worker.status_reporter import PROCESS_NUMBER
 from rmq.worker.watchdog import ALIVE_S, QUIET_S, Health
 
 log = logging.getLogger("rmq")
@@ -85,7 +88,7 @@ class WorkerProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor
-                env=env,
+                env={**(os.environ if env is None else env), PROCESS_NUMBER: str(self.number)},
             )
         self.channel, self.buffer, self.counts = ours, b"", {}
         self.is_ready = self.is_stopping = False
@@ -164,7 +167,8 @@ class Supervisor:
     ) -> None:
         self.command = command
         self.processes = [WorkerProcess(number + 1) for number in range(count)]
-        self.restarts = 0
+        self.restarts = 0  # of processes that died
+        self.recycled = 0  # processes that reached a limit
         self._env = env
         self._is_watched = is_watched
         self._on_ready = on_ready
@@ -288,10 +292,11 @@ class Supervisor:
         assert process.popen is not None
         lived_s = time.monotonic() - process.started
         name, was_ready = str(process), process.is_ready
+        has_worked = any(counts.get("taken") for counts in process.counts.values())
         self._on_end(process.popen.pid)
         add_counts(self._ended_counts, process.counts, held=False)
         process.popen, process.counts, process.health = None, {}, Health(True, [])
-        process.code = exit_code(code)
+        process.code = 0 if code == RECYCLED else exit_code(code)
         if process.is_stopping:
             if not was_ready and code == -signal.SIGTERM:
                 process.code = 0  # a SIGTERM to all processes, before this one had begun anything
@@ -307,7 +312,14 @@ class Supervisor:
             log.error("%s %s before it was ready; waiting for a change", name, _describe_exit(code))
             process.start_at = math.inf
             return
-        if lived_s >= STEADY_S:
+        # It stopped by itself, at a limit; one that has no room to work would do so in a loop.
+        if code in (RECYCLED, HANDED_BACK) and (has_worked or lived_s >= STEADY_S):
+            handed_back = "" if code == RECYCLED else "; running messages were handed back"
+            log.info("%s was recycled after %.1f s%s; starting another", name, lived_s, handed_back)
+            process.start_at = process.restart_pause_s = 0.0
+            self.recycled += 1
+            return
+        if lived_s >= STEADY_S or code == STUCK:  # to hang takes its time: it is no quick loop
             process.restart_pause_s = 0.0
         else:
             process.restart_pause_s = min(max(PAUSE_S, process.restart_pause_s * 2), PAUSE_MOST_S)

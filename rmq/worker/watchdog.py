@@ -16,6 +16,7 @@ from rmq.worker.event_loop import LoopHeartbeat
 from rmq.worker.handler_pool import HandlerPool
 from rmq.worker.lease_renewer import RenewerProcess, RenewerThread
 from rmq.worker.lease_table import LeaseTable
+from rmq.worker.recycling import RecyclingLimits
 from rmq.worker.redis_outage import OutageLog, ping_error
 
 log = logging.getLogger("rmq")
@@ -55,6 +56,7 @@ class Watchdog:
         transport: Transport,
         watchdog_s: float | None,
         stopping: threading.Event,
+        limits: RecyclingLimits,
     ) -> None:
         self._pools = pools
         self._renewer = renewer
@@ -63,6 +65,7 @@ class Watchdog:
         self._transport = transport
         self._watchdog_s = watchdog_s
         self._stopping = stopping
+        self._limits = limits
         self._ended = threading.Event()  # no delivery is held any more
         self._pinged_at = self._last_outage = float("-inf")  # times of a PING, of a failed one
         self._outage_log = OutageLog(transport)
@@ -102,7 +105,9 @@ class Watchdog:
             last_turn = now
             if now < grace_until:
                 continue
-            if self._watchdog_s is not None and self._is_stuck(now, self._watchdog_s):
+            if self._is_hung(now) or (
+                self._watchdog_s is not None and self._is_stuck(now, self._watchdog_s)
+            ):
                 self.stuck = True
                 self._stopping.set()
 
@@ -124,15 +129,17 @@ class Watchdog:
             # After an outage the pool has time to recover.
             recovery_s = max(watchdog_s / 2, QUIET_S)
             if now - moved_at >= watchdog_s and now - self._last_outage >= recovery_s:
-                log.critical(
-                    "%s has not moved for %g s; all stacks follow on stderr",
-                    pool.handler, watchdog_s,
-                )  # fmt: skip
-                with contextlib.suppress(OSError, ValueError):
-                    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                _log_stacks(f"{pool.handler} has not moved for {watchdog_s:g} s")
                 pool.stop_renewing()
                 return True
         return False
+
+    def _is_hung(self, now: float) -> bool:
+        """Return whether a run has hung for `timeout_kill` beyond its max_runtime."""
+        hang = self._limits.find_hang(self._pools, now)
+        if hang:
+            _log_stacks(hang)
+        return bool(hang)
 
     def _log_outage(self, now: float) -> None:
         """Log an outage of Redis if a pool waits for an answer."""
@@ -175,3 +182,10 @@ class Watchdog:
             problems.append(f"the event loop is blocked for {heartbeat.lag():.0f} s")
             since.append(heartbeat.lag())
         return Health(not problems, problems, max(since, default=0.0) < ALIVE_S)
+
+
+def _log_stacks(reason: str) -> None:
+    """Log why the process ends, and print what all its threads do."""
+    log.critical("%s; all stacks follow on stderr", reason)
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,18 +28,19 @@ from rmq.worker.handler_pool import HandlerPool, seconds_until
 from rmq.worker.lease_table import LeaseTable
 from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.prefetch import most_held
+from rmq.worker.process_exit import FINISHED, HANDED_BACK, RECYCLED, STUCK, leave_with
+from rmq.worker.recycling import RecyclingLimits, wait_for_others
 from rmq.worker.redis_outage import OutageLog, TopicOpener
+from rmq.worker.status_reporter import StatusReporter
 from rmq.worker.watchdog import WATCH_S, Health, Watchdog
 
 log = logging.getLogger("rmq")
 
-FINISHED, HANDED_BACK, STUCK = 0, 4, 70
 FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
 CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
 RENEWER_STOP_S = 0.2  # for an idle lease renewer to end
 OUTAGE_LOG_AFTER_S = 0.5  # a start that takes longer is logged
 ABANDON_S = 5.0  # for other handlers to finish when one pool is stuck
-LEAVE_AFTER_S = 5.0  # between the exit of the main thread and the end of the process
 
 
 class Worker:
@@ -54,6 +54,10 @@ class Worker:
         watchdog: `run` ends with exit code 70 when nothing has moved for so long; None: never.
         keeper: where leases are renewed: in a "process" that no handler can starve, or a "thread".
         schedules: send the messages of the schedules of its topics (`Topic.every`).
+        max_messages: `run` stops after so many handled messages, and up to 10 % more; None: never.
+        max_memory: `run` stops when this process has more bytes of resident memory; None: never.
+        timeout_kill: `run` ends with exit code 70 when a handler has hung for so long beyond its
+            max_runtime; all other deliveries are handed back first; None: never.
 
     Raises:
         ConfigurationError: no handler is registered, or none for a topic that is named.
@@ -69,6 +73,9 @@ class Worker:
         watchdog: Duration | None = 60.0,
         keeper: lease_renewer.RenewerKind = "process",
         schedules: bool = True,
+        max_messages: int | None = None,
+        max_memory: int | None = None,
+        timeout_kill: Duration | None = None,
     ) -> None:
         if not isinstance(client, Client | AsyncClient):
             raise InvalidType(
@@ -87,6 +94,7 @@ class Worker:
         )
         self._renewer_kind = keeper
         self._serves_schedules = schedules
+        self._limits = RecyclingLimits(max_messages, max_memory, timeout_kill)
         self._pools: list[HandlerPool] = []
         self._transport: Transport | None = None
         self._owns_transport = False
@@ -96,6 +104,7 @@ class Worker:
         self._heartbeat: LoopHeartbeat | None = None
         self._watchdog: Watchdog | None = None
         self._services: services.Services | None = None
+        self._status: StatusReporter | None = None
         self._stopping = threading.Event()
         self._signals_received: SimpleQueue[int] = (
             SimpleQueue()
@@ -201,9 +210,10 @@ class Worker:
             pool.start()
         self._watchdog = Watchdog(
             pools, self._renewer, lease_table, self._heartbeat, transport, self._watchdog_s,
-            self._stopping,
+            self._stopping, self._limits,
         )  # fmt: skip
         self._watchdog.start()
+        self._status = StatusReporter(pools, self.counts, transport, self._client._prefix)
 
     def _undo_start(self) -> None:
         """Undo a start that failed half-way."""
@@ -301,6 +311,8 @@ class Worker:
         if self._services is not None:
             self._services.stop(seconds_until(until))
             self._services = None
+        if self._status is not None:
+            self._status.stop(seconds_until(until))
         self._watchdog.end()
         self._renewer.stop(max(RENEWER_STOP_S, seconds_until(until)))
         if self._heartbeat is not None:
@@ -330,8 +342,10 @@ class Worker:
         Returns:
             0: every run that had begun was finished and settled. 4: it was not, because the grace
             time was over or Redis could not be reached; the rest is delivered again. 70: the worker
-            was stuck. 128 + n: a second signal n. Unless it is 0, the process ends 5 s after its
-            main thread, whatever threads still run.
+            was stuck. 75: it has reached `max_messages` or `max_memory`; everything that had
+            started was finished, and another process should take its place. 128 + n: a second
+            signal n. Unless it is 0, the process ends 5 s after its main thread, whatever threads
+            still run.
         """
         with self._signals():
             self.start()
@@ -340,42 +354,43 @@ class Worker:
             log.info("working on %s", ", ".join(handler.context.name for handler in self.handlers))
             if started is not None:
                 started()
-            while not self._asked_to_stop and not self._stopping.is_set():
+            limit = ""
+            while not (self._asked_to_stop or self._stopping.is_set() or limit):
                 with contextlib.suppress(Empty):
-                    self._signals_received.get(timeout=0.5)
+                    self._signals_received.get(timeout=self._limits.poll_s)
+                limit = self._limits.reached(self.counts())
             if self._watchdog is not None and self._watchdog.stuck:
                 self._finish_others()
-                return self._leave_with(STUCK)
+                return leave_with(STUCK)
+            if limit:
+                log.info("recycling this process: %s", limit)
             log.info("stopping: %g s for running handlers; a second signal ends at once",
                      self._grace_s)  # fmt: skip
             finished = self.stop()
         if self._stop_at_once:
             return 128 + self._signal
-        return FINISHED if finished else self._leave_with(HANDED_BACK)
+        if not finished:
+            return leave_with(HANDED_BACK)
+        return leave_with(RECYCLED) if limit else FINISHED
 
     def _finish_others(self) -> None:
         """Release waiting deliveries when a pool is stuck, and let the other handlers finish.
 
         A hanging delivery is not released. It is rolled back when its lease has expired, which
-        counts as a delivery: so a message that hangs every worker becomes a dead letter.
+        counts as a delivery: so a message that hangs every worker becomes a dead letter. After
+        `timeout_kill` the hanging ones have failed already, and the rest is released.
         """
-        until = time.monotonic() + min(self._grace_s, ABANDON_S)
+        now = time.monotonic()
+        until = now + min(self._grace_s, ABANDON_S)
         for pool in self._pools:
             pool.stop_fetching()
         for pool in self._pools:
             pool.release_waiting(until)
-        self._wait_for_runs(until)
-
-    def _leave_with(self, code: int) -> int:
-        """Return an exit code, and have the process end although handlers still run in threads.
-
-        Python waits at its exit for the threads of `asyncio.to_thread` and of other pools, which
-        may never return. Only the private `threading._register_atexit` is called before that wait.
-        """
-        register = getattr(threading, "_register_atexit", None)
-        if register is not None and threading.current_thread() is threading.main_thread():
-            register(_leave_later, code)
-        return code
+        if self._limits.hung:
+            wait_for_others(self._pools, now + self._grace_s, lambda: self._stop_at_once)
+            self.stop(0)
+        else:
+            self._wait_for_runs(until)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -453,22 +468,6 @@ class Worker:
             }
             for pool in self._pools
         }  # fmt: skip
-
-
-def _leave_later(code: int) -> None:
-    """End this process some seconds after its main thread, whatever still runs."""
-    threading.Thread(target=_close_parts, args=(code,), name="rmq-leave", daemon=True).start()
-
-
-def _close_parts(code: int) -> None:
-    time.sleep(LEAVE_AFTER_S)
-    main = threading.main_thread()
-    names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
-    log.warning("ended although threads of yours still run: %s", ", ".join(names) or "in a pool")
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
 
 
 def _lease_ms(handler: Handler) -> int:

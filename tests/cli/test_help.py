@@ -28,7 +28,7 @@ def test_the_commands_are_these():
         "ping", "priority", "purge", "query ls", "query release", "reschedule", "send",
         "sink forget", "sink ls", "stats", "tail",
         "topic create", "topic delete", "topic ls", "topic pause", "topic resume", "topic set",
-        "topic show", "worker",
+        "topic show", "worker ls", "worker run", "worker show",
     ]  # fmt: skip
 
 

@@ -8,12 +8,15 @@ from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
 from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
 from rmq.client.admin.schedules import AsyncScheduleAdmin, ScheduleAdmin
 from rmq.client.admin.topics import AsyncTopicAdmin, TopicAdmin
+from rmq.client.admin.workers import AsyncWorkerAdmin, WorkerAdmin
 
 __all__ = ["Admin", "AsyncAdmin"]
 
 
-class Admin(TopicAdmin, MessageAdmin, DeadLetterAdmin, AccountAdmin, QueryAdmin, ScheduleAdmin):
-    """Operates the topics of a client. Every verb names its topic, which must exist."""
+class Admin(
+    TopicAdmin, MessageAdmin, DeadLetterAdmin, AccountAdmin, QueryAdmin, ScheduleAdmin, WorkerAdmin
+):
+    """Operates the topics of a client. A verb on a topic names it, and it must exist."""
 
 
 class AsyncAdmin(
@@ -23,5 +26,6 @@ class AsyncAdmin(
     AsyncAccountAdmin,
     AsyncQueryAdmin,
     AsyncScheduleAdmin,
+    AsyncWorkerAdmin,
 ):
     """Operates the topics of an async client. The methods are those of `Admin`."""

@@ -1,0 +1,156 @@
+"""The status of a worker process: what it handles and what it runs, as it last reported.
+
+Stored in Redis as JSON, with the time of the report by Redis' clock. All other times in it are
+lengths of time, so that the clocks of workers and of readers do not matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+RUNNING_MOST = 20  # runs that a report lists, the oldest ones
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerStatus:
+    """A handler of a worker process.
+
+    Attributes:
+        topic: the topic that it handles.
+        name: the name of its function.
+        concurrency: how many of its runs go on at a time.
+        running: how many went on at the time of the report.
+        held: deliveries held: waiting, running, or about to be settled.
+        counts: deliveries since the start: "taken", and settled by each verb.
+    """
+
+    topic: str
+    name: str
+    concurrency: int
+    running: int
+    held: int
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRun:
+    """A run of a handler that had not ended at the time of the report.
+
+    Attributes:
+        id: the message; of a batch, its first message.
+        topic: its topic.
+        handler: the name of the handler's function.
+        since: when the run began.
+        seconds: for how long it goes on, if it has not ended since the report.
+    """
+
+    id: str
+    topic: str
+    handler: str
+    since: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker process, as it last reported.
+
+    Attributes:
+        id: names the process: 8 hex digits.
+        host: the name of its machine or container.
+        pid: its process id there.
+        process: its number under its supervisor, from 1; None: it has no supervisor.
+        version: its version of RMQ.
+        started: when it began to work.
+        heartbeat_age_s: seconds since its report. A process that has died grows old here.
+        expires_in_s: seconds until it is no longer listed, unless it reports again.
+        handlers: its handlers.
+        running: its oldest runs, at most 20; `handlers` have the numbers of all.
+    """
+
+    id: str
+    host: str
+    pid: int
+    process: int | None
+    version: str
+    started: datetime
+    heartbeat_age_s: float
+    expires_in_s: float
+    handlers: tuple[HandlerStatus, ...]
+    running: tuple[HandlerRun, ...]
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that it handles."""
+        return tuple(dict.fromkeys(handler.topic for handler in self.handlers))
+
+
+def write_status(
+    *,
+    at_ms: int,
+    host: str,
+    pid: int,
+    process: int | None,
+    version: str,
+    age_ms: int,
+    keep_ms: int,
+    handlers: list[HandlerStatus],
+    runs: list[tuple[str, int, int]],
+) -> str:
+    """Return a report as it is stored.
+
+    Args:
+        at_ms: the time by Redis' clock, epoch ms.
+        host, pid, process, version, handlers: as `WorkerStatus` has them.
+        age_ms: how long the process has worked.
+        keep_ms: how long the report is kept.
+        runs: of each run the id of its message, the index of its handler, and its age in ms.
+    """
+    return json.dumps(
+        {
+            "at_ms": at_ms, "host": host, "pid": pid, "process": process, "version": version,
+            "age_ms": age_ms, "keep_ms": keep_ms, "runs": runs,
+            "handlers": [
+                [
+                    handler.topic, handler.name, handler.concurrency, handler.running, handler.held,
+                    dict(handler.counts),
+                ]
+                for handler in handlers
+            ],
+        },
+        separators=(",", ":"),
+    )  # fmt: skip
+
+
+def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
+    """Read a stored report; None if it is not one.
+
+    Args:
+        worker: the id of the process.
+        stored: the report.
+        now_ms: the time by Redis' clock, epoch ms.
+    """
+    try:
+        report: dict[str, Any] = json.loads(stored)
+        heartbeat_age_ms = max(0, now_ms - report["at_ms"])
+        reported = datetime.fromtimestamp(report["at_ms"] / 1000, UTC)
+        handlers = tuple(HandlerStatus(*fields) for fields in report["handlers"])
+        return WorkerStatus(
+            worker, report["host"], report["pid"], report["process"], report["version"],
+            reported - timedelta(milliseconds=report["age_ms"]), heartbeat_age_ms / 1000,
+            max(0, report["keep_ms"] - heartbeat_age_ms) / 1000, handlers,
+            tuple(
+                HandlerRun(
+                    id, handlers[index].topic, handlers[index].name,
+                    reported - timedelta(milliseconds=age_ms),
+                    (age_ms + heartbeat_age_ms) / 1000,
+                )
+                for id, index, age_ms in report["runs"]
+            ),
+        )  # fmt: skip
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return None
