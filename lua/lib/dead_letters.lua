@@ -5,7 +5,7 @@ The failures hash has an entry for each message that has failed, beside its reco
 
   byte 1   deliveries left; 0 when dead
   byte 2   deliveries made
-  byte 3   reason: f failed, l lease expired, r rejected, u undecodable, x message expired
+  byte 3   reason: f failed, l lease expired, r rejected, u undecodable, x message expired, n no handler
   then     the consumer's error, which no script reads
 ]]
 --- @include "lib/large_bodies"

@@ -13,6 +13,7 @@ LABELS = {
     "topic": "a topic's name",
     "status": "stored, merged or duplicate",
     "error": "the class of an exception",
+    "type": "a type that a handler of a worker of this process takes; other; empty: without one",
     "verb": "ack, nack, reject, release, lost or own, as rmq.Outcome has them",
 }
 
@@ -60,16 +61,16 @@ LATE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300, 
 RUN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 
 LATENESS = Metric(
-    "rmq_lateness_seconds", "histogram", "seconds", ("topic",),
+    "rmq_lateness_seconds", "histogram", "seconds", ("topic", "type"),
     "Time from when a message was due (or sent, without a delay) to the start of its handler; "
     "first attempts only, by this machine's clock.", LATE,
 )  # fmt: skip
 HANDLER_SECONDS = Metric(
-    "rmq_handler_seconds", "histogram", "seconds", ("topic",),
+    "rmq_handler_seconds", "histogram", "seconds", ("topic", "type"),
     "How long a run of a handler took.", RUN,
 )  # fmt: skip
 HANDLED = Metric(
-    "rmq_handled_total", "counter", "messages", ("topic", "verb"),
+    "rmq_handled_total", "counter", "messages", ("topic", "type", "verb"),
     "Messages for which a handler has run, by how they were settled.",
 )  # fmt: skip
 SENT = Metric(
@@ -113,18 +114,21 @@ METRICS = (
 # --- events --------------------------------------------------------------------------------------
 
 MESSAGE_SENT = Event(
-    "sent", "INFO", ("topic", "message_id", "status", "slot"), "A message was accepted.",
+    "sent", "INFO", ("topic", "message_id", "status", "slot", "type"),
+    "A message was accepted; type where it has one.",
 )  # fmt: skip
 MESSAGE_NOT_SENT = Event(
-    "not_sent", "WARNING", ("topic", "error_type", "error"), "A send raised.",
+    "not_sent", "WARNING", ("topic", "error_type", "error", "type"), "A send raised.",
 )  # fmt: skip
 MESSAGE_HANDLED = Event(
-    "handled", "INFO", ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds"),
+    "handled", "INFO",
+    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type"),
     "A handler has run and did not fail; late_seconds on a first attempt only.",
 )  # fmt: skip
 MESSAGE_FAILED = Event(
     "failed", "WARNING",
-    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "error_type", "error"),
+    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type",
+     "error_type", "error"),
     "A handler raised, or the message was rejected or lost; error_type and error where it raised.",
 )  # fmt: skip
 

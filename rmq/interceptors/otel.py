@@ -59,7 +59,7 @@ class OpenTelemetry(Interceptor):
         span = self._tracer.start_span(
             f"send {topic}",
             kind=self._trace.SpanKind.PRODUCER,
-            attributes=_attributes("send", topic),
+            attributes=_attributes("send", topic, message.type),
         )
         self._sending[id(message)] = message, span
         trace_headers: dict[str, str] = {}
@@ -91,7 +91,7 @@ class OpenTelemetry(Interceptor):
         span_context = origin
         if not self._parent:
             span_context = self._trace.set_span_in_context(self._trace.INVALID_SPAN, origin)
-        attributes = _attributes("process", topic) | {
+        attributes = _attributes("process", topic, delivery.type) | {
             "messaging.message.id": str(delivery.id),
             "messaging.destination.partition.id": str(delivery.slot),
             "rmq.attempt": delivery.attempt,
@@ -135,13 +135,16 @@ class OpenTelemetry(Interceptor):
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, summary))
 
 
-def _attributes(verb: str, topic: str) -> dict[str, Any]:
-    return {
+def _attributes(verb: str, topic: str, message_type: str | None) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
         "messaging.system": "rmq",
         "messaging.operation.name": verb,
         "messaging.operation.type": verb,
         "messaging.destination.name": topic,
     }
+    if message_type is not None:
+        attributes["rmq.type"] = message_type
+    return attributes
 
 
 def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:

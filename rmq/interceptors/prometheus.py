@@ -43,6 +43,7 @@ class Prometheus(Interceptor):
         self._families = optional_imports.load("prometheus_client.core", "prometheus", "Prometheus")
         self._registry = self._lib.REGISTRY if registry is None else registry
         self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._types: set[str] = set()  # that handlers of watched workers take
         self._late = self._metric(telemetry.LATENESS)
         self._seconds = self._metric(telemetry.HANDLER_SECONDS)
         self._handled = self._metric(telemetry.HANDLED)
@@ -64,9 +65,11 @@ class Prometheus(Interceptor):
     def watch(self, worker: Counting) -> None:
         """Expose the counts of a worker (held, taken, lost) until the worker is garbage-collected.
 
-        A worker of the client calls this by itself.
+        The types that its handlers take are values of the label `type` from here on. A worker of
+        the client calls this by itself.
         """
         self._workers.add(worker)
+        self._types.update(name for each in getattr(worker, "handlers", ()) for name in each.types)
 
     # --- hooks -----------------------------------------------------------------------------------
 
@@ -81,13 +84,20 @@ class Prometheus(Interceptor):
         """Observe how late the handler starts."""
         late = late_s(delivery)
         if late is not None:
-            self._late.labels(delivery.topic).observe(late)
+            self._late.labels(delivery.topic, self._type(delivery)).observe(late)
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
         """Count and time the run."""
-        topic = delivery.topic
-        self._seconds.labels(topic).observe(outcome.seconds)
-        self._handled.labels(topic, outcome.verb).inc()
+        topic, message_type = delivery.topic, self._type(delivery)
+        self._seconds.labels(topic, message_type).observe(outcome.seconds)
+        self._handled.labels(topic, message_type, outcome.verb).inc()
+
+    def _type(self, delivery: DeliveryData) -> str:
+        """Return the label of a message's type; senders could fill a registry with others."""
+        message_type = delivery.type
+        if message_type is None:
+            return ""
+        return message_type if message_type in self._types else "other"
 
     # --- a collector of prometheus_client --------------------------------------------------------
 

@@ -47,8 +47,8 @@ def test_the_program_with_metrics_shows_every_metric(server: Server) -> None:
     told = ran("prometheus_client", server).stdout
 
     assert [one.name for one in METRICS if one.name not in told] == []
-    assert 'rmq_handled_total{topic="orders-measured",verb="ack"} 1.0' in told
-    assert 'rmq_lateness_seconds_bucket{le="30.0",topic="orders-measured"} 1.0' in told
+    assert 'rmq_handled_total{topic="orders-measured",type="",verb="ack"} 1.0' in told
+    assert 'rmq_lateness_seconds_bucket{le="30.0",topic="orders-measured",type=""} 1.0' in told
 
 
 def test_the_program_with_traces_shows_both_spans(server: Server) -> None:

@@ -82,6 +82,7 @@ def test_what_arrives_is_what_a_direct_send_would_have_stored(database, client, 
         "expires": 60,
         "retry": rmq.Levels((1, 2)),
         "max_runtime": 3,
+        "type": "order.refunded",
     }
 
     with engine.begin() as connection:
@@ -135,6 +136,7 @@ BAD = [
     {"retry": "sometimes"},
     {"max_runtime": float("nan")},
     {"slot_basis": 7},
+    {"type": "a b"},
     {"merge_keys": "a"},
     {"body": object()},
     {"body": float("nan")},

@@ -21,7 +21,7 @@ TERMS = dict(ROW.findall((ROOT / "docs/glossary.md").read_text()))
 PLAIN_ENGLISH = {
     # programming
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
-    "script", "settings", "span", "type", "unknown", "value", "invalid", "failure",
+    "script", "settings", "span", "unknown", "value", "invalid", "failure",
     "configuration", "compressed", "rmq", "total", "seconds", "hand",
     "sent", "handled", "taken", "held", "format",
     # errors and states
