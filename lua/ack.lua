@@ -23,7 +23,7 @@ Cost      O(n log L), L = leases of the slot. In an audited slot also reading th
           passed
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing. The first write frees
           memory. Sent twice with one number, it gives the first answer. In a slot in order, the last ack of a batch
-          wakes the consumers that wait for the batch to end.
+          wakes the consumers that wait for the batch to end; elsewhere, any ack those that wait for room.
 ]]
 local slot, prepare, call = KEYS[1], KEYS[2], ARGV[2]
 --- @include "lib/inline/session"

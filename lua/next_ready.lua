@@ -7,8 +7,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s
 ARGV[3]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none while something
-          is in flight, until that lease ends, nor before its hold. A paused slot
-          has none but leases that end.
+          is in flight, until that lease ends, nor before its hold. A paused slot,
+          and one with as much in flight as its limit allows, has none but leases that end.
 Cost      O(s log L), s = slots, at most 1024
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
           others to settle), and that at most every 1.5 s.
@@ -17,6 +17,7 @@ Atomic    Changes nothing but the time until which somebody is waiting (`waiting
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/in_order"
+--- @include "lib/limits"
 --- @include "lib/wake"
 local now, now_us = clock(ARGV[1])
 local reply, asleep = {}, {}
@@ -24,12 +25,17 @@ if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
 for i = 1, #KEYS, 3 do
-  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused')
+  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit')
   if s[1] ~= ARGV[3] then
     fail(s[1] and 'ANEW' or 'GONE', KEYS[i])
   end
   local hold = s[4] and hold_until(KEYS[i], KEYS[i + 1], s[4], now)
-  local wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, s[5], hold, s[6] and { at = math.huge })
+  local gate = s[6] and { at = math.huge } or nil
+  if s[7] and not gate then
+    local _
+    _, gate = room_in(s[7], redis.call('HGET', KEYS[i], 'bucket'), redis.call('ZCARD', KEYS[i + 2]), now)
+  end
+  local wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, s[5], hold, gate)
   if wait ~= 0 and field and ARGV[2] == '1' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
     asleep[#asleep + 1] = { i, field }
   end

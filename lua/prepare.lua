@@ -42,14 +42,14 @@ local failures, merge, audit, bodies = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local call = ARGV[2]
 --- @include "lib/inline/session"
 --- @include "lib/inline/take_fields"
-local known = s[13]
+local known = s[14]
 
 -- One message of a priority, asked for or all there is, in a session that goes on, as most takes are that do not find a
 -- batch. This is take_messages and make_receipts without anything that such a take does not need; whatever is unusual goes the
 -- long way below.
 local limit, takes = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1
-if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9]
-    and not s[12] and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
+if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9] and not s[12] and not s[13]
+    and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
     and tonumber(s[11] or 0) > -4294967296 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   --- @include "lib/inline/time"
   local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0, 'WITHSCORES', 'LIMIT', 0,
@@ -150,8 +150,8 @@ end
 reply[3] = deadline
 if ordered then
   reply[1] = shared and lease_end * 1000 - now_us or deadline * 1000000 - now_us
-elseif drained then
+elseif drained or gate then
   --- @include "lib/wake"
-  reply[1] = next_ready_in(store, prepare, now_us, until_ms)
+  reply[1] = next_ready_in(store, prepare, now_us, until_ms, nil, gate)
 end
 return reply

@@ -8,13 +8,14 @@ ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
-ARGV[6..] pairs of setting, value; a slot without `paused` is not paused
+ARGV[6..] pairs of setting, value; `paused` and `limit` are left out where there is none
 Returns   1 set up or changed, 0 had these settings or later ones, -1 belongs to a topic with another stamp
 Cost      O(settings)
 Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
           slot that holds some keeps the smaller `chunk`, since they may be larger than the topic takes now. A slot of
           an older stamp without messages begins anew. A slot that exists is changed while Redis is at maxmemory, too.
-          The end of a pause wakes the consumers that sleep. A second run changes nothing.
+          The end of a pause, and another limit, wake the consumers that sleep; another limit begins with a full
+          bucket. A second run changes nothing.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -22,10 +23,9 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
 local slot = KEYS[1]
 local now = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
-local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn',
-  'paused')
+local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit')
 local holds = redis.call('HLEN', KEYS[2]) > 0
-local given, resumed = { unpack(ARGV, 6) }, s[6]
+local given, paused, limit = { unpack(ARGV, 6) }, false, false
 if s[1] and s[1] ~= ARGV[2] then
   if holds or (tonumber(s[1]) or 0) >= (tonumber(ARGV[2]) or 0) then
     return -1
@@ -45,10 +45,13 @@ elseif s[1] then
       given[#given + 1] = 'settled_turn'
       given[#given + 1] = turn % 2 == tonumber(s[5]) % 2 and turn or turn + 1
     elseif given[i] == 'paused' then
-      resumed = false
+      paused = true
+    elseif given[i] == 'limit' then
+      limit = given[i + 1]
     end
   end
-  redis.call('HDEL', slot, 'paused') -- a write that needs no memory: after it, Redis checks no more
+  -- A write that needs no memory: after it, Redis checks no more.
+  redis.call('HDEL', slot, 'paused', 'limit', limit ~= s[7] and 'bucket' or 'limit')
 end
 if revision > 0 then
   given[#given + 1], given[#given + 2] = 'revision', ARGV[3]
@@ -57,7 +60,7 @@ end
 -- value this long makes it a table.
 local note = 'This hash is kept as a table, not as a packed list, because of this long value.'
 redis.call('HSET', slot, 'created', ARGV[2], 'note', note, unpack(given))
-if resumed then
+if s[1] == ARGV[2] and (s[6] and not paused or s[7] ~= limit) then
   wake(slot, ARGV[4], ARGV[5])
 end
 return 1

@@ -11,7 +11,7 @@ KEYS[7]   settled even   set   members settled in even turns of the dedup window
 KEYS[8]   settled odd    set   the same for odd turns
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
-          first due message is late, how many waiting messages a pause holds back, since when the slot is paused (epoch
+          first due message is late, how many waiting messages a pause or the limit holds back, since when the slot is paused (epoch
           ms, or 0), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped,
           purged, dead letters dropped; last the server's time, epoch ms
@@ -20,6 +20,7 @@ Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/limits"
 --- @include "lib/score_ranges"
 --- @include "lib/record"
 local slot, store = KEYS[1], KEYS[2]
@@ -27,7 +28,7 @@ local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
-  'paused')
+  'paused', 'limit')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -51,8 +52,9 @@ local reply = {
   0,
   tonumber(s[15] or 0),
 }
-if s[15] then
-  reply[11] = reply[1] + reply[2] + reply[3]
+if s[15] or s[16] then
+  local room = s[15] and 0 or room_in(s[16], redis.call('HGET', slot, 'bucket'), reply[5], now)
+  reply[11] = math.max(0, reply[1] + reply[2] + reply[3] - room)
 end
 for i = 2, 14 do
   reply[#reply + 1] = tonumber(s[i] or 0)

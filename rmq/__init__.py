@@ -28,6 +28,7 @@ from rmq.core.codec import Compressed
 from rmq.core.delivery import Reject, Retry, Snooze
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import Interceptor, Outcome
+from rmq.core.limits import Concurrency, Rate
 from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
 from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Immediate, Levels
@@ -93,6 +94,7 @@ __all__ = [
     "Claims",
     "Client",
     "Compressed",
+    "Concurrency",
     "ConfigurationError",
     "Consumer",
     "DecodeError",
@@ -132,6 +134,7 @@ __all__ = [
     "QueryOwned",
     "QueueFull",
     "RMQError",
+    "Rate",
     "Receipt",
     "Redriven",
     "Reject",

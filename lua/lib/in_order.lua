@@ -77,10 +77,12 @@ local function write_places(slot, places)
   end
 end
 
--- Whether consumers that wait for a batch to end must be woken: nothing is in flight any more. `blocked` is the time
--- until which they may be asleep; it is cleared. Call wake next.
+-- Whether consumers that wait for others to settle must be woken: nothing is in flight any more, or the slot is not in
+-- order, where they wait for room within its limit. `blocked` is the time until which they may be asleep; it is
+-- cleared. Call wake next.
 local function unblock(slot, prepare, blocked, now)
-  if blocked and tonumber(blocked) > now and redis.call('ZCARD', prepare) == 0 then
+  if blocked and tonumber(blocked) > now
+      and (redis.call('ZCARD', prepare) == 0 or redis.call('HEXISTS', slot, 'ordered') == 0) then
     redis.call('HDEL', slot, 'blocked')
     return true
   end

@@ -8,7 +8,8 @@
 -- none while something is in flight but a lease that expires. `leases_until`: when the first lease ends that stands for
 -- many deliveries, epoch ms, or false; their own deadlines never come. The field is where a sleeper is noted: `blocked` when
 -- it waits for others to settle their deliveries, so that sends do not wake it in vain; nil where no message can wake
--- it; else `waiting`. `gate` is nil, or says when the slot gives messages again: `at`, epoch ms or math.huge.
+-- it; else `waiting`. `gate` is nil, or says when the slot gives messages again: `at`, epoch ms, or math.huge where that
+-- depends on others; `field`, of those who wait for that.
 local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
   local ready
   if redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_END) > 0 then
@@ -22,7 +23,7 @@ local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
   end
   local field = 'waiting'
   if gate and (gate.at == math.huge or ready and ready < gate.at) then
-    ready, field = gate.at < math.huge and gate.at or nil, nil
+    ready, field = gate.at < math.huge and gate.at or nil, gate.field
   end
   local lease = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
   if lease[2] then

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rmq
+from rmq.core.limits import parse_limits
 from rmq.core.queues import parse_queue
 from rmq.core.retry import parse_policy
 from rmq.core.settings import parse_durability
@@ -77,6 +78,7 @@ MOMENT = _Parsed("moment", moment)
 SIZE = _Parsed("size", _size)
 HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
+LIMIT = _Parsed("limit", parse_limits)
 DURABILITY = _Parsed("level", lambda text: parse_durability(text) or "memory")
 MESSAGE_ID = _Parsed("id", rmq.MessageId.parse)
 MESSAGE_TYPE = _Parsed("type", check_message_type)

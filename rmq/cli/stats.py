@@ -31,7 +31,7 @@ GAUGES = {
     "records": "message records",
     "remembered": "settled ids remembered",
     "late_ms": "first due message is late by",
-    "held": "held back by a pause",
+    "held": "held back by a pause or limit",
     "paused_ms": "paused since",
 }
 COUNTERS = {
@@ -161,7 +161,7 @@ def _print(topic: str | None, slots: bool, counts: list[Counts]) -> None:
     for row_counts in counts:
         if "error" in row_counts:
             common_options().note(f"{row_counts['topic']}: {row_counts['error']}")
-        elif topic is None and row_counts["paused_ms"]:
+        elif topic is None and (row_counts["paused_ms"] or row_counts["held"]):
             common_options().note(f"{row_counts['topic']}: {held_text(row_counts)}")
 
 

@@ -12,7 +12,7 @@ from rmq.cli import output
 from rmq.cli.app import CommandGroup, Failed, Refused, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.output import Column
-from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, RETRY, SIZE
+from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, LIMIT, RETRY, SIZE
 from rmq.core.message import moment
 from rmq.core.validation import format_duration
 
@@ -82,6 +82,12 @@ _SETTINGS = (
         "--unhandled",
         type=DURATION_OR_OFF,
         help="When a message whose type has no handler is dead.  [1h]",
+    ),
+    click.option(
+        "--limit",
+        type=LIMIT,
+        help="How fast and how many: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with a "
+        "comma between.  [off]",
     ),
 )
 
@@ -200,9 +206,11 @@ def _pause_text(pause: rmq.Pause) -> str:
 
 
 def held_text(figures: dict[str, int]) -> str:
-    """Return since when a topic is paused, and how many messages that holds back."""
-    since = output.clock(moment(figures["paused_ms"]))
-    return f"paused since {since}, {output.plural(figures['held'], 'message')} held"
+    """Return what holds messages of a topic back, and how many."""
+    held = f"{output.plural(figures['held'], 'message')} held"
+    if figures["paused_ms"]:
+        return f"paused since {output.clock(moment(figures['paused_ms']))}, {held}"
+    return f"{held} back by the topic's limit"
 
 
 @topic.command(
@@ -288,7 +296,7 @@ def list_topics() -> None:
         ],
     )
     for row in rows:
-        if row.get("paused_ms"):
+        if row.get("paused_ms") or row.get("held"):
             common.note(f"{row['topic']}: {held_text(row)}")
     broken = [row for row in rows if "error" in row]
     if broken:

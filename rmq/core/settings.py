@@ -7,11 +7,12 @@ settings while producers and consumers run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
-from rmq.core import pause, retry as policies
+from rmq.core import limits, pause, retry as policies
+from rmq.core.limits import Limit, Limits, parse_limits
 from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN
@@ -152,6 +153,7 @@ class TopicSettings(TypedDict, total=False):
     durability: Durability | str
     dead_retention: Duration | None
     unhandled: Duration | None
+    limit: Limit | Limits | Sequence[Limit] | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,8 @@ class Settings:
             minute, and by commands that read the DeadQueue.
         unhandled_ms: how long after it is due a message waits whose type no handler of its worker
             has; then it is a dead letter; 0: it waits for ever.
+        limit: how many messages are delivered in a time, and how many are in flight; each slot has
+            a share.
         paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
     """
 
@@ -194,16 +198,24 @@ class Settings:
     durability: Durability = None
     dead_retention_ms: int = 0
     unhandled_ms: int = 3_600_000
+    limit: Limits = field(default_factory=Limits)
     paused: Pause | None = None
+
+    def __post_init__(self) -> None:
+        """Check what settings must have of each other."""
+        self.limit.check_slots(self.slots)
 
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash."""
         return {"format": str(FORMAT)} | {name: _to_redis(getattr(self, name)) for name in NAMES}
 
-    def for_slot(self) -> dict[str, str]:
+    def for_slot(self, index: int = 0) -> dict[str, str]:
         """Return the fields of a slot's hash, which scripts read."""
-        paused = {"paused": str(self.paused.since_ms)} if self.paused else {}
-        return paused | {
+        optional = {
+            "paused": str(self.paused.since_ms) if self.paused else "",
+            "limit": self.limit.of_slot(index, self.slots),
+        }
+        return {name: value for name, value in optional.items() if value} | {
             "max_retries": str(self.max_retries),
             "retry": ",".join(str(wait) for wait in self.retry.ladder(self.max_retries)) or "0",
             "jitter": str(round(self.retry.jitter * 100)),
@@ -251,6 +263,7 @@ _CHECKS: dict[str, tuple[str, Any]] = {
     "durability": ("durability", parse_durability),
     "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
     "unhandled": ("unhandled_ms", lambda v: _off_or(v, "unhandled", 1000)),
+    "limit": ("limit", parse_limits),
 }
 PUBLIC = tuple(_CHECKS)
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
@@ -307,13 +320,15 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
         raise FormatMismatch(_describe_format(topic, found))
     values: dict[str, Any] = {}
     for name in NAMES:
-        if name == "unhandled_ms" and name not in stored:
+        if name in ("unhandled_ms", "limit") and name not in stored:
             continue  # a topic that was created before this setting has its default
         text = stored[name]
         if name == "retry":
             values[name] = policies.from_redis(text)
         elif name == "durability":
             values[name] = _read_durability(text)
+        elif name == "limit":
+            values[name] = limits.from_redis(text)
         else:
             values[name] = text if name in ("overflow", "on_expire") else int(text)
     return Settings(**values, paused=pause.from_redis(stored))

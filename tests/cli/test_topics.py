@@ -39,6 +39,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "--retry", "levels:1s,1m:0.5", "--dedup-window", "off", "--max-length", "300",
         "--overflow", "block", "--max-body", "2M", "--expires", "1d", "--on-expire", "drop",
         "--durability", "replicated:1:500ms", "--dead-retention", "7d", "--unhandled", "2h",
+        "--limit", "rate:100:1m,concurrency:6",
     ]  # fmt: skip
 
     made = json.loads(run("topic", "create", name, *given, "--json").stdout)
@@ -49,6 +50,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "retry": "levels:1s,1m:0.5", "dedup_window": 0.0, "max_length": 300, "overflow": "block",
         "max_body": 2 * 1024 * 1024, "expires": 86400.0, "on_expire": "drop",
         "durability": "replicated:1:500ms", "dead_retention": 604800.0, "unhandled": 7200.0,
+        "limit": "rate:100:1m,concurrency:6",
     }  # fmt: skip
     assert json.loads(run("topic", "show", name, "--json").stdout)["settings"] == made["settings"]
     shown = run("topic", "show", name).stdout
@@ -96,7 +98,7 @@ def test_pause_and_resume_are_told_and_shown(run, topic):
         rf"^{name}: paused since \S+, 1 message held$", run("topic", "ls").stderr, re.M
     )
     assert re.search(rf"^{name}: paused since \S+, 1 message held$", run("stats").stderr, re.M)
-    assert re.search(r"^held back by a pause +1$", run("stats", name).stdout, re.MULTILINE)
+    assert re.search(r"^held back by a pause or limit +1$", run("stats", name).stdout, re.MULTILINE)
     assert re.search(r"^paused since +\d{4}-\S+Z$", run("stats", name).stdout, re.MULTILINE)
     assert "1 message held" in run("peek", name).stderr
 
@@ -108,6 +110,25 @@ def test_pause_and_resume_are_told_and_shown(run, topic):
     assert "state" not in run("topic", "show", name).stdout
     assert "held" not in run("topic", "ls").stderr + run("peek", name).stderr
     assert run("topic", "pause", "no-such-topic").exit_code == 3
+
+
+def test_limit_is_changed_refused_and_what_it_holds_back_is_shown(run, topic):
+    name = topic.name
+    topic.send(1)
+    topic.send(2)
+
+    changed = run("topic", "set", name, "--limit", "rate:1:1h").stdout
+
+    assert changed == f"{name}: limit off -> rate:1:1h\n"
+    told = f"{name}: 1 message held back by the topic's limit\n"
+    for command in (("topic", "ls"), ("stats",), ("peek", name)):
+        assert told in run(*command).stderr
+    assert re.search(r"^held +1$", run("topic", "show", name).stdout, re.MULTILINE)
+    assert json.loads(run("stats", name, "--json").stdout)["held"] == 1
+    assert "is rate:1:1h already" in run("topic", "set", name, "--limit", "rate:1:1h:1").stdout
+    assert run("topic", "set", name, "--limit", "rate").exit_code == 2
+    assert run("topic", "set", name, "--limit", "off").stdout == f"{name}: limit rate:1:1h -> off\n"
+    assert told not in run("topic", "ls").stderr
 
 
 def test_ls_goes_on_where_a_topic_cannot_be_read(run, client, topic, server):

@@ -137,7 +137,9 @@ class Box:
         self.created = opened.kept["created"].encode()
         self.handle.mark_open(self.settings, self.created, ready=True)
         for keys in self.handle.slots:
-            self.run(commands.slot(self.handle, keys, self.created, self.settings.for_slot()))
+            self.run(
+                commands.slot(self.handle, keys, self.created, self.settings.for_slot(keys.index))
+            )
         self.index = index
         self.keys: SlotKeys = self.handle.slots[index]
         self._sessions = 0

@@ -384,3 +384,41 @@ async def test_adrain_runs_both_kinds_in_the_loop_of_the_test(broker: Broker) ->
         assert [one.verb for one in results] == ["ack"] * 3
         assert seen == [1, ["a"], ["next"]]
         broker.assert_empty()
+
+
+def test_clock_of_the_test_gives_the_tokens_of_a_rate(broker: Broker) -> None:
+    topic = broker.client.topic("t", limit=rmq.Rate(2, per=10))
+    seen: list[int] = []
+
+    @topic.handler()
+    def handle(body: int) -> None:
+        seen.append(body)
+
+    topic.send_many([rmq.Outgoing(n) for n in range(5)])
+
+    broker.drain()
+    assert seen == [0, 1]
+    broker.clock.advance(4.999)
+    broker.drain()
+    assert seen == [0, 1]
+    broker.clock.advance(0.001)
+    broker.drain()
+    assert seen == [0, 1, 2]
+    broker.drain(advance=10)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_drain_of_a_paused_topic_ends_and_runs_nothing(broker: Broker) -> None:
+    topic = broker.client.topic("t")
+    seen: list[int] = []
+
+    @topic.handler()
+    def handle(body: int) -> None:
+        seen.append(body)
+
+    topic.send(1)
+    broker.client.admin.topic_pause("t")
+    assert (broker.drain(advance=60), seen) == ([], [])
+    broker.client.admin.topic_resume("t")
+    broker.drain()
+    assert seen == [1]

@@ -15,7 +15,8 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            retries_left: false, or by position the retries that remain to messages that have failed before
            reply: the fields of the reply, without the deadline
            drained: whether there is nothing more to take just now
-           max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, gate, shared_expired,
+           gate: nil, or when messages may be taken again, for next_ready_in
+           max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, shared_expired,
            picked, to_inspect, any_large, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
@@ -42,6 +43,13 @@ local reply = { 0, (expired_leases > 0 and 1 or 0) + (shared_expired and 2 or 0)
 
 if s[12] then
   gate = { at = math.huge } -- paused
+elseif s[13] then
+  --- @include "lib/limits"
+  local room
+  room, gate = room_in(s[13], redis.call('HGET', slot, 'bucket'), redis.call('ZCARD', prepare), now)
+  limit = math.min(limit, room)
+end
+if gate then
   --- @include "lib/inline/return_empty"
 end
 
@@ -204,4 +212,15 @@ if picked > n then
   ids, taken = { unpack(ids, 1, n) }, { unpack(taken, 1, n) }
 end
 reply[7], reply[8] = ids, taken
+if s[13] then
+  -- Take the tokens of these messages. `gate` then tells when the next ones may be taken.
+  --- @include "lib/limits"
+  local in_flight = redis.call('ZCARD', prepare)
+  local _, _, bucket = room_in(s[13], redis.call('HGET', slot, 'bucket'), in_flight, now)
+  local left = bucket and string.format('%.0f:%.0f', bucket[1], bucket[2] + n)
+  if left then
+    redis.call('HSET', slot, 'bucket', left)
+  end
+  _, gate = room_in(s[13], left, in_flight + n, now)
+end
 local drained = all < limit and all == picked and promoted == 0

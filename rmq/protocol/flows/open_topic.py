@@ -91,10 +91,10 @@ def give_slots(context: TopicContext) -> Flow[int]:
     Raises:
         TopicVanished: a slot belongs to another life of the topic.
     """
-    values = context.settings.for_slot()
+    settings_of = context.settings.for_slot
     replies = yield from pipeline(
         [
-            commands.slot(context, keys, context.created, values, context.revision)
+            commands.slot(context, keys, context.created, settings_of(keys.index), context.revision)
             for keys in context.slots
         ]
     )

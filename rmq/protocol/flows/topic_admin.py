@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rmq.core import settings
@@ -69,9 +70,11 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
     Raises:
         TopicNotFound: there is no such topic.
         TopicVanished: it is being deleted.
+        InvalidValue: a limit is too small for the topic's slots.
     """
     values = settings.to_redis(asked)
     yield from open_topic.open(context, create=False)
+    replace(context.settings, **asked)  # checks what they must have of each other
     changed = yield commands.topic_set(context, context.created, values)
     return (yield from _give_changed(context, changed))
 

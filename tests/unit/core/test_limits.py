@@ -1,0 +1,105 @@
+"""Limits: what is accepted, their texts, and the shares of slots."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.core import limits, settings
+from rmq.core.limits import Concurrency, Limits, Rate, parse_limits
+
+BOTH = Limits(Rate(100, 1), Concurrency(5))
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [
+        (None, Limits()),
+        ("off", Limits()),
+        (Rate(100, per=1), Limits(Rate(100, 1))),
+        (Concurrency(5), Limits(concurrency=Concurrency(5))),
+        ([Concurrency(5), Rate(100, timedelta(seconds=1))], BOTH),
+        (BOTH, BOTH),
+        ("rate:100", Limits(Rate(100, 1.0))),
+        ("rate:100:1m:7", Limits(Rate(100, 60, 7))),
+        ("concurrency:5, rate:100:1s", BOTH),
+    ],
+)
+def test_limit_is_accepted_in_every_form_and_comes_back_from_its_texts(
+    given: Any, parsed: Limits
+) -> None:
+    found = parse_limits(given)
+
+    assert found.to_redis() == parsed.to_redis()
+    assert limits.from_redis(found.to_redis()).to_redis() == parsed.to_redis()
+    assert parse_limits(str(found)).to_redis() == parsed.to_redis()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "100", "rate", "rate:", "rate:x", "rate:0", "rate:1:0s", "rate:1:2d", "rate:1:1s:0",
+        "rate:1:1s:1:1", "rate:1000001", "concurrency:0", "concurrency:1:2", "rate:1,rate:2",
+        "concurrency:-1", "rate:1:x", "rate:²",
+    ],
+)  # fmt: skip
+def test_text_that_is_no_limit_is_refused(given: str) -> None:
+    with pytest.raises(rmq.InvalidValue, match="limit"):
+        parse_limits(given)
+
+
+@pytest.mark.parametrize("given", [100, [100], {"rate": 1}, True])
+def test_other_types_are_refused(given: object) -> None:
+    with pytest.raises(rmq.InvalidType, match=r"rmq\.Rate"):
+        parse_limits(given)
+
+
+def test_fields_are_checked_where_they_are_given() -> None:
+    for make in (
+        lambda: Rate(0),
+        lambda: Rate(1, 0),
+        lambda: Rate(1, 1, 0),
+        lambda: Concurrency(0),
+    ):
+        with pytest.raises(rmq.InvalidValue):
+            make()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 7, 64, 1024])
+def test_shares_of_slots_add_up_to_the_limit(slots: int) -> None:
+    both = Limits(Rate(1500, 2, 2000), Concurrency(1030))
+
+    shares = [tuple(map(int, both.of_slot(i, slots).split(":"))) for i in range(slots)]
+
+    assert {rate for rate, *_ in shares} == {1500}
+    assert {per for _, per, *_ in shares} == {2000 * slots}
+    assert sum(burst for *_, burst, _ in shares) == 2000
+    assert sum(most for *_, most in shares) == 1030
+    assert max(most for *_, most in shares) - min(most for *_, most in shares) <= 1
+
+
+def test_burst_smaller_than_the_slots_is_one_for_each() -> None:
+    assert Limits(Rate(10, 1, 2)).of_slot(7, 8) == "10:8000:1:0"
+
+
+def test_topic_whose_slots_have_no_share_of_a_concurrency_is_refused() -> None:
+    settings.Settings(slots=5, limit=parse_limits("concurrency:5"))
+
+    with pytest.raises(rmq.InvalidValue, match="concurrency:5 is less than the 6 slots"):
+        settings.Settings(slots=6, limit=parse_limits("concurrency:5"))
+
+
+def test_topic_that_was_created_before_there_were_limits_has_none() -> None:
+    stored = settings.Settings().to_redis()
+    assert stored.pop("limit") == "off"
+
+    assert settings.from_redis("mail", stored).limit == Limits()
+
+
+def test_limit_of_a_later_version_is_refused() -> None:
+    for text in ("rate:1", "rate:1:2", "weight:3", "concurrency:1:2"):
+        with pytest.raises(rmq.InvalidValue, match="in Redis"):
+            limits.from_redis(text)
