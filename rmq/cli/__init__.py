@@ -4,7 +4,7 @@ app             the root command, common options, errors and exit codes
 param_types     types of options: durations, times, sizes, retry policies, queues
 output          tables, JSON, and text that is safe to print on a terminal
 confirm         the question before a command that cannot be undone, and progress bars
-ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink,
+ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink, schedule,
 ledger, outbox, outbox_repair, worker, worker_list: the commands
 worker_group    `rmq worker`: runs handlers where no command of the group is named
 send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
@@ -24,6 +24,7 @@ from rmq.cli import (
     outbox_repair as outbox_repair,  # adds its commands to `rmq outbox`
     ping,
     query,
+    schedule,
     send,
     sink,
     stats,
@@ -51,6 +52,7 @@ for command in (
     claim.claim,
     query.query,
     sink.sink,
+    schedule.schedule,
     ledger.ledger,
     outbox.outbox,
     worker_group.worker,

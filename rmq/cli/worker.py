@@ -117,6 +117,9 @@ Exit codes; with --processes the largest of them:
     help="Where leases are renewed.  [process]",
 )
 @click.option(
+    "--no-schedules", is_flag=True, help="Leave schedules of the topics to other processes."
+)
+@click.option(
     "--health",
     callback=_host_port,
     metavar="[HOST]:PORT",
@@ -147,6 +150,7 @@ def worker(
     grace: float | None,
     watchdog: float | None,
     keeper: Literal["process", "thread"] | None,
+    no_schedules: bool,
     health: tuple[str, int] | None,
     log_level: str | None,
     log_json: bool,
@@ -161,15 +165,17 @@ def worker(
         "max_messages": max_messages, "max_memory": max_memory, "timeout_kill": timeout_kill,
     }  # fmt: skip
     options = {"grace": grace, "watchdog": watchdog, "keeper": keeper, **limits}
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     supervised = processes or reload or any(name in given for name in limits)
     if supervised and not check and control_fd is None:
         logs.start(log_level, log_json)
         arguments = [f"{_option(name)}={value}" for name, value in given.items()]
-        arguments += [f"--topic={name}" for name in topics]
+        arguments += [f"--topic={name}" for name in topics] + ["--no-schedules"] * no_schedules
         arguments += [f"--log-level={log_level}"] * bool(log_level) + ["--log-json"] * log_json
         arguments += ["--json"] * common.json
         return _supervise(common, [module, *arguments], processes or 1, reload, health)
+    if no_schedules:
+        given["schedules"] = False
     control = None if control_fd is None else ControlChannel(control_fd)
     new_worker = _make(module, topics, given)
     if check:
