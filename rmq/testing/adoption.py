@@ -46,6 +46,7 @@ class Adoption:
         )
         self._own_address = client._address
         self._handlers = dict(client._handlers.by_topic)
+        self._schedules = dict(client._handlers.schedules)
         self._context_states: list[tuple[TopicContext, dict[str, Any]]] = [
             (context, dict(vars(context))) for context in client._contexts
         ]
@@ -63,6 +64,7 @@ class Adoption:
         _swap(client._transport, parked)
         client._address = self._own_address
         client._handlers.by_topic = self._handlers
+        client._handlers.schedules = self._schedules
         for context in list(client._contexts):
             context.forget()
         for context, state in self._context_states:

@@ -23,6 +23,7 @@ from rmq.testing.assertions import MessageCriteria
 from rmq.testing.clock import Clock
 from rmq.testing.drain import Drain, DrainedTopic, Result, most_taken
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
+from rmq.testing.schedules import ScheduledSends
 from rmq.testing.servers import Backend, Database
 from rmq.transport import Transport
 from rmq.worker.lease_table import LeaseTable
@@ -87,6 +88,9 @@ class Broker:
         self._transport = FaultyTransport(address, 5.0, 10.0, self.faults)
         self.client = Client(address.url)
         self.adopting(self.client).enter()
+        self._scheduled = ScheduledSends(self._plain, self._adoptions)
+        if self._clock is not None:
+            self._clock.services.append(self._scheduled.send_due)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,6 +108,8 @@ class Broker:
 
     def _close(self) -> None:
         database, self._database = self._open(), None
+        if self._clock is not None:
+            self._clock.services.remove(self._scheduled.send_due)
         try:
             self.client.close()
             self._transport.close()
@@ -250,7 +256,8 @@ class Broker:
             )
             for number, (client, of_topic) in enumerate(handlers)
         ]  # fmt: skip
-        return Drain(drained, self._plain, clock, most_us, raises, limit), drained, lease_table
+        drain = Drain(drained, self._plain, clock, most_us, raises, limit, self._scheduled.send_due)
+        return drain, drained, lease_table
 
     # --- inspect ---------------------------------------------------------------------------------
 
@@ -322,6 +329,8 @@ class Broker:
         raise AssertionError("\n".join(drained if len(drained) > 1 else [*drained, "  nothing"]))
 
     def _peek(self, topic: AnyTopic, place: QueueName) -> list[Message]:
+        self._open()
+        self._scheduled.send_due()
         return [
             message
             for admin in self._admins(topic)

@@ -7,6 +7,7 @@ another one shares its clock; when the last broker closes, scripts use the serve
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from rmq.core.validation import Duration, Moment, check_epoch_ms, duration_ms
@@ -23,6 +24,7 @@ class Clock:
     def __init__(self, now_us: int) -> None:
         self.now_us = now_us
         self._users = 0
+        self.services: list[Callable[[], object]] = []  # called before and after time moves
 
     def __repr__(self) -> str:
         return f"<Clock at {self.now.isoformat()}>"
@@ -54,8 +56,12 @@ class Clock:
     def _go(self, now_us: int) -> datetime:
         if _active is not self:
             raise InvalidValue("clock: its broker is closed; time is the server's again")
+        for serve in self.services:
+            serve()
         self.now_us = now_us
         commands.set_clock(now_us)
+        for serve in self.services:
+            serve()
         return self.now
 
 

@@ -248,6 +248,7 @@ class Drain:
         advance_us: int | None,
         raises: bool,
         limit: int,
+        send_scheduled: Callable[[], float | None],
     ) -> None:
         self._topics = topics
         self._transport = transport
@@ -255,6 +256,7 @@ class Drain:
         self._end_us = None if clock is None or advance_us is None else clock.now_us + advance_us
         self._raises = raises
         self._limit = limit
+        self._send_scheduled = send_scheduled
         self._results: list[Result] = []
 
     def steps(
@@ -263,6 +265,7 @@ class Drain:
         """Yield the deliveries to run; receive their dispositions."""
         idle = 0
         while True:
+            next_scheduled_s = self._send_scheduled()
             busy = False
             for topic in self._topics:
                 runs = topic.take()
@@ -284,7 +287,7 @@ class Drain:
                         raise
             idle = 0 if busy else idle + 1
             self._fail_if_endless(idle > self._limit, [], self._topics[0])
-            if not busy and not self._advance_clock():
+            if not busy and not self._advance_clock(next_scheduled_s):
                 return self._results
 
     def _fail_if_endless(
@@ -309,8 +312,11 @@ class Drain:
             if result.error is not None and not isinstance(result.error, Snooze | Retry | Reject):
                 raise result.error
 
-    def _advance_clock(self) -> bool:
-        """Move the clock to the next due time; return False if there is none within the limit."""
+    def _advance_clock(self, next_scheduled_s: float | None) -> bool:
+        """Move the clock to the next due time; return False if there is none within the limit.
+
+        Schedules have no end, so their times count only where the drain has one.
+        """
         if self._clock is None or self._end_us == self._clock.now_us:
             return False
         waits = [
@@ -319,6 +325,8 @@ class Drain:
             for wait in self._transport.run(_waits_flow(topic.context))
             if wait >= 0
         ]
+        if next_scheduled_s is not None and self._end_us is not None:
+            waits.append(round(next_scheduled_s * 1_000_000))
         aim = self._clock.now_us + max(STEP_US, min(waits)) if waits else None
         if self._end_us is not None and (aim is None or aim > self._end_us):
             aim = self._end_us  # the whole time passes

@@ -29,6 +29,7 @@ PAGES = {
     "docs/outbox.md": 0,
     "docs/workers.md": 0,
     "docs/observability.md": 0,
+    "docs/schedules.md": 0,
 }
 ELSEWHERE = {  # pages whose blocks another test runs
     "docs/guarantees.md": "tests/packaging/test_guarantees.py",

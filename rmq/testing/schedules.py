@@ -1,0 +1,34 @@
+"""Schedules in a test: those that adopted clients declare are written, and sent by the clock."""
+
+from __future__ import annotations
+
+from rmq.client.client import AsyncClient, Client
+from rmq.testing.adoption import Adoptions
+from rmq.transport import Transport
+from rmq.worker.dispatch import Dispatch
+
+
+class ScheduledSends:
+    """The scheduler of a broker. It works when it is asked: before and after the clock moves."""
+
+    def __init__(self, transport: Transport, adoptions: Adoptions) -> None:
+        self._transport = transport
+        self._adoptions = adoptions
+        self._dispatches: dict[Client | AsyncClient, Dispatch] = {}
+
+    def send_due(self) -> float | None:
+        """Declare what was declared since, send what is due; return the seconds until the next."""
+        waits = []
+        for client in list(self._adoptions):
+            if not client._handlers.schedules:
+                continue
+            dispatch = self._dispatches.get(client)
+            if dispatch is None:
+                dispatch = Dispatch(self._transport, client._handlers)
+                self._dispatches[client] = dispatch
+            dispatch.declare()
+            sent, wait = dispatch.send_due()
+            while sent:
+                sent, wait = dispatch.send_due()
+            waits += [] if wait is None else [wait]
+        return min(waits, default=None)
