@@ -24,12 +24,19 @@ def prefix(name: str) -> str:
 
 
 @pytest.fixture
-def beating(tmp_path: Path, server: Any, name: str, prefix: str) -> Path:
-    """A module with one handler, whose processes report every BEAT_S."""
+def plain(tmp_path: Path, server: Any, name: str, prefix: str) -> Path:
+    """A module with one handler, whose reports last for 30 s."""
     text = SHOP.replace("{url!r},", f"{{url!r}}, prefix={prefix!r},")
-    text += f"\nfrom rmq.worker import status_reporter\nstatus_reporter.HEARTBEAT_S = {BEAT_S}\n"
     write(tmp_path, text.format(url=server.url, topic=name))
     return tmp_path
+
+
+@pytest.fixture
+def beating(plain: Path) -> Path:
+    """The same module, whose processes report every BEAT_S."""
+    faster = f"\nfrom rmq.worker import status_reporter\nstatus_reporter.HEARTBEAT_S = {BEAT_S}\n"
+    write(plain, (plain / "shop.py").read_text() + faster)
+    return plain
 
 
 @pytest.fixture
@@ -50,7 +57,7 @@ def keys(raw: Any, prefix: str) -> list[bytes]:
 
 
 def test_two_processes_are_listed_with_their_numbers_and_vanish_when_they_stop(
-    beating, near, name, prefix, raw, start, run
+    plain, near, name, prefix, raw, start, run
 ):
     program = start("shop", "--processes", 2).ready()
     until(lambda: len(near.admin.workers()) == 2)
