@@ -18,6 +18,7 @@ from rmq.client.admin import Admin, AsyncAdmin
 from rmq.client.client import AsyncClient, Client
 from rmq.client.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
 from rmq.client.declaration import AsyncSchedule, Schedule
+from rmq.client.dependencies import Depends
 from rmq.client.idempotency import Claims, idempotent
 from rmq.client.query import AsyncQuery, Query
 from rmq.client.stage import AsyncStage, Published, Stage, Staged
@@ -48,6 +49,7 @@ from rmq.errors import (
     InvalidType,
     InvalidValue,
     LeaseLost,
+    LifespanFailed,
     NotDurable,
     OutcomeUnknown,
     PayloadTooLarge,
@@ -101,6 +103,7 @@ __all__ = [
     "Deleted",
     "Delivery",
     "DeliveryError",
+    "Depends",
     "EmbeddedError",
     "EncodeError",
     "Exponential",
@@ -119,6 +122,7 @@ __all__ = [
     "InvalidValue",
     "LeaseLost",
     "Levels",
+    "LifespanFailed",
     "Message",
     "MessageId",
     "Missing",

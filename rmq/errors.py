@@ -79,6 +79,13 @@ class EmbeddedError(ConfigurationError):
     """An embedded Redis cannot be started or shared; the message names directory and fix."""
 
 
+class LifespanFailed(RMQError):
+    """A lifespan, or a dependency that lives as long as the process, raised at the worker's start.
+
+    The worker has received nothing; `__cause__` is what was raised.
+    """
+
+
 # --- sending -----------------------------------------------------------------------------------
 
 

@@ -59,6 +59,7 @@ Exit codes; with --processes the largest of them:
   4   the grace time ended and running messages were handed back, or Redis was away and some acks
       could not be sent: these messages are delivered again
   70  no progress (--watchdog), or a handler that hung (--timeout-kill)
+  71  a lifespan raised: at the start, nothing was received; or it was not closed in time
   75  an rmq.Worker that reached its max_messages or max_memory, and has no supervisor
   128 + n  a second signal n
 """

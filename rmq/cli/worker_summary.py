@@ -18,7 +18,7 @@ from rmq.cli import output
 from rmq.cli.app import CommonOptions
 from rmq.cli.output import Column
 from rmq.core.validation import format_duration
-from rmq.worker.process_exit import FINISHED, HANDED_BACK, RECYCLED, STUCK
+from rmq.worker.process_exit import FINISHED, HANDED_BACK, LIFESPAN_FAILED, RECYCLED, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")
 GUARD_OPS = ("duplicate", "claim_lost")  # shown if a handler has guards
@@ -83,6 +83,8 @@ def exit_text(code: int) -> str:
         )
     if code == STUCK:
         return "stuck: no progress, although there was work; the stacks are above"
+    if code == LIFESPAN_FAILED:
+        return "a lifespan failed; the log above says which"
     if code == RECYCLED:
         return "stopped at a limit, to be replaced; everything that had started was finished"
     if code > 128:

@@ -7,11 +7,12 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from rmq.client.admin import Admin, AsyncAdmin
+from rmq.client.dependencies import check_lifespan
 from rmq.client.topic import AsyncTopic, Topic
 from rmq.client.topic_handlers import Handlers
 from rmq.core import codec as codecs
@@ -45,6 +46,7 @@ def _report_at_exit() -> None:
 
 atexit.register(_report_at_exit)
 
+F = TypeVar("F", bound=Callable[..., Any])
 EXIT_S = 1.0  # how long the end of a process waits for a reply of Redis
 DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PREFIX = "rmq"
@@ -96,6 +98,20 @@ class _ClientBase:
             self._declared[context.name] = self._declared.get(context.name, {}) | context.requested
         self._contexts.add(context)
         return context
+
+    def lifespan(self, function: F) -> F:
+        """Register a function that is run around the life of each worker process; return it.
+
+        `@client.lifespan` on a function that yields once, plain or async. The worker receives
+        nothing before the yield, and runs the rest after the last handler has ended. An async one
+        runs in the event loop of the async handlers, a plain one in a thread of its own. Handlers
+        get what it yields by `rmq.Depends(function, scope="process")`.
+
+        Raises:
+            InvalidType: it does not yield, or nobody would fill one of its parameters.
+        """
+        self._handlers.lifespans.append(check_lifespan(function))
+        return function
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"

@@ -96,6 +96,7 @@ class Handler:
             body=body,
             local_names=local_names,
         )
+        self.dependencies = signature.dependencies
         self.takes = signature.arguments  # "b", "bd", "db", "d" or "list"
         try:
             self.body_converter = body_types.converter(signature.body_type)

@@ -1,4 +1,4 @@
-"""The signature of a handler: which parameter is the body, which the delivery, and the body's type.
+"""The signature of a handler: which parameters are the body, the delivery and dependencies.
 
 Everything that cannot work is refused when the handler is registered.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmq.client.consumer import AsyncDelivery, Delivery
+from rmq.client.dependencies import Dependencies, dependency_of, mentions_depends, read_hint
 from rmq.errors import InvalidType
 
 _Parameters = list[inspect.Parameter]
@@ -26,6 +25,7 @@ class Signature:
         arguments: the arguments it is called with: "b" (the body), "bd" (body, delivery), "db", "d"
             or "list" (the deliveries of a batch).
         body_type: the annotation of the body, or None.
+        dependencies: the parameters that are marked with `Depends`; they are passed by name.
 
     Args:
         name: the handler, for errors.
@@ -60,10 +60,23 @@ class Signature:
             raise self._refused(f"its middleware fills {absent.pop()!r}, which it does not take")
         own = [parameter for parameter in every if parameter.name not in filled]
         hints = self._hints(own, local_names, lenient=body is not None)
+        marked = {
+            parameter.name: dependency
+            for parameter in own
+            if (dependency := dependency_of(parameter, hints.get(parameter.name))) is not None
+        }
+        self.dependencies = Dependencies(
+            name, marked, is_async=is_async, is_batch=is_batch, local_names=local_names
+        )
+        own = [parameter for parameter in own if parameter.name not in marked]
         taken = self._taken(own, hints)
-        for by_name in filled:  # the others are passed by position
+        for by_name in (*filled, *marked):  # the others are passed by position
             if any(names.index(by_name) < names.index(parameter.name) for parameter in taken):
-                raise self._refused(f"its middleware fills {by_name!r} by name; put that one last")
+                filler = "its middleware fills" if by_name in filled else "a dependency fills"
+                raise self._refused(f"{filler} {by_name!r} by name; put that one last")
+        for parameter in every:
+            if parameter.name in marked and parameter.kind is parameter.POSITIONAL_ONLY:
+                raise self._refused(f"a dependency fills {parameter.name!r} by name; move the /")
         most = 1 if is_batch else 2
         if not 1 <= len(taken) <= most:
             raise self._refused(f"it takes {len(taken)} parameters")
@@ -134,13 +147,10 @@ class Signature:
         for parameter in own:
             if parameter.annotation is _EMPTY:
                 continue
-            alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
             try:
-                hints |= typing.get_type_hints(
-                    alone, global_names, dict(local_names), include_extras=True
-                )
+                hints[parameter.name] = read_hint(parameter, global_names, local_names)
             except Exception as error:
-                if not lenient:
+                if not lenient or mentions_depends(parameter):
                     raise self._refused(
                         f"an annotation cannot be read ({error}); import it at run time, "
                         "or give body="

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rmq.client.declaration import Declaration
 from rmq.client.handler import Handler
@@ -98,6 +99,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self.by_topic: dict[str, TopicHandlers] = {}
+        self.lifespans: list[Callable[..., Any]] = []  # around the life of each worker
         self.schedules: dict[tuple[str, str], Declaration] = {}  # by topic and name
 
     def add(self, handler: Handler) -> None:

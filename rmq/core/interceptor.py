@@ -1,10 +1,13 @@
-"""Interceptors: hooks that run before and after every send and every run of a handler.
+"""Interceptors: hooks that run before and after every send, and before, after or around every run.
 
-An error of a hook is logged and goes no further: an interceptor must not be able to lose a message.
+An error of a `before_` or `after_` hook is logged and goes no further: an interceptor must not be
+able to lose a message. An `around_` hook takes the place of the handler, so its error is one of the
+handler.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -12,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from rmq.core.delivery import DeliveryData
 from rmq.core.message import Outgoing, SendResult
+from rmq.core.middleware import HandlerInfo
 from rmq.core.sequence import ProducerSequence
 from rmq.errors import InvalidType, InvalidValue
 
@@ -52,6 +56,33 @@ class Interceptor:
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
         """Runs after a handler and before its delivery is settled."""
 
+    def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
+        """Runs around a plain handler, which `call_next(delivery)` runs.
+
+        To return or raise has the effect that it has in the handler. Without `call_next` the
+        handler does not run, and a return settles the message.
+        """
+        call_next(delivery)
+
+    async def around_handle_async(
+        self, delivery: Any, call_next: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Do as `around_handle`, around an async handler."""
+        await call_next(delivery)
+
+    def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
+        """Do as `around_handle`, around a plain handler with `batch`, for its list of deliveries.
+
+        `call_next` may be given a part of the list; the others are settled as those of the handler.
+        """
+        call_next(deliveries)
+
+    async def around_batch_async(
+        self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Do as `around_batch`, around an async handler."""
+        await call_next(deliveries)
+
     def watch(self, worker: Any) -> None:
         """Runs before a worker that calls these hooks starts; again at each later start."""
 
@@ -61,6 +92,7 @@ class Interceptor:
 
 
 Hook = Callable[..., Any]
+AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_async")
 
 
 class Hooks:
@@ -80,6 +112,7 @@ class Hooks:
                 raise InvalidType(
                     f"interceptors: {interceptor!r}; give objects of subclasses of rmq.Interceptor"
                 )
+            _check_kinds(interceptor)
         sequences = [made for each in self.chain if (made := each._make_sequence())]
         if len(sequences) > 1:
             raise InvalidValue("interceptors: rmq.Audit is given twice; give it once")
@@ -90,10 +123,33 @@ class Hooks:
         self.after_handle = self._overridden("after_handle")[::-1]
 
     def _overridden(self, name: str) -> list[Hook]:
-        default = getattr(Interceptor, name)
-        return [
-            getattr(each, name) for each in self.chain if getattr(type(each), name) is not default
-        ]
+        return [getattr(each, name) for each in self.chain if _overrides(each, name)]
+
+    def inside(self, outermost: Interceptor) -> Hooks:
+        """Return these hooks inside an interceptor that has `around_` hooks only."""
+        hooks = copy.copy(self)
+        hooks.chain = (outermost, *self.chain)
+        return hooks
+
+    def around(self, handler: HandlerInfo) -> list[Hook]:
+        """Return the hooks that run around a handler, outermost first.
+
+        Raises:
+            InvalidType: an interceptor has such hooks, but none for this kind of handler, which
+                would run without it.
+        """
+        name = AROUND[2 * bool(handler.batch) + handler.is_async]
+        for interceptor in self.chain:
+            others = [other for other in AROUND if _overrides(interceptor, other)]
+            if others and name not in others:
+                kind = "an async def" if handler.is_async else "a plain def"
+                kind += " with batch" * bool(handler.batch)
+                raise InvalidType(
+                    f"interceptors: {type(interceptor).__name__} has {others[0]}, which does not "
+                    f"run around handler {handler.name}, {kind}; "
+                    f"give it {name} too, if only to call call_next"
+                )
+        return self._overridden(name)
 
     def refuse_async(self, where: str, names: Iterable[str]) -> None:
         """Refuse async hooks of these names, which `where` could not await.
@@ -108,6 +164,28 @@ class Hooks:
                         f"interceptors: {hook.__qualname__} is async, and {where} is not; "
                         "make it a plain def"
                     )
+
+
+def _overrides(interceptor: Interceptor, name: str) -> bool:
+    return getattr(type(interceptor), name) is not getattr(Interceptor, name)
+
+
+def _check_kinds(interceptor: Interceptor) -> None:
+    """Refuse `around_` hooks that nobody would await, or that are none."""
+    for name in AROUND:
+        hook = getattr(interceptor, name)
+        if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
+            raise InvalidType(
+                f"interceptors: {hook.__qualname__} has a yield; call call_next instead"
+            )
+        is_async = inspect.iscoroutinefunction(hook)
+        if is_async and not name.endswith("_async"):
+            raise InvalidType(
+                f"interceptors: {hook.__qualname__} is async; name it {name}_async, or make it a "
+                "plain def"
+            )
+        if name.endswith("_async") and not is_async:
+            raise InvalidType(f"interceptors: {hook.__qualname__} is plain; make it an async def")
 
 
 def call_hook(hook: Hook, *args: Any) -> Any:

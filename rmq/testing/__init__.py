@@ -5,7 +5,8 @@
 
 from rmq.testing.broker import Broker
 from rmq.testing.clock import Clock
+from rmq.testing.dependencies import overriding
 from rmq.testing.drain import Endless, Result
 from rmq.testing.faults import Fault, Faults
 
-__all__ = ["Broker", "Clock", "Endless", "Fault", "Faults", "Result"]
+__all__ = ["Broker", "Clock", "Endless", "Fault", "Faults", "Result", "overriding"]

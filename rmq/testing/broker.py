@@ -21,6 +21,7 @@ from rmq.testing import assertions, clock as clocks, drain as drain_module
 from rmq.testing.adoption import Adoption, Adoptions
 from rmq.testing.assertions import MessageCriteria
 from rmq.testing.clock import Clock
+from rmq.testing.dependencies import DrainedScope
 from rmq.testing.drain import Drain, DrainedTopic, Result, most_taken
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.schedules import ScheduledSends
@@ -183,8 +184,9 @@ class Broker:
         """
         drain, drained, lease_table = self._drain(topics, advance, raises, limit)
         try:
-            if not any(topic.has_async for topic in drained):
-                return drain_module.run(drain, _no_loop)
+            is_async = any(topic.has_async for topic in drained)
+            if not (is_async or drain.scope.needs_loop):
+                return self._without_loop(drain)
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
@@ -192,6 +194,13 @@ class Broker:
             raise ConfigurationError("drain: an event loop runs here; use `await broker.adrain()`")
         finally:
             _close_drained(drained, lease_table)
+
+    def _without_loop(self, drain: Drain) -> list[Result]:
+        try:
+            drain.scope.open()
+            return drain_module.run(drain, _no_loop)
+        finally:
+            drain.scope.close()
 
     def _in_a_loop(self, drain: Drain) -> list[Result]:
         transports = [
@@ -205,8 +214,10 @@ class Broker:
                 return runner.run(_awaited(work))
 
             try:
+                runner.run(drain.scope.open_async())
                 return drain_module.run(drain, wait)
             finally:
+                runner.run(drain.scope.close_async())
                 for transport in transports:
                     runner.run(transport.hang_up())
 
@@ -220,8 +231,10 @@ class Broker:
         """Drain inside an event loop: async handlers run in it, plain ones in its thread."""
         drain, drained, lease_table = self._drain(topics, advance, raises, limit)
         try:
+            await drain.scope.open_async()
             return await drain_module.run_async(drain)
         finally:
+            await drain.scope.close_async()
             _close_drained(drained, lease_table)
 
     def _drain(
@@ -247,16 +260,22 @@ class Broker:
             )
         handlers = [pair for pair in handlers if not names or pair[1].context.name in names]
         lease_table = LeaseTable(sum(most_taken(of_topic) for _, of_topic in handlers))
+        lifespans = dict.fromkeys(
+            function for client, _ in handlers for function in client._handlers.lifespans
+        )
+        handled = [handler.dependencies for _, of_topic in handlers for handler in of_topic]
+        scope = DrainedScope(lifespans, handled)
         drained = [
             DrainedTopic(
                 of_topic,
                 client._transport if isinstance(client, Client) else self._transport,
                 client._hooks, lease_table, number,
-                self._unhandled.setdefault(of_topic.context, Unhandled(of_topic)),
+                self._unhandled.setdefault(of_topic.context, Unhandled(of_topic)), scope.values,
             )
             for number, (client, of_topic) in enumerate(handlers)
         ]  # fmt: skip
-        drain = Drain(drained, self._plain, clock, most_us, raises, limit, self._scheduled.send_due)
+        send_due = self._scheduled.send_due
+        drain = Drain(drained, self._plain, scope, clock, most_us, raises, limit, send_due)
         return drain, drained, lease_table
 
     # --- inspect ---------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ error where it happened.
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from rmq.client.consumer import Delivery
@@ -18,14 +18,16 @@ from rmq.client.handler import Handler
 from rmq.client.topic_handlers import TopicHandlers
 from rmq.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
 from rmq.core.ids import MessageId
-from rmq.core.interceptor import Hooks
+from rmq.core.interceptor import Hooks, Interceptor
 from rmq.core.topic_context import TopicContext
 from rmq.errors import DecodeError, StorageError
 from rmq.protocol import commands
 from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Flow
 from rmq.testing.clock import Clock
+from rmq.testing.dependencies import DrainedScope
 from rmq.transport import Transport
+from rmq.worker.dependency_scopes import Values
 from rmq.worker.lease_table import LeaseTable
 from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.runner import Disposition, Overrun, Runner, runtime_exceeded
@@ -67,38 +69,48 @@ class Result(NamedTuple):
     type: str | None = None
 
 
+class _Recorder(Interceptor):
+    """Records what a run raises, before a retry rule applies to it."""
+
+    def __init__(self, drained: DrainedHandler) -> None:
+        self._drained = drained
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._drained.raised = error
+            raise
+
+    def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
+        with self._recording():
+            call_next(delivery)
+
+    async def around_handle_async(
+        self, delivery: Any, call_next: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        with self._recording():
+            await call_next(delivery)
+
+    def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
+        self.around_handle(deliveries, call_next)
+
+    async def around_batch_async(
+        self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        await self.around_handle_async(deliveries, call_next)
+
+
 class DrainedHandler:
     """A handler with its runner."""
 
-    def __init__(self, handler: Handler, hooks: Hooks) -> None:
-        self.handler = copy.copy(handler)
-        self.handler.function = self._recording(handler.function)
+    def __init__(self, handler: Handler, hooks: Hooks, process_values: Values) -> None:
+        self.handler = handler
         if not handler.is_async:
             hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
-        self.runner = Runner(self.handler, hooks)
+        self.runner = Runner(handler, hooks.inside(_Recorder(self)), None, process_values)
         self.raised: BaseException | None = None
-
-    def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, changed to record what it raises before a retry rule applies."""
-        if self.handler.is_async:
-
-            async def recording_async(*args: Any, **filled: Any) -> Any:
-                try:
-                    return await function(*args, **filled)
-                except BaseException as error:
-                    self.raised = error
-                    raise
-
-            return recording_async
-
-        def recording(*args: Any, **filled: Any) -> Any:
-            try:
-                return function(*args, **filled)
-            except BaseException as error:
-                self.raised = error
-                raise
-
-        return recording
 
     def run(self, deliveries: list[DeliveryData]) -> Dispositions:
         """Run a plain function."""
@@ -145,12 +157,15 @@ class DrainedTopic:
         lease_table: LeaseTable,
         number: int,
         unhandled: Unhandled,
+        process_values: Values,
     ) -> None:
         self.context = handlers.context
         self.name = self.context.name
         self._handlers = handlers
         self._unhandled = unhandled
-        self._drained = {handler: DrainedHandler(handler, hooks) for handler in handlers}
+        self._drained = {
+            handler: DrainedHandler(handler, hooks, process_values) for handler in handlers
+        }
         self._most = most_taken(handlers)
         first = next(iter(handlers))
         self.consumer = LeasedConsumer(transport, first, lease_table, number, handlers)
@@ -244,6 +259,7 @@ class Drain:
         self,
         topics: Sequence[DrainedTopic],
         transport: Transport,
+        scope: DrainedScope,
         clock: Clock | None,
         advance_us: int | None,
         raises: bool,
@@ -252,6 +268,7 @@ class Drain:
     ) -> None:
         self._topics = topics
         self._transport = transport
+        self.scope = scope
         self._clock = clock
         self._end_us = None if clock is None or advance_us is None else clock.now_us + advance_us
         self._raises = raises

@@ -1,10 +1,13 @@
 """Workers: processes that run a handler for every message of its topic.
 
 worker            start, stop, signals: the class that a program uses
+chosen_handlers   the handlers that it runs, of those of its client
 handler_pool      fetches, runs and settles the messages of one handler
 leased_consumer   the consumer of a handler pool, whose leases are renewed
 executors         threads and tasks in which handlers run
 runner            one run of a handler, and how its deliveries are settled
+wrapped_call      calls a handler inside hooks, middleware and dependencies
+dependency_scopes opens dependencies and lifespans, and closes them
 settler           settles deliveries, many in one call
 prefetch          how many deliveries to hold, by the run times of a handler
 poison_messages   keeps messages apart that may kill their process

@@ -22,6 +22,7 @@ from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import RMQError
+from rmq.worker.dependency_scopes import Values
 from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.event_loop import LoopHeartbeat
 from rmq.worker.executors import Executor, TaskExecutor, ThreadExecutor, Work
@@ -56,13 +57,14 @@ class HandlerPool:
         hooks: Hooks,
         loop: asyncio.AbstractEventLoop | None,
         heartbeat: LoopHeartbeat | None = None,
+        values: Values | None = None,
     ) -> None:
         self.handler = handler
         self.consumer = consumer
         self.detached_claims = (
             None if handler.claims is None else DetachedClaims(consumer._transport, handler)
         )
-        self.runner = Runner(handler, hooks, self.detached_claims)
+        self.runner = Runner(handler, hooks, self.detached_claims, values)
         self.taken = 0
         self.last_turn = time.monotonic()  # when the fetcher began its last turn
         self.error_state = ErrorState(handler)

@@ -11,7 +11,7 @@ import time
 
 log = logging.getLogger("rmq")
 
-FINISHED, HANDED_BACK, STUCK, RECYCLED = 0, 4, 70, 75
+FINISHED, HANDED_BACK, STUCK, LIFESPAN_FAILED, RECYCLED = 0, 4, 70, 71, 75
 LEAVE_AFTER_S = 5.0  # between the exit of the main thread and the end of the process
 
 

@@ -19,11 +19,13 @@ from rmq.core import failure
 from rmq.core.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
 from rmq.core.interceptor import Hooks, Outcome, call_hook, call_hooks_async
-from rmq.core.middleware import active, run_through, run_through_async
+from rmq.core.middleware import active
 from rmq.core.retry import Policy, draw_wait_ms
 from rmq.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.errors import DecodeError, InvalidType, RMQError
+from rmq.worker.dependency_scopes import Values
 from rmq.worker.detached_claims import DetachedClaims
+from rmq.worker.wrapped_call import WrappedCall, WrappedRun, wrapped_call
 
 log = logging.getLogger("rmq")
 
@@ -119,12 +121,19 @@ class Runner:
     """Runs one handler, with its middleware and the hooks of interceptors."""
 
     def __init__(
-        self, handler: Handler, hooks: Hooks, claims: DetachedClaims | None = None
+        self,
+        handler: Handler,
+        hooks: Hooks,
+        claims: DetachedClaims | None = None,
+        process_values: Values | None = None,
     ) -> None:
         self.handler = handler
         self.hooks = hooks
         self.claims = claims
         self.middleware = active(handler.middleware)
+        call = self._call_async if handler.is_async else self._call
+        values = {} if process_values is None else process_values  # filled before the first run
+        self.wrapped = wrapped_call(handler, hooks, self.middleware, values, call)
 
     @contextmanager
     def _tracked_claims(self, deliveries: Iterable[DeliveryData]) -> Iterator[set[DeliveryData]]:
@@ -193,27 +202,43 @@ class Runner:
             call_hook(hook, delivery)
         started = time.monotonic()
         raised: BaseException | None = None
-        try:
-            arguments = self.handler.arguments(delivery)
-        except DecodeError as error:
-            raised, disposition = error, undecodable(error)
+        if self.wrapped is not None:
+            disposition, raised = self._run_wrapped(self.wrapped, delivery)
         else:
             try:
-                if not self.middleware:
+                arguments = self.handler.arguments(delivery)
+            except DecodeError as error:
+                raised, disposition = error, undecodable(error)
+            else:
+                try:
                     self._call(*arguments)
                     disposition = ACK
-                else:
-                    call = partial(self._call, *arguments)
-                    disposition = (
-                        ACK if run_through(self.middleware, delivery, call) else DONE_BEFORE
-                    )
-            except BaseException as error:  # sys.exit() in a handler is a failure of the handler
-                raised, disposition = error, disposition_for(self.handler, delivery, error)
+                except BaseException as error:  # sys.exit() in a handler is a failure of it
+                    raised, disposition = error, disposition_for(self.handler, delivery, error)
         if self.hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             for hook in self.hooks.after_handle:
                 call_hook(hook, delivery, outcome)
         return disposition
+
+    def _run_wrapped(
+        self, wrapped: WrappedCall, delivery: DeliveryData
+    ) -> tuple[Disposition, BaseException | None]:
+        run = WrappedRun()
+        try:
+            wrapped.run(run, delivery)
+        except BaseException as error:
+            return self._disposition_of_wrapped(run, delivery, error), error
+        return self._disposition_of_wrapped(run, delivery, None), None
+
+    def _disposition_of_wrapped(
+        self, run: WrappedRun, delivery: DeliveryData, error: BaseException | None
+    ) -> Disposition:
+        if error is None:
+            return DONE_BEFORE if run.was_done else ACK
+        if run.misfit is not None and error is run.misfit:
+            return undecodable(run.misfit)
+        return disposition_for(self.handler, delivery, error)
 
     def _call(self, *arguments: Any, **filled: Any) -> None:
         returned = self.handler.function(*arguments, **filled)
@@ -260,7 +285,7 @@ class Runner:
         ready, results = self._split_by_fit(batch)
         try:
             if ready:
-                self._call(ready)
+                (self._call if self.wrapped is None else self.wrapped.run_batch)(ready)
         except BaseException as error:
             raised = error
         results += self._batch_results(ready, raised)
@@ -329,20 +354,27 @@ class Runner:
             await call_hooks_async(self.hooks.before_handle, delivery)
         started = time.monotonic()
         raised: BaseException | None = None
+        run: WrappedRun | None = None
         try:
-            arguments = self.handler.arguments(delivery)
+            if self.wrapped is None:
+                call: Callable[..., Awaitable[object]] = partial(
+                    self._call_async, *self.handler.arguments(delivery)
+                )
+            else:
+                run = WrappedRun()
+                call = partial(self.wrapped.run_async, run, delivery)
         except DecodeError as error:
             raised, disposition = error, undecodable(error)
         else:
             try:
-                call: Callable[..., Awaitable[object]] = partial(self._call_async, *arguments)
-                if self.middleware:
-                    call = partial(run_through_async, self.middleware, delivery, call)
                 result = await self._call_with_limit(call, self.handler.runtime_of(delivery))
-                if isinstance(result, BaseException):
-                    raised, disposition = result, disposition_for(self.handler, delivery, result)
+                raised = result if isinstance(result, BaseException) else None
+                if run is not None:
+                    disposition = self._disposition_of_wrapped(run, delivery, raised)
+                elif raised is not None:
+                    disposition = disposition_for(self.handler, delivery, raised)
                 else:
-                    disposition = DONE_BEFORE if self.middleware and not result else ACK
+                    disposition = ACK
             except asyncio.CancelledError:
                 disposition = RELEASE  # the worker is stopping
         if self.hooks.after_handle:
@@ -389,7 +421,10 @@ class Runner:
             limits = [self.handler.runtime_of(delivery) for delivery in ready]
             seconds = min((limit for limit in limits if limit is not None), default=None)
             try:
-                result = await self._call_with_limit(partial(self._call_async, ready), seconds)
+                function = (
+                    self._call_async if self.wrapped is None else self.wrapped.run_batch_async
+                )
+                result = await self._call_with_limit(partial(function, ready), seconds)
                 raised = result if isinstance(result, BaseException) else None
                 results += self._batch_results(ready, raised)
             except asyncio.CancelledError:  # the worker is stopping

@@ -14,21 +14,33 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from rmq.client.client import AsyncClient, Client
-from rmq.client.handler import Handler
 from rmq.core.audit import Audit
 from rmq.core.interceptor import Hooks, Interceptor, call_hook
-from rmq.core.settings import LEASE_MIN_MS
 from rmq.core.validation import Duration, duration_ms
-from rmq.errors import ConfigurationError, InvalidType, InvalidValue, TopicNotFound
+from rmq.errors import (
+    InvalidType,
+    InvalidValue,
+    LifespanFailed,
+    TopicNotFound,
+)
 from rmq.protocol.flows import open_topic
 from rmq.transport import Transport
 from rmq.worker import lease_renewer, services
+from rmq.worker.chosen_handlers import check_hooks, chosen_handlers, lease_ms
+from rmq.worker.dependency_scopes import ProcessScope
 from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
 from rmq.worker.handler_pool import HandlerPool, seconds_until
 from rmq.worker.lease_table import LeaseTable
 from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.prefetch import most_held
-from rmq.worker.process_exit import FINISHED, HANDED_BACK, RECYCLED, STUCK, leave_with
+from rmq.worker.process_exit import (
+    FINISHED,
+    HANDED_BACK,
+    LIFESPAN_FAILED,
+    RECYCLED,
+    STUCK,
+    leave_with,
+)
 from rmq.worker.recycling import RecyclingLimits, wait_for_others
 from rmq.worker.redis_outage import OutageLog, TopicOpener
 from rmq.worker.status_reporter import StatusReporter
@@ -84,10 +96,9 @@ class Worker:
         if keeper not in ("process", "thread"):
             raise InvalidValue(f"keeper: {keeper!r}; give 'process' or 'thread'")
         self._client = client
-        self.handlers = _chosen_handlers(client, topics)
+        self.handlers = chosen_handlers(client, topics)
         self._hooks = Hooks((*client._hooks.chain, *interceptors))
-        if not all(handler.is_async for handler in self.handlers):
-            self._hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
+        check_hooks(self._hooks, self.handlers)
         self._grace_s = duration_ms(grace, "grace", zero=True) / 1000
         self._watchdog_s = (
             None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000
@@ -101,6 +112,7 @@ class Worker:
         self._renewer: lease_renewer.RenewerThread | lease_renewer.RenewerProcess | None = None
         self._lease_table: LeaseTable | None = None
         self._loop_thread: EventLoopThread | None = None
+        self._scope = ProcessScope((), ())
         self._heartbeat: LoopHeartbeat | None = None
         self._watchdog: Watchdog | None = None
         self._services: services.Services | None = None
@@ -156,11 +168,11 @@ class Worker:
         self._stopping.clear()
         transport = self._connect()
         try:
-            if not self._open_topics(transport):
+            if not (self._open_topics(transport) and self._open_scope(loop)):
                 log.info("asked to stop before it began")
                 self._undo_start()
                 return
-            self._start_parts(transport, loop)
+            self._start_parts(transport, self._loop_thread.loop if self._loop_thread else loop)
         except BaseException:
             self._undo_start()
             raise
@@ -183,10 +195,17 @@ class Worker:
             raise opener.error
         return True
 
-    def _start_parts(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
-        if loop is None and any(handler.is_async for handler in self.handlers):
+    def _open_scope(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Run the lifespans of the client up to their yield; return False if asked to stop."""
+        scope = self._scope = ProcessScope(
+            self._client._handlers.lifespans, [each.dependencies for each in self.handlers]
+        )
+        if loop is None and (scope.needs_loop or any(each.is_async for each in self.handlers)):
             self._loop_thread = EventLoopThread()
             loop = self._loop_thread.loop
+        return scope.open(loop, lambda: self._asked_to_stop or self._stopping.is_set())
+
+    def _start_parts(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is not None:
             self._heartbeat = LoopHeartbeat(loop)
         lease_table = self._lease_table = LeaseTable(sum(map(most_held, self.handlers)))
@@ -194,10 +213,11 @@ class Worker:
             HandlerPool(
                 handler, LeasedConsumer(transport, handler, lease_table, number), self._hooks,
                 *((loop, self._heartbeat) if handler.is_async else (None, None)),
+                self._scope.values,
             )
             for number, handler in enumerate(self.handlers)
         ]  # fmt: skip
-        lease_table.set_shortest_lease_ms(min(map(_lease_ms, self.handlers)))
+        lease_table.set_shortest_lease_ms(min(map(lease_ms, self.handlers)))
         contexts = [handler.context for handler in self.handlers]
         self._renewer = lease_renewer.start(self._renewer_kind, lease_table, transport, contexts)
         for interceptor in self._hooks.chain:
@@ -219,6 +239,7 @@ class Worker:
         """Undo a start that failed half-way."""
         if self._renewer is not None:
             self._renewer.stop()
+        self._scope.close(CANCEL_S)
         if self._loop_thread is not None:
             self._loop_thread.stop(CANCEL_S)
         if self._lease_table is not None and not self._pools:
@@ -315,6 +336,7 @@ class Worker:
             self._status.stop(seconds_until(until))
         self._watchdog.end()
         self._renewer.stop(max(RENEWER_STOP_S, seconds_until(until)))
+        self._scope.close(seconds_until(until))
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
@@ -342,15 +364,19 @@ class Worker:
         Returns:
             0: every run that had begun was finished and settled. 4: it was not, because the grace
             time was over or Redis could not be reached; the rest is delivered again. 70: the worker
-            was stuck. 75: it has reached `max_messages` or `max_memory`; everything that had
-            started was finished, and another process should take its place. 128 + n: a second
-            signal n. Unless it is 0, the process ends 5 s after its main thread, whatever threads
-            still run.
+            was stuck. 71: a lifespan failed. 75: it has reached `max_messages` or `max_memory`;
+            everything that had started was finished, and another process should take its place.
+            128 + n: a second signal n. Unless it is 0, the process ends 5 s after its main thread,
+            whatever threads still run.
         """
         with self._signals():
-            self.start()
-            if not self._pools:
-                return FINISHED  # a signal arrived before anything had begun
+            try:
+                self.start()
+            except LifespanFailed as error:
+                log.error("nothing was received: %s", error, exc_info=error.__cause__)
+                return leave_with(LIFESPAN_FAILED)
+            if not self._pools:  # a signal arrived before anything had begun
+                return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
             log.info("working on %s", ", ".join(handler.context.name for handler in self.handlers))
             if started is not None:
                 started()
@@ -361,6 +387,7 @@ class Worker:
                 limit = self._limits.reached(self.counts())
             if self._watchdog is not None and self._watchdog.stuck:
                 self._finish_others()
+                self._scope.close(CANCEL_S)
                 return leave_with(STUCK)
             if limit:
                 log.info("recycling this process: %s", limit)
@@ -371,6 +398,8 @@ class Worker:
             return 128 + self._signal
         if not finished:
             return leave_with(HANDED_BACK)
+        if self._scope.failed:
+            return leave_with(LIFESPAN_FAILED)
         return leave_with(RECYCLED) if limit else FINISHED
 
     def _finish_others(self) -> None:
@@ -468,31 +497,3 @@ class Worker:
             }
             for pool in self._pools
         }  # fmt: skip
-
-
-def _lease_ms(handler: Handler) -> int:
-    """Return a handler's lease; the shortest possible one while its topic is not open."""
-    if handler.lease_ms is not None:
-        return handler.lease_ms
-    return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
-
-
-def _chosen_handlers(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[Handler]:
-    known = client._handlers.by_topic
-    if not known:
-        raise ConfigurationError(
-            "worker: no handler is registered on this client; decorate a function with "
-            "@topic.handler(), and import its module before the worker starts"
-        )
-    if topics is None:
-        return [handlers.only() for handlers in known.values()]
-    if isinstance(topics, str):
-        raise InvalidType(f"topics: {topics!r}; give a list of names")
-    names = list(topics)
-    missing = [name for name in names if name not in known]
-    if missing or not names:
-        raise ConfigurationError(
-            f"topics: no handler is registered for {', '.join(map(repr, missing)) or 'none'}; "
-            f"there are handlers for {', '.join(sorted(known))}"
-        )
-    return [known[name].only() for name in dict.fromkeys(names)]

@@ -1,0 +1,341 @@
+"""Open the dependencies of handlers: around each run, or once around all runs of a process.
+
+A dependency sees the error of the run that it was opened for, and cannot hide it: the error decides
+how the message is settled. What the clean-up itself raises takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    suppress,
+)
+from typing import Any
+
+from rmq.client.dependencies import Dependencies, Key, Node, flattened, lifespan_node
+from rmq.core.delivery import DeliveryData
+from rmq.errors import LifespanFailed
+
+log = logging.getLogger("rmq")
+
+TURN_S = 0.05  # between two looks whether a start was interrupted
+Values = dict[Key, Any]
+
+
+def _arguments(node: Node, values: Values, delivery: DeliveryData | None) -> dict[str, Any]:
+    arguments = {name: values[below.key] for name, below in node.parameters.items()}
+    for name in node.deliveries:
+        arguments[name] = delivery
+    return arguments
+
+
+def open_node(
+    stack: ExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
+) -> None:
+    """Make the value of a plain node; its clean-up goes on the stack."""
+    value = node.make(**_arguments(node, values, delivery))
+    if node.is_manager:
+        manager: AbstractContextManager[Any] = value
+        value = manager.__enter__()
+
+        def leave(*raised: Any) -> None:
+            manager.__exit__(*raised)  # what it returns would hide the error
+
+        stack.push(leave)
+    values[node.key] = value
+
+
+async def _open_async(
+    stack: AsyncExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
+) -> None:
+    """Do as `open_node`, in an event loop."""
+    value = node.make(**_arguments(node, values, delivery))
+    if not node.is_async:
+        if node.is_manager:  # a plain one that a test has put in the place of an async one
+            stack.enter_context(value)
+    elif node.is_manager:
+        manager: AbstractAsyncContextManager[Any] = value
+        value = await manager.__aenter__()
+
+        async def leave(*raised: Any) -> None:
+            await manager.__aexit__(*raised)
+
+        stack.push_async_exit(leave)
+    else:
+        value = await value
+    values[node.key] = value
+
+
+class RunScope:
+    """Calls a handler with its dependencies, opened for one run.
+
+    Args:
+        dependencies: those of the handler.
+        process_values: the values of the dependencies that live as long as the process.
+    """
+
+    def __init__(self, dependencies: Dependencies, process_values: Values) -> None:
+        parameters = dependencies.nodes()
+        self._keys = {name: node.key for name, node in parameters.items()}
+        self._nodes = [node for node in flattened(parameters.values()) if node.scope == "run"]
+        self._process_values = process_values
+
+    def call(
+        self, function: Callable[..., None], delivery: DeliveryData | None, /, **filled: Any
+    ) -> None:
+        """Call a plain function with the values by name; clean up when it has ended."""
+        values = self._process_values.copy()
+        with ExitStack() as stack:
+            for node in self._nodes:
+                open_node(stack, node, values, delivery)
+            function(**filled, **{name: values[key] for name, key in self._keys.items()})
+
+    async def call_async(
+        self,
+        function: Callable[..., Awaitable[None]],
+        delivery: DeliveryData | None,
+        /,
+        **filled: Any,
+    ) -> None:
+        """Do as `call`, with an async function."""
+        values = self._process_values.copy()
+        async with AsyncExitStack() as stack:
+            for node in self._nodes:
+                await _open_async(stack, node, values, delivery)
+            await function(**filled, **{name: values[key] for name, key in self._keys.items()})
+
+
+class _Holder:
+    """Holds nodes open in one thread or task, from their start to their end.
+
+    One thread or task, because what was entered in it may have to be left in it, as a task group.
+
+    Attributes:
+        opened: done when all are open, or one has failed.
+        closed: done when all are closed.
+        has_failed: whether one has raised when it was closed.
+    """
+
+    def __init__(self, nodes: Sequence[Node], values: Values) -> None:
+        self._nodes = nodes
+        self._values = values
+        self.has_failed = False
+        self.opened: Future[None] = Future()
+        self.closed: Future[None] = Future()
+
+    def _failed_to_open(self, node: Node, error: BaseException) -> None:
+        failed = LifespanFailed(
+            f"{node.name} raised {type(error).__name__}: {error}; the worker has not begun"
+        )
+        failed.__cause__ = error
+        self.opened.set_exception(failed)
+
+    def _failed_to_close(self, error: BaseException) -> None:
+        """Log it; the others are closed as if nothing had happened."""
+        self.has_failed = True
+        log.error("a lifespan, or a dependency of the process, raised when it was closed",
+                  exc_info=error)  # fmt: skip
+
+    def start(self) -> None:
+        """Begin to open the nodes."""
+        raise NotImplementedError
+
+    def ask_to_end(self) -> None:
+        """Ask to close the nodes, also while they are being opened. Returns at once."""
+        raise NotImplementedError
+
+
+class _ThreadHolder(_Holder):
+    """Holds plain nodes."""
+
+    def start(self) -> None:
+        """Begin to open the nodes in a thread."""
+        self._ending = threading.Event()
+        context = contextvars.copy_context()
+        threading.Thread(
+            target=context.run, args=(self._hold,), name="rmq-lifespan", daemon=True
+        ).start()
+
+    def _hold(self) -> None:
+        stacks: list[ExitStack] = []
+        for node in self._nodes:
+            stacks.append(ExitStack())
+            try:
+                open_node(stacks[-1], node, self._values)
+            except BaseException as error:  # sys.exit() in a lifespan is a failure of the start
+                self._failed_to_open(node, error)
+                break
+            if self._ending.is_set():
+                break
+        else:
+            self.opened.set_result(None)
+            self._ending.wait()
+        for stack in reversed(stacks):
+            try:
+                stack.close()
+            except BaseException as error:
+                self._failed_to_close(error)
+        self.closed.set_result(None)
+
+    def ask_to_end(self) -> None:
+        """Close the nodes once the one being opened is open: a thread cannot be cancelled."""
+        self._ending.set()
+
+
+class TaskHolder(_Holder):
+    """Holds async nodes."""
+
+    def __init__(
+        self, nodes: Sequence[Node], values: Values, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(nodes, values)
+        self._loop = loop
+
+    def start(self) -> None:
+        """Begin to open the nodes in a task; callable from any thread."""
+        self._ending = asyncio.Event()
+        self._has_begun = False
+        self._future = asyncio.run_coroutine_threadsafe(self._hold(), self._loop)
+        self._future.add_done_callback(self._end_unbegun)
+
+    def _end_unbegun(self, future: Future[None]) -> None:
+        """Note the end of a task that was cancelled before its first step."""
+        if not self._has_begun:
+            self.closed.set_result(None)
+
+    async def _hold(self) -> None:
+        self._has_begun = True
+        stacks: list[AsyncExitStack] = []
+        try:
+            for node in self._nodes:
+                stacks.append(AsyncExitStack())
+                try:
+                    await _open_async(stacks[-1], node, self._values)
+                except BaseException as error:
+                    self._failed_to_open(node, error)
+                    break
+            else:
+                self.opened.set_result(None)
+                await self._ending.wait()
+        finally:
+            for stack in reversed(stacks):
+                try:
+                    await stack.aclose()
+                except BaseException as error:
+                    self._failed_to_close(error)
+            with suppress(InvalidStateError):  # begun in the moment in which it was cancelled
+                self.closed.set_result(None)
+
+    def ask_to_end(self) -> None:
+        """Close the nodes; cancel those that are being opened."""
+        if self.opened.done():
+            self._loop.call_soon_threadsafe(self._ending.set)
+        else:
+            self._future.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the nodes, whatever they do."""
+        self._future.cancel()
+
+
+class ProcessScope:
+    """The lifespans of a client, and dependencies of its handlers that live as long as a worker.
+
+    The plain ones are opened first, in the order of their registration, and closed last.
+
+    Args:
+        lifespans: the functions that are registered as such.
+        dependencies: those of the handlers that the worker runs.
+
+    Attributes:
+        plain_nodes, async_nodes: what is to be opened, in order.
+        values: the values, once it is open.
+        failed: whether opening or closing has failed.
+    """
+
+    def __init__(
+        self, lifespans: Iterable[Callable[..., Any]], dependencies: Iterable[Dependencies]
+    ) -> None:
+        roots = [lifespan_node(function) for function in lifespans]
+        for each in dependencies:
+            roots += each.nodes().values()
+        nodes = [node for node in flattened(roots) if node.scope == "process"]
+        self.plain_nodes = [node for node in nodes if not node.is_async]
+        self.async_nodes = [node for node in nodes if node.is_async]
+        self.values: Values = {}
+        self.failed = False
+        self._holders: list[_Holder] = []
+
+    @property
+    def needs_loop(self) -> bool:
+        """Whether an event loop has to run for it."""
+        return bool(self.async_nodes)
+
+    def start(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
+        """Return the holders of its nodes, the first of them to be started first."""
+        holders: list[_Holder] = []
+        if self.plain_nodes:
+            holders.append(_ThreadHolder(self.plain_nodes, self.values))
+        if self.async_nodes:
+            assert loop is not None
+            holders.append(TaskHolder(self.async_nodes, self.values, loop))
+        return holders
+
+    def open(self, loop: asyncio.AbstractEventLoop | None, is_stopping: Callable[[], bool]) -> bool:
+        """Open everything, and wait for it.
+
+        Args:
+            loop: runs the async ones; it runs in another thread.
+            is_stopping: asked from time to time whether to give up.
+
+        Returns:
+            False if it was given up; what is open has to be closed.
+
+        Raises:
+            LifespanFailed: one has raised.
+        """
+        holders: list[_Holder] = (
+            [_ThreadHolder(self.plain_nodes, self.values)] if self.plain_nodes else []
+        )
+        if self.async_nodes:
+            assert loop is not None
+            holders.append(TaskHolder(self.async_nodes, self.values, loop))
+        for holder in holders:
+            self._holders.append(holder)
+            holder.start()
+            while not wait((holder.opened,), TURN_S).done:
+                if is_stopping():
+                    return False
+            error = holder.opened.exception()
+            if error is not None:
+                self.failed = True
+                raise error
+        return True
+
+    def close(self, wait_s: float) -> None:
+        """Close everything, the last opened first, within a time; log what fails."""
+        until = time.monotonic() + wait_s
+        while self._holders:
+            holder = self._holders.pop()
+            holder.ask_to_end()
+            wait((holder.closed,), max(0.0, until - time.monotonic()))
+            self._check_end(holder)
+
+    def _check_end(self, holder: _Holder) -> None:
+        if not holder.closed.done():
+            self.failed = True
+            log.error("a lifespan, or a dependency of the process, was not closed in time")
+            if isinstance(holder, TaskHolder):
+                holder.cancel()
+            return
+        self.failed = self.failed or holder.has_failed
