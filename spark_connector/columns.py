@@ -55,6 +55,7 @@ COLUMNS = {
     "message_id": Column("id", _TEXT, "string or binary"),
     "dedup_key": Column("dedup_key", _TEXT, "string or binary"),
     "headers": Column("headers", (MapType,), "map<string,string>"),
+    "type": Column("type", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
 SLICE_ROWS, SLICE_BYTES = 8_000, 16 * 1024 * 1024  # encoded at a time

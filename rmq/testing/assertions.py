@@ -26,6 +26,7 @@ class MessageCriteria(NamedTuple):
     within: Duration
     headers: Mapping[str, str] | None
     merge_key: str | None
+    type: str | None
 
     def fits(self, message: Message, now: datetime) -> bool:
         """Return whether a message meets the criteria."""
@@ -34,6 +35,8 @@ class MessageCriteria(NamedTuple):
         if self.priority is not None and message.priority != self.priority:
             return False
         if self.merge_key is not None and message.merge_key != self.merge_key:
+            return False
+        if self.type is not None and message.type != self.type:
             return False
         if any(message.headers.get(name) != text for name, text in (self.headers or {}).items()):
             return False
@@ -45,7 +48,7 @@ class MessageCriteria(NamedTuple):
 
     def __str__(self) -> str:
         words = [] if self.any_body else [f"body={_describe_value(self.body)}"]
-        for name in ("priority", "due_in", "headers", "merge_key"):
+        for name in ("priority", "due_in", "headers", "merge_key", "type"):
             value = getattr(self, name)
             if value is not None:
                 words.append(f"{name}={value!r}")
@@ -68,6 +71,8 @@ def due_in(message: Message, now: datetime) -> timedelta:
 def describe(message: Message, now: datetime) -> str:
     """Describe a message in one line."""
     words = [repr(message.body)]
+    if message.type is not None:
+        words.append(f"type {message.type!r}")
     if message.priority is not None:
         words.append(f"priority {message.priority}")
     wait = due_in(message, now).total_seconds()

@@ -303,6 +303,7 @@ class Broker:
         within: Duration = assertions.WITHIN_S,
         headers: Mapping[str, str] | None = None,
         merge_key: str | None = None,
+        type: str | None = None,
     ) -> list[Message]:
         """Assert that such a message waits; return all that fit.
 
@@ -315,11 +316,14 @@ class Broker:
             within: how far `due_in` may be off, seconds or timedelta.
             headers: these are among its headers.
             merge_key: its merge key.
+            type: its type.
 
         Raises:
             AssertionError: there is none, or another count; the text lists the messages.
         """
-        wanted = MessageCriteria(body, body is ANY, priority, due_in, within, headers, merge_key)
+        wanted = MessageCriteria(
+            body, body is ANY, priority, due_in, within, headers, merge_key, type
+        )
         now = self._time()
         fitting = [message for message in self.sent(topic) if wanted.fits(message, now)]
         if fitting if count is None else len(fitting) == count:

@@ -97,19 +97,19 @@ def test_each_column_is_a_field_of_the_message(
     at = dt.datetime(2031, 5, 4, 3, 2, 1, 500, tzinfo=dt.UTC)
     made = str(topic.new_id("k"))
     rows = [
-        ("priority", 900, None, None, None, None, None, None, None, None),
-        ("at", None, at, None, None, None, None, None, None, None),
-        ("delay", None, None, 60_000, None, None, None, None, None, None),
-        ("merged", None, None, None, "m", 60_000, None, None, None, None),
-        ("merged", None, None, None, "m", 60_000, None, None, None, None),
-        ("basis", None, None, None, None, None, "k", None, None, None),
-        ("id", None, None, None, None, None, None, made, None, None),
-        ("dedup", None, None, None, None, None, None, None, "d", {"a": "1", "ü": ""}),
+        ("priority", 900, None, None, None, None, None, None, None, None, None),
+        ("at", None, at, None, None, None, None, None, None, None, None),
+        ("delay", None, None, 60_000, None, None, None, None, None, None, None),
+        ("merged", None, None, None, "m", 60_000, None, None, None, None, None),
+        ("merged", None, None, None, "m", 60_000, None, None, None, None, None),
+        ("basis", None, None, None, None, None, "k", None, None, None, None),
+        ("id", None, None, None, None, None, None, made, None, None, None),
+        ("dedup", None, None, None, None, None, None, None, "d", {"a": "1", "ü": ""}, "a.b"),
     ]
     schema = (
         "value string, priority int, deliver_at timestamp, delay_ms bigint, merge_key string, "
         "time_range_ms int, key string, message_id string, dedup_key string, "
-        "headers map<string,string>"
+        "headers map<string,string>, type string"
     )
 
     save(spark.createDataFrame(rows, schema), merge="collect")
@@ -125,6 +125,7 @@ def test_each_column_is_a_field_of_the_message(
     assert found["basis"].slot == topic.new_id("k").slot
     assert str(found["id"].id) == made
     assert found["dedup"].headers == {"a": "1", "ü": ""}
+    assert [found[body].type for body in ("dedup", "id")] == ["a.b", None]
     again = topic.send("x", dedup_key="d")
     assert (again.status, again.id) == ("duplicate", found["dedup"].id)
 

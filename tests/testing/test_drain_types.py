@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import rmq
 from rmq.testing import Broker
 
@@ -114,3 +116,13 @@ def test_in_order_the_slot_waits_for_a_handler(broker: Broker) -> None:
 
     assert seen == [0, 2]
     assert [message.body for message in broker.dead(topic)] == [1]
+
+
+def test_assert_sent_looks_at_the_type(broker: Broker) -> None:
+    topic = broker.client.topic("t")
+    topic.send(1, type="a")
+    topic.send(1)
+
+    broker.assert_sent(topic, 1, type="a", count=1)
+    with pytest.raises(AssertionError, match=r"with body=1, type='b'; found 0(?s:.*)1, type 'a'"):
+        broker.assert_sent(topic, 1, type="b")
