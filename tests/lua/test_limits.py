@@ -73,7 +73,10 @@ def test_rate_is_exact_over_a_long_time_whatever_the_fraction(make_box, count, p
     assert taken == 5
 
     for turn in range(400):
-        box.clock.advance(ask(box) / 1_000_000)
+        wait_us = ask(box)
+        assert wait_us > 0
+        box.clock.advance(wait_us / 1_000_000)
+        assert ask(box) == 0, "a token is there when it was promised"
         if turn % 7 == 0:
             box.clock.advance(0.001 * (turn % 3))
         allowed = 5 + (box.clock.now_ms - start) * count // round(per * 1000)
@@ -146,6 +149,16 @@ def test_messages_that_expired_take_no_token(make_box):
     while not (batch := box.prepare(1)).ids:
         assert batch.wait_us == 0
     assert batch.ids == [live]
+
+
+def test_messages_that_expired_beside_live_ones_take_no_token(make_box):
+    box = make_box(limit=Limits(rate=Rate(3)), on_expire="drop")
+    box.send(2, expires=10)
+    box.clock.advance(1)
+    live = box.one()
+
+    assert box.prepare(3).ids == [live]
+    assert box.state()["slot"]["bucket"] == f"{box.clock.now_ms}:1"
 
 
 def test_repeated_take_takes_no_token(make_box):

@@ -143,9 +143,10 @@ def test_end_of_a_pause_wakes_and_another_change_does_not(box):
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("limit", [1, 10])
-def test_paused_slot_gives_nothing_and_nothing_changes(box, ordered, known, limit):
+@pytest.mark.parametrize("due", [None, 1])
+def test_paused_slot_gives_nothing_and_nothing_changes(box, ordered, known, limit, due):
     box.send(2)
-    box.one(due=1)
+    box.one(due=due)
     paused_at(box)
     box.clock.advance(1)
     session = box.session(known)
