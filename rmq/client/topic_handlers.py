@@ -7,7 +7,7 @@ from typing import Any
 
 from rmq.client.declaration import Declaration
 from rmq.client.handler import Handler
-from rmq.errors import ConfigurationError, InvalidValue
+from rmq.errors import InvalidValue
 
 
 class TopicHandlers:
@@ -42,18 +42,10 @@ class TopicHandlers:
         """Return the handler of a message by its type; None: there is none, see `unhandled`."""
         return self.by_type.get(message_type, self.default)
 
-    def only(self) -> Handler:
-        """Return the one handler, where there is one and it takes all messages.
-
-        Raises:
-            ConfigurationError: there are handlers by type.
-        """
-        if self.default is None or len(self) > 1:
-            raise ConfigurationError(
-                f"worker: topic {self.context.name!r} has handlers by type, which the workers of "
-                "this version do not run; rmq.testing does"
-            )
-        return self.default
+    @property
+    def is_single(self) -> bool:
+        """Whether one handler takes all messages."""
+        return self.default is not None and len(self._handlers) == 1
 
     def including(self, handler: Handler) -> TopicHandlers:
         """Return these handlers and a further one.
@@ -85,6 +77,12 @@ class TopicHandlers:
                     f"{first.name} has {_shown(others)} where this one has {_shown(own)}; give all "
                     "handlers of the topic the same"
                 )
+        if handler.ordered and handler.is_async != first.is_async:
+            raise InvalidValue(
+                f"handler {handler.name}: messages of the ordered topic {name!r} run one after the "
+                f"other, so either all of its handlers are async or none is; {first.name} is "
+                + ("async" if first.is_async else "not")
+            )
         return TopicHandlers((*self._handlers, handler))
 
 

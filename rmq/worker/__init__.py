@@ -1,21 +1,26 @@
 """Workers: processes that run a handler for every message of its topic.
 
 worker            start, stop, signals: the class that a program uses
-chosen_handlers   the handlers that it runs, of those of its client
-handler_pool      fetches, runs and settles the messages of one handler
-leased_consumer   the consumer of a handler pool, whose leases are renewed
+chosen_topics     the topics whose handlers it runs, of those of its client
+engine            what receives, runs and settles the messages of all handlers
+fetcher           receives for all topics, in one thread
+topic_feed        the deliveries of one topic, on their way to its handlers
+handler_queue     the deliveries of one handler: how many it holds, what waits
+handler_runs      the runs of one handler: begin, run, end
 executors         threads and tasks in which handlers run
 runner            one run of a handler, and how its deliveries are settled
 wrapped_call      calls a handler inside hooks, middleware and dependencies
 dependency_scopes opens dependencies and lifespans, and closes them
+unhandled         messages whose type no handler has
 settler           settles deliveries, many in one call
+leased_consumer   the consumer of a topic, whose leases are renewed
 prefetch          how many deliveries to hold, by the run times of a handler
 poison_messages   keeps messages apart that may kill their process
 runtime_limits    finds runs that exceeded their max_runtime
 detached_claims   renews the claims of runs that outlive their deliveries
 lease_table       the deliveries that a worker holds, in shared memory
 lease_renewer     renews leases, in a process that handlers cannot starve
-watchdog          checks the handler pools: limits, health, a stuck worker
+watchdog          checks the engine: limits, health, a stuck worker
 event_loop        an event loop in a thread, and a heartbeat for any loop
 redis_outage      opens topics, and logs, while Redis cannot be reached
 services          the threads that work beside the handlers: auditor and scheduler

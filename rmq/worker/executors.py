@@ -1,8 +1,11 @@
-"""Executors: the threads, or the tasks of an event loop, in which handlers run.
+"""Executors: the threads, or the tasks of an event loop, in which all handlers of a process run.
+
+Each handler has a lane: its waiting work, and how much of it may run at a time. An executor has a
+limit for all lanes. A thread or task runs as much work of a lane as its weight says, and then that
+of the next lane that waits, so that no handler keeps the others waiting.
 
 A work item is one delivery, a batch, or the deliveries of a slot in order. Threads and tasks are
-started with the first work, up to the handler's concurrency. A context variable that a handler sets
-is not seen by the next run.
+started when they are needed. A context variable that a handler sets is not seen by the next run.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 log = logging.getLogger("rmq")
@@ -25,35 +28,63 @@ YIELD_EVERY = 100  # work items in a row, after which a task yields to the event
 _UNSET = object()
 
 
-def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
-    """Return whether every context variable holds the same object as before.
+class Lane:
+    """The waiting work of one handler.
 
-    Compared with `is`: == of arrays and SQL expressions does not return a bool.
+    Args:
+        executor: runs it.
+        run: runs one work item; for tasks a coroutine function.
+        on_error: is told of work in which `run` raised.
+        count: how many work items may run at a time.
+        weight: how many run in a thread or task before it goes on to another lane that waits.
     """
-    return len(now) == len(before) and all(
-        before.get(variable, _UNSET) is value for variable, value in now.items()
-    )
 
-
-def _report(on_error: OnError, work: Work, error: BaseException) -> None:
-    """Report work that raised. Whatever happens there, the thread or task goes on."""
-    try:
-        on_error(work, error)
-    except Exception:
-        log.exception("unexpected: a failure could not be reported")
-
-
-class Executor(Protocol):
-    """Runs work items, a fixed number at a time."""
+    def __init__(
+        self,
+        executor: Executor,
+        run: Callable[[Work], Any],
+        on_error: OnError,
+        count: int,
+        weight: int = 1,
+    ) -> None:
+        self.run = run
+        self.on_error = on_error
+        self.count = count
+        self.weight = weight
+        self.ready: deque[Work] = deque()
+        self.permits = 0  # how many threads or tasks are assigned to it
+        self._executor = executor
 
     def put(self, works: Sequence[Work]) -> None:
-        """Queue work items."""
+        """Queue work items; from any thread."""
+        self._executor.put(self, works)
 
     def waiting(self) -> int:
         """Return how many work items have not begun."""
+        return len(self.ready)
 
     def withdraw(self) -> list[Work]:
         """Remove and return the work items that have not begun."""
+        works: list[Work] = []
+        while True:
+            try:
+                works.append(self.ready.popleft())
+            except IndexError:
+                return works
+
+    def report(self, work: Work, error: BaseException) -> None:
+        """Report work that raised. Whatever happens there, the thread or task goes on."""
+        try:
+            self.on_error(work, error)
+        except Exception:
+            log.exception("unexpected: a failure could not be reported")
+
+
+class Executor(Protocol):
+    """Runs the work of lanes."""
+
+    def put(self, lane: Lane, works: Sequence[Work]) -> None:
+        """Queue work items of a lane; from any thread."""
 
     def close(self) -> None:
         """Accept no more work. Returns at once."""
@@ -66,62 +97,68 @@ class Executor(Protocol):
 
 
 class ThreadExecutor:
-    """Runs work in threads, for plain functions."""
+    """Runs work in threads, for plain functions.
 
-    def __init__(
-        self, name: str, count: int, run: Callable[[Work], None], on_error: OnError
-    ) -> None:
-        self._name = name
-        self._count = count
-        self._run = run
-        self._on_error = on_error
-        self._queue: SimpleQueue[Work] = SimpleQueue()
+    Args:
+        limit: how many threads at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._assigned: SimpleQueue[Lane | None] = SimpleQueue()  # a lane for each of its permits
+        self._permits = 0  # of all lanes
         self._threads: list[threading.Thread] = []
         self._context = contextvars.copy_context()
+        self._lock = threading.Lock()  # of the permits
 
-    def put(self, works: Sequence[Work]) -> None:
-        """Queue work items."""
-        for work in works:
-            self._queue.put(work)
-        for _ in range(min(len(works), self._count - len(self._threads))):
-            name = f"{self._name}-{len(self._threads)}"
-            thread = threading.Thread(target=self._run_works, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def put(self, lane: Lane, works: Sequence[Work]) -> None:
+        """Queue work items of a lane."""
+        with self._lock:
+            lane.ready.extend(works)
+            more = min(len(works), lane.count - lane.permits)
+            lane.permits += more
+            self._permits += more
+            for _ in range(min(self._permits, self._limit) - len(self._threads)):
+                name = f"rmq-run-{len(self._threads)}"
+                thread = threading.Thread(target=self._run_lanes, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        for _ in range(more):
+            self._assigned.put(lane)
 
-    def _run_works(self) -> None:
-        get, run, copy = self._queue.get, self._run, self._context.copy
-        while (work := get()) is not None:
+    def _run_lanes(self) -> None:
+        get = self._assigned.get
+        while (lane := get()) is not None:
+            self._run_lane(lane)
+
+    def _run_lane(self, lane: Lane) -> None:
+        """Run work of a lane until none is left, or another lane waits for a thread."""
+        ready, run, copy, left = lane.ready, lane.run, self._context.copy, lane.weight
+        while True:
+            try:
+                work = ready.popleft()
+            except IndexError:
+                with self._lock:
+                    if ready:
+                        continue
+                    lane.permits -= 1
+                    self._permits -= 1
+                    return
             try:
                 copy().run(run, work)
             except BaseException as error:
-                _report(self._on_error, work, error)
-
-    def waiting(self) -> int:
-        """Return how many work items have not begun."""
-        return self._queue.qsize()
-
-    def withdraw(self) -> list[Work]:
-        """Remove and return the work items that have not begun."""
-        works: list[Work] = []
-        ends = 0
-        while True:
-            try:
-                work = self._queue.get_nowait()
-            except Empty:
-                break
-            if work is None:
-                ends += 1
-            else:
-                works.append(work)
-        for _ in range(ends):
-            self._queue.put(None)
-        return works
+                lane.report(work, error)
+            left -= 1
+            if left <= 0:
+                left = lane.weight
+                if not self._assigned.empty():
+                    self._assigned.put(lane)
+                    return
 
     def close(self) -> None:
         """Accept no more work."""
         for _ in self._threads:
-            self._queue.put(None)
+            self._assigned.put(None)
 
     def join(self, wait_s: float) -> bool:
         """Wait for running work; return whether all has ended."""
@@ -135,20 +172,17 @@ class ThreadExecutor:
 
 
 class TaskExecutor:
-    """Runs work in tasks of one event loop, for async functions. The loop runs in any thread."""
+    """Runs work in tasks of one event loop, for async functions. The loop runs in any thread.
 
-    def __init__(
-        self,
-        count: int,
-        run: Callable[[Work], Coroutine[Any, Any, None]],
-        on_error: OnError,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._count = count
-        self._run = run
-        self._on_error = on_error
+    Args:
+        limit: how many tasks at most.
+        loop: their event loop.
+    """
+
+    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._limit = limit
         self._loop = loop
-        self._ready: deque[Work] = deque()
+        self._assigned: deque[Lane] = deque()  # a lane for each of its permits
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = contextvars.copy_context()
@@ -156,10 +190,16 @@ class TaskExecutor:
         self._empty = threading.Event()
         self._empty.set()
 
-    def put(self, works: Sequence[Work]) -> None:
-        """Queue work items, from another thread."""
-        self._ready.extend(works)
-        self._loop.call_soon_threadsafe(self._wake, len(works))
+    def put(self, lane: Lane, works: Sequence[Work]) -> None:
+        """Queue work items of a lane, from another thread."""
+        lane.ready.extend(works)
+        self._loop.call_soon_threadsafe(self._assign, lane, len(works))
+
+    def _assign(self, lane: Lane, count: int) -> None:
+        more = min(count, lane.count - lane.permits, len(lane.ready))
+        lane.permits += more
+        self._assigned.extend([lane] * more)
+        self._wake(more)
 
     def _wake(self, count: int) -> None:
         for _ in range(min(count, len(self._idle))):
@@ -167,13 +207,13 @@ class TaskExecutor:
             if not waiter.done():
                 waiter.set_result(None)
             count -= 1
-        for _ in range(min(count, self._count - len(self._tasks))):
+        for _ in range(min(count, self._limit - len(self._tasks))):
             self._start()
 
     def _start(self) -> None:
         self._empty.clear()
         # A fresh copy: a task keeps what its handlers set, and is replaced after they set anything.
-        task = self._loop.create_task(self._run_works(), context=self._context.copy())
+        task = self._loop.create_task(self._run_lanes(), context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -182,24 +222,13 @@ class TaskExecutor:
         if not self._tasks:
             self._empty.set()
 
-    async def _run_works(self) -> None:
-        before, ready, done = contextvars.copy_context(), self._ready, 0
+    async def _run_lanes(self) -> None:
+        before = contextvars.copy_context()
         while True:
-            if ready:
-                work = ready.popleft()
-                try:
-                    await self._run(work)
-                except asyncio.CancelledError as error:
-                    _report(self._on_error, work, error)
-                    raise
-                except BaseException as error:
-                    _report(self._on_error, work, error)
-                done += 1
-                if not _is_same_context(contextvars.copy_context(), before):
+            if self._assigned:
+                if not await self._run_lane(self._assigned.popleft(), before):
                     self._loop.call_soon(self._start)
                     return
-                if done % YIELD_EVERY == 0:
-                    await asyncio.sleep(0)
             elif self._closing:
                 return
             else:
@@ -207,18 +236,37 @@ class TaskExecutor:
                 self._idle.append(waiter)
                 await waiter
 
-    def waiting(self) -> int:
-        """Return how many work items have not begun."""
-        return len(self._ready)
+    async def _run_lane(self, lane: Lane, before: contextvars.Context) -> bool:
+        """Run work of a lane until none is left, or another lane waits for a task.
 
-    def withdraw(self) -> list[Work]:
-        """Remove and return the work items that have not begun."""
-        works = []
-        while True:
+        Returns:
+            False if a handler has set a context variable, so that the task must be replaced.
+        """
+        ready, left, done = lane.ready, lane.weight, 0
+        while ready:
+            work = ready.popleft()
             try:
-                works.append(self._ready.popleft())
-            except IndexError:
-                return works
+                await lane.run(work)
+            except asyncio.CancelledError as error:
+                lane.permits -= 1
+                lane.report(work, error)
+                raise
+            except BaseException as error:
+                lane.report(work, error)
+            done += 1
+            if not _is_same_context(contextvars.copy_context(), before):
+                self._assigned.append(lane)
+                return False
+            left -= 1
+            if left <= 0:
+                left = lane.weight
+                if self._assigned:
+                    self._assigned.append(lane)
+                    return True
+            if done % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+        lane.permits -= 1
+        return True
 
     def _close(self) -> None:
         self._closing = True
@@ -230,15 +278,28 @@ class TaskExecutor:
 
     def join(self, wait_s: float) -> bool:
         """Wait for running work; return whether all has ended."""
-        # The event is also set while a task is being replaced, so the queue is checked too.
+        # The event is also set while a task is being replaced, so the lanes are checked too.
         until = time.monotonic() + wait_s
         while time.monotonic() < until:
-            if self._empty.wait(max(0.0, until - time.monotonic())) and not self._ready:
+            if self._empty.wait(max(0.0, until - time.monotonic())) and not self._has_work():
                 return True
             time.sleep(0.005)
         return self._empty.is_set()
+
+    def _has_work(self) -> bool:
+        return any(lane.ready for lane in list(self._assigned))
 
     def cancel(self, wait_s: float) -> None:
         """Cancel running work."""
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
         self.join(wait_s)
+
+
+def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
+    """Return whether every context variable holds the same object as before.
+
+    Compared with `is`: == of arrays and SQL expressions does not return a bool.
+    """
+    return len(now) == len(before) and all(
+        before.get(variable, _UNSET) is value for variable, value in now.items()
+    )

@@ -71,7 +71,13 @@ class LeasedConsumer(Consumer):
 
     def take(self, most: int, wait: float) -> list[Delivery]:
         """Receive messages, and add them to the lease table."""
-        deliveries = self.receive(most, wait)
+        return self._renew(self.receive(most, wait))
+
+    def take_ready(self, limit: int) -> list[Delivery]:
+        """Receive from the slots that have work, and add the deliveries to the lease table."""
+        return self._renew(self._transport.run(self._receive_ready(limit)))
+
+    def _renew(self, deliveries: list[Delivery]) -> list[Delivery]:
         if deliveries:
             # User code. A message that kills the process here counts as begun, so this comes
             # before the lease table: the renewer releases the rows that have not begun.
@@ -114,7 +120,7 @@ class LeasedConsumer(Consumer):
         assert lease_ms is not None
         self.lease_table.add(deliveries, self._topic, lease_ms, held)
 
-    def with_expired_leases(self, deliveries: Iterable[Delivery]) -> set[DeliveryData]:
+    def with_expired_leases(self, deliveries: Iterable[DeliveryData]) -> set[DeliveryData]:
         """Return the deliveries whose last delivery ended with an expired lease; in one call."""
         mine = list(deliveries)
         calls = [commands.get(delivery._origin.keys, delivery._id) for delivery in mine]

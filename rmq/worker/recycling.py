@@ -21,7 +21,7 @@ from rmq.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
     from rmq.core.delivery import DeliveryData
-    from rmq.worker.handler_pool import HandlerPool
+    from rmq.worker.handler_queue import HandlerQueue
 
 log = logging.getLogger("rmq")
 
@@ -95,14 +95,14 @@ class RecyclingLimits:
                 return f"{resident} bytes of memory, of {self.max_memory} (max_memory)"
         return ""
 
-    def find_hang(self, pools: Sequence[HandlerPool], now: float) -> str:
+    def find_hang(self, queues: Sequence[HandlerQueue], now: float) -> str:
         """Return which handler hangs for `timeout_kill` beyond its max_runtime; "" if none does.
 
         Called a few times a second.
         """
         if self.timeout_kill_s is None:
             return ""
-        hung = {run: pool for pool in pools for run in hung_runs(pool)}
+        hung = {run: queue for queue in queues for run in hung_runs(queue)}
         self._hangs = {run: self._hangs.get(run, now) for run in hung}
         for run, since in self._hangs.items():
             if now - since >= self.timeout_kill_s:
@@ -114,18 +114,18 @@ class RecyclingLimits:
         return ""
 
 
-def hung_runs(pool: HandlerPool) -> list[DeliveryData]:
-    """Return the runs of a pool that go on beyond their max_runtime; each by its first delivery."""
-    overdue = pool.settler.overdue
-    return [run for run in list(pool.runs.running) if run in overdue] if overdue else []
+def hung_runs(queue: HandlerQueue) -> list[DeliveryData]:
+    """Return a handler's runs beyond their max_runtime; each by its first delivery."""
+    overdue = queue.settler.overdue
+    return [run for run in list(queue.runs.times.running) if run in overdue] if overdue else []
 
 
 def wait_for_others(
-    pools: Sequence[HandlerPool], until: float, is_cut_short: Callable[[], bool]
+    queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
     """Wait until only runs that hang are left, at most until a time of the monotonic clock."""
     while time.monotonic() < until and not is_cut_short():
-        if all(len(pool.runs.running) == len(hung_runs(pool)) for pool in pools):
+        if all(len(queue.runs.times.running) == len(hung_runs(queue)) for queue in queues):
             return
         time.sleep(OTHERS_S)
 

@@ -135,6 +135,10 @@ class Runner:
         values = {} if process_values is None else process_values  # filled before the first run
         self.wrapped = wrapped_call(handler, hooks, self.middleware, values, call)
 
+    def runtime_of(self, delivery: DeliveryData) -> float | None:
+        """Return how long one run may take, seconds; None: for ever."""
+        return self.handler.runtime_of(delivery)
+
     @contextmanager
     def _tracked_claims(self, deliveries: Iterable[DeliveryData]) -> Iterator[set[DeliveryData]]:
         """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""

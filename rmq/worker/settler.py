@@ -1,7 +1,8 @@
-"""The settler of a handler pool: a thread that settles the deliveries whose runs have ended.
+"""Settlers: they settle the deliveries whose runs have ended.
 
-It settles all reports that are queued with one call for each verb. While a call is under way the
-next reports collect, so calls grow with the load.
+Each handler has a settler; a few threads do the work of all of them. A thread settles all reports
+that are queued with one call for each handler and verb. While a call is under way the next reports
+collect, so calls grow with the load.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
 
 
 class ErrorState:
-    """The error that stops a handler pool at present. A new kind of error is logged once."""
+    """The error that stops a topic at present. A new kind of error is logged once."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
         self.error: RMQError | None = None
 
     def note(self, error: Exception) -> RMQError:
@@ -41,7 +42,7 @@ class ErrorState:
         known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
         if self.error is None or type(self.error) is not type(known):
             log.error(
-                "%s cannot go on, and keeps trying: %s", self._handler, failure.text_of(error)
+                "topic %r cannot go on, and is tried again: %s", self._topic, failure.text_of(error)
             )
             if not isinstance(error, RMQError):
                 log.exception("unexpected")
@@ -72,7 +73,6 @@ class ReportBatch:
         self.others: list[tuple[DeliveryData, Disposition]] = []
         self.halts: list[Halt] = []
         self.overran: list[DeliveryData] = []
-        self.flushed: list[threading.Event] = []  # set when all reports are carried out
         for item in items:
             if isinstance(item, DeliveryData):
                 if overdue and item in overdue:
@@ -81,8 +81,6 @@ class ReportBatch:
                     self.acks.append(item)
             elif isinstance(item, Halt):
                 self.halts.append(item)
-            elif isinstance(item, threading.Event):
-                self.flushed.append(item)
             elif isinstance(item, Overrun):
                 self.overran.append(item.delivery)
                 failed = (item.delivery, disposition_of_overrun(item))
@@ -107,39 +105,117 @@ def _deliveries_of(item: Any) -> list[DeliveryData]:
         return item.rest + ([item.failed[0]] if item.failed is not None else [])
     if isinstance(item, Overrun):
         return [item.delivery, *item.rest]
-    return [] if isinstance(item, threading.Event) else [item[0]]
+    return [item[0]]
+
+
+class SettlerThread:
+    """A thread that does the work of several settlers."""
+
+    def __init__(self, number: int) -> None:
+        self._reports: SimpleQueue[tuple[Settler | None, Any]] = SimpleQueue()
+        self._abandoned = threading.Event()
+        self.call_began = 0.0  # when the present call to Redis began; 0: none
+        self._thread = threading.Thread(target=self._run, name=f"rmq-settle-{number}", daemon=True)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether calls are not repeated any more while Redis cannot be reached."""
+        return self._abandoned.is_set()
+
+    def start(self) -> None:
+        """Begin to settle."""
+        self._thread.start()
+
+    def put(self, settler: Settler, report: Any) -> None:
+        """Queue a report."""
+        self._reports.put((settler, report))
+
+    def flushed_event(self) -> threading.Event:
+        """Return an event that is set when all reports queued so far are settled."""
+        flushed = threading.Event()
+        self._reports.put((None, flushed))
+        return flushed
+
+    def pause(self, seconds: float) -> None:
+        """Wait before a call is repeated."""
+        self._abandoned.wait(seconds)
+
+    def abandon(self) -> None:
+        """Settle what is queued, without retries while Redis cannot be reached, and end."""
+        self._abandoned.set()
+        self._reports.put((None, None))
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for the end of the thread; return whether it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        get, get_nowait = self._reports.get, self._reports.get_nowait
+        running = True
+        while running:
+            queued = [get()]
+            try:
+                while len(queued) < BATCH_MAX:
+                    queued.append(get_nowait())
+            except Empty:
+                pass
+            reports: dict[Settler, list[Any]] = {}
+            flushed = []
+            for settler, report in queued:
+                if settler is not None:
+                    reports.setdefault(settler, []).append(report)
+                elif report is None:
+                    running = False
+                else:
+                    flushed.append(report)
+            self.call_began = time.monotonic()
+            for settler, items in reports.items():
+                settler.carry_out(items)
+                self.call_began = time.monotonic()
+            self.call_began = 0.0
+            for event in flushed:
+                event.set()
 
 
 class Settler:
-    """The thread that settles the deliveries of one handler pool."""
+    """Settles the deliveries of one handler; `carry_out` is called by one thread.
+
+    Args:
+        handler: ran them.
+        consumer: received them.
+        disposition_of_overrun: decides for a run beyond its max_runtime.
+        detached_claims: of the handler, if it has claims.
+        thread: does the work.
+        error_state: of the topic.
+        on_settled: called after some were settled.
+    """
 
     def __init__(
         self,
         handler: Handler,
         consumer: LeasedConsumer,
         disposition_of_overrun: Callable[[Overrun], Disposition],
-        error_state: ErrorState,
-        room_freed: threading.Event,
         detached_claims: DetachedClaims | None,
+        thread: SettlerThread,
+        error_state: ErrorState,
+        on_settled: Callable[[], None],
     ) -> None:
+        self.thread = thread
+        self.on_settled = on_settled
         self._handler = handler
         self._consumer = consumer
         self._disposition_of_overrun = disposition_of_overrun
         self._error_state = error_state
-        self._room_freed = room_freed
         self._detached_claims = detached_claims
-        self._reports: SimpleQueue[Any] = SimpleQueue()
-        self._abandoned = False
         self.overdue: set[DeliveryData] = set()  # settled while their runs go on
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
         self._duplicates = 0
         self._claims_lost = 0
-        self.call_began = 0.0  # when the present call to Redis began; 0: none
         self.unsettled = 0  # given up at the end, because Redis could not be reached
         self._counted: list[list[DeliveryData]] = []  # added to `finished` in this turn
-        name = f"rmq-{handler.context.name}-settle"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def claim_counts(self) -> dict[str, int]:
@@ -149,65 +225,36 @@ class Settler:
         detached = 0 if self._detached_claims is None else self._detached_claims.lost
         return {"duplicate": self._duplicates, "claim_lost": self._claims_lost + detached}
 
-    def start(self) -> None:
-        """Begin to settle."""
-        self._thread.start()
-
     def put(self, report: Any) -> None:
         """Queue a report: a delivery to ack, (delivery, disposition), a Halt or an Overrun."""
-        self._reports.put(report)
-
-    def flushed_event(self) -> threading.Event:
-        """Return an event that is set when all reports queued so far are settled."""
-        flushed = threading.Event()
-        self._reports.put(flushed)
-        return flushed
+        self.thread.put(self, report)
 
     def flush(self, seconds: float) -> None:
         """Wait until all reports queued so far are settled, at most for `seconds`."""
-        self.flushed_event().wait(seconds)
-
-    def end(self, wait_s: float) -> None:
-        """Settle what is queued, without retries while Redis cannot be reached, and end."""
-        self._abandoned = True
-        self._reports.put(None)
-        self._thread.join(wait_s)
+        self.thread.flushed_event().wait(seconds)
 
     def count_released(self, count: int) -> None:
-        """Count deliveries that were released without this thread, after its end."""
+        """Count deliveries that were released without this settler, after its end."""
         self.tally["release"] += count
         self.finished += count
 
-    def _run(self) -> None:
-        get, get_nowait = self._reports.get, self._reports.get_nowait
-        running = True
-        while running:
-            items = [get()]
-            try:
-                while len(items) < BATCH_MAX:
-                    items.append(get_nowait())
-            except Empty:
-                pass
-            if None in items:
-                items = [item for item in items if item is not None]
-                running = False
-            self.call_began = time.monotonic()
-            self._counted.clear()
-            try:
-                self._carry_out(items)
-            except Exception:
-                # A bug, ours or of an object that the user passed in. This thread has to go on.
-                log.exception("%s: unexpected; settling one by one", self._handler)
-                self._settle_one_by_one(items)
-            self.call_began = 0.0
-            self._room_freed.set()
+    def carry_out(self, items: list[Any]) -> None:
+        """Carry out reports."""
+        self._counted.clear()
+        try:
+            self._carry_out(items)
+        except Exception:
+            # A bug, ours or of an object that the user passed in. The thread has to go on.
+            log.exception("%s: unexpected; settling one by one", self._handler)
+            self._settle_one_by_one(items)
+        self.on_settled()
 
     def _settle_one_by_one(self, items: list[Any]) -> None:
         """Carry out the rest of these reports. If one fails again, its leases expire."""
         for item in items:
             counted = self._counted_deliveries()
             left = [delivery for delivery in _deliveries_of(item) if delivery not in counted]
-            if not left and not isinstance(item, threading.Event):
+            if not left:
                 continue
             try:
                 self._carry_out([item])
@@ -235,8 +282,6 @@ class Settler:
                 self._settle_others([halt.failed])
         for delivery in reports.overran:
             delivery._state = LOST  # the handler, which still runs, can see it
-        for event in reports.flushed:
-            event.set()
 
     def _count_claims(self, reports: ReportBatch) -> None:
         self._duplicates += reports.duplicates
@@ -320,10 +365,10 @@ class Settler:
                 continue  # the handler settled it just now
             except (Unavailable, OutcomeUnknown) as error:
                 outage = self._error_state.note(error)
-                if self._abandoned:
+                if self.thread.is_abandoned:
                     self.unsettled += len(left)
                     break
-                self._room_freed.wait(pause)
+                self.thread.pause(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
             except Exception:
                 log.exception("%s: %d deliveries could not be settled (%s); their leases expire",

@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rmq.core.worker_status import RUNNING_MOST, HandlerStatus, write_status
@@ -18,7 +18,7 @@ from rmq.protocol.flows import worker_status
 from rmq.transport import Transport
 
 if TYPE_CHECKING:
-    from rmq.worker.handler_pool import HandlerPool
+    from rmq.worker.handler_queue import HandlerQueue
 
 log = logging.getLogger("rmq")
 
@@ -27,29 +27,24 @@ KEEP_HEARTBEATS = 3  # a report expires after so many heartbeats without another
 STOP_S = 1.0  # for the removal of the report; a stop waits no longer for the thread
 PROCESS_NUMBER = "RMQ_PROCESS_NUMBER"  # set by the supervisor
 
-Counts = Mapping[str, Mapping[str, int]]
-
 
 class StatusReporter:
     """Reports until it is stopped, and then removes the report.
 
     Args:
-        pools: the handler pools of the worker.
-        counts: returns the counts of the worker by topic.
+        queues: of the handlers of the worker.
         transport: the worker's.
         prefix: first part of every key.
     """
 
     def __init__(
         self,
-        pools: Sequence[HandlerPool],
-        counts: Callable[[], Counts],
+        queues: Sequence[HandlerQueue],
         transport: Transport,
         prefix: str,
     ) -> None:
         self.id = secrets.token_hex(4)
-        self._pools = pools
-        self._counts = counts
+        self._queues = queues
         self._transport = transport
         self._prefix = prefix
         self._began = time.monotonic()
@@ -91,17 +86,15 @@ class StatusReporter:
         # Imported late: rmq imports this module.
         from rmq import __version__
 
-        now, counts = time.monotonic(), self._counts()
+        now = time.monotonic()
         handlers, runs = [], []
-        for index, pool in enumerate(self._pools):
-            handler, running = pool.handler, pool.runs.running.copy()
+        for index, queue in enumerate(self._queues):
+            handler, running = queue.handler, queue.runs.times.running.copy()
             topic = handler.context.name
-            topic_counts = dict(counts.get(topic, {}))
-            held = topic_counts.pop("held", 0)
+            counts = queue.counts()
+            held = counts.pop("held")
             handlers.append(
-                HandlerStatus(
-                    topic, handler.name, handler.concurrency, len(running), held, topic_counts
-                )
+                HandlerStatus(topic, handler.name, handler.concurrency, len(running), held, counts)
             )
             runs += [(began, index, delivery) for delivery, began in running.items()]
         oldest = heapq.nsmallest(RUNNING_MOST, runs, key=lambda run: run[0])

@@ -70,6 +70,25 @@ class Unhandled:
         )
 
 
+class UnhandledRunner:
+    """Stands in for the runner of a handler, for an unhandled delivery of an ordered run."""
+
+    def __init__(self, unhandled: Unhandled) -> None:
+        self._unhandled = unhandled
+
+    def runtime_of(self, delivery: DeliveryData) -> float | None:
+        """Return None: nothing is run."""
+        return None
+
+    def run(self, delivery: DeliveryData) -> Disposition:
+        """Decide how it is settled."""
+        return self._unhandled.disposition(delivery)
+
+    async def run_async(self, delivery: DeliveryData) -> Disposition:
+        """Decide how it is settled."""
+        return self._unhandled.disposition(delivery)
+
+
 def _described(message_type: str | None) -> str:
     return (
         "messages without a type" if message_type is None else f"messages of type {message_type!r}"

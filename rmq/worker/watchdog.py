@@ -1,4 +1,4 @@
-"""The watchdog: a thread that checks the handler pools and the lease renewer of a worker."""
+"""The watchdog: a thread that checks the engine and the lease renewer of a worker."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from rmq.errors import RMQError
 from rmq.transport import Transport
+from rmq.worker.engine import Engine
 from rmq.worker.event_loop import LoopHeartbeat
-from rmq.worker.handler_pool import HandlerPool
+from rmq.worker.handler_queue import HandlerQueue
 from rmq.worker.lease_renewer import RenewerProcess, RenewerThread
 from rmq.worker.lease_table import LeaseTable
 from rmq.worker.recycling import RecyclingLimits
@@ -25,7 +26,7 @@ WATCH_S = 0.1
 QUIET_S = 5.0  # without a turn of a fetcher, or in one call to settle, a worker is not healthy
 SILENT_S = 2.0  # without a turn of a fetcher, Redis is pinged
 RENEWER_ROUND_S = 30.0  # a renewal during an outage of Redis may take so long
-PING_S = 1.0  # between two pings while a pool does not move
+PING_S = 1.0  # between two pings while nothing moves
 ALIVE_S = 60.0  # something that hangs for so long in this process will not recover
 
 
@@ -49,7 +50,7 @@ class Watchdog:
 
     def __init__(
         self,
-        pools: Sequence[HandlerPool],
+        engine: Engine,
         renewer: RenewerThread | RenewerProcess,
         lease_table: LeaseTable,
         heartbeat: LoopHeartbeat | None,
@@ -58,7 +59,7 @@ class Watchdog:
         stopping: threading.Event,
         limits: RecyclingLimits,
     ) -> None:
-        self._pools = pools
+        self._engine = engine
         self._renewer = renewer
         self._lease_table = lease_table
         self._heartbeat = heartbeat
@@ -87,21 +88,20 @@ class Watchdog:
         # It goes on while the worker stops: running handlers need their leases and limits, and a
         # renewer process ends with the thread that started it.
         while not self._ended.wait(WATCH_S):
-            for pool in self._pools:
+            for queue in self._engine.queues:
                 try:
-                    pool.check_limits()
+                    queue.check_limits()
                 except Exception:
-                    log.exception("%s: unexpected, while its limits were checked", pool.handler)
+                    log.exception("%s: unexpected, while its limits were checked", queue.handler)
             self._renewer.ensure_running()
             self._log_outage(time.monotonic())
             if self._stopping.is_set():
                 continue
             now = time.monotonic()
             if now - last_turn > 10 * WATCH_S + 1:
-                # This process was stopped or starved, so that no pool could move.
+                # This process was stopped or starved, so that nothing could move.
                 grace_until = now + QUIET_S
-                for pool in self._pools:
-                    pool.last_turn = now
+                self._engine.fetcher.last_turn = now
             last_turn = now
             if now < grace_until:
                 continue
@@ -112,66 +112,84 @@ class Watchdog:
                 self._stopping.set()
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
-        """Return whether a pool has not moved for so long although Redis could be reached."""
-        for pool in self._pools:
-            moved_at, started = pool.last_turn, pool.settler.call_began
-            if started and pool.error_state.error is None:
-                moved_at = min(moved_at, started)
-            if pool.all_hung_since:
-                moved_at = min(moved_at, pool.all_hung_since)
-            moved_at = min(moved_at, now - pool.lag())
-            if now - moved_at < watchdog_s / 2:
-                continue
-            if now >= self._pinged_at + PING_S:
-                self._pinged_at = now
-                if ping_error(self._transport) is not None:
-                    self._last_outage = time.monotonic()
-            # After an outage the pool has time to recover.
-            recovery_s = max(watchdog_s / 2, QUIET_S)
-            if now - moved_at >= watchdog_s and now - self._last_outage >= recovery_s:
-                _log_stacks(f"{pool.handler} has not moved for {watchdog_s:g} s")
-                pool.stop_renewing()
-                return True
-        return False
+        """Return whether something has not moved for so long although Redis could be reached."""
+        moved_at, stuck_queue = self._last_move(now)
+        if now - moved_at < watchdog_s / 2:
+            return False
+        if now >= self._pinged_at + PING_S:
+            self._pinged_at = now
+            if ping_error(self._transport) is not None:
+                self._last_outage = time.monotonic()
+        # After an outage the worker has time to recover.
+        recovery_s = max(watchdog_s / 2, QUIET_S)
+        if now - moved_at < watchdog_s or now - self._last_outage < recovery_s:
+            return False
+        name = stuck_queue.handler if stuck_queue is not None else "the worker"
+        _log_stacks(f"{name} has not moved for {watchdog_s:g} s")
+        for queue in self._engine.queues if stuck_queue is None else [stuck_queue]:
+            queue.runs.stop_renewing()
+        return True
+
+    def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:
+        """Return when the slowest part moved last, and its handler; None: a part of all."""
+        moves: list[tuple[float, HandlerQueue | None]] = [(self._engine.fetcher.last_turn, None)]
+        if not self._errors():
+            moves += [
+                (thread.call_began, None)
+                for thread in self._engine.settler_threads
+                if thread.call_began
+            ]
+        for queue in self._engine.queues:
+            if queue.all_hung_since:
+                moves.append((queue.all_hung_since, queue))
+            if queue.lag():
+                moves.append((now - queue.lag(), queue))
+        return min(moves, key=lambda move: move[0])
+
+    def _errors(self) -> dict[str, RMQError]:
+        """Return the errors of topics that cannot go on at present."""
+        feeds = self._engine.feeds
+        return {
+            feed.context.name: feed.error_state.error
+            for feed in feeds
+            if feed.error_state.error is not None
+        }
 
     def _is_hung(self, now: float) -> bool:
         """Return whether a run has hung for `timeout_kill` beyond its max_runtime."""
-        hang = self._limits.find_hang(self._pools, now)
+        hang = self._limits.find_hang(self._engine.queues, now)
         if hang:
             _log_stacks(hang)
         return bool(hang)
 
     def _log_outage(self, now: float) -> None:
-        """Log an outage of Redis if a pool waits for an answer."""
-        if any(pool.error_state.error or now - pool.last_turn > SILENT_S for pool in self._pools):
+        """Log an outage of Redis if something waits for an answer."""
+        if self._errors() or now - self._engine.fetcher.last_turn > SILENT_S:
             self._outage_log.report()
         else:
             self._outage_log.clear()
 
     def health(self) -> Health:
         """Return the health, for a liveness or readiness check."""
-        problems = []
-        now, since = time.monotonic(), []
-        for pool in self._pools:
-            name = pool.handler.context.name
-            since.append(now - pool.last_turn)
-            if pool.error_state.error is not None:
-                problems.append(f"{name}: {pool.error_state.error}")
-            elif now - pool.last_turn > QUIET_S:
+        now, engine = time.monotonic(), self._engine
+        errors = self._errors()
+        problems = [f"{topic}: {error}" for topic, error in errors.items()]
+        quiet_s = now - engine.fetcher.last_turn
+        since = [quiet_s]
+        if quiet_s > QUIET_S and not errors:
+            problems.append(f"nothing was taken or asked for {quiet_s:.0f} s")
+        for thread in engine.settler_threads:
+            if thread.call_began and now - thread.call_began > QUIET_S and not errors:
+                problems.append(f"nothing was settled for {now - thread.call_began:.0f} s")
+        for queue in engine.queues:
+            if queue.all_hung_since:
+                handler, hung_s = queue.handler, now - queue.all_hung_since
+                what = "tasks" if handler.is_async else "threads"
                 problems.append(
-                    f"{name}: nothing was taken or asked for {now - pool.last_turn:.0f} s"
+                    f"{handler.context.name}: all {handler.concurrency} handler {what} are beyond "
+                    f"max_runtime for {hung_s:.0f} s"
                 )
-            elif pool.settler.call_began and now - pool.settler.call_began > QUIET_S:
-                problems.append(
-                    f"{name}: nothing was settled for {now - pool.settler.call_began:.0f} s"
-                )
-            if pool.all_hung_since:
-                what = "tasks" if pool.handler.is_async else "threads"
-                problems.append(
-                    f"{name}: all {pool.handler.concurrency} handler {what} are beyond max_runtime "
-                    f"for {now - pool.all_hung_since:.0f} s"
-                )
-                since.append(now - pool.all_hung_since)
+                since.append(hung_s)
         lease_table, heartbeat = self._lease_table, self._heartbeat
         with contextlib.suppress(ValueError):  # the worker is stopping and has closed it
             if now - lease_table.last_round() > RENEWER_ROUND_S:
@@ -181,7 +199,7 @@ class Watchdog:
         if heartbeat is not None and heartbeat.lag() > QUIET_S:
             problems.append(f"the event loop is blocked for {heartbeat.lag():.0f} s")
             since.append(heartbeat.lag())
-        return Health(not problems, problems, max(since, default=0.0) < ALIVE_S)
+        return Health(not problems, problems, max(since) < ALIVE_S)
 
 
 def _log_stacks(reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The worker: a handler pool for each handler of a client, a lease renewer, and a watchdog."""
+"""The worker: an engine for the handlers of a client, a lease renewer, and a watchdog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import FrameType
 from rmq.client.client import AsyncClient, Client
 from rmq.core.audit import Audit
 from rmq.core.interceptor import Hooks, Interceptor, call_hook
-from rmq.core.validation import Duration, duration_ms
+from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import (
     InvalidType,
     InvalidValue,
@@ -26,12 +26,11 @@ from rmq.errors import (
 from rmq.protocol.flows import open_topic
 from rmq.transport import Transport
 from rmq.worker import lease_renewer, services
-from rmq.worker.chosen_handlers import check_hooks, chosen_handlers, lease_ms
+from rmq.worker.chosen_topics import check_hooks, chosen_topics, lease_ms
 from rmq.worker.dependency_scopes import ProcessScope
+from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
-from rmq.worker.handler_pool import HandlerPool, seconds_until
 from rmq.worker.lease_table import LeaseTable
-from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.prefetch import most_held
 from rmq.worker.process_exit import (
     FINISHED,
@@ -52,7 +51,7 @@ FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
 CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
 RENEWER_STOP_S = 0.2  # for an idle lease renewer to end
 OUTAGE_LOG_AFTER_S = 0.5  # a start that takes longer is logged
-ABANDON_S = 5.0  # for other handlers to finish when one pool is stuck
+ABANDON_S = 5.0  # for other handlers to finish when one is stuck
 
 
 class Worker:
@@ -63,6 +62,8 @@ class Worker:
         topics: only the handlers of these topics; None: all.
         interceptors: around handlers, inside the interceptors of the client.
         grace: how long a stop waits for running handlers, seconds or timedelta.
+        concurrency: how many handlers run at the same time in this process; None: 64 in threads and
+            1000 in tasks, or as many as one handler alone may run.
         watchdog: `run` ends with exit code 70 when nothing has moved for so long; None: never.
         keeper: where leases are renewed: in a "process" that no handler can starve, or a "thread".
         schedules: send the messages of the schedules of its topics (`Topic.every`).
@@ -82,6 +83,7 @@ class Worker:
         topics: Iterable[str] | None = None,
         interceptors: Sequence[Interceptor] = (),
         grace: Duration = 30.0,
+        concurrency: int | None = None,
         watchdog: Duration | None = 60.0,
         keeper: lease_renewer.RenewerKind = "process",
         schedules: bool = True,
@@ -96,17 +98,21 @@ class Worker:
         if keeper not in ("process", "thread"):
             raise InvalidValue(f"keeper: {keeper!r}; give 'process' or 'thread'")
         self._client = client
-        self.handlers = chosen_handlers(client, topics)
+        self._topics = chosen_topics(client, topics)
+        self.handlers = [handler for of_topic in self._topics for handler in of_topic]
         self._hooks = Hooks((*client._hooks.chain, *interceptors))
         check_hooks(self._hooks, self.handlers)
         self._grace_s = duration_ms(grace, "grace", zero=True) / 1000
+        self._concurrency = (
+            None if concurrency is None else check_int(concurrency, "concurrency", 1, 10_000)
+        )
         self._watchdog_s = (
             None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000
         )
         self._renewer_kind = keeper
         self._serves_schedules = schedules
         self._limits = RecyclingLimits(max_messages, max_memory, timeout_kill)
-        self._pools: list[HandlerPool] = []
+        self._engine: Engine | None = None
         self._transport: Transport | None = None
         self._owns_transport = False
         self._renewer: lease_renewer.RenewerThread | lease_renewer.RenewerProcess | None = None
@@ -126,7 +132,7 @@ class Worker:
         self._counts: dict[str, dict[str, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<Worker of {', '.join(one.context.name for one in self.handlers)}>"
+        return f"<Worker of {', '.join(one.context.name for one in self._topics)}>"
 
     def check(self) -> dict[str, bool]:
         """Compare the settings of each topic with those in Redis; nothing is written.
@@ -163,7 +169,7 @@ class Worker:
         Raises:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
         """
-        if self._pools:
+        if self._engine is not None:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
         transport = self._connect()
@@ -209,31 +215,26 @@ class Worker:
         if loop is not None:
             self._heartbeat = LoopHeartbeat(loop)
         lease_table = self._lease_table = LeaseTable(sum(map(most_held, self.handlers)))
-        pools = [
-            HandlerPool(
-                handler, LeasedConsumer(transport, handler, lease_table, number), self._hooks,
-                *((loop, self._heartbeat) if handler.is_async else (None, None)),
-                self._scope.values,
-            )
-            for number, handler in enumerate(self.handlers)
-        ]  # fmt: skip
+        engine = Engine(
+            self._topics, transport, lease_table, self._hooks, loop, self._heartbeat,
+            self._concurrency, self._scope.values,
+        )  # fmt: skip
         lease_table.set_shortest_lease_ms(min(map(lease_ms, self.handlers)))
-        contexts = [handler.context for handler in self.handlers]
+        contexts = [of_topic.context for of_topic in self._topics]
         self._renewer = lease_renewer.start(self._renewer_kind, lease_table, transport, contexts)
         for interceptor in self._hooks.chain:
             call_hook(interceptor.watch, self)
         self._services = services.start(
             self._client._handlers, self._hooks.chain, transport, contexts, self._serves_schedules
         )
-        self._pools = pools
-        for pool in pools:
-            pool.start()
+        self._engine = engine
+        engine.start()
         self._watchdog = Watchdog(
-            pools, self._renewer, lease_table, self._heartbeat, transport, self._watchdog_s,
+            engine, self._renewer, lease_table, self._heartbeat, transport, self._watchdog_s,
             self._stopping, self._limits,
         )  # fmt: skip
         self._watchdog.start()
-        self._status = StatusReporter(pools, self.counts, transport, self._client._prefix)
+        self._status = StatusReporter(engine.queues, transport, self._client._prefix)
 
     def _undo_start(self) -> None:
         """Undo a start that failed half-way."""
@@ -242,11 +243,11 @@ class Worker:
         self._scope.close(CANCEL_S)
         if self._loop_thread is not None:
             self._loop_thread.stop(CANCEL_S)
-        if self._lease_table is not None and not self._pools:
+        if self._lease_table is not None and self._engine is None:
             self._lease_table.close()
         if self._owns_transport and self._transport is not None:
             self._transport.close()
-        self._pools, self._renewer, self._lease_table = [], None, None
+        self._engine, self._renewer, self._lease_table = None, None, None
         self._loop_thread = self._heartbeat = None
 
     def _connect(self) -> Transport:
@@ -267,45 +268,43 @@ class Worker:
         Returns:
             Whether every run that had begun has ended, and is settled in Redis.
         """
-        if not self._pools:
+        engine = self._engine
+        if engine is None:
             return True
         seconds = self._grace_s
         if grace is not None:
             seconds = duration_ms(grace, "grace", zero=True) / 1000
         self._stopping.set()
-        for pool in self._pools:
-            pool.stop_fetching()
+        engine.stop_fetching()
         if self._services is not None:
             self._services.ask_to_stop()
         # Idle threads and tasks need a moment to end too.
         began = time.monotonic()
         until = began + max(seconds, WATCH_S)
-        for pool in self._pools:
-            pool.release_waiting(began + min(FETCHER_STOP_S, max(seconds, CANCEL_S / 2)))
-        finished = self._wait_for_runs(until)
-        settled = self._close_parts(until + CANCEL_S)
+        engine.release_waiting(began + min(FETCHER_STOP_S, max(seconds, CANCEL_S / 2)))
+        finished = self._wait_for_runs(engine, until)
+        settled = self._close_parts(engine, until + CANCEL_S)
         if not settled:
             log.error(
                 "not all deliveries could be settled in Redis; those are delivered again, and work "
                 "that was done may be done twice"
             )
-        self._counts = self.counts()
-        self._pools, self._renewer, self._lease_table, self._watchdog = [], None, None, None
+        self._counts = engine.counts()
+        self._engine, self._renewer, self._lease_table, self._watchdog = None, None, None, None
         return finished and settled
 
-    def _wait_for_runs(self, until: float) -> bool:
+    def _wait_for_runs(self, engine: Engine, until: float) -> bool:
         """Wait until running handlers have ended and are settled; return whether all have ended."""
-        for pool in self._pools:
-            while not pool.join(min(WATCH_S, seconds_until(until))):
-                if self._stop_at_once or not seconds_until(until):
-                    return False
-        for flushed in [pool.settler.flushed_event() for pool in self._pools]:
+        while not engine.join(min(WATCH_S, seconds_until(until))):
+            if self._stop_at_once or not seconds_until(until):
+                return not engine.is_running()
+        for flushed in engine.flushed_events():
             while not flushed.wait(min(WATCH_S, seconds_until(until))):
                 if self._stop_at_once or not seconds_until(until):
                     break
         return True
 
-    def _close_parts(self, until: float) -> bool:
+    def _close_parts(self, engine: Engine, until: float) -> bool:
         """Cancel what still runs, release its deliveries, and close all parts, before `until`.
 
         Returns:
@@ -315,20 +314,7 @@ class Worker:
         assert self._lease_table is not None
         assert self._transport is not None
         assert self._watchdog is not None
-        settled: list[bool] = []
-        # At the same time, because each of them may be waiting for Redis.
-        ends = [
-            threading.Thread(
-                target=lambda pool=pool: settled.append(pool.end(until)),
-                name="rmq-end",
-                daemon=True,
-            )
-            for pool in self._pools
-        ]
-        for end in ends:
-            end.start()
-        for end in ends:
-            end.join(seconds_until(until))
+        settled = engine.end(until)
         if self._services is not None:
             self._services.stop(seconds_until(until))
             self._services = None
@@ -343,12 +329,11 @@ class Worker:
         if self._loop_thread is not None:
             self._loop_thread.stop(seconds_until(until))
             self._loop_thread = None
-        all_told = len(settled) == len(ends) and all(settled)
-        if all_told and all(pool.join(0) for pool in self._pools):
+        if settled and engine.join(0):
             self._lease_table.close()  # otherwise a thread may still read it
         if self._owns_transport:
             self._transport.close()
-        return all_told
+        return settled
 
     def ask_to_stop(self) -> None:
         """Ask `run` to end, with its grace time. A second call changes nothing."""
@@ -375,9 +360,9 @@ class Worker:
             except LifespanFailed as error:
                 log.error("nothing was received: %s", error, exc_info=error.__cause__)
                 return leave_with(LIFESPAN_FAILED)
-            if not self._pools:  # a signal arrived before anything had begun
+            if self._engine is None:  # a signal arrived before anything had begun
                 return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
-            log.info("working on %s", ", ".join(handler.context.name for handler in self.handlers))
+            log.info("working on %s", ", ".join(of_topic.context.name for of_topic in self._topics))
             if started is not None:
                 started()
             limit = ""
@@ -403,23 +388,23 @@ class Worker:
         return leave_with(RECYCLED) if limit else FINISHED
 
     def _finish_others(self) -> None:
-        """Release waiting deliveries when a pool is stuck, and let the other handlers finish.
+        """Release waiting deliveries when a handler is stuck, and let the others finish.
 
         A hanging delivery is not released. It is rolled back when its lease has expired, which
         counts as a delivery: so a message that hangs every worker becomes a dead letter. After
         `timeout_kill` the hanging ones have failed already, and the rest is released.
         """
+        assert self._engine is not None
         now = time.monotonic()
         until = now + min(self._grace_s, ABANDON_S)
-        for pool in self._pools:
-            pool.stop_fetching()
-        for pool in self._pools:
-            pool.release_waiting(until)
+        self._engine.stop_fetching()
+        self._engine.release_waiting(until)
         if self._limits.hung:
-            wait_for_others(self._pools, now + self._grace_s, lambda: self._stop_at_once)
+            queues = self._engine.queues
+            wait_for_others(queues, now + self._grace_s, lambda: self._stop_at_once)
             self.stop(0)
         else:
-            self._wait_for_runs(until)
+            self._wait_for_runs(self._engine, until)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -488,12 +473,5 @@ class Worker:
         the acked deliveries whose work had been done before, and "claim_lost" those whose claims
         were lost.
         """
-        if not self._pools:
-            return self._counts
-        return {
-            pool.handler.context.name: {
-                "taken": pool.taken, "held": pool.held,
-                **pool.settler.tally, **pool.settler.claim_counts,
-            }
-            for pool in self._pools
-        }  # fmt: skip
+        engine = self._engine
+        return self._counts if engine is None else engine.counts()

@@ -48,7 +48,6 @@ def test_sixty_types_find_their_handlers_and_one_waits(program: Any) -> None:
         assert (dead.type, dead.failure.reason) == ("mail.pigeon", "unhandled")
 
 
-@pytest.mark.xfail(strict=True, reason="workers do not route by type yet")
 def test_a_worker_runs_them(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RMQ_URL"}
     environment |= {"RMQ_REDIS_SERVER": any_binary(), "TMPDIR": str(tmp_path)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from rmq.core.delivery import SETTLED
 from rmq.worker import lease_renewer
-from rmq.worker.handler_pool import HandlerPool
+from rmq.worker.handler_runs import HandlerRuns
 from rmq.worker.lease_table import LeaseTable
 from rmq.worker.leased_consumer import LeasedConsumer
 
@@ -41,15 +41,15 @@ def idle_keeper() -> None:
 
 def acks_first() -> None:
     """The worker settles a delivery before it runs the handler, as at_most_once does."""
-    begin = HandlerPool._may_run
+    begin = HandlerRuns._may_run
 
-    def settled(self: HandlerPool, one: Any) -> bool:
+    def settled(self: HandlerRuns, one: Any) -> bool:
         if not begin(self, one):
             return False
         self.consumer.ack([one])
         return True
 
-    HandlerPool._may_run = settled  # type: ignore[method-assign]
+    HandlerRuns._may_run = settled  # type: ignore[method-assign]
 
 
 def acks_by_id() -> None:
@@ -69,7 +69,7 @@ def acks_by_id() -> None:
 
 def begins_anything() -> None:
     """The worker starts a run without checking the lease."""
-    HandlerPool._may_run = lambda self, one: True  # type: ignore[method-assign]
+    HandlerRuns._may_run = lambda self, one: True  # type: ignore[method-assign]
 
 
 def never_tells() -> None:
@@ -78,7 +78,7 @@ def never_tells() -> None:
 
 
 def stuck_fetcher() -> None:
-    LeasedConsumer.take = lambda self, most, wait: time.sleep(3600)  # type: ignore[method-assign]
+    LeasedConsumer.take_ready = lambda self, limit: time.sleep(3600)  # type: ignore[method-assign]
 
 
 def stuck_settler() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from rmq.worker import handler_pool
 from tests.integration.driven import connect
 from tests.integration.handling import Scene
 from tests.servers import Server
@@ -31,9 +30,8 @@ def handles(request: pytest.FixtureRequest, kind: str) -> str:
 
 
 @pytest.fixture
-def scene(api: Any, handles: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A client with handlers of one kind; its workers stop quickly."""
-    monkeypatch.setattr(handler_pool, "WAIT_S", 0.2)  # a stop waits for one turn of the fetcher
+def scene(api: Any, handles: str) -> Scene:
+    """A client with handlers of one kind."""
     return Scene(api, handles)
 
 

@@ -69,10 +69,11 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
         assert lease_table is not None
         assert list(lease_table.held_rows()) == []
         assert len(lease_table._free) == lease_table.capacity
-        pool = worker._pools[0]
+        assert worker._engine is not None
+        runs = worker._engine.queues[0].runs
         # A thread that ran too long may run still.
         eventually(
-            lambda: not (pool._runtime_limits.running or pool._overdue or pool._suspects.running)
+            lambda: not (runs._runtime_limits.running or runs._overdue or runs.suspects.running)
         )
 
     stats = api.admin.stats(name)

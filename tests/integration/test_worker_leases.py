@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 import rmq
-from rmq.worker import handler_pool
 from rmq.worker.lease_renewer import LeaseRenewer, RenewerProcess, is_stopped
 from rmq.worker.lease_table import LeaseTable
 from tests.integration.handling import Scene, eventually
@@ -29,11 +28,6 @@ from tests.servers import Server, die_with_parent
 LEASE_S = 1  # the shortest there is
 KEPT_S = 2  # of those who are to keep it on a busy machine: renewed every 0.7 s, 1.3 s to spare
 HOLD_S = KEPT_S + 2.0  # longer than that, rounded up to whole seconds of the server
-
-
-@pytest.fixture(autouse=True)
-def quick_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler_pool, "WAIT_S", 0.2)  # a stop waits for one turn of the fetcher
 
 
 def deliveries(api: Any, name: str) -> int:
@@ -56,6 +50,7 @@ def test_a_handler_that_runs_for_longer_than_its_lease_has_one_delivery(
     scene.handle(topic, work, lease=KEPT_S)
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     with scene.working(keeper=keeper):
+        eventually(lambda: deliveries(api, name) == 3)
         with topic.consumer() as other:
             assert other.receive(wait=HOLD_S - 0.5) == []  # it would roll back what has lapsed
         eventually(lambda: api.admin.stats(name)["settled"] == 3)

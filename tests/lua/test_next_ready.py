@@ -121,3 +121,24 @@ def test_keys_that_are_not_three_for_each_slot_are_refused(pair):
 
     with pytest.raises(redis.ResponseError, match="RMQARG keys"):
         pair.raw("next_ready", [keys.slot, keys.store], [b"", 0])
+
+
+def test_with_a_stamp_for_each_slot_one_that_is_gone_does_not_hide_the_others(pair):
+    pair.one(priority=17)
+    gone, kept = pair.handle.slots[1], pair.handle.slots[0]
+    many = commands.next_ready([gone, kept], waits=True, many_topics=True)
+    assert pair.run(many) == [-1, 0]
+
+    pair.redis.delete(gone.slot)
+    before = whole(pair)
+
+    assert pair.run(many) == [-2, 0]
+    assert whole(pair) == before
+
+
+def test_the_number_of_stamps_must_be_that_of_the_slots(pair):
+    command = commands.next_ready(pair.handle.slots, waits=False, many_topics=True)
+    command.args.append(b"one too many")
+
+    with pytest.raises(redis.ResponseError, match="created"):
+        pair.run(command)

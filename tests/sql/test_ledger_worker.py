@@ -13,16 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 import rmq
 from rmq.ledger import Ledger, exactly_once, metadata
-from rmq.worker import handler_pool
 from tests.integration.handling import eventually
 from tests.sql.ledgers import Books, Copy, effects
 
 MESSAGES, KEYS = 60, 20
-
-
-@pytest.fixture(autouse=True)
-def _stop_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler_pool, "WAIT_S", 0.2)
 
 
 def key(body: Any) -> str:

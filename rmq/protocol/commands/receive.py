@@ -13,6 +13,7 @@ from rmq.protocol.steps import Command
 
 LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 _ANY_LARGE = 4  # beside them in the reply
+NEXT_READY_MAX = 1024  # slots in one call of next_ready
 
 
 class Batch(NamedTuple):
@@ -71,12 +72,21 @@ def prepare(
     )  # fmt: skip
 
 
-def next_ready(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
-    """Return the microseconds until each slot has work: 0 now, -1 never as things stand."""
+def next_ready(
+    slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
+) -> Command[list[int]]:
+    """Return the microseconds until each slot has work: 0 now, -1 never as things stand.
+
+    Args:
+        slots: at most NEXT_READY_MAX.
+        waits: the caller sleeps now.
+        many_topics: the slots are of several topics; -2 then stands for a slot whose topic was
+            deleted or created anew, which otherwise is an error.
+    """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
-    return Command(
-        scripts.load("next_ready"), keys, [clock.now_us, 1 if waits else 0, slots[0].created], list
-    )
+    stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
+    args = [clock.now_us, 1 if waits else 0, *stamps]
+    return Command(scripts.load("next_ready"), keys, args, list)
 
 
 def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command[RollbackReply]:

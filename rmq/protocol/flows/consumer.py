@@ -87,6 +87,18 @@ class ConsumerFlows(Generic[D]):
     # --- receiving -------------------------------------------------------------------------------
 
     def _receive(self, max_messages: int, wait: Duration | None) -> Flow[list[D]]:
+        limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
+        state = self._receive_state
+        return (yield from self._receive_by(limit, lambda: receive.receive(state, limit, wait)))
+
+    def _receive_ready(self, limit: int) -> Flow[list[D]]:
+        """Receive from the slots that have work by `ready_at` of the receive state; never wait."""
+        state = self._receive_state
+        return (yield from self._receive_by(limit, lambda: receive.receive_ready(state, limit)))
+
+    def _receive_by(
+        self, limit: int, take: Callable[[], Flow[list[receive.SlotBatch]]]
+    ) -> Flow[list[D]]:
         if self._closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         if not self._receiving.acquire(blocking=False):
@@ -95,7 +107,6 @@ class ConsumerFlows(Generic[D]):
                 "give each its own topic.consumer()"
             )
         try:
-            limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
             if self._missing_replies.waiting or self._missing_replies.repeating:
                 yield from self._missing_replies.repeat()
             if self._unreadable:
@@ -107,7 +118,7 @@ class ConsumerFlows(Generic[D]):
             # A batch of undecodable messages alone is not an answer.
             while not deliveries and not self._receive_state.interrupted:
                 try:
-                    batches = yield from receive.receive(self._receive_state, limit, wait)
+                    batches = yield from take()
                 except TopicVanished as error:
                     yield from open_topic.forget_if_recreated(self._context, error)
                     raise

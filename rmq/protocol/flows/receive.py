@@ -97,14 +97,7 @@ def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[lis
     limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     context = state.context
-    if not context.is_current():
-        yield from open_topic.ensure_open(context)
-    if state.handing_back or state.unanswered is not None or state.undelivered:
-        yield from hand_back(state)
-    if len(state.ready_at) != len(context.slots):
-        state.ready_at = [0.0] * len(context.slots)
-    if state.lease_ms is None:
-        state.lease_ms = context.settings.lease_ms
+    yield from _begin(state)
     until = time.monotonic() + wait_s
     waits = wait_s > 0
     yield from _prepare_visit(state, waits)
@@ -142,6 +135,29 @@ def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[lis
         if time.monotonic() >= state.asked_at + POLL_S:
             yield from _ask_slots(state, waits)
     return []
+
+
+def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
+    """Take up to `limit` from the slots that have work by `ready_at`; never wait.
+
+    For a caller that keeps `ready_at` itself, from wake-up signals and `next_ready`. A slot that is
+    found empty notes that a consumer sleeps. In order: of one slot.
+    """
+    yield from _begin(state)
+    return (yield from _visit_slots(state, limit, waits=True))
+
+
+def _begin(state: ReceiveState) -> Flow[None]:
+    """Open the topic if need be, and hand back what an earlier call could not hand over."""
+    context = state.context
+    if not context.is_current():
+        yield from open_topic.ensure_open(context)
+    if state.handing_back or state.unanswered is not None or state.undelivered:
+        yield from hand_back(state)
+    if len(state.ready_at) != len(context.slots):
+        state.ready_at = [0.0] * len(context.slots)
+    if state.lease_ms is None:
+        state.lease_ms = context.settings.lease_ms
 
 
 def _prepare_visit(state: ReceiveState, waits: bool) -> Flow[None]:

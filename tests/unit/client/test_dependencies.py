@@ -58,7 +58,7 @@ def adding(first: Annotated[int, rmq.Depends(plain)], second: int = rmq.Depends(
 def registered(function: Callable[..., Any], **options: Any) -> Handler:
     client = rmq.Client("redis://127.0.0.1:1/0")
     client.topic("t").handler(**options)(function)
-    return client._handlers.by_topic["t"].only()
+    return next(iter(client._handlers.by_topic["t"]))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_names_of_the_function_around_it_may_be_used() -> None:
     @client.topic("t").handler
     def handle(body: int, value: Annotated[int, rmq.Depends(nested)]) -> None: ...
 
-    assert set(client._handlers.by_topic["t"].only().dependencies.nodes()) == {"value"}
+    assert set(next(iter(client._handlers.by_topic["t"])).dependencies.nodes()) == {"value"}
 
 
 @pytest.mark.parametrize("given", [3, "get_session", None])

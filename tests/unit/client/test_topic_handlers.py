@@ -8,7 +8,7 @@ import pytest
 
 import rmq
 from rmq.client.topic_handlers import TopicHandlers
-from rmq.errors import ConfigurationError, InvalidType, InvalidValue
+from rmq.errors import InvalidType, InvalidValue
 
 URL = "redis://localhost:1/0"
 
@@ -106,13 +106,3 @@ def test_an_async_client_registers_alike() -> None:
     handler = client._handlers.by_topic["orders"].route("a")
     assert handler is not None
     assert handler.types == ("a",)
-
-
-def test_only_refuses_several_handlers(client: rmq.Client) -> None:
-    orders = client.topic("orders")
-    orders.handler(rest)
-    assert handlers(client).only().function is rest
-
-    orders.handler(type="a")(refund)
-    with pytest.raises(ConfigurationError, match="has handlers by type"):
-        handlers(client).only()

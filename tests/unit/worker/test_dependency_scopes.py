@@ -61,7 +61,7 @@ async def swallowing_async(outer: Annotated[str, rmq.Depends(outer_async)]) -> A
 def registered(function: Callable[..., Any]) -> Handler:
     client = rmq.Client("redis://127.0.0.1:1/0")
     client.topic("t").handler(function)
-    return client._handlers.by_topic["t"].only()
+    return next(iter(client._handlers.by_topic["t"]))
 
 
 def run_of(function: Callable[..., Any], values: Any = None) -> None:

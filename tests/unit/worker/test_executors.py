@@ -1,4 +1,4 @@
-"""Hands: threads and tasks that run pieces of work."""
+"""Executors: threads and tasks that run the work of lanes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rmq.worker.event_loop import EventLoopThread
-from rmq.worker.executors import YIELD_EVERY, Executor, TaskExecutor, ThreadExecutor
+from rmq.worker.executors import YIELD_EVERY, Executor, Lane, TaskExecutor, ThreadExecutor
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 
@@ -26,8 +26,16 @@ def eventually(what: Callable[[], Any], within: float = 60.0) -> Any:
     return found
 
 
+class Hands:
+    """One lane of an executor."""
+
+    def __init__(self, executor: Executor, lane: Lane) -> None:
+        self.put, self.withdraw, self.waiting = lane.put, lane.withdraw, lane.waiting
+        self.close, self.join = executor.close, executor.join
+
+
 class Bench:
-    """Hands of either kind that run one plain function; it tells what went wrong."""
+    """Executors of either kind that run plain functions; it records the work that raised."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -35,12 +43,19 @@ class Bench:
         self._loop = EventLoopThread()
         self.loop = self._loop.loop
 
-    def hands(self, count: int, function: Callable[[Any], None]) -> Executor:
+    def executor(self, limit: int) -> Executor:
+        if self.kind == "threads":
+            return ThreadExecutor(limit)
+        return TaskExecutor(limit, self.loop)
+
+    def lane(
+        self, executor: Executor, count: int, function: Callable[[Any], None], weight: int = 1
+    ) -> Lane:
         def note(work: Any, error: BaseException) -> None:
             self.on_error.append(work)
 
         if self.kind == "threads":
-            return ThreadExecutor("hand", count, function, note)
+            return Lane(executor, function, note, count, weight)
 
         async def run(work: Any) -> None:
             # In a thread where it waits, so that the tasks run beside each other.
@@ -49,7 +64,11 @@ class Bench:
             else:
                 function(work)
 
-        return TaskExecutor(count, run, note, self.loop)
+        return Lane(executor, run, note, count, weight)
+
+    def hands(self, count: int, function: Callable[[Any], None]) -> Hands:
+        executor = self.executor(count)
+        return Hands(executor, self.lane(executor, count, function))
 
     def close(self) -> None:
         self._loop.stop(10)
@@ -191,9 +210,9 @@ def test_tasks_let_others_have_the_loop() -> None:
         order.append("work")
 
     async def scenario() -> None:
-        hands = TaskExecutor(1, run, lambda work, error: None, asyncio.get_running_loop())
-        hands._ready.extend(range(3 * YIELD_EVERY))
-        hands._wake(1)
+        executor = TaskExecutor(1, asyncio.get_running_loop())
+        lane = Lane(executor, run, lambda work, error: None, 1)
+        lane.put(range(3 * YIELD_EVERY))
         while order.count("work") < 3 * YIELD_EVERY:
             order.append("other")
             await asyncio.sleep(0)
@@ -254,3 +273,53 @@ def test_a_hand_goes_on_although_a_failure_cannot_be_reported(bench: Bench) -> N
     bench.on_error = on_error
     hands.close()
     assert hands.join(20)
+
+
+def test_all_lanes_together_run_no_more_than_the_executor_s_limit(bench: Bench) -> None:
+    gate = Gate()
+    executor = bench.executor(3)
+    lanes = [bench.lane(executor, 2, gate) for _ in range(4)]
+    for number, lane in enumerate(lanes):
+        lane.put([10 * number + n for n in range(5)])
+    eventually(lambda: gate.inside == 3)
+    gate.open()
+    eventually(lambda: len(gate.done) == 20)
+
+    assert gate.most == 3
+    executor.close()
+    assert executor.join(20)
+
+
+def test_one_lane_runs_no_more_than_its_own_count(bench: Bench) -> None:
+    gate = Gate()
+    executor = bench.executor(10)
+    lane = bench.lane(executor, 2, gate)
+    for n in range(8):
+        lane.put([n])
+    eventually(lambda: gate.inside == 2)
+    gate.open()
+    eventually(lambda: len(gate.done) == 8)
+
+    assert gate.most == 2
+    executor.close()
+    assert executor.join(20)
+
+
+@pytest.mark.parametrize(("weight", "first_of_a"), [(1, 1), (3, 3)])
+def test_lanes_take_turns_by_their_weight(bench: Bench, weight: int, first_of_a: int) -> None:
+    gate, order = Gate(), []
+    executor = bench.executor(1)
+    blocker = bench.lane(executor, 1, gate)
+    lane_a = bench.lane(executor, 1, lambda work: order.append("a"), weight)
+    lane_b = bench.lane(executor, 1, lambda work: order.append("b"))
+    blocker.put([0])
+    eventually(lambda: gate.inside)
+    lane_a.put(range(9))
+    lane_b.put(range(3))
+    gate.open()
+    eventually(lambda: len(order) == 12)
+
+    turn = ["a"] * first_of_a + ["b"]
+    assert order[: 3 * len(turn)] == turn * 3
+    executor.close()
+    assert executor.join(20)

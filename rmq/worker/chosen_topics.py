@@ -1,4 +1,4 @@
-"""The handlers that a worker runs, of those that are registered on its client."""
+"""The topics whose handlers a worker runs, of those that are registered on its client."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rmq.client.client import AsyncClient, Client
 from rmq.client.handler import Handler
+from rmq.client.topic_handlers import TopicHandlers
 from rmq.core.interceptor import Hooks
 from rmq.core.settings import LEASE_MIN_MS
 from rmq.errors import ConfigurationError, InvalidType
@@ -18,7 +19,9 @@ def lease_ms(handler: Handler) -> int:
     return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
 
 
-def chosen_handlers(client: Client | AsyncClient, topics: Iterable[str] | None) -> list[Handler]:
+def chosen_topics(
+    client: Client | AsyncClient, topics: Iterable[str] | None
+) -> list[TopicHandlers]:
     """Return the handlers of these topics; None: all.
 
     Raises:
@@ -31,7 +34,7 @@ def chosen_handlers(client: Client | AsyncClient, topics: Iterable[str] | None) 
             "@topic.handler(), and import its module before the worker starts"
         )
     if topics is None:
-        return [handlers.only() for handlers in known.values()]
+        return list(known.values())
     if isinstance(topics, str):
         raise InvalidType(f"topics: {topics!r}; give a list of names")
     names = list(topics)
@@ -41,7 +44,7 @@ def chosen_handlers(client: Client | AsyncClient, topics: Iterable[str] | None) 
             f"topics: no handler is registered for {', '.join(map(repr, missing)) or 'none'}; "
             f"there are handlers for {', '.join(sorted(known))}"
         )
-    return [known[name].only() for name in dict.fromkeys(names)]
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:

@@ -1,0 +1,187 @@
+"""The engine of a worker: what receives, runs and settles the messages of all its handlers.
+
+fetcher     one thread; receives for all topics (`rmq.worker.fetcher`)
+feeds       one for each topic; find the handler of a delivery (`rmq.worker.topic_feed`)
+queues      one for each handler; how many it holds, what waits (`rmq.worker.handler_queue`)
+executors   the threads and the tasks in which all handlers run (`rmq.worker.executors`)
+runs        one for each handler; begin, run and end a delivery (`rmq.worker.handler_runs`)
+settlers    two threads; settle what has been run (`rmq.worker.settler`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from rmq.client.topic_handlers import TopicHandlers
+from rmq.core.interceptor import Hooks
+from rmq.transport import Transport
+from rmq.worker.dependency_scopes import Values
+from rmq.worker.event_loop import LoopHeartbeat
+from rmq.worker.executors import Executor, TaskExecutor, ThreadExecutor
+from rmq.worker.fetcher import Fetcher
+from rmq.worker.handler_queue import HandlerQueue
+from rmq.worker.lease_table import LeaseTable
+from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.settler import SettlerThread
+from rmq.worker.topic_feed import TopicFeed
+
+log = logging.getLogger("rmq")
+
+THREADS, TASKS = 64, 1000  # of all handlers together, unless one handler alone has more
+SETTLER_THREADS = 2
+
+
+class Engine:
+    """Receives, runs and settles the messages of some handlers.
+
+    Args:
+        topics: the handlers of each topic.
+        transport: to Redis.
+        lease_table: of the leases to renew.
+        hooks: of the interceptors.
+        loop: of async handlers.
+        heartbeat: of that loop.
+        concurrency: how many handlers run at a time in this process; None: THREADS and TASKS.
+        values: of the dependencies and lifespans of this process.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[TopicHandlers],
+        transport: Transport,
+        lease_table: LeaseTable,
+        hooks: Hooks,
+        loop: asyncio.AbstractEventLoop | None,
+        heartbeat: LoopHeartbeat | None,
+        concurrency: int | None,
+        values: Values | None = None,
+    ) -> None:
+        self._stopping = threading.Event()
+        self._loop = loop
+        self._executors: dict[bool, Executor] = {}  # by whether handlers are async
+        handlers = [handler for of_topic in topics for handler in of_topic]
+        for is_async in {handler.is_async for handler in handlers}:
+            counts = [each.concurrency for each in handlers if each.is_async == is_async]
+            self._executors[is_async] = self._make_executor(is_async, concurrency, counts)
+        threads = min(SETTLER_THREADS, len(topics))
+        self.settler_threads = [SettlerThread(number) for number in range(threads)]
+        self.feeds = [
+            TopicFeed(
+                of_topic,
+                LeasedConsumer(
+                    transport, next(iter(of_topic)), lease_table, number,
+                    None if of_topic.is_single else of_topic,
+                ),
+            )
+            for number, of_topic in enumerate(topics)
+        ]  # fmt: skip
+        self.fetcher = Fetcher(transport, self.feeds)
+        for number, feed in enumerate(self.feeds):
+            for handler in feed.handlers:
+                feed.queues[handler] = HandlerQueue(
+                    handler, feed.consumer, hooks, self._executors[handler.is_async],
+                    heartbeat if handler.is_async else None,
+                    self.settler_threads[number % threads], feed.error_state,
+                    self.fetcher.on_settled(feed), self._stopping.is_set, feed.runner_for,
+                    values,
+                )  # fmt: skip
+        self.queues = [queue for feed in self.feeds for queue in feed.queues.values()]
+
+    def _make_executor(
+        self, is_async: bool, concurrency: int | None, counts: Sequence[int]
+    ) -> Executor:
+        if not is_async:
+            return ThreadExecutor(concurrency or max(THREADS, *counts))
+        assert self._loop is not None
+        return TaskExecutor(concurrency or max(TASKS, *counts), self._loop)
+
+    def start(self) -> None:
+        """Begin to receive messages."""
+        for thread in self.settler_threads:
+            thread.start()
+        self.fetcher.start()
+
+    def stop_fetching(self) -> None:
+        """Receive no more. Returns at once."""
+        self._stopping.set()
+        self.fetcher.stop()
+
+    def release_waiting(self, until: float) -> None:
+        """Release the deliveries that have not begun; wait for the fetcher until `until`."""
+        self.fetcher.join(seconds_until(until))
+        for queue in self.queues:
+            queue.release_waiting()
+        for executor in self._executors.values():
+            executor.close()
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for running handlers; return whether all have ended."""
+        until = time.monotonic() + wait_s
+        return all([each.join(seconds_until(until)) for each in self._executors.values()])
+
+    def is_running(self) -> bool:
+        """Return whether a handler is running."""
+        return any(queue.runs.times.running for queue in self.queues)
+
+    def flushed_events(self) -> list[threading.Event]:
+        """Return events that are set when all that was reported so far is settled."""
+        return [thread.flushed_event() for thread in self.settler_threads]
+
+    def end(self, until: float) -> bool:
+        """Cancel the running handlers, release their deliveries, and close the consumers.
+
+        Returns:
+            Whether every delivery is settled in Redis.
+        """
+        for executor in self._executors.values():
+            executor.cancel(seconds_until(until))
+        for thread in self.settler_threads:
+            thread.abandon()
+        settled = all([thread.join(seconds_until(until)) for thread in self.settler_threads])
+        for queue in self.queues:
+            queue.keep_claims()
+        # At the same time, because each of them may be waiting for Redis.
+        holding = [feed for feed in self.feeds if any(queue.held for queue in feed.queues.values())]
+        closed: list[bool] = []
+        closers = [
+            threading.Thread(
+                target=lambda feed=feed: closed.append(_close(feed)), name="rmq-end", daemon=True
+            )
+            for feed in holding
+        ]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(seconds_until(until))
+        for feed in self.feeds:
+            if feed not in holding:
+                settled = _close(feed) and settled
+        settled = settled and len(closed) == len(holding) and all(closed)
+        return settled and not any(queue.settler.unsettled for queue in self.queues)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return counts by topic: deliveries taken, held, and settled by each verb."""
+        counts: dict[str, dict[str, int]] = {}
+        for queue in self.queues:
+            topic = counts.setdefault(queue.handler.context.name, {})
+            for name, value in queue.counts().items():
+                topic[name] = topic.get(name, 0) + value
+        return counts
+
+
+def seconds_until(until: float) -> float:
+    """Return the seconds from now to a time of the monotonic clock, at least 0."""
+    return max(0.0, until - time.monotonic())
+
+
+def _close(feed: TopicFeed) -> bool:
+    """Close a feed; return whether every delivery is settled or released."""
+    error = feed.close()
+    if error is not None:
+        log.warning("%s: the deliveries held wait until their leases expire: %s",
+                    feed.context.name, error)  # fmt: skip
+    return error is None

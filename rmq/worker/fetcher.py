@@ -1,0 +1,260 @@
+"""The fetcher: one thread that receives the messages of all topics of a worker.
+
+It knows of each slot when it next has work: from what the last take said, from wake-up signals, and
+from `next_ready`, which asks the slots of all topics at once. It asks before it sleeps, so that
+Redis knows that signals are awaited, and once in POLL_S, because a signal can get lost.
+
+Topics take turns: the one that is due for longest is next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+
+from rmq.core.keys import SlotKeys
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.protocol import commands
+from rmq.protocol.commands.receive import NEXT_READY_MAX
+from rmq.protocol.steps import POLL_S, Flow
+from rmq.transport import Transport
+from rmq.transport.listener import Listener
+from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
+from rmq.worker.topic_feed import NEVER, TopicFeed
+
+log = logging.getLogger("rmq")
+
+WAIT_S = 1.0  # the longest wait; each turn shows the watchdog that the fetcher runs
+VISIT_MOST = 64  # slots to receive from at the start; more are asked first
+ASK_S = 0.05  # a busy fetcher asks slots that had no more work once in so long
+LISTEN_S = 0.02  # a busy fetcher looks for signals of other slots once in so long
+TIDY_S = 60.0  # each slot is tidied once in so long; with many slots, one slot in a second
+
+
+class Fetcher:
+    """The thread that receives.
+
+    Args:
+        transport: to Redis.
+        feeds: of all topics.
+    """
+
+    def __init__(self, transport: Transport, feeds: Sequence[TopicFeed]) -> None:
+        self._transport = transport
+        self._feeds = feeds
+        self._by_channel = {feed.context.channel: feed for feed in feeds}
+        self._listener = Listener(transport, list(self._by_channel))
+        self._stopping = threading.Event()
+        self._freed: deque[TopicFeed] = deque()  # feeds of which deliveries were settled
+        self._is_waiting = False
+        self._due: list[tuple[float, int, TopicFeed]] = []  # a heap
+        self._serial = count()
+        self._unasked: dict[TopicFeed, None] = {}  # gave messages, and Redis wakes nobody for them
+        self._asked_at = 0.0
+        self._poll_at = self._listened_at = time.monotonic() + LISTEN_S  # first of all, receive
+        self._tidy_at = time.monotonic() + TIDY_S
+        self._tidied = 0  # slots tidied so far
+        self.last_turn = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="rmq-fetch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to receive."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Receive no more. Returns at once."""
+        self._stopping.set()
+        for feed in self._feeds:
+            feed.consumer._receive_state.interrupted = True
+        self._listener.wake()
+
+    def join(self, wait_s: float) -> None:
+        """Wait for the end of the thread, and close its connection."""
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+        if not self._thread.is_alive():
+            self._listener.close()
+
+    def on_settled(self, feed: TopicFeed) -> Callable[[], None]:
+        """Return the function to call when deliveries of a feed were settled; in any thread."""
+
+        def note() -> None:
+            if feed.is_full:
+                self._freed.append(feed)
+                if self._is_waiting:
+                    self._listener.wake()
+
+        return note
+
+    def _run(self) -> None:
+        pause = PAUSE_S
+        slots = sum(len(feed.context.slots) for feed in self._feeds)
+        for feed in self._feeds:
+            if feed.context.is_open and slots > VISIT_MOST:
+                feed.begin_asked()
+            self._schedule(feed)
+        while not self._stopping.is_set():
+            self.last_turn = time.monotonic()
+            try:
+                self._turn()
+                pause = PAUSE_S
+            except Exception as error:
+                for feed in self._feeds:
+                    feed.error_state.note(error)
+                self._stopping.wait(pause)
+                pause = min(pause * 2, PAUSE_MOST_S)
+
+    def _turn(self) -> None:
+        """Do what is due next; wait if nothing is."""
+        now = time.monotonic()
+        while self._freed:
+            feed = self._freed.popleft()
+            feed.is_full = False
+            self._schedule(feed)
+        if now >= self._poll_at:
+            self._poll(now)
+        elif now >= self._listened_at + LISTEN_S:
+            self._listen(0.0)
+        due = self._next_due(now)
+        if self._unasked and (due is None or now >= self._asked_at + ASK_S):
+            self._ask(list(self._unasked))
+        elif due is None:
+            self._wait(now)
+        if due is not None:
+            self._visit(due)
+
+    # --- what is due -----------------------------------------------------------------------------
+
+    def _schedule(self, feed: TopicFeed) -> None:
+        """Note when a feed is due."""
+        feed.next_at = feed.due_at()
+        if feed.next_at < NEVER:
+            heapq.heappush(self._due, (feed.next_at, next(self._serial), feed))
+
+    def _next_due(self, now: float) -> TopicFeed | None:
+        """Return the feed that is due for longest; None if none is."""
+        while self._due:
+            at, _, feed = self._due[0]
+            if at == feed.next_at and at > now:
+                return None
+            heapq.heappop(self._due)
+            if at == feed.next_at:
+                return feed
+        return None
+
+    def _visit(self, feed: TopicFeed) -> None:
+        """Receive from a topic. Its own errors do not keep the others waiting."""
+        try:
+            if feed.receive():
+                self._unasked[feed] = None
+            if not feed.is_full:
+                feed.note_success()
+        except (Unavailable, OutcomeUnknown):
+            feed.next_at = 0.0
+            raise
+        except Exception as error:
+            feed.note_error(error)
+        finally:
+            self._schedule(feed)
+
+    # --- slots that have no work -----------------------------------------------------------------
+
+    def _poll(self, now: float) -> None:
+        """Ask all slots that are not known to have work, look again at full topics, and tidy."""
+        self._poll_at = now + POLL_S
+        self._listen(0.0)
+        for feed in self._feeds:
+            if feed.is_full:
+                feed.is_full = False
+                self._schedule(feed)
+        self._ask([feed for feed in self._feeds if feed.ready_at])
+        if now >= self._tidy_at:
+            self._tidy_one()
+
+    def _ask(self, feeds: Sequence[TopicFeed]) -> None:
+        """Ask slots without work when they have some; Redis notes that signals are awaited."""
+        now = self._asked_at = time.monotonic()
+        places = [
+            (feed, index)
+            for feed in feeds
+            for index, ready_at in enumerate(feed.ready_at)
+            if ready_at > now
+        ]
+        for start in range(0, len(places), NEXT_READY_MAX):
+            self._ask_slots(places[start : start + NEXT_READY_MAX])
+        for feed in feeds:
+            self._unasked.pop(feed, None)
+            self._schedule(feed)
+
+    def _ask_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
+        """Ask slots in one command. A topic that Redis refuses does not hide the others."""
+        slots = [feed.context.slots[index] for feed, index in places]
+        try:
+            reply = self._transport.run(_next_ready(slots))
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except RMQError:
+            feeds = dict.fromkeys(feed for feed, _ in places)
+            if len(feeds) == 1:
+                reply = [0] * len(places)  # receiving from it tells the error
+            else:
+                for feed in feeds:
+                    self._ask_slots([place for place in places if place[0] is feed])
+                return
+        now = time.monotonic()
+        for (feed, index), wait_us in zip(places, reply, strict=True):
+            # -2: the topic was deleted or created anew; receiving from it tells.
+            at = NEVER if wait_us == -1 else now + max(0, wait_us) / 1_000_000
+            feed.ready_at[index] = at
+            feed.error_state.clear()
+
+    def _wait(self, now: float) -> None:
+        until = min(self._poll_at, self._due[0][0] if self._due else NEVER, now + WAIT_S)
+        self._is_waiting = True
+        try:
+            if not self._freed:
+                self._listen(max(0.0, until - now))
+        finally:
+            self._is_waiting = False
+
+    def _listen(self, seconds: float) -> None:
+        """Take note of the slots that signals name."""
+        self._listened_at = time.monotonic()
+        for channel, payload in self._listener.wait(seconds):
+            feed = self._by_channel.get(channel)
+            with suppress(ValueError):
+                slot = int(payload)
+                if feed is not None and 0 <= slot < len(feed.ready_at):
+                    feed.ready_at[slot] = 0.0
+                    self._schedule(feed)
+        if self._listener.has_missed:
+            # Messages that came before the subscription sent it no signal.
+            self._listener.has_missed = False
+            self._poll_at = 0.0
+
+    def _tidy_one(self) -> None:
+        """Tidy one slot; each in its turn."""
+        slots = [keys for feed in self._feeds if feed.ready_at for keys in feed.context.slots]
+        if not slots:
+            return
+        keys = slots[self._tidied % len(slots)]
+        self._tidied += 1
+        self._tidy_at = time.monotonic() + max(POLL_S, TIDY_S / len(slots))
+        with suppress(RMQError):
+            self._transport.run(_tidy(keys))
+
+
+def _next_ready(slots: Sequence[SlotKeys]) -> Flow[list[int]]:
+    waits_us: list[int] = yield commands.next_ready(slots, True, many_topics=True)
+    return waits_us
+
+
+def _tidy(keys: SlotKeys) -> Flow[int]:
+    dropped: int = yield commands.tidy(keys)
+    return dropped

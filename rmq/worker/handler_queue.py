@@ -1,0 +1,256 @@
+"""The deliveries that a worker holds for one handler: how many it may hold, and what waits.
+
+They go to the handler's lane of an executor, in which `HandlerRuns` runs them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rmq.client.handler import Handler
+from rmq.core.delivery import DeliveryData
+from rmq.core.interceptor import Hooks
+from rmq.core.settings import BATCH_MAX
+from rmq.worker.dependency_scopes import Values
+from rmq.worker.detached_claims import DetachedClaims
+from rmq.worker.event_loop import LoopHeartbeat
+from rmq.worker.executors import Executor, Lane
+from rmq.worker.handler_runs import HandlerRuns
+from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.prefetch import IN_ORDER
+from rmq.worker.runner import Disposition, Halt, Overrun, Runner
+from rmq.worker.settler import ErrorState, Settler, SettlerThread
+from rmq.worker.unhandled import UnhandledRunner
+
+FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
+BLOCKED_S = 1.0  # an event loop that is blocked for so long gets no more work
+
+
+class HandlerQueue:
+    """The deliveries of one handler.
+
+    Args:
+        handler: runs them.
+        consumer: received them, and settles them.
+        hooks: of the interceptors.
+        executor: of the kind of the handler.
+        heartbeat: of the event loop, for an async handler.
+        settler_thread: settles them.
+        error_state: of the topic.
+        on_settled: called by that thread after it has settled some.
+        is_stopping: whether the worker is stopping.
+        runner_for: finds the runner of a delivery of the topic.
+        values: of the dependencies and lifespans of this process.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        consumer: LeasedConsumer,
+        hooks: Hooks,
+        executor: Executor,
+        heartbeat: LoopHeartbeat | None,
+        settler_thread: SettlerThread,
+        error_state: ErrorState,
+        on_settled: Callable[[], None],
+        is_stopping: Callable[[], bool],
+        runner_for: Callable[[DeliveryData], Runner | UnhandledRunner],
+        values: Values | None = None,
+    ) -> None:
+        self.handler = handler
+        self.consumer = consumer
+        detached_claims = (
+            None if handler.claims is None else DetachedClaims(consumer._transport, handler)
+        )
+        runner = Runner(handler, hooks, detached_claims, values)
+        self.taken = 0
+        self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
+        self._heartbeat = heartbeat
+        self.settler = Settler(
+            handler, consumer, self._disposition_of_overrun, detached_claims, settler_thread,
+            error_state, on_settled,
+        )  # fmt: skip
+        self.runs = HandlerRuns(handler, consumer, runner, self.settler, is_stopping, runner_for)
+        self._runner_for = runner_for
+        self._partial_batch: list[DeliveryData] = []  # waits for more messages
+        self._partial_since = 0.0
+        self._ordered_begun = 0  # runs of an ordered handler
+        self.lane = Lane(executor, self.runs.function(), self.runs.on_error, handler.concurrency)
+
+    def _disposition_of_overrun(self, overrun: Overrun) -> Disposition:
+        runner = self._runner_for(overrun.delivery)
+        assert isinstance(runner, Runner)  # what no handler has runs for no time
+        return runner.disposition_of_overrun(overrun)
+
+    # --- room ------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """The number of deliveries held: waiting, running, or about to be settled."""
+        return self.taken - self.settler.finished
+
+    def counts(self) -> dict[str, int]:
+        """Return counts of deliveries: taken, held, and settled by each verb."""
+        return {
+            "taken": self.taken, "held": self.held,
+            **self.settler.tally, **self.settler.claim_counts,
+        }  # fmt: skip
+
+    def hung(self) -> int:
+        """Return how many threads or tasks are busy with a run that exceeded its max_runtime.
+
+        The thread hangs, or the task swallows its cancellation. The delivery is settled already.
+        """
+        overdue = self.settler.overdue
+        if not overdue:
+            return 0
+        return sum(delivery in overdue for delivery in list(self.runs.times.running))
+
+    def lag(self) -> float:
+        """Return for how many seconds the event loop of this handler has been blocked."""
+        return 0.0 if self._heartbeat is None else self._heartbeat.lag()
+
+    def room(self) -> int:
+        """Return how many to receive now; 0 while it is better to wait for more room."""
+        handler = self.handler
+        if handler.ordered:
+            running = self._ordered_begun - self.runs.ordered_ended
+            return IN_ORDER if running < handler.concurrency and self.lag() <= BLOCKED_S else 0
+        held, hung = self.held, self.hung()
+        limit = self._held_limit(hung)
+        room, usable = limit - held, handler.concurrency - hung
+        spare = min(handler.prefetch // 4, (limit - usable) // 2)
+        enough = 1 if held < usable else max(1, spare)
+        return min(room, BATCH_MAX) if room >= enough else 0
+
+    def _held_limit(self, hung: int) -> int:
+        """Return how many deliveries to hold; while a suspect runs, none may wait behind it."""
+        if self.lag() > BLOCKED_S:
+            return 0
+        limit = self.runs.times.held_limit(hung)
+        if not self.runs.suspects.running:
+            return limit
+        return 0 if self.handler.batch else min(limit, self.handler.concurrency - hung)
+
+    # --- dispatch --------------------------------------------------------------------------------
+
+    def put(self, deliveries: list[DeliveryData], suspects: set[DeliveryData]) -> None:
+        """Hand received deliveries to the executor; suspects alone, and as many as may run."""
+        if self.handler.ordered:
+            run = self._until_suspect(deliveries, suspects) if suspects else deliveries
+            if run:
+                self._ordered_begun += 1
+                self.lane.put([run])
+            return
+        if suspects or self.runs.suspects.running:
+            deliveries = self._start_suspects(deliveries, suspects)
+        if self.handler.batch:
+            self._fill_batches(deliveries)
+        elif deliveries:
+            self.lane.put(deliveries)
+
+    def _start_suspects(
+        self, deliveries: list[DeliveryData], suspects: set[DeliveryData]
+    ) -> list[DeliveryData]:
+        """Begin the suspects that may run; release the deliveries that would have to wait for them.
+
+        Returns:
+            The other deliveries that can begin at once.
+        """
+        suspected = [delivery for delivery in deliveries if delivery in suspects]
+        others = [delivery for delivery in deliveries if delivery not in suspects]
+        free = self.handler.concurrency - len(self.runs.times.running)
+        begun: list[DeliveryData] = []
+        for delivery in suspected:
+            if len(begun) < free and self.runs.suspects.begin(delivery, delivery.attempt):
+                begun.append(delivery)
+            else:
+                self.runs.release(delivery, Disposition("release", self.runs.suspects.wait_s()))
+        if not self.runs.suspects.running:
+            return others
+        free = max(0, free - len(begun))
+        self.runs.release([*self._partial_batch, *others[free:]])
+        self._partial_batch = []
+        others = others[:free]
+        if self.handler.batch:  # they would have to wait until a batch is full
+            self.runs.release(others)
+            others = []
+        if begun:
+            # A suspect may kill this process: settle first what has been done.
+            for work in self.lane.withdraw():
+                self.runs.release(work)
+            self.settler.flush(FLUSH_MOST_S)
+            self.lane.put([[delivery] for delivery in begun] if self.handler.batch else begun)
+        return others
+
+    def _until_suspect(
+        self, run: list[DeliveryData], suspects: set[DeliveryData]
+    ) -> list[DeliveryData]:
+        """Return the part of an ordered run before its first suspect, or that suspect alone."""
+        place = next(n for n, delivery in enumerate(run) if delivery in suspects)
+        if place:
+            self.settler.put(Halt(None, list(run[place:])))
+            return run[:place]
+        first = run[0]
+        if self.runs.suspects.begin(first, first.attempt):
+            self.settler.put(Halt(None, list(run[1:])))
+            self.settler.flush(FLUSH_MOST_S)
+            return [first]
+        wait = Disposition("release", self.runs.suspects.wait_s())
+        self.settler.put(Halt((first, wait), list(run[1:])))
+        return []
+
+    def linger_until(self) -> float:
+        """Return until when a batch that is not full waits for more; infinity: there is none."""
+        if not self._partial_batch:
+            return float("inf")
+        return self._partial_since + self.handler.linger_s
+
+    def _fill_batches(self, deliveries: list[DeliveryData]) -> None:
+        """Hand full batches to the executor; one that is not full waits for `linger`."""
+        size = self.handler.batch
+        if not self._partial_batch:
+            self._partial_since = time.monotonic()
+        self._partial_batch += deliveries
+        works = []
+        while len(self._partial_batch) >= size:
+            works.append(self._partial_batch[:size])
+            self._partial_batch = self._partial_batch[size:]
+        if works:
+            self._partial_since = time.monotonic()  # the rest has just arrived
+        if self.linger_until() <= time.monotonic():
+            works.append(self._partial_batch)
+            self._partial_batch = []
+        if works:
+            self.lane.put(works)
+
+    def end_linger(self) -> None:
+        """Hand over a batch that has waited long enough for more."""
+        if self.linger_until() <= time.monotonic():
+            self._fill_batches([])
+
+    def check_limits(self) -> None:
+        """Find the runs that exceeded their max_runtime; called a few times a second."""
+        self.runs.take_overdue()
+        all_hung = self.hung() >= self.handler.concurrency
+        self.all_hung_since = (self.all_hung_since or time.monotonic()) if all_hung else 0.0
+        if all_hung or self.lag() > BLOCKED_S or self.runs.times.is_stalled():
+            self._release_waiting_work()
+
+    def _release_waiting_work(self) -> None:
+        for work in self.lane.withdraw() if self.lane.waiting() else []:
+            self.runs.release(work)
+            if self.handler.ordered:
+                self.runs.end_in_order()
+
+    def release_waiting(self) -> None:
+        """Release the deliveries that have not begun; the fetcher must have ended."""
+        self._release_waiting_work()
+        self.runs.release(self._partial_batch)
+        self._partial_batch = []
+
+    def keep_claims(self) -> None:
+        """Keep the claims of runs that go on although the worker ends."""
+        if self.runs.runner.claims is not None:
+            self.runs.runner.claims.keep()
