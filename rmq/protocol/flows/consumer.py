@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from rmq.core import codec, failure, record
@@ -88,13 +89,11 @@ class ConsumerFlows(Generic[D]):
 
     def _receive(self, max_messages: int, wait: Duration | None) -> Flow[list[D]]:
         limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
-        state = self._receive_state
-        return (yield from self._receive_by(limit, lambda: receive.receive(state, limit, wait)))
+        return self._receive_by(limit, partial(receive.receive, self._receive_state, limit, wait))
 
     def _receive_ready(self, limit: int) -> Flow[list[D]]:
         """Receive from the slots that have work by `ready_at` of the receive state; never wait."""
-        state = self._receive_state
-        return (yield from self._receive_by(limit, lambda: receive.receive_ready(state, limit)))
+        return self._receive_by(limit, partial(receive.receive_ready, self._receive_state, limit))
 
     def _receive_by(
         self, limit: int, take: Callable[[], Flow[list[receive.SlotBatch]]]
