@@ -129,7 +129,7 @@ class Engine:
 
     def flushed_events(self) -> list[threading.Event]:
         """Return events that are set when all that was reported so far is settled."""
-        return [thread.flushed_event() for thread in self.settler_threads]
+        return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:
         """Cancel the running handlers, release their deliveries, and close the consumers.

@@ -123,7 +123,7 @@ class Fetcher:
             self._listen(0.0)
         due = self._next_due(now)
         if self._unasked and (due is None or now >= self._asked_at + ASK_S):
-            self._ask(list(self._unasked))
+            self._ask_again()
         elif due is None:
             self._wait(now)
         if due is not None:
@@ -176,6 +176,17 @@ class Fetcher:
         self._ask([feed for feed in self._feeds if feed.ready_at])
         if now >= self._tidy_at:
             self._tidy_one()
+
+    def _ask_again(self) -> None:
+        """Ask the topics that gave messages: Redis does not know that signals are awaited again."""
+        feeds = list(self._unasked)
+        if len(feeds) == 1 and len(feeds[0].ready_at) == 1:
+            # Receiving from a single slot says as much, and takes what has come since.
+            self._unasked.clear()
+            feeds[0].ready_at[0] = 0.0
+            self._schedule(feeds[0])
+        else:
+            self._ask(feeds)
 
     def _ask(self, feeds: Sequence[TopicFeed]) -> None:
         """Ask slots without work when they have some; Redis notes that signals are awaited."""

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -71,6 +72,7 @@ class ReportBatch:
         self.acks: list[DeliveryData] = []
         self.duplicates = 0  # acks of deliveries whose work had been done before
         self.others: list[tuple[DeliveryData, Disposition]] = []
+        self.flushed: list[threading.Event] = []  # set when all reports are carried out
         self.halts: list[Halt] = []
         self.overran: list[DeliveryData] = []
         for item in items:
@@ -81,6 +83,8 @@ class ReportBatch:
                     self.acks.append(item)
             elif isinstance(item, Halt):
                 self.halts.append(item)
+            elif isinstance(item, threading.Event):
+                self.flushed.append(item)
             elif isinstance(item, Overrun):
                 self.overran.append(item.delivery)
                 failed = (item.delivery, disposition_of_overrun(item))
@@ -105,14 +109,14 @@ def _deliveries_of(item: Any) -> list[DeliveryData]:
         return item.rest + ([item.failed[0]] if item.failed is not None else [])
     if isinstance(item, Overrun):
         return [item.delivery, *item.rest]
-    return [item[0]]
+    return [] if isinstance(item, threading.Event) else [item[0]]
 
 
 class SettlerThread:
-    """A thread that does the work of several settlers."""
+    """A thread that does the work of several settlers, in turn."""
 
     def __init__(self, number: int) -> None:
-        self._reports: SimpleQueue[tuple[Settler | None, Any]] = SimpleQueue()
+        self._waiting: SimpleQueue[Settler | None] = SimpleQueue()  # settlers with reports
         self._abandoned = threading.Event()
         self.call_began = 0.0  # when the present call to Redis began; 0: none
         self._thread = threading.Thread(target=self._run, name=f"rmq-settle-{number}", daemon=True)
@@ -126,15 +130,9 @@ class SettlerThread:
         """Begin to settle."""
         self._thread.start()
 
-    def put(self, settler: Settler, report: Any) -> None:
-        """Queue a report."""
-        self._reports.put((settler, report))
-
-    def flushed_event(self) -> threading.Event:
-        """Return an event that is set when all reports queued so far are settled."""
-        flushed = threading.Event()
-        self._reports.put((None, flushed))
-        return flushed
+    def put(self, settler: Settler) -> None:
+        """Queue a settler that has reports."""
+        self._waiting.put(settler)
 
     def pause(self, seconds: float) -> None:
         """Wait before a call is repeated."""
@@ -143,7 +141,7 @@ class SettlerThread:
     def abandon(self) -> None:
         """Settle what is queued, without retries while Redis cannot be reached, and end."""
         self._abandoned.set()
-        self._reports.put((None, None))
+        self._waiting.put(None)
 
     def join(self, wait_s: float) -> bool:
         """Wait for the end of the thread; return whether it has ended."""
@@ -152,31 +150,18 @@ class SettlerThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        get, get_nowait = self._reports.get, self._reports.get_nowait
-        running = True
-        while running:
-            queued = [get()]
-            try:
-                while len(queued) < BATCH_MAX:
-                    queued.append(get_nowait())
-            except Empty:
-                pass
-            reports: dict[Settler, list[Any]] = {}
-            flushed = []
-            for settler, report in queued:
+        while (settler := self._waiting.get()) is not None:
+            self._work_for(settler)
+        with suppress(Empty):
+            while True:  # those that had more than a batch
+                settler = self._waiting.get_nowait()
                 if settler is not None:
-                    reports.setdefault(settler, []).append(report)
-                elif report is None:
-                    running = False
-                else:
-                    flushed.append(report)
-            self.call_began = time.monotonic()
-            for settler, items in reports.items():
-                settler.carry_out(items)
-                self.call_began = time.monotonic()
-            self.call_began = 0.0
-            for event in flushed:
-                event.set()
+                    self._work_for(settler)
+
+    def _work_for(self, settler: Settler) -> None:
+        self.call_began = time.monotonic()
+        settler.carry_out_queued()
+        self.call_began = 0.0
 
 
 class Settler:
@@ -209,6 +194,8 @@ class Settler:
         self._disposition_of_overrun = disposition_of_overrun
         self._error_state = error_state
         self._detached_claims = detached_claims
+        self._reports: SimpleQueue[Any] = SimpleQueue()
+        self._is_queued = False  # in the queue of the thread
         self.overdue: set[DeliveryData] = set()  # settled while their runs go on
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
@@ -227,19 +214,39 @@ class Settler:
 
     def put(self, report: Any) -> None:
         """Queue a report: a delivery to ack, (delivery, disposition), a Halt or an Overrun."""
-        self.thread.put(self, report)
+        self._reports.put(report)
+        if not self._is_queued:
+            self._is_queued = True
+            self.thread.put(self)
+
+    def flushed_event(self) -> threading.Event:
+        """Return an event that is set when all reports queued so far are settled."""
+        flushed = threading.Event()
+        self.put(flushed)
+        return flushed
 
     def flush(self, seconds: float) -> None:
         """Wait until all reports queued so far are settled, at most for `seconds`."""
-        self.thread.flushed_event().wait(seconds)
+        self.flushed_event().wait(seconds)
 
     def count_released(self, count: int) -> None:
         """Count deliveries that were released without this settler, after its end."""
         self.tally["release"] += count
         self.finished += count
 
-    def carry_out(self, items: list[Any]) -> None:
-        """Carry out reports."""
+    def carry_out_queued(self) -> None:
+        """Carry out the reports that are queued, up to a batch; called by the thread."""
+        self._is_queued = False  # first: who puts a report from now on queues this settler again
+        items: list[Any] = []
+        get = self._reports.get_nowait
+        with suppress(Empty):
+            while len(items) < BATCH_MAX:
+                items.append(get())
+        if len(items) == BATCH_MAX and not self._is_queued:
+            self._is_queued = True
+            self.thread.put(self)
+        if not items:
+            return
         self._counted.clear()
         try:
             self._carry_out(items)
@@ -254,7 +261,7 @@ class Settler:
         for item in items:
             counted = self._counted_deliveries()
             left = [delivery for delivery in _deliveries_of(item) if delivery not in counted]
-            if not left:
+            if not left and not isinstance(item, threading.Event):
                 continue
             try:
                 self._carry_out([item])
@@ -282,6 +289,8 @@ class Settler:
                 self._settle_others([halt.failed])
         for delivery in reports.overran:
             delivery._state = LOST  # the handler, which still runs, can see it
+        for event in reports.flushed:
+            event.set()
 
     def _count_claims(self, reports: ReportBatch) -> None:
         self._duplicates += reports.duplicates

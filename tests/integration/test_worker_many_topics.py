@@ -1,0 +1,82 @@
+"""A worker of many topics: what it costs while nothing happens, and that none of them waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+import rmq
+from rmq.worker.fetcher import WAIT_S
+from tests.integration.handling import eventually
+from tests.servers import Server
+
+TOPICS, SLOTS = 120, 4
+WATCHED_S = 4.0
+
+
+@pytest.fixture
+def many(own_server: Server) -> tuple[rmq.Client, Counter[str]]:
+    done: Counter[str] = Counter()
+    client = rmq.Client(own_server.url)
+    for number in range(TOPICS):
+        name = f"topic-{number}"
+
+        def handle(body: str) -> None:
+            done[body] += 1
+
+        client.topic(name, slots=SLOTS).handler()(handle)
+    return client, done
+
+
+def test_idle_topics_share_threads_connections_and_commands(
+    many: tuple[rmq.Client, Counter[str]], own_server: Server
+) -> None:
+    client, _ = many
+    before = set(threading.enumerate())
+    with rmq.Worker(client, keeper="thread", schedules=False), own_server.raw() as raw:
+        time.sleep(2 * WAIT_S)  # what it asks once, at its start
+        commands = raw.info("stats")["total_commands_processed"]
+        calls = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+        time.sleep(WATCHED_S)
+        calls = raw.info("commandstats")["cmdstat_evalsha"]["calls"] - calls
+        commands = raw.info("stats")["total_commands_processed"] - commands
+        connections = raw.info("clients")["connected_clients"]
+        threads = set(threading.enumerate()) - before
+
+    assert 0 < calls <= 5 * WATCHED_S  # a worker that does not ask would miss lost signals
+    assert connections <= 5  # one of them asks here
+    assert len(threads) <= 8, sorted(thread.name for thread in threads)
+    assert commands > calls  # what runs inside scripts counts too: this number is no target
+
+
+def test_a_message_on_each_topic_is_handled_at_once(
+    many: tuple[rmq.Client, Counter[str]],
+) -> None:
+    client, done = many
+    with rmq.Worker(client, keeper="thread"):
+        for number in range(TOPICS):
+            client.topic(f"topic-{number}", slots=SLOTS).send(f"topic-{number}")
+        eventually(lambda: len(done) == TOPICS)
+
+    assert set(done.values()) == {1}
+
+
+def test_a_flood_on_one_topic_leaves_turns_to_the_others(
+    many: tuple[rmq.Client, Counter[str]],
+) -> None:
+    client, done = many
+    flood = client.topic("topic-0", slots=SLOTS)
+    for _ in range(10):
+        flood.send_many([rmq.Outgoing("flood")] * 1000)
+    with rmq.Worker(client, keeper="thread"):
+        eventually(lambda: done["flood"])
+        for number in range(1, 20):
+            client.topic(f"topic-{number}", slots=SLOTS).send("other")
+        eventually(lambda: done["other"] == 19)
+        handled = done["flood"]
+        eventually(lambda: done["flood"] == 10_000)
+
+    assert handled < 10_000  # they did not wait for its end
