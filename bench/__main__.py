@@ -25,6 +25,7 @@ from bench.machine import description, server
 from bench.measurement import Measurement
 from bench.memory import memory, remembered
 from bench.outbox import outbox
+from bench.worker import worker
 from tests.servers import Server, engines
 
 PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
@@ -36,6 +37,7 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "latency": latency,
     "due": due,
     "idle": idle,
+    "worker": worker,
     "leases": leases,
     "claims": claims,
     "ledger": ledger,
