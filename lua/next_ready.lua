@@ -4,15 +4,19 @@ next_ready: when do slots next have work? Consumers ask before they sleep.
 KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zset). One call may ask for many slots
           that live on one server; on a Cluster it asks for one slot.
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s
+ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s; or a credit (lib/credits)
+                               that it leaves in each slot if none has work, or renews where it has left it: words, of
+                               which the first two are +<number> <channel> or =<number> <channel>, then limit (1 to
+                               1000), lease_ms (1000 to 43 200 000), and for each slot the call: <session> <number>
 ARGV[3..] created              the topic's stamp as the caller opened it; another stamp is an error. Or a stamp for each slot:
                                then -2 stands for a slot of another stamp, and the others are answered
 Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none while something
           is in flight, until that lease ends, nor before its hold. A paused slot,
           and one with as much in flight as its limit allows, has none but leases that end.
+          With a credit, then for each slot 1 if it stands there, else 0.
 Cost      O(s log L), s = slots, at most 1024
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
-          others to settle), and that at most every 1.5 s.
+          others to settle), and that at most every 1.5 s; and the credits.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -21,13 +25,25 @@ Atomic    Changes nothing but the time until which somebody is waiting (`waiting
 --- @include "lib/limits"
 --- @include "lib/wake"
 local now, now_us = clock(ARGV[1])
-local reply, asleep = {}, {}
+local reply, asleep, gives, words = {}, {}, {}, {}
 if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
 local stamps = #ARGV - 2
 if stamps ~= 1 and stamps ~= #KEYS / 3 then
   fail('ARG', 'created')
+end
+if #ARGV[2] > 1 then
+  for word in string.gmatch(ARGV[2], '[^ ]+') do
+    words[#words + 1] = word
+  end
+  --- @include "lib/credits"
+  read_offer(words[1] .. ' ' .. (words[2] or ''))
+  whole_number(words[3] or '', 1, 1000, 'limit')
+  whole_number(words[4] or '', 1000, 43200000, 'lease_ms')
+  if #words ~= 4 + 2 * #KEYS / 3 then
+    fail('ARG', 'calls')
+  end
 end
 for i = 1, #KEYS, 3 do
   local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit')
@@ -44,7 +60,8 @@ for i = 1, #KEYS, 3 do
       _, gate = room_in(s[7], redis.call('HGET', KEYS[i], 'bucket'), redis.call('ZCARD', KEYS[i + 2]), now)
     end
     wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, s[5], hold, gate)
-    if wait ~= 0 and field and ARGV[2] == '1' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
+    gives[#reply + 1] = wait ~= 0 and field == 'waiting' and not hold and not gate
+    if wait ~= 0 and field and ARGV[2] ~= '0' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
       asleep[#asleep + 1] = { i, field }
     end
   end
@@ -53,5 +70,18 @@ end
 for a = 1, #asleep do
   local i, field = unpack(asleep[a])
   note_sleeper(KEYS[i], KEYS[i + 1], field, now)
+end
+if #words > 0 then
+  --- @include "lib/credits"
+  local slots, all_sleep = #reply, true
+  for n = 1, slots do
+    all_sleep = all_sleep and reply[n] ~= 0
+  end
+  for n = 1, slots do
+    local i, call = 3 * n - 2, words[3 + 2 * n] .. ' ' .. words[4 + 2 * n]
+    local kept = all_sleep and gives[n]
+      and keep_credit(KEYS[i], KEYS[i + 1], words[1] .. ' ' .. words[2], words[3], words[4], call, now)
+    reply[slots + n] = kept and 1 or 0
+  end
 end
 return reply

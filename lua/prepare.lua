@@ -15,7 +15,9 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
-ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken
+ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken; or a credit (lib/credits) that
+                               it leaves then, for `limit` and `lease_ms`: +<number> <channel>, or =<number> <channel>
+                               for one that it has left before, which this renews or, where it finds messages, removes
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and only one
                                message where a message of the slot has failed; 0: not in order, see below
 ARGV[7]   created              the topic's stamp as the caller opened it; another stamp is an error
@@ -24,7 +26,8 @@ ARGV[8]   shared         ''    each delivery has a deadline of its own; or the n
                                left of it, it is renewed
 ARGV[9]   again                1 where an earlier copy of this call had no reply; else left out
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if one of
-          a query or a shared one has, 4 more if records refer to large bodies,
+          a query or a shared one has, 4 more if records refer to large bodies, 8 more if the credit stands now,
+          16 more if this removed it,
           deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery, acceptance number of
           the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
@@ -44,13 +47,14 @@ local call = ARGV[2]
 --- @include "lib/inline/take_fields"
 local known = s[14]
 
--- One message of a priority, asked for or all there is, in a session that goes on, as most takes are that do not find a
--- batch. This is take_messages and make_receipts without anything that such a take does not need; whatever is unusual goes the
--- long way below.
+-- One message of a priority, asked for or all there is, or none and a credit, in a session that goes on, as most takes are
+-- that do not find a batch. This is take_messages and make_receipts without anything that such a take does not need;
+-- whatever is unusual goes the long way below.
 local limit, takes = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1
 if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9] and not s[12] and not s[13]
     and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
-    and tonumber(s[11] or 0) > -4294967296 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+    and tonumber(s[11] or 0) > -4294967296 and tonumber(number) > tonumber(string.match(known, '^%d+'))
+    and string.byte(ARGV[5], 1) ~= 61 then
   --- @include "lib/inline/time"
   local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0, 'WITHSCORES', 'LIMIT', 0,
     limit > 1 and 2 or 1)
@@ -59,6 +63,19 @@ if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and 
   local shared, lease_end = ARGV[8], nil -- see lib/shared_leases
   if shared ~= '' then
     lease_end = tonumber(redis.call('ZSCORE', KEYS[10], shared) or 0)
+  end
+  if not id and #ARGV[5] > 1 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0 then
+    --- @include "lib/credits"
+    --- @include "lib/wake"
+    local wait = next_ready_in(store, prepare, now_us, s[10])
+    if wait ~= 0 then
+      local kept = outlives_credit(lease_end, now_ms)
+        and keep_credit(slot, store, ARGV[5], limit, lease_end and 's' .. shared or lease, call, now_ms)
+      if not kept then
+        note_sleeper(slot, store, 'waiting', now_ms)
+      end
+      return { wait, kept and 8 or 0, 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
+    end
   end
   if #page == 2 and score >= 17 and score < 1048576 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0
       and (not lease_end or lease_end - now_ms >= lease / 2) and tonumber(s[10] or now_ms + 1) > now_ms
@@ -98,6 +115,10 @@ local now, now_us = clock(ARGV[1])
 limit = whole_number(ARGV[3], 1, 1000, 'limit')
 local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
 local waits, ordered = ARGV[5], ARGV[6] == '1'
+if #waits > 1 then
+  --- @include "lib/credits"
+  read_offer(waits)
+end
 session, number = session_of(call)
 local before = answer_in(slot, known, number)
 if before then
@@ -128,6 +149,11 @@ local shared, lease_end = ARGV[8] ~= '' and whole_number(ARGV[8], 0, 900000000, 
 if shared then
   lease_end = tonumber(redis.call('ZSCORE', KEYS[10], ARGV[8]) or 0)
 end
+local credit_lease = shared and 's' .. ARGV[8] or lease
+if #waits > 1 then
+  --- @include "lib/credits"
+  waits = outlives_credit(shared and lease_end, now) and waits or '1'
+end
 --- @include "lib/inline/take_messages"
 local deadline, until_ms = math.ceil((now + lease) / 1000), tonumber(s[10] or nil)
 if shared then
@@ -148,6 +174,13 @@ if not known then
   sweep_sessions(slot, now, 20)
 end
 reply[3] = deadline
+if string.byte(ARGV[5], 1) == 61 then -- =
+  --- @include "lib/credits"
+  local _, _, channel = read_offer(ARGV[5])
+  if remove_credit(slot, channel) then
+    reply[2] = reply[2] + 16
+  end
+end
 if ordered then
   reply[1] = shared and lease_end * 1000 - now_us or deadline * 1000000 - now_us
 elseif drained or gate then

@@ -12,6 +12,7 @@ KEYS[7]   merge index    hash  merge key -> member of the waiting message
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 KEYS[9]   stage          list  entries, see stage_push; at the end one empty text
 KEYS[10]  large bodies   hash  member and 8 bytes of the record -> body
+KEYS[11]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -61,7 +62,7 @@ if entry[1] == 'm' then
   end
   stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
 else
-  local keys = { slot, KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[10] }
+  local keys = { slot, KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[10], KEYS[11] }
   local given, at, channel, index, count, letters, large = entry, 0, ARGV[2], ARGV[3], #entry / 3, nil, false
   if entry[1] == 'p' then
     --- @include "lib/run_members"
@@ -73,7 +74,7 @@ else
       fail('STAGE', stage)
     end
     elements, given = 1 + count, run_members(first, count)
-    local stored_all = store_uniform(slot, KEYS[2], KEYS[3], s, head, given, function(from, to)
+    local stored_all = store_uniform(keys, s, head, given, function(from, to)
       return redis.call('LRANGE', stage, from, to), 0
     end, now, channel, index)
     letters = stored_all and ''

@@ -6,6 +6,7 @@ KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   records        hash  member -> record
 KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   failures       hash  member -> failure entry
+KEYS[6]   PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -87,7 +88,8 @@ if #ids > 0 then
   redis.call('HINCRBY', slot, 'redriven', #ids)
   note_given_back(slot)
   if is_awaited(s[3], now) then
-    wake(slot, ARGV[3], ARGV[4])
+    --- @include "lib/hand_over"
+    serve_sleepers(slot, store, KEYS[6], records, failures, ARGV[3], ARGV[4], now)
   end
   remember(slot, ARGV[2], now, table.concat(letters))
 end

@@ -12,6 +12,7 @@ KEYS[8]   audit          zset  open numbers of audited messages: of messages tha
 KEYS[9]   large bodies   hash  of messages that drop_lowest drops
 KEYS[10]  schedules      hash  see schedule_set
 KEYS[11]  schedule times zset  name -> when its next time is due, epoch ms
+KEYS[12]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -53,7 +54,9 @@ if not due or tonumber(due) > now or schedule[3] ~= ARGV[6] or schedule[4] ~= AR
   return 0
 end
 if ARGV[10] ~= '' then
-  local keys, given, at, count, channel, index, large = KEYS, { ARGV[11], ARGV[12], ARGV[13] }, 0, 1, ARGV[2], ARGV[3], false
+  local keys = { unpack(KEYS, 1, 9) }
+  keys[10] = KEYS[12]
+  local given, at, count, channel, index, large = { ARGV[11], ARGV[12], ARGV[13] }, 0, 1, ARGV[2], ARGV[3], false
   local function store_messages()
     --- @include "lib/inline/store_messages"
   end

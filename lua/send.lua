@@ -11,6 +11,7 @@ KEYS[6]   failures       hash  of messages that drop_lowest drops
 KEYS[7]   merge index    hash  of messages that drop_lowest drops
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
+KEYS[10]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -27,11 +28,12 @@ ARGV[8..] with a head: the first member (13 bytes: the id without slot and check
           in the transaction of this call.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate; '': all stored}
           {0, 'F'} the slot's share of max_length is reached
-Cost      O(n log L), L = messages waiting in the slot
+Cost      O(n log L), L = messages waiting in the slot; lib/hand_over reads up to 16 KiB more for each credit
 Atomic    All or nothing. Types are checked by reads before the first write; the first write is one that Redis refuses
           at maxmemory. Sent twice with one number, it gives the first answer. Where the slot does not know the session
           (any more), every id is looked up, so a second run answers d for messages that are still here. The large
-          bodies of messages that are not stored are removed again.
+          bodies of messages that are not stored are removed again. Plain messages go to the PrepareQueue where sleeping
+          consumers have left credits (lib/hand_over); a PUBLISH that nobody was counted for leaves them in the StoreQueue.
 ]]
 --- @include "lib/member"
 local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
@@ -50,6 +52,10 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == 9 and #head == 4 and #fi
   if flags % 16 == 0 and priority >= 17 and priority < 1048576 and order < 1e9 and tonumber(s[9] or 0) > -1e9
       and redis.call('HEXISTS', records, first) == 0 then
     --- @include "lib/inline/time"
+    local sleeping = s[4] and tonumber(s[4]) > now_ms
+    if sleeping then
+      --- @include "lib/inline/hand_over_alone"
+    end
     -- lib/score makes the same digits.
     local score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
     if accepted % 16 == 0 then -- many single sends into a small queue are as dear as a batch: see lib/writes
@@ -61,9 +67,9 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == 9 and #head == 4 and #fi
     redis.call('HSET', records, first, head .. struct.pack('>I4', accepted % 4294967296) .. ARGV[9])
     redis.call('HSET', slot, 'accepted', accepted, 'order', order, session,
       number .. ':' .. seconds .. ':' .. accepted .. ':')
-    if s[4] and tonumber(s[4]) > now_ms then
-      --- @include "lib/wake"
-      wake(slot, ARGV[3], ARGV[4])
+    if sleeping then
+      --- @include "lib/hand_over"
+      serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now_ms)
     end
     return { accepted, '' }
   end
@@ -102,7 +108,7 @@ if head ~= '' then
   end
   if known then
     --- @include "lib/store_uniform"
-    accepted = store_uniform(slot, store, records, s, head, members, function(from)
+    accepted = store_uniform(KEYS, s, head, members, function(from)
       return ARGV, 7 + from
     end, now, channel, index)
   end

@@ -26,7 +26,9 @@ def asleep(server: Server, topic: str, count: int = 1) -> None:
 
 
 def _listeners(raw: Any, topic: str) -> int:
-    channels = [one for one in raw.pubsub_channels() if topic.encode() in one]
+    channels = [
+        one for one in raw.pubsub_channels() if topic.encode() in one and one.endswith(b":wake")
+    ]
     return sum(count for _, count in raw.pubsub_numsub(*channels)) if channels else 0
 
 

@@ -41,10 +41,11 @@ end
 -- sender made them for this call, so they are new unless an earlier copy of it has stored them. The first and the last
 -- of them show that; where one of them is here, and where the slot has a capacity, nothing is stored, and the caller looks
 -- up each of them. Returns the acceptance number of the last one, or nil.
+--   keys: as send.lua has them
 --   s: the fields of the slot, from store_fields
 --   bodies_of: a function (from, to) of positions; returns a table and the place in it before the first body
-local function store_uniform(slot, store, records, s, head, members, bodies_of, now, channel, index)
-  local count = #members
+local function store_uniform(keys, s, head, members, bodies_of, now, channel, index)
+  local slot, store, records, count = keys[1], keys[2], keys[3], #members
   if #head ~= 4 then
     fail('ARG', 'head')
   end
@@ -86,8 +87,8 @@ local function store_uniform(slot, store, records, s, head, members, bodies_of, 
     redis.call('HSET', slot, 'front', front)
   end
   if s[4] and tonumber(s[4]) > now then
-    --- @include "lib/wake"
-    wake(slot, channel, index)
+    --- @include "lib/hand_over"
+    serve_sleepers(slot, store, keys[10], records, keys[6], channel, index, now)
   end
   return accepted
 end

@@ -58,10 +58,15 @@ local function is_awaited(waiting, now)
   return waiting and tonumber(waiting) > now
 end
 
--- Wake the sleeping consumers of the topic. The caller passes the channel: it belongs to the topic, and a channel is not
--- a key. At the time of the PUBLISH everything is written, so a refusal must not stop the script: a Redis 7 user has no
--- channels unless the ACL names them. Consumers then find the work when they look once a second.
+-- Publish; returns how many connections of this server it was sent to. The caller passes the channel: it belongs to the topic,
+-- and a channel is not a key. A refusal must not stop the script: a Redis 7 user has no channels unless the ACL names them.
+local function publish(channel, text)
+  local count = redis.pcall('PUBLISH', channel, text)
+  return type(count) == 'number' and count or 0
+end
+
+-- Wake the sleeping consumers of the topic. Those who are not reached find the work when they look once a second.
 local function wake(slot, channel, index)
   redis.call('HSET', slot, 'waiting', 0)
-  redis.pcall('PUBLISH', channel, index)
+  publish(channel, index)
 end

@@ -115,19 +115,45 @@ class Await:
 
 
 class Subscription:
-    """A consumer's subscription to a wake channel; the transport keeps its connection in `held`."""
+    """A consumer's subscription to a wake channel; the transport keeps its connection in `held`.
 
-    __slots__ = ("channel", "held")
+    Args:
+        channel: the wake channel of the topic.
+        takes_batches: subscribe to a channel of its own as well, for hand-overs.
 
-    def __init__(self, channel: bytes) -> None:
+    Attributes:
+        own_channel: new for every connection, with a random end; empty where there is none.
+        payloads: what was handed over there and not looked at yet.
+        heard: the last number that was published there.
+        awaited: the number after which nothing more is on its way; 0: none is awaited.
+        is_deaf: what was published there did not come; the next wait makes another connection.
+    """
+
+    __slots__ = (
+        "awaited", "channel", "heard", "held", "is_deaf", "own_channel", "payloads",
+        "takes_batches",
+    )  # fmt: skip
+
+    def __init__(self, channel: bytes, takes_batches: bool = False) -> None:
         self.channel = channel
+        self.takes_batches = takes_batches
         self.held: Any = None
+        self.own_channel = b""
+        self.payloads: list[bytes] = []
+        self.heard = 0
+        self.awaited = 0
+        self.is_deaf = False
+
+    def is_answered(self) -> bool:
+        """Whether the number that is awaited has come."""
+        return 0 < self.awaited <= self.heard
 
 
 class AwaitSignal:
     """A wait for wake signals. The value is the set of slots named, empty after `seconds`.
 
-    The first one subscribes and returns at once.
+    It also ends when something comes on the subscription's own channel, which stays in the
+    subscription. The first one subscribes and returns at once.
     """
 
     __slots__ = ("seconds", "subscription")

@@ -61,6 +61,40 @@ T = TypeVar("T")
 _AT_ONCE_S = 0.0001  # redis-py takes a timeout of 0 for none at all
 
 
+class Doorbell:
+    """Ends the wait of another task on a connection. A ring that nobody hears ends the next."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._has_rung = False
+        self._scope: asyncio.Timeout | None = None  # of the wait
+
+    def ring(self) -> None:
+        """End the wait."""
+        if self._scope is not None:
+            self._scope.reschedule(0)
+        self._has_rung = True
+
+    async def read(self, seconds: float) -> Any:
+        """Read one reply; None if none comes in time, or the bell rings."""
+        if self._has_rung:
+            self._has_rung, seconds = False, _AT_ONCE_S
+        try:
+            async with asyncio.timeout(seconds) as self._scope:
+                # Its own timeout is the longer one: it cannot be moved from another task.
+                return await self._connection.read_response(
+                    timeout=seconds + 1, disconnect_on_error=False
+                )
+        except TimeoutError:
+            self._has_rung = False
+            return None
+        finally:
+            self._scope = None
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing."""
+
+
 class AsyncTransport:
     """Drives flows inside one event loop. Tasks may share it. The arguments are `Transport`'s."""
 
@@ -178,8 +212,8 @@ class AsyncTransport:
         if isinstance(operation, Exchange):
             return await self._exchange(operation.packed, operation.count)
         if isinstance(operation, Read):
-            timeout_s = max(operation.timeout_s, _AT_ONCE_S)
-            return await operation.connection.read_response(timeout=timeout_s)
+            waiting: Doorbell = operation.subscribed.waiting
+            return await waiting.read(max(operation.timeout_s, _AT_ONCE_S))
         if isinstance(operation, Pause):
             return await asyncio.sleep(operation.seconds)
         if isinstance(operation, RestartEmbedded):
@@ -187,7 +221,7 @@ class AsyncTransport:
                 await asyncio.to_thread(self._connector.restart_embedded)
             return None
         if isinstance(operation, Subscribe):
-            return await self._subscribed(operation.channel)
+            return await self._subscribed(operation)
         if isinstance(operation, Unsubscribe):
             return await self.unsubscribe(operation.subscription)
         assert isinstance(operation, SendPing)
@@ -244,22 +278,34 @@ class AsyncTransport:
 
     # --- subscriptions ---------------------------------------------------------------------------
 
-    async def _subscribed(self, channel: bytes) -> SubscribedConnection:
+    async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
-        epoch = self._current_pool().epoch
+        epoch, own_channel = self._current_pool().epoch, wanted.own_channel
         connection = self._connector.new(protocol=2)
         try:
             await connection.connect()
-            await connection.send_command("SUBSCRIBE", channel)
+            await connection.send_command("SUBSCRIBE", wanted.channel)
             await connection.read_response()
+            if own_channel:
+                try:
+                    await connection.send_command("SUBSCRIBE", own_channel)
+                    await connection.read_response()
+                except redis.exceptions.NoPermissionError:
+                    own_channel = b""  # nothing is handed over; signals are enough
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if not isinstance(error, REDIS_ERRORS):
                 raise
             failure = as_not_connected(error)  # a subscription changes nothing on the server
         else:
-            return SubscribedConnection(connection, epoch)
+            return SubscribedConnection(connection, epoch, own_channel, Doorbell(connection))
         raise failure
+
+    def interrupt(self, subscription: Subscription) -> None:
+        """End the wait on this subscription, or the next one as it begins; from another task."""
+        held = subscription.held
+        if isinstance(held, SubscribedConnection):
+            held.waiting.ring()
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""
@@ -267,3 +313,4 @@ class AsyncTransport:
         if isinstance(held, SubscribedConnection):
             with contextlib.suppress(*REDIS_ERRORS):
                 await held.connection.disconnect(nowait=True)
+            held.waiting.close()

@@ -103,7 +103,7 @@ class Listener:
         connection = held.connection
         while connection.can_read(timeout=0):
             reply = connection.read_response()
-            held.note_reply(reply, set())
+            held.note_life()
             if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":
                 signals.append((reply[1], reply[2]))
         return bool(signals)

@@ -48,12 +48,16 @@ class RestartEmbedded:
 
 
 class Subscribe:
-    """Make a connection that is subscribed to a channel. The value is a SubscribedConnection."""
+    """Make a connection that is subscribed to a channel. The value is a SubscribedConnection.
 
-    __slots__ = ("channel",)
+    `own_channel`: it subscribes to this one too, unless it is empty or the ACL forbids it.
+    """
 
-    def __init__(self, channel: bytes) -> None:
+    __slots__ = ("channel", "own_channel")
+
+    def __init__(self, channel: bytes, own_channel: bytes = b"") -> None:
         self.channel = channel
+        self.own_channel = own_channel
 
 
 class Unsubscribe:
@@ -75,12 +79,16 @@ class SendPing:
 
 
 class Read:
-    """Read one reply from a connection of redis-py. The value is None if none comes in time."""
+    """Read one reply from a SubscribedConnection.
 
-    __slots__ = ("connection", "timeout_s")
+    The value is None if none comes in time, or if the wait is interrupted. A read that an exception
+    ends has lost nothing: the next one goes on.
+    """
 
-    def __init__(self, connection: Any, timeout_s: float) -> None:
-        self.connection = connection
+    __slots__ = ("subscribed", "timeout_s")
+
+    def __init__(self, subscribed: Any, timeout_s: float) -> None:
+        self.subscribed = subscribed
         self.timeout_s = timeout_s
 
 

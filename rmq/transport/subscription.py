@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import time
 from typing import Any
 
@@ -32,11 +33,15 @@ PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coar
 class SubscribedConnection:
     """A connection that is subscribed to a channel, and when it was last known to live."""
 
-    __slots__ = ("_heard_at", "_pinged_at", "connection", "epoch")
+    __slots__ = ("_heard_at", "_pinged_at", "connection", "epoch", "own_channel", "waiting")
 
-    def __init__(self, connection: Any, epoch: int) -> None:
+    def __init__(
+        self, connection: Any, epoch: int, own_channel: bytes = b"", waiting: Any = None
+    ) -> None:
         self.connection = connection
         self.epoch = epoch  # the pool's epoch when this was made
+        self.own_channel = own_channel  # empty: it is not subscribed to one
+        self.waiting = waiting  # a transport's Doorbell: how to read, and to interrupt that
         self._heard_at = time.monotonic()
         self._pinged_at: float | None = None  # None: no PING is unanswered
 
@@ -48,12 +53,30 @@ class SubscribedConnection:
         self._pinged_at = now
         return True
 
-    def note_reply(self, reply: Any, signals: set[int]) -> None:
-        """Note that the connection works, and add the slot that a wake-up signal names."""
+    def note_life(self) -> None:
+        """Note that something came, so the connection works."""
         self._heard_at, self._pinged_at = time.monotonic(), None
-        if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":
-            with contextlib.suppress(ValueError):
-                signals.add(int(reply[2]))
+
+    def note_reply(self, reply: Any, signals: set[int], subscription: Subscription) -> None:
+        """Note that the connection works, and what a message says.
+
+        Args:
+            reply: as it was read.
+            signals: gets the slot that a wake-up signal names.
+            subscription: gets what came on its own channel: a number, or what is handed over.
+        """
+        self.note_life()
+        if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
+            return
+        if reply[1] == self.own_channel and not reply[2].isdigit():
+            subscription.payloads.append(reply[2])
+            return
+        with contextlib.suppress(ValueError):
+            number = int(reply[2])
+            if reply[1] == self.own_channel:
+                subscription.heard = number
+            else:
+                signals.add(number)
 
     def note_silence(self) -> None:
         """Note that nothing can be read just now.
@@ -111,13 +134,15 @@ def await_signal(
             subscription.held = None
     else:
         try:
+            if subscription.is_deaf:
+                raise redis.ConnectionError("a subscription does not hear what is published")
             if held.epoch != epoch:
                 raise redis.ConnectionError("other connections of this client have died")
-            yield from _read_signals(held, until, signals)
+            yield from _read_signals(subscription, held, until, signals)
             if until - time.monotonic() > seconds - PRECISION_S:
                 # The signal was there before the wait, so others may be behind it.
-                while (reply := (yield Read(held.connection, 0))) is not None:
-                    held.note_reply(reply, signals)
+                while (reply := (yield Read(held, 0))) is not None:
+                    held.note_reply(reply, signals, subscription)
         except REDIS_ERRORS:
             yield Unsubscribe(subscription)
             yield Pause(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
@@ -126,22 +151,32 @@ def await_signal(
 
 def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operations[None]:
     def attempt() -> Operations[SubscribedConnection]:
-        connection: SubscribedConnection = yield Subscribe(subscription.channel)
+        own_channel = b""
+        if subscription.takes_batches:
+            # Nothing is ever handed over to another connection than the one that left the credit.
+            own_channel = subscription.channel + b":" + secrets.token_hex(8).encode()
+        connection: SubscribedConnection = yield Subscribe(subscription.channel, own_channel)
         return connection
 
     try:
-        subscription.held = yield from repeat(attempt, deadline)
+        held = yield from repeat(attempt, deadline)
+        subscription.held, subscription.own_channel = held, held.own_channel
+        subscription.payloads, subscription.heard, subscription.is_deaf = [], 0, False
     except REDIS_ERRORS as error:
         if code_of(error) != "NOPERM":
             raise translate(error, "listen", [subscription.channel.decode()]) from error
         subscription.held = SubscriptionRefused(subscription.channel)
+        subscription.own_channel = b""
 
 
 def _read_signals(
-    subscribed: SubscribedConnection, until: float, signals: set[int]
+    subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a signal comes, or the time has passed."""
-    while not signals:
+    """Read until a signal or a hand-over comes, or the time has passed.
+
+    A number on the own channel ends the wait too, if it is the one that is awaited.
+    """
+    while not signals and not subscription.payloads and not subscription.is_answered():
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
             if left_s > 0:
@@ -149,8 +184,8 @@ def _read_signals(
             return
         if subscribed.is_to_ping():
             yield SendPing(subscribed.connection)
-        reply = yield Read(subscribed.connection, left_s - PRECISION_S)
+        reply = yield Read(subscribed, left_s - PRECISION_S)
         if reply is None:
             subscribed.note_silence()
         else:
-            subscribed.note_reply(reply, signals)
+            subscribed.note_reply(reply, signals, subscription)

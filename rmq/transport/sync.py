@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import select
 import socket
 import threading
 import time
@@ -57,6 +58,40 @@ from rmq.transport.url import Address
 T = TypeVar("T")
 
 HAND_BACK_S = 1.0  # how long an interrupted call may take to hand back the messages it had leased
+
+
+class Doorbell:
+    """Ends the wait of another thread on a connection. A ring that nobody hears ends the next."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._outside, self._inside = socket.socketpair()
+        self._outside.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(connection._sock, select.POLLIN)
+        self._poll.register(self._inside, select.POLLIN)
+
+    def ring(self) -> None:
+        """End the wait."""
+        with contextlib.suppress(OSError):  # it has rung so often that the pair is full, or closed
+            self._outside.send(b"!")
+
+    def read(self, seconds: float) -> Any:
+        """Read one reply; None if none comes in time, or the bell rings."""
+        if not self._connection.can_read(timeout=0):
+            if seconds <= 0:
+                return None
+            inside = self._inside.fileno()
+            if any(fd == inside for fd, _ in self._poll.poll(seconds * 1000)):
+                self._inside.recv(4096)
+            if not self._connection.can_read(timeout=0):
+                return None
+        return self._connection.read_response(disconnect_on_error=False)
+
+    def close(self) -> None:
+        """Close it."""
+        self._outside.close()
+        self._inside.close()
 
 
 class Transport:
@@ -114,6 +149,7 @@ class Transport:
         brief._connector = self._connector.with_timeout(brief.timeout_s)
         brief._calls = ScriptCalls(self.address, 0.0, brief.timeout_s, self._calls.loaded)
         brief._pool = brief._new_pool()
+        brief._pool.epoch = self._pool.epoch  # of the subscription that the flow may still read
         try:
             return brief.run(flow, error)
         except Exception as failure:
@@ -195,14 +231,14 @@ class Transport:
         if isinstance(operation, Exchange):
             return self._exchange(operation.packed, operation.count)
         if isinstance(operation, Read):
-            readable = operation.connection.can_read(timeout=operation.timeout_s)
-            return operation.connection.read_response() if readable else None
+            waiting: Doorbell = operation.subscribed.waiting
+            return waiting.read(operation.timeout_s)
         if isinstance(operation, Pause):
             return time.sleep(operation.seconds)
         if isinstance(operation, RestartEmbedded):
             return self._connector.restart_embedded()
         if isinstance(operation, Subscribe):
-            return self._subscribed(operation.channel)
+            return self._subscribed(operation)
         if isinstance(operation, Unsubscribe):
             return self.unsubscribe(operation.subscription)
         assert isinstance(operation, SendPing)
@@ -257,31 +293,34 @@ class Transport:
 
     # --- subscriptions ---------------------------------------------------------------------------
 
-    def _subscribed(self, channel: bytes) -> SubscribedConnection:
+    def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
-        epoch = self._current_pool().epoch
+        epoch, own_channel = self._current_pool().epoch, wanted.own_channel
         connection = self._connector.new(protocol=2)
         try:
             connection.connect()
-            connection.send_command("SUBSCRIBE", channel)
+            connection.send_command("SUBSCRIBE", wanted.channel)
             connection.read_response()
+            if own_channel:
+                try:
+                    connection.send_command("SUBSCRIBE", own_channel)
+                    connection.read_response()
+                except redis.exceptions.NoPermissionError:
+                    own_channel = b""  # nothing is handed over; signals are enough
         except BaseException as error:
             connection.disconnect()
             if not isinstance(error, REDIS_ERRORS):
                 raise
             failure = as_not_connected(error)  # a subscription changes nothing on the server
         else:
-            return SubscribedConnection(connection, epoch)
+            return SubscribedConnection(connection, epoch, own_channel, Doorbell(connection))
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
         """End the wait on this subscription, or the next one as it begins; from another thread."""
         held = subscription.held
-        sock = held.connection._sock if isinstance(held, SubscribedConnection) else None
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                # Not TLS' own shutdown, which would end the session under the reading thread.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        if isinstance(held, SubscribedConnection):
+            held.waiting.ring()
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""
@@ -289,3 +328,4 @@ class Transport:
         if isinstance(held, SubscribedConnection):
             with contextlib.suppress(*REDIS_ERRORS):
                 held.connection.disconnect()
+            held.waiting.close()

@@ -144,7 +144,7 @@ def test_a_half_open_subscription_that_nobody_asks_is_never_noticed(
         thread.join(3)
         assert thread.is_alive()
         with ours.raw() as raw:
-            (heard,) = raw.pubsub_numsub(*raw.pubsub_channels(f"*{name}*"))
+            (heard,) = raw.pubsub_numsub(*raw.pubsub_channels(f"*{name}*:wake"))
         assert heard[1] == 1
         consumer._interrupt()
         thread.join(PATIENCE_S)

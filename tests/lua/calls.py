@@ -181,6 +181,7 @@ CALLS: dict[str, Call] = {
     "topic_resume": _call(lambda f, b: commands.topic_resume(b.handle, b.created)),
     "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
+    "withdraw": _call(lambda f, b: commands.withdraw([b.keys], b"rmq:{x}:wake:1", 1)),
     "lease_release": _call(lambda f, b: commands.lease_release(b.handle, b.keys, 1, 10)),
     "lease_renew": _call(lambda f, b: commands.lease_renew(b.keys, 1, 30_000)),
     "lease_rollback": _call(lambda f, b: commands.lease_rollback(b.keys, 10)),

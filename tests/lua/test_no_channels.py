@@ -25,6 +25,7 @@ FREEING = (
     "query_settle",
     "reject",
 )  # they signal where they end a batch in order
+PROBING = ("next_ready", "prepare", "query_take", "withdraw")  # for credits: test_credits
 
 
 @pytest.fixture(params=USERS)
@@ -42,7 +43,7 @@ def limited(request: pytest.FixtureRequest, raw: redis.Redis) -> redis.Redis:
 
 def test_every_script_that_signals_is_looked_at_here() -> None:
     signalling = {name for name in scripts.names() if "'PUBLISH'" in scripts.load(name).text}
-    assert signalling == {*WAKING, *FREEING, "slot"}
+    assert signalling == {*WAKING, *FREEING, *PROBING, "slot"}
 
 
 @pytest.mark.parametrize("script", WAKING)

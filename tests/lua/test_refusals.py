@@ -25,7 +25,7 @@ PLACES = {
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
     "prepare": "slot store prepare records dead failures merge audit bodies leases",
-    "publish": "slot store records settled0 settled1 failures merge audit stage bodies",
+    "publish": "slot store records settled0 settled1 failures merge audit stage bodies prepare",
     "purge": "slot store records failures merge audit bodies",
     "queries": "slot queries leases",
     "query_again": "slot query querylog",
@@ -40,7 +40,7 @@ PLACES = {
     "query_take": (
         "slot store prepare records dead failures merge audit query querylog queries bodies leases"
     ),
-    "redrive": "slot store records dead failures",
+    "redrive": "slot store records dead failures prepare",
     "reject": "slot prepare records dead failures audit bodies",
     "release": "slot store prepare failures records",
     "renew": "claim",
@@ -51,11 +51,12 @@ PLACES = {
     "schedule_pause": "slot schedule_times",
     "schedule_resume": "slot schedules schedule_times",
     "schedule_send": (
-        "slot store records settled0 settled1 failures merge audit bodies schedules schedule_times"
+        "slot store records settled0 settled1 failures merge audit bodies schedules schedule_times "
+        "prepare"
     ),
     "schedule_set": "slot schedules schedule_times",
     "schedules": "slot schedules schedule_times",
-    "send": "slot store records settled0 settled1 failures merge audit bodies",
+    "send": "slot store records settled0 settled1 failures merge audit bodies prepare",
     "set_priority": "slot store prepare records dead",
     "sink_begin": "sink",
     "sink_end": "sink",
@@ -78,20 +79,24 @@ PLACES = {
     "lease_renew": "slot leases queries",
     "lease_rollback": "slot prepare leases queries",
     "locate": "slot store prepare dead",
+    "withdraw": "slot",
 }
 NEED_NO_SLOT = {
     "topic", "topic_close", "topic_pause", "topic_resume", "topic_set", "slot", "slot_delete",
-    "sink_begin", "sink_end", "stage_keep", *CLAIMS,
+    "sink_begin", "sink_end", "stage_keep", "withdraw", *CLAIMS,
 }  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
 )  # fmt: skip
+WITH_CREDITS = ("next_ready", "publish", "redrive", "schedule_send", "send")
+# Where nothing waits, or a consumer has left a credit: test_next_ready, test_hand_over.
+PREPARE_SELDOM = [(script, "prepare") for script in WITH_CREDITS]
 AT_ONCE = [
     (script, place)
     for script, places in sorted(PLACES.items())
     for place in places.split()
-    if (script, place) != ("next_ready", "prepare")
+    if (script, place) not in PREPARE_SELDOM
 ]
 
 
@@ -256,8 +261,8 @@ def test_answer_of_an_error_never_repeats_what_the_caller_sent(box, script):
     command = CALLS[script](furnish(box))
     secret = b"4111-secret"
     command.args[0] = secret
-    if script in ("set_priority", "purge"):  # they have no time, or do not look at it first
-        command.args[{"set_priority": 2, "purge": 3}[script]] = secret
+    if script in ("set_priority", "purge", "withdraw"):  # they do not look at a time first
+        command.args[{"set_priority": 2, "purge": 3, "withdraw": 1}[script]] = secret
 
     with pytest.raises(redis.ResponseError) as caught:
         box.run(command)

@@ -47,6 +47,9 @@ end
 if dead_count < #ids then
   note_given_back(slot)
 end
-if unblock(slot, prepare, s[8], now) or is_awaited(s[5], now) then
+if unblock(slot, prepare, s[8], now) then
   wake(slot, channel, index)
+elseif is_awaited(s[5], now) then
+  --- @include "lib/hand_over"
+  serve_sleepers(slot, store, prepare, KEYS[4], failures, channel, index, now)
 end

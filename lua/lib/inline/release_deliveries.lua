@@ -45,6 +45,9 @@ else
   redis.call('HSET', slot, 'front', front)
 end
 note_given_back(slot)
-if unblock(slot, prepare, s[7], now) or is_awaited(s[4], now) then
+if unblock(slot, prepare, s[7], now) or wait > 0 and is_awaited(s[4], now) then
   wake(slot, channel, index)
+elseif is_awaited(s[4], now) then
+  --- @include "lib/hand_over"
+  serve_sleepers(slot, store, prepare, records, failures, channel, index, now)
 end

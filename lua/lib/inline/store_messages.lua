@@ -2,7 +2,7 @@
 store_messages: store new messages in a slot, for send and publish. send.lua describes the answer. The first write is one
 that Redis refuses at maxmemory. A time that has passed is no error: the message is due at once.
 
-Reads:     keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit, large bodies
+Reads:     keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit, large bodies, PrepareQueue
            given: from at + 1 on, the ids, then head and rest of each message
            at, count, now, channel, index
            large: whether messages with large bodies may be among them
@@ -156,7 +156,7 @@ if drop_lowest then
   drop_lowest()
 end
 if sleeping and (at_once or not first_due or earliest < tonumber(first_due)) then
-  --- @include "lib/wake"
-  wake(slot, channel, index)
+  --- @include "lib/hand_over"
+  serve_sleepers(slot, store, keys[10], records, keys[6], channel, index, now)
 end
 return { accepted, any_duplicate and table.concat(letters) or '' }

@@ -5,6 +5,7 @@ run, which is costly for a script that takes one message.
 
 Reads:     slot, store, prepare, records, dead, failures, merge, audit, bodies: keys
            now, now_us, limit, waits, ordered
+           credit_lease: where waits is an offer
            s: the fields of the slot, from take_fields
            takes: the number of this take; the caller writes it to the slot, with that of the last delivery
            created: the topic's stamp, as the caller opened it

@@ -58,10 +58,15 @@ from rmq.protocol.commands.receive import (
     LEASES_EXPIRED as LEASES_EXPIRED,
     LONG_EXPIRED as LONG_EXPIRED,
     Batch as Batch,
+    HandOver as HandOver,
+    Offer as Offer,
     RollbackReply as RollbackReply,
     next_ready as next_ready,
+    next_ready_or_credit as next_ready_or_credit,
     prepare as prepare,
+    read_hand_over as read_hand_over,
     rollback as rollback,
+    withdraw as withdraw,
 )
 from rmq.protocol.commands.recurring import (
     DueReply as DueReply,

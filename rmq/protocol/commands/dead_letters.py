@@ -19,7 +19,7 @@ def redrive(
     return Command(
         scripts.load("redrive"),
         (
-            keys.slot, keys.store, keys.records, keys.dead, keys.failures,
+            keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare,
         ),
         [clock.now_us, session.call, context.channel, keys.index, *members_of(ids)],
         bytes.decode,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgpack
+
+from rmq.core import record
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.topic_context import TopicContext
@@ -12,8 +15,22 @@ from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
 
 LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
-_ANY_LARGE = 4  # beside them in the reply
+MEMBER_BYTES = 13
+_NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 1024  # slots in one call of next_ready
+_ANY_LARGE, _CREDIT_KEPT, _CREDIT_REMOVED = 4, 8, 16  # beside them in the reply
+
+
+class Offer(NamedTuple):
+    """A credit that a caller leaves where it finds nothing: one hand-over on its own channel."""
+
+    number: int
+    channel: bytes
+    renews: bool = False  # the caller has left one before, and believes that it is still there
+
+    def encode(self) -> bytes:
+        """Return the argument of a script."""
+        return b"%c%d %s" % (b"=" if self.renews else b"+", self.number, self.channel)
 
 
 class Batch(NamedTuple):
@@ -28,6 +45,16 @@ class Batch(NamedTuple):
     ids: list[bytes]
     records: list[bytes]
     any_large: bool = False  # records refer to large bodies
+    credit_kept: bool = False  # the credit that was offered stands now
+    credit_removed: bool = False  # the credit that was to be renewed was there, and is not any more
+
+
+class HandOver(NamedTuple):
+    """What was published for a credit."""
+
+    number: int  # of the credit's first offer
+    slot: int  # its index
+    batch: Batch
 
 
 class RollbackReply(NamedTuple):
@@ -43,7 +70,7 @@ def prepare(
     session: ReplaySession,
     limit: int,
     lease_ms: int,
-    waits: bool,
+    waits: bool | Offer,
     ordered: bool = False,
     shared: int | None = None,
 ) -> Command[Batch]:
@@ -55,7 +82,8 @@ def prepare(
 
     def parse(reply: list[Any]) -> Batch:
         bits, ids = reply[1], keys.ids_of(reply[6])
-        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], bits >= _ANY_LARGE))
+        marks = bits & _ANY_LARGE > 0, bits & _CREDIT_KEPT > 0, bits & _CREDIT_REMOVED > 0
+        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], *marks))
 
     return Command(
         scripts.load("prepare"),
@@ -64,7 +92,7 @@ def prepare(
             keys.audit, keys.bodies, keys.leases,
         ),
         [
-            clock.now_us, session.call, limit, lease_ms, 1 if waits else 0, 1 if ordered else 0,
+            clock.now_us, session.call, limit, lease_ms, _waits(waits), 1 if ordered else 0,
             keys.created, b"" if shared is None else shared,
         ],
         parse,
@@ -87,6 +115,65 @@ def next_ready(
     stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
     args = [clock.now_us, 1 if waits else 0, *stamps]
     return Command(scripts.load("next_ready"), keys, args, list)
+
+
+def next_ready_or_credit(
+    slots: Sequence[SlotKeys],
+    offer: Offer,
+    limit: int,
+    lease_ms: int,
+    sessions: Sequence[ReplaySession],
+) -> Command[tuple[list[int], list[bool]]]:
+    """As next_ready, for a caller that leaves a credit in each slot if none has work.
+
+    `sessions`: of each slot's credit. Returns the microseconds, and whether each credit stands.
+    """
+    keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
+
+    def parse(reply: list[int]) -> tuple[list[int], list[bool]]:
+        return reply[: len(slots)], [kept == 1 for kept in reply[len(slots) :]]
+
+    words = [offer.encode(), b"%d %d" % (limit, lease_ms), *(session.call for session in sessions)]
+
+    return Command(
+        scripts.load("next_ready"), keys, [clock.now_us, b" ".join(words), slots[0].created], parse
+    )
+
+
+def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:
+    """Remove the credits of a channel.
+
+    Returns:
+        How many connections were sent the number, then for each slot 1 if its credit was there.
+    """
+    return Command(scripts.load("withdraw"), [slot.slot for slot in slots], [channel, number], list)
+
+
+def _waits(waits: bool | Offer) -> int | bytes:
+    return waits.encode() if isinstance(waits, Offer) else 1 if waits else 0
+
+
+def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
+    """Read what came on a consumer's own channel; None if it is no hand-over of these slots."""
+    try:
+        number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
+            payload, raw=True
+        )
+        index = int(at)
+        batch = Batch(
+            0, 0, int(deadline_s), int(first), int(newest), bytes(lefts),
+            slots[index].ids_of(members), list(records),
+        )  # fmt: skip
+        is_whole = (
+            index >= 0
+            and 0 < len(members) == len(records)
+            and len(batch.lefts) in (0, len(members))
+            and all(isinstance(one, bytes) and len(one) == MEMBER_BYTES for one in members)
+            and all(isinstance(one, bytes) and len(one) >= record.BARE for one in records)
+        )
+    except _NOT_A_HAND_OVER:
+        return None
+    return HandOver(int(number), index, batch) if is_whole else None
 
 
 def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command[RollbackReply]:

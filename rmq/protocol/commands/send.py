@@ -98,7 +98,7 @@ def _send(
         scripts.load("send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.bodies,
+            keys.merge, keys.audit, keys.bodies, keys.prepare,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, keys.created, count, *messages,

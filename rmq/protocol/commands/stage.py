@@ -75,6 +75,7 @@ def publish(
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.bodies,
+            keys.prepare,
         ),
         [clock.now_us, context.channel, keys.index, session.call, keys.created],
         _publish_reply,

@@ -38,6 +38,7 @@ from rmq.protocol.commands import Batch
 from rmq.protocol.flows import claim, inspect, open_topic, receive, settle
 from rmq.protocol.flows.ack_receipts import ReceiptAcks
 from rmq.protocol.flows.claim import ExtraCommands
+from rmq.protocol.flows.hand_over import SlotBatch
 from rmq.protocol.flows.missing_replies import MissingReplies
 from rmq.protocol.flows.receive import ReceiveState
 from rmq.protocol.flows.settle import UNKNOWN, Lease, Leases, Settling
@@ -95,9 +96,7 @@ class ConsumerFlows(Generic[D]):
         """Receive from the slots that have work by `ready_at` of the receive state; never wait."""
         return self._receive_by(limit, partial(receive.receive_ready, self._receive_state, limit))
 
-    def _receive_by(
-        self, limit: int, take: Callable[[], Flow[list[receive.SlotBatch]]]
-    ) -> Flow[list[D]]:
+    def _receive_by(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> Flow[list[D]]:
         if self._closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         if not self._receiving.acquire(blocking=False):
@@ -153,7 +152,7 @@ class ConsumerFlows(Generic[D]):
         if kept is not None and kept is not delivery:
             self._open.setdefault(delivery._id, kept)  # the same message, delivered again since
 
-    def _make_deliveries(self, batches: list[receive.SlotBatch], limit: int) -> Flow[list[D]]:
+    def _make_deliveries(self, batches: list[SlotBatch], limit: int) -> Flow[list[D]]:
         """Make deliveries; undecodable messages are rejected, now or at the next call.
 
         At most once, they are settled before they are handed over.

@@ -4,6 +4,8 @@ Each visit tells when its slot next has work; until then the consumer sleeps on 
 channel. A signal can get lost (Pub/Sub promises nothing), so every POLL_S the consumer asks all
 slots once, in one command.
 
+While it sleeps, it has left a credit in its slots: `hand_over` tells how messages come by that.
+
 Every take is a lease. Messages that a call has leased, or may have leased, and could not hand over
 (the reply did not come, or the caller was interrupted) are handed back by the next call: it repeats
 the command under its number, which gives the same batch, and releases that. It costs no retry.
@@ -13,10 +15,8 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import NamedTuple
 
 from rmq.core.keys import SlotKeys
-from rmq.core.replay_session import ReplaySession
 from rmq.core.score import receipt_score
 from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
@@ -24,11 +24,11 @@ from rmq.core.validation import check_int, duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import LONG_EXPIRED, Batch
-from rmq.protocol.flows import large_bodies, open_topic, rollback, settle, tidy
+from rmq.protocol.flows import hand_over, large_bodies, open_topic, rollback, settle, tidy
+from rmq.protocol.flows.hand_over import Credits, SlotBatch, Take
 from rmq.protocol.steps import (
     POLL_S,
     AwaitSignal,
-    Command,
     Flow,
     InBackground,
     Sleep,
@@ -40,16 +40,6 @@ ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
 RECHECK_S = 0.01  # between two looks at what another thread or task is handing back
 
-SlotBatch = tuple[SlotKeys, Batch]
-
-
-class Take(NamedTuple):
-    """A prepare whose reply is missing; its session stays at its number until the reply comes."""
-
-    keys: SlotKeys
-    session: ReplaySession
-    command: Command[Batch]
-
 
 class ReceiveState:
     """A consumer's knowledge of its slots: when each has work, by the monotonic clock."""
@@ -57,6 +47,7 @@ class ReceiveState:
     __slots__ = (
         "asked_at",
         "context",
+        "credits",
         "first_slot",
         "handing_back",
         "interrupted",
@@ -68,6 +59,8 @@ class ReceiveState:
         "tidy_at",
         "unanswered",
         "undelivered",
+        "unheard",
+        "until",
         "visited_at",
     )  # fmt: skip
 
@@ -76,7 +69,9 @@ class ReceiveState:
         self.lease_ms = lease_ms
         self.ordered = ordered  # one slot's messages at a time, in order
         self.interrupted = False  # take nothing more; set from another thread
-        self.subscription = Subscription(context.channel)
+        self.subscription = Subscription(context.channel, takes_batches=not ordered)
+        self.credits = Credits(self.subscription)
+        self.until = 0.0  # when the call that runs now ends
         self.ready_at: list[float] = []  # of each slot
         self.asked_at = 0.0  # when all slots were asked last
         self.first_slot = 0  # of the next visit
@@ -84,8 +79,15 @@ class ReceiveState:
         self.tidy_at = time.monotonic() + tidy.TIDY_S
         self.unanswered: Take | None = None
         self.undelivered: list[SlotBatch] = []  # leased, and never handed over
+        self.unheard: list[Take] = []  # for their credits something may have been handed over
         self.handing_back = False
         self.must_ask = False  # a slot that gave messages last does not know that we may sleep
+
+    def may_hold_messages(self) -> bool:
+        """Whether messages are leased to this consumer, or may be, that were never handed over."""
+        return bool(
+            self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
+        )
 
 
 def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[list[SlotBatch]]:
@@ -96,13 +98,37 @@ def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[lis
     """
     limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
-    context = state.context
     yield from _begin(state)
-    until = time.monotonic() + wait_s
-    waits = wait_s > 0
-    yield from _prepare_visit(state, waits)
+    state.until = time.monotonic() + wait_s
+    batches: list[SlotBatch] = []
+    try:
+        batches = yield from _receive(state, limit, wait_s > 0)
+        if state.unanswered is None and state.may_hold_messages():
+            try:
+                yield from _collect(state, limit, batches)
+            except Exception:
+                if not batches:
+                    raise  # else the next call does it
+    except Exception:
+        raise
+    except BaseException as error:
+        yield from hand_back_interrupted(state, batches, error)
+        raise
+    return batches
+
+
+def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
+    """Visit slots and sleep, in turn, until there are messages or the time is over."""
+    context, until, credits = state.context, state.until, state.credits
+    yield from _prepare_visit(state, limit, waits)
     rounds = 0
     while not state.interrupted:
+        if credits.in_doubt:
+            batches = yield from hand_over.withdraw(state)
+            if batches:
+                return batches
+            yield from hand_back(state)
+            state.ready_at = [0.0] * len(context.slots)
         if time.monotonic() >= state.tidy_at:
             state.tidy_at = time.monotonic() + tidy.TIDY_S
             yield from tidy.try_tidy(context)
@@ -117,12 +143,15 @@ def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[lis
                 return []
             continue
         if state.subscription.held is None:
+            if credits.standing:
+                credits.in_doubt = True
+                continue
             yield AwaitSignal(state.subscription, 0)
             # Messages that came before the subscription sent it no signal: visit every slot again.
             state.ready_at = [0.0] * len(context.slots)
             continue
         if state.must_ask:
-            yield from _ask_slots(state, waits)
+            yield from _ask_slots(state, limit, waits)
             continue
         pause = min(until, min(state.ready_at), state.asked_at + POLL_S) - now
         if pause > 0:
@@ -130,11 +159,32 @@ def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[lis
             for slot in signals:
                 if slot < len(state.ready_at):
                     state.ready_at[slot] = 0.0
+            if state.subscription.payloads:
+                batches = hand_over.take_payloads(state)
+                if batches:
+                    state.must_ask = len(state.ready_at) > 1
+                    return batches
             if signals:
                 continue
         if time.monotonic() >= state.asked_at + POLL_S:
-            yield from _ask_slots(state, waits)
+            yield from _ask_slots(state, limit, waits)
     return []
+
+
+def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
+    """Withdraw the credits that were not used; what came for them meanwhile joins the batches.
+
+    Batches that would be more than `limit` messages are released.
+    """
+    if state.credits.standing:
+        room = limit - sum(len(batch.ids) for _, batch in batches)
+        for keys, batch in (yield from hand_over.withdraw(state)):
+            if len(batch.ids) <= room:
+                batches.append((keys, batch))
+                room -= len(batch.ids)
+            else:
+                state.undelivered.append((keys, batch))
+    yield from hand_back(state)
 
 
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
@@ -152,7 +202,7 @@ def _begin(state: ReceiveState) -> Flow[None]:
     context = state.context
     if not context.is_current():
         yield from open_topic.ensure_open(context)
-    if state.handing_back or state.unanswered is not None or state.undelivered:
+    if state.handing_back or state.may_hold_messages():
         yield from hand_back(state)
     if len(state.ready_at) != len(context.slots):
         state.ready_at = [0.0] * len(context.slots)
@@ -160,23 +210,39 @@ def _begin(state: ReceiveState) -> Flow[None]:
         state.lease_ms = context.settings.lease_ms
 
 
-def _prepare_visit(state: ReceiveState, waits: bool) -> Flow[None]:
+def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Before the first visit of a call: learn whether slots that were empty have work now."""
     now = time.monotonic()
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0  # a visit of the only slot tells more than asking it
     elif now > state.asked_at + ASK_S or min(state.ready_at) > now:
-        yield from _ask_slots(state, waits)
+        yield from _ask_slots(state, limit, waits)
 
 
-def _ask_slots(state: ReceiveState, waits: bool) -> Flow[None]:
-    """Ask all slots at once when they have work."""
+def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
+    """Ask all slots at once when they have work; leave credits where none has."""
     state.asked_at = time.monotonic()
     state.must_ask = False
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0
         return
-    waits_us = yield commands.next_ready(state.context.slots, waits)
+    slots, credits = state.context.slots, state.credits
+    offer, sessions = None, []
+    if waits and (credits.standing or credits.is_possible(state)):
+        sessions = [state.context.sessions.take() for _ in slots]
+        offer = credits.offer(state, range(len(slots)), sessions, limit)
+    if offer is None:
+        waits_us = yield commands.next_ready(slots, waits)
+    else:
+        assert state.lease_ms is not None
+        state.visited_at = state.asked_at  # what is handed over was leased no earlier
+        waits_us, kept = yield commands.next_ready_or_credit(
+            slots, offer, limit, state.lease_ms, sessions
+        )
+        for index, stands in enumerate(kept):
+            credits.note(state, offer, index, stands)
+        if offer.renews:
+            state.context.sessions.give(*sessions)
     now = time.monotonic()
     state.ready_at = [_ready_at(now, wait_us) for wait_us in waits_us]
 
@@ -207,8 +273,8 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
     except Exception:
         if not batches:
             raise
-    except BaseException as error:
-        yield from hand_back_interrupted(state, batches, error)
+    except BaseException:
+        state.undelivered += batches
         raise
     return batches
 
@@ -237,13 +303,29 @@ def _visit_slot(
 
 def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
     assert state.lease_ms is not None
-    session = state.context.sessions.take()
-    command = commands.prepare(keys, session, limit, state.lease_ms, waits, state.ordered)
-    return (yield from _run_take(state, Take(keys, session, command)))
+    session, index, credits = state.context.sessions.take(), keys.index, state.credits
+    offer = None
+    if waits and (len(state.ready_at) == 1 or index in credits.standing):
+        offer = credits.offer(state, (index,), (session,), limit)
+    command = commands.prepare(keys, session, limit, state.lease_ms, offer or waits, state.ordered)
+    take = Take(keys, session, command)
+    is_credit = offer is not None and not offer.renews
+    try:
+        batch = yield from _run_take(state, take, keeps_session=is_credit)
+    except Exception:
+        if is_credit and state.unanswered is None:
+            credits.remove(state, index)  # refused: there is none
+        raise
+    if offer is not None:
+        credits.note(state, offer, index, batch.credit_kept, batch.credit_removed)
+    return batch
 
 
-def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
-    """Run a take, for the first time or again. Until it is answered it stays in `unanswered`."""
+def _run_take(state: ReceiveState, take: Take, keeps_session: bool = False) -> Flow[Batch]:
+    """Run a take, for the first time or again. Until it is answered it stays in `unanswered`.
+
+    `keeps_session`: it is the session of a credit, too.
+    """
     is_first = state.unanswered is None
     state.unanswered = take
     try:
@@ -253,14 +335,16 @@ def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
             is_first or not isinstance(error, Unavailable)
         ):
             state.unanswered = None  # nothing was taken
-            state.context.sessions.give(take.session)
+            if not keeps_session:
+                state.context.sessions.give(take.session)
         raise
     if batch.any_large:
         # Without its bodies the take counts as unanswered: if this fails, the next call repeats it.
         records = yield from large_bodies.fetch(take.keys, batch.ids, batch.records)
         batch = batch._replace(records=records)
     state.unanswered = None
-    state.context.sessions.give(take.session)
+    if not keeps_session:
+        state.context.sessions.give(take.session)
     return batch
 
 
@@ -273,7 +357,7 @@ def hand_back_interrupted(
     background, or by the consumer's next call.
     """
     state.undelivered += batches
-    if isinstance(error, GeneratorExit) or not (state.undelivered or state.unanswered):
+    if isinstance(error, GeneratorExit) or not state.may_hold_messages():
         return
     if isinstance(error, KeyboardInterrupt):
         with suppress(RMQError):
@@ -286,21 +370,38 @@ def hand_back(state: ReceiveState) -> Flow[None]:
     """Release messages that earlier calls leased, or may have leased, and never handed over."""
     while state.handing_back:
         yield Sleep(RECHECK_S)
-    if state.unanswered is None and not state.undelivered:
+    if not state.may_hold_messages():
         return
     state.handing_back = True
     try:
         take = state.unanswered
         if take is not None:
-            batch = yield from _run_take(state, take)
-            if batch.ids:
-                state.undelivered.append((take.keys, batch))
+            if take.session in [credit.session for credit in state.credits.standing.values()]:
+                take = yield from hand_over.take_instead(state, take)
+            yield from _run_take_again(state, take)
+        if state.credits.standing:
+            state.undelivered += yield from hand_over.withdraw(state)
+        while state.unheard:
+            state.unanswered = state.unheard.pop()
+            try:
+                yield from _run_take_again(state, state.unanswered)
+            except (OutcomeUnknown, Unavailable):
+                raise
+            except RMQError:
+                pass  # refused: what was handed over, if anything was, comes back with its lease
         while state.undelivered:
             keys, batch = state.undelivered[0]
             yield from _release_batch(state, keys, batch)
             del state.undelivered[0]
     finally:
         state.handing_back = False
+
+
+def _run_take_again(state: ReceiveState, take: Take) -> Flow[None]:
+    """Repeat a take that has no reply; what it leased is to be released."""
+    batch = yield from _run_take(state, take)
+    if batch.ids:
+        state.undelivered.append((take.keys, batch))
 
 
 def _release_batch(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.protocol.steps import Subscription
 from rmq.transport import subscription
 from rmq.transport.subscription import PING_S, SubscribedConnection
 from tests.unit.monotonic import Clock
@@ -30,7 +31,7 @@ def test_any_reply_is_a_sign_of_life(clock: Clock) -> None:
     subscribed = SubscribedConnection(None, 1)
     clock.now += PING_S + 0.1
     subscribed.is_to_ping()
-    subscribed.note_reply(b"PONG", set())
+    subscribed.note_reply(b"PONG", set(), Subscription(b"wake"))
 
     assert not subscribed.is_to_ping()
     clock.now += PING_S + 0.1

@@ -23,7 +23,7 @@ DIFFERENT = {
     "_perform", "_current_pool",
     "take", "give", "discard", "_answers", "_put", "_wait",
 }  # fmt: skip
-ONLY_FOR_THREADS = {"interrupt", "_serve", "_has_timed_out"}  # a task is cancelled instead
+ONLY_FOR_THREADS = {"_serve", "_has_timed_out"}  # a task is cancelled instead
 
 
 def methods(file: str, class_name: str) -> dict[str, str]:

@@ -1,0 +1,96 @@
+--[[
+Credits. A consumer that sleeps leaves a credit in the slot: one hand-over of some messages, on a channel of its own
+(lib/hand_over). The field `credits` of the slot has them in the order in which they came, each as
+`<channel> <number> <until, epoch ms> <limit> <lease> <session> <sequence number>;`. A credit ends at that time, unless it
+is renewed. The lease is a number of ms, or s and the number of a shared lease (lib/shared_leases). The session and its number
+are those of a prepare that found nothing: what is handed over is kept as the answer to that call, so a consumer that did not
+hear it makes the call again and gets it.
+
+A caller offers a credit as `+<number> <channel>`, and renews it as `=<number> <channel>`. A subscription has its channel
+to itself, with a random end, so nothing is ever handed over to another one.
+]]
+--- @include "lib/check"
+--- @include "lib/shared_leases"
+--- @include "lib/wake"
+--- @include "lib/writes"
+local CREDITS_MAX = 64 -- of a slot: more consumers than that are woken by a signal
+local CREDIT_MS = 3000 -- how long a credit lasts; its consumer renews it once a second
+
+-- The (way, number, channel) of an offer.
+local function read_offer(waits)
+  local way, number, channel = string.match(waits, '^([+=])(%d+) ([^ ;]+)$')
+  if not way then
+    fail('ARG', 'waits')
+  end
+  return way, number, channel
+end
+
+-- Whether a shared lease ends no earlier than a credit that is kept now; `ends`: epoch ms, or nothing for a lease of its own.
+-- Its owner withdraws the credit before it releases the lease.
+local function outlives_credit(ends, now)
+  return not ends or ends >= now + CREDIT_MS
+end
+
+-- Where the credit of a channel begins and ends; nil where it has none.
+local function find_credit(credits, channel)
+  local from = string.find(credits, channel .. ' ', 1, true)
+  return from, from and string.find(credits, ';', from, true)
+end
+
+-- The deadline, epoch s, of what is handed over now.
+local function deadline_of(lease, now)
+  return string.byte(lease, 1) == 115 and SHARED + string.sub(lease, 2) or math.ceil((now + lease) / 1000) -- s
+end
+
+-- Keep a credit, or renew it in its place, if a PUBLISH to its channel, the probe, reached exactly one subscriber: this server
+-- serves the subscription, and nobody else listens. Returns whether it stands. A credit to renew that is not there was
+-- used; another one now would be one more than its consumer knows of.
+local function keep_credit(slot, store, waits, limit, lease, call, now)
+  local way, number, channel = read_offer(waits)
+  local credits = redis.call('HGET', slot, 'credits') or ''
+  local from, to = find_credit(credits, channel)
+  if way == '=' and not from then
+    return false
+  end
+  local kept = publish(channel, number) == 1
+  if kept and not from then
+    local _, count = string.gsub(credits, ';', '')
+    if count >= CREDITS_MAX then
+      credits = string.gsub(credits, '[^ ;]+ %d+ (%d+) [^;]+;', function(till)
+        if tonumber(till) <= now then
+          return ''
+        end
+      end)
+      _, count = string.gsub(credits, ';', '')
+    end
+    kept = count < CREDITS_MAX
+  end
+  if kept or from then
+    local entry, ends = '', string.format('%.0f', now + CREDIT_MS)
+    if kept and from then -- it stays what it was when it was offered first
+      entry = string.gsub(string.sub(credits, from, to), '^([^ ]+ %d+) %d+', '%1 ' .. ends)
+    elseif kept then
+      entry = string.format('%s %s %s %s %s %s;', channel, number, ends, limit, lease, call)
+    end
+    credits = string.sub(credits, 1, (from or #credits + 1) - 1) .. entry .. string.sub(credits, (to or #credits) + 1)
+    allow_oom(store)
+    redis.call('HSET', slot, 'credits', credits)
+    if kept then
+      redis.call('HSET', slot, 'waiting', now + CREDIT_MS)
+    end
+  end
+  return kept
+end
+
+-- Remove the credit of a channel, also while Redis is at maxmemory; returns whether it was there.
+local function remove_credit(slot, channel)
+  local credits = redis.call('HGET', slot, 'credits') or ''
+  local from, to = find_credit(credits, channel)
+  if from then
+    redis.call('HDEL', slot, 'credits')
+    if to - from + 1 < #credits then
+      redis.call('HSET', slot, 'credits', string.sub(credits, 1, from - 1) .. string.sub(credits, to + 1))
+    end
+  end
+  return from ~= nil
+end

@@ -1,0 +1,93 @@
+--[[
+The hand-over: a script that makes messages available moves them to the PrepareQueue for consumers that have left credits
+(lib/credits), and publishes delivery and records on their channels. So a message that comes alone needs one script
+and wakes one consumer.
+
+It takes what a prepare would take now, or nothing: where that is not plain, consumers are woken, and take it themselves.
+What is plain: a priority or a retry, without an expiry, merge key or large body, in a slot that is not in order, not
+paused and without a limit, and at most 16 KiB of records for each credit. A due message joins its priority first, and one
+take in five begins with retries; both are left to prepare.
+
+What is published is msgpack: the number of the credit, the slot's index, deadline s, number of the first delivery,
+acceptance number of the newest message, retries remaining of each as one byte ('' when none has failed), members, records.
+]]
+--- @include "lib/credits"
+--- @include "lib/wake"
+local HAND_OVER_BYTES = 16384 -- a consumer that has stopped holds so much in Redis' memory, and no more
+
+-- Whether a key holds this type, or nothing.
+local function is_kind(key, kind)
+  local found = redis.call('TYPE', key).ok
+  return found == kind or found == 'none'
+end
+
+-- Hand over what waits, then wake the consumers that sleep, if something is left. Everything is stored by then, so a key of a
+-- wrong type is no error here. A hand-over that no connection was counted for has moved nothing; its credit goes.
+local function serve_sleepers(slot, store, prepare, records, failures, channel, index, now)
+  local s = redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes', 'accepted', 'ordered', 'order', 'front',
+    'paused', 'limit')
+  local credits, max_retries, delivered, takes = s[1] or '', tonumber(s[2]), tonumber(s[3] or 0), tonumber(s[4] or 0)
+  local left_over = true
+  if credits ~= '' and not s[6] and not s[9] and not s[10] and tonumber(s[7] or 0) < 4294967296
+      and tonumber(s[8] or 0) > -4294967296 and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
+    local past, failed, moved = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0
+    for _ = 1, CREDITS_MAX do
+      local _, last, own_channel, number, till, limit, lease, session, call_number = string.find(credits,
+        '^([^ ]+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+);')
+      if not last then
+        credits = ''
+        break
+      end
+      local ids, receipts, taken, marks, bytes, any_failed = {}, {}, {}, {}, 0, false
+      if tonumber(till) > now then
+        local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0, limit)
+        left_over = #page > 0
+        if not left_over or tonumber(page[2]) >= PRIORITY_END
+            or (takes + 1) % 5 == 0 and redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_MIN) > 0 then
+          break
+        end
+        for i = 1, #page, 2 do
+          local record = redis.call('HGET', records, page[i])
+          if not record or #record < 8 or string.byte(record, 1) % 16 > 1 or bytes + #record > HAND_OVER_BYTES then
+            break
+          end
+          local n, score, left = #ids + 1, tonumber(page[i + 1]), max_retries
+          if score < PRIORITY_MIN then
+            left = math.max(0, math.floor(score) - 1)
+          elseif failed > 0 then
+            local entry = redis.call('HGET', failures, page[i])
+            left = entry and math.max(0, string.byte(entry, 1) - 1) or left
+          end
+          any_failed = any_failed or left < max_retries
+          ids[n], taken[n], marks[n], bytes = page[i], record, string.char(left), bytes + #record
+        end
+        if #ids == 0 then
+          break
+        end
+        local deadline = deadline_of(lease, now)
+        for n = 1, #ids do
+          receipts[2 * n - 1] = string.format('%d.%011d', deadline * 1000 + string.byte(marks[n]),
+            (delivered + n) % 2048 * 48828125)
+          receipts[2 * n] = ids[n]
+        end
+        if publish(own_channel, cmsgpack.pack({ number, index, deadline, delivered + 1, tonumber(s[5] or 0),
+            any_failed and table.concat(marks) or '', ids, taken })) > 0 then
+          redis.call('ZREM', store, unpack(ids))
+          redis.call('ZADD', prepare, unpack(receipts))
+          redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
+            .. table.concat(ids))
+          delivered, takes, moved = delivered + #ids, takes + 1, moved + #ids
+        end
+      end
+      credits = string.sub(credits, last + 1)
+    end
+    redis.call('HSET', slot, 'credits', credits)
+    if moved > 0 then
+      redis.call('HSET', slot, 'delivered', delivered, 'takes', takes)
+    end
+    left_over = left_over and (moved == 0 or redis.call('ZCOUNT', store, '-inf', past) > 0)
+  end
+  if left_over then
+    wake(slot, channel, index)
+  end
+end

@@ -1,0 +1,28 @@
+--[[
+withdraw: remove the credits of a subscription, and publish a number on its channel. What was handed over for a credit that
+is not there any more was published before that number, so a consumer that has read the number has read it too.
+
+KEYS      the slot (hash) of each credit. One call may name many slots that live on one server.
+ARGV[1]   channel              of the subscription
+ARGV[2]   number               larger than those of earlier calls
+Returns   {the number of connections that were sent the number, then for each slot 1 if the credit was there, else 0};
+          0 connections: nobody listens there, or the PUBLISH was refused
+Cost      O(s), s = slots, at most 1024
+Atomic    A second run finds no credit, and publishes the number again. Works while Redis is at maxmemory.
+]]
+--- @include "lib/check"
+--- @include "lib/credits"
+--- @include "lib/wake"
+local number = whole_number(ARGV[2], 1, 9007199254740991, 'number')
+if #KEYS > 1024 or not string.find(ARGV[1], '^[^ ;]+$') then
+  fail('ARG', 'channel')
+end
+local reply = { 0 }
+for i = 1, #KEYS do
+  redis.call('HLEN', KEYS[i])
+end
+for i = 1, #KEYS do
+  reply[1 + i] = remove_credit(KEYS[i], ARGV[1]) and 1 or 0
+end
+reply[1] = publish(ARGV[1], string.format('%.0f', number))
+return reply

@@ -1,0 +1,210 @@
+"""Hand-overs: credits that a sleeping consumer leaves in its slots, and what comes for them.
+
+A credit is one hand-over of some messages: the script that stores the next ones leases them to this
+consumer, and publishes them on the channel of its subscription. So a message that comes alone takes
+one script and one wake-up, where a signal and a take are two of each.
+
+A consumer knows which of its credits may still stand. Before a call ends it has withdrawn them:
+the script that removes them publishes a number behind all that was handed over, and what the
+consumer reads before this number is all there is. Nothing stays in a socket while a program works.
+
+A credit is a take that found nothing, and whose answer may come later. So what was handed over and
+not heard, because the connection died, is recovered as any take without a reply is: the take is
+repeated under its number, gives the same batch, and that is released. It costs no retry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rmq.core.keys import SlotKeys
+from rmq.core.replay_session import ReplaySession
+from rmq.protocol import commands
+from rmq.protocol.commands import Batch, Offer
+from rmq.protocol.steps import AwaitSignal, Command, Flow, Subscription
+
+if TYPE_CHECKING:
+    from rmq.protocol.flows.receive import ReceiveState
+
+# Leases count from the last poll, since what comes later may have been in a socket all the time. A
+# lease of which the second since then is much is taken by prepare.
+LEASE_MIN_MS = 5000
+WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call when it was not used
+COLLECT_S = 1.0  # how long to wait for what is on its way
+DEAF_S = 0.5  # a connection on which an offer was not heard after so long is given up
+
+SlotBatch = tuple[SlotKeys, Batch]
+
+
+class Take(NamedTuple):
+    """A prepare whose reply is missing; its session stays at its number until the reply comes."""
+
+    keys: SlotKeys
+    session: ReplaySession
+    command: Command[Batch]
+
+
+class Credit(NamedTuple):
+    """A credit that may stand."""
+
+    number: int  # of its offer
+    session: ReplaySession  # stays at its number while the credit may stand
+    limit: int
+
+
+class Credits:
+    """The credits that a consumer has left and that may still stand."""
+
+    __slots__ = ("_number", "_offered_at", "_subscription", "channel", "in_doubt", "standing")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._number = 0
+        self._offered_at = 0.0
+        self.channel = b""  # of the standing ones
+        self.standing: dict[int, Credit] = {}  # by slot
+        self.in_doubt = False  # one was gone when it was to be renewed: it was used, or has lapsed
+
+    def next_number(self) -> int:
+        """Return a number that is larger than those before."""
+        self._number += 1
+        return self._number
+
+    def offer(
+        self,
+        state: ReceiveState,
+        slots: Sequence[int],
+        sessions: Sequence[ReplaySession],
+        limit: int,
+    ) -> Offer | None:
+        """Return the offer of a credit in each of these slots; None if there is none to make.
+
+        From now on the credits may stand, whatever becomes of the call. `sessions`: of each slot,
+        at the number of the credit; they are not needed where credits are renewed.
+        """
+        subscription, now = self._subscription, time.monotonic()
+        if self.standing:
+            if subscription.heard < self._number and now > self._offered_at + DEAF_S:
+                self.in_doubt = subscription.is_deaf = True
+            self._offered_at = now
+            return Offer(self.next_number(), self.channel, renews=True)
+        if not self.is_possible(state):
+            return None
+        number, self.channel, self._offered_at = self.next_number(), subscription.own_channel, now
+        self.standing = {
+            slot: Credit(number, session, limit)
+            for slot, session in zip(slots, sessions, strict=True)
+        }
+        return Offer(number, self.channel)
+
+    def is_possible(self, state: ReceiveState) -> bool:
+        """Whether the consumer would hear what is handed over, and sleeps for long enough."""
+        subscription = self._subscription
+        return (
+            subscription.held is not None
+            and not subscription.is_deaf
+            and subscription.own_channel != b""
+            and (state.lease_ms or 0) >= LEASE_MIN_MS
+            and state.until - time.monotonic() >= WAIT_MIN_S
+        )
+
+    def remove(self, state: ReceiveState, slot: int) -> None:
+        """Note that a slot has no credit any more, and nothing is on its way."""
+        credit = self.standing.pop(slot, None)
+        if credit is not None:
+            state.context.sessions.give(credit.session)
+
+    def note(
+        self, state: ReceiveState, offer: Offer, slot: int, stands: bool, removed: bool = False
+    ) -> None:
+        """Take note of the answer to an offer.
+
+        Args:
+            state: of the consumer.
+            offer: the offer.
+            slot: where it was made.
+            stands: whether the credit stands there now.
+            removed: whether it stood there until now.
+        """
+        if removed or not (stands or offer.renews):
+            self.remove(state, slot)
+        elif not stands and slot in self.standing:
+            self.in_doubt = True
+
+
+def take_instead(state: ReceiveState, take: Take) -> Flow[Take]:
+    """Withdraw the credit of a take that has no reply; return a take of its number without one."""
+    credits = state.credits
+    yield commands.withdraw([take.keys], credits.channel, credits.next_number())
+    credit = credits.standing.pop(take.keys.index)
+    state.unanswered = _again(state, take.keys, credit)
+    return state.unanswered
+
+
+def _again(state: ReceiveState, keys: SlotKeys, credit: Credit) -> Take:
+    """Return a take that gives what was handed over for a credit."""
+    assert state.lease_ms is not None
+    command = commands.prepare(keys, credit.session, credit.limit, state.lease_ms, False)
+    return Take(keys, credit.session, command)
+
+
+def take_payloads(state: ReceiveState) -> list[SlotBatch]:
+    """Return what was handed over for credits that stood.
+
+    Anything else is ignored: it is malformed, or the answer has come another way. What may have
+    been in the socket for as long as its lease, because this process stood still, is released.
+    """
+    subscription, credits = state.subscription, state.credits
+    is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000
+    payloads, subscription.payloads = subscription.payloads, []
+    batches: list[SlotBatch] = []
+    for payload in payloads:
+        handed = commands.read_hand_over(payload, state.context.slots)
+        credit = credits.standing.get(handed.slot) if handed is not None else None
+        if handed is not None and credit is not None and credit.number == handed.number:
+            credits.remove(state, handed.slot)
+            slot_batch = state.context.slots[handed.slot], handed.batch
+            (state.undelivered if is_late else batches).append(slot_batch)
+    return batches
+
+
+def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
+    """Withdraw all credits; return what was handed over for them meanwhile.
+
+    What was handed over and cannot be heard any more is in `state.unheard` afterwards.
+    """
+    credits, subscription = state.credits, state.subscription
+    number, channel = credits.next_number(), credits.channel
+    slots = [keys for keys in state.context.slots if keys.index in credits.standing]
+    listeners, *found = yield commands.withdraw(slots, channel, number)
+    for keys, was_there in zip(slots, found, strict=True):
+        if was_there:
+            credits.remove(state, keys.index)
+    batches: list[SlotBatch] = []
+    hears = listeners and subscription.own_channel == channel and not subscription.is_deaf
+    until, subscription.awaited = time.monotonic() + COLLECT_S, number
+    try:
+        while hears and credits.standing and not subscription.is_answered():
+            left_s = until - time.monotonic()
+            if subscription.held is None or left_s <= 0:
+                subscription.is_deaf = True
+                break
+            signals = yield AwaitSignal(subscription, left_s)
+            for slot in signals:
+                if slot < len(state.ready_at):
+                    state.ready_at[slot] = 0.0
+            batches += take_payloads(state)
+    except BaseException:
+        state.undelivered += batches
+        raise
+    finally:
+        subscription.awaited = 0
+    batches += take_payloads(state)
+    for keys in slots:
+        credit = credits.standing.pop(keys.index, None)
+        if credit is not None:
+            state.unheard.append(_again(state, keys, credit))
+    credits.in_doubt = False
+    return batches

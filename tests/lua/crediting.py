@@ -1,0 +1,101 @@
+"""Consumers that leave credits in a slot, for the tests of the scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from rmq.core.replay_session import ReplaySession
+from rmq.protocol import commands, scripts
+from rmq.protocol.commands import HandOver, Offer
+from rmq.protocol.scripts import Script
+from tests.lua.box import Box, Lease
+
+
+class Sleeper:
+    """A consumer with a subscription of its own, unless it is deaf."""
+
+    def __init__(self, box: Box, name: str = "a", deaf: bool = False) -> None:
+        self.box = box
+        self.channel = box.handle.channel + b":" + name.encode()
+        self.number = 0
+        self.session: ReplaySession | None = None
+        self.pubsub: Any = None
+        if not deaf:
+            port = box.redis.connection_pool.connection_kwargs["port"]
+            self.pubsub = redis.Redis(port=port, protocol=2).pubsub()
+            self.pubsub.subscribe(self.channel)
+            assert self.pubsub.get_message(timeout=5)["type"] == "subscribe"
+
+    def offer(self, limit: int = 1, lease_ms: int = 30_000, **options: Any) -> commands.Batch:
+        """Prepare, and leave a credit if there is nothing."""
+        self.number += 1
+        self.session = self.box.session()
+        offer: Any = Offer(self.number, self.channel)
+        return self.box.prepare(limit, lease_ms, self.session, waits=offer, **options)
+
+    def renew(self, limit: int = 1) -> commands.Batch:
+        """Prepare, and renew the credit if there is nothing."""
+        self.number += 1
+        offer: Any = Offer(self.number, self.channel, renews=True)
+        return self.box.prepare(limit, waits=offer)
+
+    def withdraw(self) -> list[int]:
+        """Withdraw the credit."""
+        self.number += 1
+        return self.box.run(commands.withdraw([self.box.keys], self.channel, self.number))
+
+    def heard(self) -> list[int | HandOver]:
+        """What was published: numbers, and hand-overs."""
+        found: list[int | HandOver] = []
+        while (message := self.pubsub.get_message(timeout=0.05)) is not None:
+            data = message["data"]
+            if data.isdigit():
+                found.append(int(data))
+                continue
+            handed = commands.read_hand_over(data, self.box.handle.slots)
+            assert handed is not None
+            found.append(handed)
+        return found
+
+    def taken(self) -> list[Lease]:
+        """The deliveries that were handed over."""
+        return [
+            lease
+            for handed in self.heard()
+            if isinstance(handed, HandOver)
+            for lease in self.box.leases(handed.batch)
+        ]
+
+    def close(self) -> None:
+        """End the subscription."""
+        self.pubsub.close()
+
+
+def break_script(monkeypatch: Any, verb: str, before: str, after: str) -> None:
+    """Replace text of a script, as a careless hand would; it must stand there."""
+    load = scripts.load
+    whole = load(verb).text
+    assert before in whole
+    broken = Script(verb, whole.replace(before, after))
+    monkeypatch.setattr(scripts, "load", lambda name: broken if name == verb else load(name))
+
+
+def send_way(box: Box, way: str, **options: Any) -> list[bytes]:
+    """Send by one of the ways of send.lua: "alone" is its short form. Return the ids."""
+    if way == "mixed":
+        return box.send(2, **options)
+    given = box.ids(1 if way == "alone" else 3)
+    head, rest = box.part(**options)
+    made = commands.send_uniform(
+        box.handle, box.keys, box.session(), head, given, [rest] * len(given)
+    )
+    assert box.run(made).letters == ""
+    return given
+
+
+def credits_of(box: Box) -> list[str]:
+    """The channels of the credits of a slot, in order, without what they have in common."""
+    field = box.redis.hget(box.keys.slot, "credits") or b""
+    return [entry.split()[0].rpartition(b":")[2].decode() for entry in field.split(b";")[:-1]]

@@ -1,0 +1,229 @@
+"""Credits: how a consumer that finds nothing leaves one, renews it, and loses it."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from rmq.protocol import commands
+from rmq.protocol.commands import Offer
+from tests.lua.crediting import Sleeper, credits_of
+
+KEPT_MS = 3000
+
+
+@pytest.fixture(params=[True, False], ids=["short form", "long form"])
+def sleeper(box, request):
+    made = Sleeper(box)
+    if not request.param:  # a session that the slot does not know
+        make = box.session
+        box.session = lambda: make(known=False)
+    yield made
+    made.close()
+
+
+def test_a_consumer_that_finds_nothing_leaves_a_credit(box, sleeper):
+    before = box.state()
+
+    batch = sleeper.offer(limit=5, lease_ms=20_000)
+
+    assert (batch.wait_us, batch.ids, batch.credit_kept) == (-1, [], True)
+    until = box.clock.now_ms + KEPT_MS
+    call = sleeper.session.call.decode()
+    assert box.changed(before) == {
+        ("slot", "credits"): f"{sleeper.channel.decode()} 1 {until} 5 20000 {call};",
+        ("slot", "waiting"): str(until),
+    }
+    assert sleeper.heard() == [1]
+
+
+def test_a_consumer_that_finds_messages_leaves_none(box, sleeper):
+    sent = box.send(3)
+
+    batch = sleeper.offer(limit=2)
+
+    assert batch.ids == sent[:2]
+    assert not batch.credit_kept
+    assert credits_of(box) == []
+    assert sleeper.heard() == []
+
+
+@pytest.mark.parametrize("listeners", [0, 2])
+def test_a_probe_that_is_not_heard_once_leaves_no_credit(box, sleeper, listeners):
+    check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners)
+
+
+def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners):
+    if listeners == 0:
+        sleeper = Sleeper(box, "deaf", deaf=True)
+    else:
+        other = sleeper.box.redis.pubsub()
+        other.psubscribe("rmq:*")
+        assert other.get_message(timeout=5)["type"] == "psubscribe"
+
+    batch = sleeper.offer()
+
+    assert not batch.credit_kept
+    assert credits_of(box) == []
+    assert box.counter("waiting") == box.clock.now_ms + KEPT_MS  # it is woken by a signal
+
+
+def test_credits_stand_in_the_order_in_which_they_came(box):
+    sleepers = [Sleeper(box, name) for name in "abc"]
+    for one in sleepers:
+        assert one.offer().credit_kept
+    assert credits_of(box) == ["a", "b", "c"]
+
+    box.clock.advance(1)
+    assert sleepers[0].renew().credit_kept
+
+    assert credits_of(box) == ["a", "b", "c"]
+    for one in sleepers:
+        one.close()
+
+
+def test_a_renewed_credit_lasts_longer_and_stays_what_it_was(box, sleeper):
+    sleeper.offer(limit=5)
+    call = sleeper.session.call.decode()
+    box.clock.advance(2)
+    before = box.state()
+
+    assert sleeper.renew(limit=7).credit_kept
+
+    until = box.clock.now_ms + KEPT_MS
+    assert box.changed(before) == {
+        ("slot", "credits"): f"{sleeper.channel.decode()} 1 {until} 5 30000 {call};",
+        ("slot", "waiting"): str(until),
+    }
+    assert sleeper.heard() == [1, 2]
+
+
+def test_a_credit_that_is_gone_is_not_renewed(box, sleeper):
+    """It was used: another one would be one more than its consumer knows of."""
+    sleeper.offer()
+    box.redis.hset(box.keys.slot, "credits", "")
+
+    batch = sleeper.renew()
+
+    assert (batch.credit_kept, batch.credit_removed) == (False, False)
+    assert credits_of(box) == []
+
+
+def test_a_renewal_that_nobody_hears_removes_the_credit(box, sleeper):
+    sleeper.offer()
+    sleeper.close()
+
+    assert not sleeper.renew().credit_kept
+    assert credits_of(box) == []
+
+
+def test_a_renewal_that_finds_messages_removes_the_credit(box, sleeper):
+    box.one(due=500)
+    assert sleeper.offer().credit_kept
+    box.clock.advance(0.5)
+
+    batch = sleeper.renew()
+
+    assert len(batch.ids) == 1
+    assert (batch.credit_kept, batch.credit_removed) == (False, True)
+    assert credits_of(box) == []
+
+
+def test_a_slot_keeps_no_more_than_64_credits_and_forgets_those_that_lapsed(box, sleeper):
+    until = box.clock.now_ms + KEPT_MS
+    others = "".join(f"other{n} 1 {until} 1 30000 @s 1;" for n in range(64))
+    box.redis.hset(box.keys.slot, "credits", others)
+
+    assert not sleeper.offer().credit_kept
+    assert len(credits_of(box)) == 64
+
+    box.clock.advance(KEPT_MS / 1000)
+    assert sleeper.offer().credit_kept
+    assert credits_of(box) == ["a"]
+
+
+@pytest.mark.parametrize("ordered_first", [False, True])
+def test_a_slot_in_order_keeps_no_credit(box, sleeper, ordered_first):
+    if ordered_first:
+        box.one()
+        box.take(1, ordered=True)
+
+    assert not sleeper.offer(ordered=not ordered_first).credit_kept
+    assert credits_of(box) == []
+
+
+def test_a_paused_slot_keeps_no_credit(box, sleeper):
+    box.redis.hset(box.keys.slot, "paused", box.clock.now_ms)
+
+    assert not sleeper.offer().credit_kept
+    assert credits_of(box) == []
+
+
+@pytest.mark.parametrize("again_ms", [0, 10_000])
+def test_a_shared_lease_that_ends_before_the_credit_keeps_none(box, sleeper, again_ms):
+    box.one()
+    lease = box.prepare(shared=0, lease_ms=30_000).deadline_s - 3_000_000_000
+    box.clock.advance((30_000 - again_ms) / 1000)
+
+    kept = sleeper.offer(shared=lease).credit_kept
+
+    assert kept == (again_ms == 10_000)
+    assert f" s{lease} " in box.redis.hget(box.keys.slot, "credits").decode() if kept else True
+
+
+@pytest.mark.parametrize("waits", [b"+1", b"+ x", b"+1 a;b", b"+1 a b", b"*1 a", b"+x a"])
+def test_a_malformed_offer_is_an_error_and_nothing_changes(box, waits):
+    command = commands.prepare(box.keys, box.session(known=False), 1, 30_000, False)
+    command.args[4] = waits
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="RMQARG waits"):
+        box.run(command)
+
+    assert box.state() == before
+
+
+def test_slots_get_credits_where_none_of_them_has_work(make_box):
+    box = make_box(slots=3)
+    sleeper = Sleeper(box)
+    sessions = [box.session() for _ in range(3)]
+    offer = Offer(7, sleeper.channel)
+
+    def ask(offer):
+        slots = box.handle.slots
+        return box.run(commands.next_ready_or_credit(slots, offer, 4, 30_000, sessions))
+
+    box.one()
+    assert ask(offer) == ([0, -1, -1], [False] * 3)
+    assert all("credits" not in box.state(index)["slot"] for index in range(3))
+
+    box.take_one()
+    waits, kept = ask(offer)
+    assert (waits, kept) == ([30_000_000, -1, -1], [True] * 3)
+    for index, session in enumerate(sessions):
+        assert box.state(index)["slot"]["credits"].endswith(f" 4 30000 {session.call.decode()};")
+
+    box.redis.hset(box.handle.slots[1].slot, "credits", "")
+    assert ask(Offer(8, sleeper.channel, renews=True))[1] == [True, False, True]
+    sleeper.close()
+
+
+def test_a_user_without_channels_leaves_no_credit(box, sleeper):
+    box.redis.execute_command("ACL", "SETUSER", "mute", "reset", "on", "nopass", "~*", "+@all")
+    box.redis.execute_command("ACL", "SETUSER", "mute", "resetchannels")
+    port = box.redis.connection_pool.connection_kwargs["port"]
+    box.redis = redis.Redis(port=port, username="mute", password="any", protocol=2)
+
+    assert not sleeper.offer().credit_kept
+    assert credits_of(box) == []
+
+
+def test_credits_are_kept_while_redis_is_at_maxmemory(tight):
+    sleeper = Sleeper(tight)
+    tight.redis.config_set("maxmemory", 1)
+
+    assert sleeper.offer().credit_kept
+    assert sleeper.renew().credit_kept
+    assert sleeper.withdraw() == [1, 1]
+
+    sleeper.close()
