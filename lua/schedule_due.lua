@@ -33,9 +33,8 @@ for i = 1, #names do
       reply[2] = 0
       break
     end
-    for _, value in ipairs({ names[i], s[1], s[3], s[4] }) do
-      reply[#reply + 1] = value
-    end
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = names[i], s[1], s[3], s[4]
   end
 end
 return reply

@@ -32,9 +32,9 @@ end
 for i = 1, #rows, 2 do
   local s = rows[i + 1] and read_schedule(schedules, rows[i])
   if s and s[1] then
-    for _, value in ipairs({ rows[i], rows[i + 1], s[1], s[3] or '0', s[4] or '', s[5] or '', s[6] or '0' }) do
-      reply[#reply + 1] = value
-    end
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = rows[i], rows[i + 1], s[1], s[3] or '0'
+    reply[n + 5], reply[n + 6], reply[n + 7] = s[4] or '', s[5] or '', s[6] or '0'
   end
 end
 return reply

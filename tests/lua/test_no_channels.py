@@ -17,7 +17,7 @@ SLEEPS_UNTIL = 9_999_999_999_999
 # What each of these does in a furnished slot makes work for a sleeping consumer.
 WAKING = (
     "lease_release", "merge", "nack", "publish", "redrive", "release", "reschedule", "rollback",
-    "send",
+    "schedule_send", "send",
 )  # fmt: skip
 FREEING = (
     "ack",
