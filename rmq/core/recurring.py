@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgpack
@@ -120,24 +121,30 @@ class Definition:
         Times that are due for at most ON_TIME_MS are sent, each of them. Of those before, which
         were missed, the catch-up policy chooses.
         """
-        times, later = self._due_times(next_ms, now_ms)
+        most = {"skip": 0, "last": 1, "all": self.catch_up_limit}[self.catch_up]
+        times, later = self._due_times(next_ms, now_ms, most)
         missed = len(times)
         while missed and self.due_ms(times[missed - 1]) >= now_ms - ON_TIME_MS:
             missed -= 1
-        made_up = 0
-        if self.catch_up == "all":
-            made_up = min(missed, self.catch_up_limit)
-        elif self.catch_up == "last" and missed == len(times):
-            made_up = 1
+        made_up = min(missed, most)
+        if self.catch_up == "last" and missed < len(times):
+            made_up = 0
         chosen = times[missed - made_up :]
         if not chosen:
             return [Step(None, later)]
         follow = [*chosen[1 : STEPS_MOST + 1], later]
         return [Step(time, after) for time, after in zip(chosen[:STEPS_MOST], follow, strict=False)]
 
-    def _due_times(self, first: int, now_ms: int) -> tuple[Sequence[int], int | None]:
-        """Return the times from `first` on that are due, and the one after them."""
-        times = self._times.between(first, now_ms)
+    def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
+        """Return the times from `first` on that are due, and the one after them.
+
+        Of times that were missed, some before the latest `most` may be left out: a backlog of years
+        costs no more than the times that are sent.
+        """
+        since = (
+            now_ms - self.jitter_ms - ON_TIME_MS
+        )  # whatever its jitter, a time before was missed
+        times = self._times.between(first, now_ms, since, most)
         # Jitter may put a time after the next one; they are sent in the order of the times.
         at = len(times)
         while at and times[at - 1] > now_ms - self.jitter_ms:
@@ -156,7 +163,7 @@ class _Interval:
     def after(self, time_ms: int) -> Iterator[int]:
         yield (time_ms // self.every_ms + 1) * self.every_ms
 
-    def between(self, first: int, last: int) -> Sequence[int]:
+    def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         return range(first, last + 1, self.every_ms)
 
 
@@ -169,29 +176,41 @@ class _Cron:
         self._cronsim = optional_imports.load("cronsim", "schedule", "cron schedules")
 
     def after(self, time_ms: int) -> Iterator[int]:
+        # cronsim gives two times that do not exist as one that does, and when it starts in an hour
+        # that comes twice, a time in the first of the two.
+        for found_ms in self._walk(time_ms):
+            if found_ms > time_ms:
+                time_ms = found_ms
+                yield found_ms
+
+    def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
+        """Return the times from `first` to `last`; before `since`, at least the latest `most`."""
+        start = max(first, since)
+        if start > first:
+            # Only to find where to begin: times are those of the walk forwards.
+            for found_ms in islice(self._walk(start, reverse=True), most):
+                start = max(first, min(start, found_ms))
+                if start == first:
+                    break
+        times = [first] if first == start <= last else []
+        for time_ms in self.after(start if start == first else start - 1):
+            if time_ms > last:
+                break
+            times.append(time_ms)
+        return times
+
+    def _walk(self, time_ms: int, reverse: bool = False) -> Iterator[int]:
+        """Yield the times after this one, or those before it, as cronsim finds them."""
         moment = (_EPOCH + time_ms * _MS).astimezone(self._zone)
         try:
-            moments = self._cronsim.CronSim(self._expression, moment)
+            moments = self._cronsim.CronSim(self._expression, moment, reverse)
         except self._cronsim.CronSimError as error:
             raise InvalidValue(
                 f"cron: {self._expression!r}: {error}; give minute, hour, day of month, month and "
                 'day of week, as "0 6 * * mon-fri"'
             ) from error
-        # cronsim gives two times that do not exist as one that does, and when it starts in an hour
-        # that comes twice, a time in the first of the two.
         for found in moments:
-            found_ms = (found - _EPOCH) // _MS
-            if found_ms > time_ms:
-                time_ms = found_ms
-                yield found_ms
-
-    def between(self, first: int, last: int) -> Sequence[int]:
-        times = [first] if first <= last else []
-        for time_ms in self.after(first):
-            if time_ms > last:
-                break
-            times.append(time_ms)
-        return times
+            yield (found - _EPOCH) // _MS
 
 
 def time_zone(name: str) -> zoneinfo.ZoneInfo:

@@ -9,6 +9,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import pytest
+from cronsim import CronSim
 
 from rmq.core import optional_imports, recurring
 from rmq.core.recurring import Definition, Step
@@ -273,6 +274,57 @@ def test_missed_times_of_a_cron_expression() -> None:
         Step(ms("2026-03-29T06:00+02:00"), ms("2026-03-30T06:00+02:00")),
         Step(ms("2026-03-30T06:00+02:00"), ms("2026-03-31T06:00+02:00")),
     ]
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "last", "all"])
+@pytest.mark.parametrize("jitter_ms", [0, HOUR])
+def test_two_years_of_missed_minutes_cost_no_more_than_what_is_sent(
+    monkeypatch, catch_up, jitter_ms
+) -> None:
+    steps, step = [], CronSim.__next__
+    monkeypatch.setattr(CronSim, "__next__", lambda self: steps.append(1) or step(self))
+    schedule = definition(
+        cron="* * * * *", tz="Europe/Berlin", catch_up=catch_up, catch_up_limit=50,
+        jitter_ms=jitter_ms,
+    )  # fmt: skip
+    now = NOW + 2 * 365 * DAY + 30_000
+
+    plan = schedule.plan(NOW, now)
+
+    assert len(steps) < 2 * 50 + jitter_ms / MINUTE + 10
+    times = range(NOW, now, MINUTE)
+    ready = next((n for n, time in enumerate(times) if schedule.due_ms(time) > now), len(times))
+    assert plan[-1].next_ms == NOW + ready * MINUTE
+    if not jitter_ms:
+        sent = {"skip": 0, "last": 1, "all": 50}[catch_up]
+        assert [step.time_ms for step in plan] == ([*times[-sent:]] if sent else [None])
+
+
+@pytest.mark.parametrize("tz", ["Europe/Berlin", "America/New_York"])
+@pytest.mark.parametrize("cron", ["30 2 * * *", "0,30 1-3 * * *", "15 */2 * * sun", "*/20 * * * *"])
+@pytest.mark.parametrize(("catch_up", "limit"), [("skip", 1), ("last", 1), ("all", 9)])
+def test_plan_of_a_backlog_is_that_of_all_its_times(tz, cron, catch_up, limit) -> None:
+    """As a walk over all times plans it; also where the clocks change."""
+    schedule = definition(cron=cron, tz=tz, catch_up=catch_up, catch_up_limit=limit)
+    first = schedule.after(ms("2026-01-01T00:00+00:00"))
+    assert first is not None
+    times = [first]
+    while times[-1] < ms("2026-11-10T00:00+00:00"):
+        following = schedule.after(times[-1])
+        assert following is not None
+        times.append(following)
+
+    changes = [ms(f"2026-{day}T00:00+00:00") for day in ("03-08", "03-29", "10-25", "11-01")]
+    for now in (change + n * 13 * MINUTE + 1 for change in changes for n in range(50)):
+        due = [time for time in times if time <= now]
+        missed = [time for time in due if time < now - 10_000]
+        made_up = {"skip": [], "last": missed[-1:], "all": missed[-limit:]}[catch_up]
+        if catch_up == "last" and missed != due:
+            made_up = []
+        later = times[len(due)]
+        chosen = [*made_up, *due[len(missed) :]]
+        expected = [Step(*pair) for pair in pairwise([*chosen, later])]
+        assert schedule.plan(first, now) == (expected or [Step(None, later)])
 
 
 def test_time_whose_jitter_is_not_over_is_not_planned() -> None:
