@@ -8,7 +8,8 @@ ARGV[1]   created              the topic's stamp as the caller opened it; anothe
 ARGV[2]   name
 Returns   1 deleted, 0 there is no such schedule
 Cost      O(log S), S = schedules of the topic
-Atomic    Types are checked first. Both writes free memory. A second run finds nothing.
+Atomic    Types are checked first. The first write frees memory. With the last schedule a new generation begins
+          (schedule_set). A second run finds nothing.
 ]]
 --- @include "lib/schedules"
 check_created(KEYS[1], ARGV[1])
@@ -20,4 +21,7 @@ end
 redis.call('HDEL', schedules, name .. FIELDS[1], name .. FIELDS[2], name .. FIELDS[3], name .. FIELDS[4], name .. FIELDS[5],
   name .. FIELDS[6])
 redis.call('ZREM', times, name)
+if redis.call('ZCARD', times) == 0 then
+  redis.call('HINCRBY', schedules, 'generation', 1)
+end
 return 1

@@ -6,8 +6,11 @@ KEYS[2]   schedules      hash  see schedule_set
 KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000 schedules
+ARGV[3]   created              the topic's stamp as it was listed; another stamp is an error
+ARGV[4]   generation           as it was listed
 Returns   {now ms, ms until the next one after these is due, -1: there is none, then for each that is due: its name,
-          definition, revision, next time, epoch ms}; the earliest first, at most about 1 MiB
+          definition, revision, next time, epoch ms}; the earliest first, at most about 1 MiB; {now ms, -2} in another
+          generation: this entry of the list can be removed (schedule_set)
 Cost      O(log S + k), S = schedules of the topic, k = those returned
 Atomic    Only reads.
 ]]
@@ -18,10 +21,10 @@ local BYTES = 1048576 -- of definitions in one reply; the first is returned, wha
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, 1000, 'limit')
 local schedules, times = KEYS[2], KEYS[3]
-if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
-  fail('GONE', KEYS[1])
+check_created(KEYS[1], ARGV[3])
+if generation_of(schedules) ~= ARGV[4] then
+  return { now, -2 }
 end
-redis.call('HLEN', schedules)
 local names = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, limit)
 local later = redis.call('ZRANGEBYSCORE', times, '(' .. string.format('%.0f', now), 9e15, 'WITHSCORES', 'LIMIT', 0, 1)
 local reply, bytes = { now, later[2] and tonumber(later[2]) - now or -1 }, 0

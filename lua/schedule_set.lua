@@ -11,7 +11,8 @@ ARGV[4]   timing               text; where it is that of the stored schedule, th
 ARGV[5]   next_ms              the next time, epoch ms
 ARGV[6]   due_ms               the same with its jitter
 ARGV[7]   most                 how many schedules a topic may have
-Returns   'created', 'updated', 'unchanged', or 'full': there are `most` already
+ARGV[8]   generation           under which the caller has listed the topic: how often its last schedule was deleted
+Returns   'created', 'updated', 'unchanged', 'full': there are `most` already, or 'stale': this is another generation
 Cost      O(log S), S = schedules of the topic, and the size of the definition
 Atomic    The first write is one that Redis refuses at maxmemory. A second run finds the same definition and changes
           nothing. A paused schedule stays paused.
@@ -20,12 +21,15 @@ Atomic    The first write is one that Redis refuses at maxmemory. A second run f
 --- @include "lib/schedules"
 local schedules, times, name = KEYS[2], KEYS[3], ARGV[2]
 check_created(KEYS[1], ARGV[1])
-if #ARGV ~= 7 or name == '' then
+if #ARGV ~= 8 or name == '' then
   fail('ARG', 'name')
 end
 local most = whole_number(ARGV[7], 1, 1000000, 'most')
 whole_number(ARGV[5], 0, 9e15, 'next_ms')
 whole_number(ARGV[6], 0, 9e15, 'due_ms')
+if generation_of(schedules) ~= ARGV[8] then
+  return 'stale'
+end
 local before = read_schedule(schedules, name)
 local due = redis.call('ZSCORE', times, name)
 if due and before[1] == ARGV[3] and before[2] == ARGV[4] then

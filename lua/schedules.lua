@@ -8,8 +8,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   name           ''    all
 ARGV[3]   offset               of the page, in the order in which they are due
 ARGV[4]   limit                1 to 100
-Returns   {now ms, then for each: its name, when it is due as text (inf: paused, or no time is left), definition, revision,
-          next time, last time sent or '', messages sent}
+Returns   {now ms, generation (schedule_set), then for each: its name, when it is due as text (inf: paused, or no time is
+          left), definition, revision, next time, last time sent or '', messages sent}
 Cost      O(log S + k), S = schedules of the topic, k = those returned
 Atomic    Only reads. A schedule that moves between two pages may be on both, or on neither.
 ]]
@@ -22,8 +22,7 @@ local limit = whole_number(ARGV[4], 1, 100, 'limit')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
-redis.call('HLEN', schedules)
-local reply, rows = { now }, nil
+local reply, rows = { now, generation_of(schedules) }, nil
 if name == '' then
   rows = redis.call('ZRANGE', times, offset, offset + limit - 1, 'WITHSCORES')
 else

@@ -11,6 +11,12 @@ local function check_created(slot, created)
   end
 end
 
+-- How often the last schedule of the topic was deleted. Schedulers ask only topics that are listed; a schedule is stored
+-- only under the generation that was listed before, so that an entry of an earlier one can be removed at any time.
+local function generation_of(schedules)
+  return redis.call('HGET', schedules, 'generation') or '0'
+end
+
 -- The values of a schedule's fields, in the order of FIELDS.
 local function read_schedule(schedules, name)
   return redis.call('HMGET', schedules, name .. FIELDS[1], name .. FIELDS[2], name .. FIELDS[3], name .. FIELDS[4],

@@ -37,6 +37,7 @@ TYPES = {
     "sink": "hash",
     "topic": "hash",
     "topics": "set",
+    "scheduled": "set",
     "worker": "string",
     "workers": "zset",
 }
@@ -128,6 +129,11 @@ def topics_key(prefix: str) -> bytes:
     return f"{prefix}:topics".encode()
 
 
+def scheduled_key(prefix: str) -> bytes:
+    """Return the key of the set that lists the topics with schedules."""
+    return f"{prefix}:scheduled".encode()
+
+
 def workers_key(prefix: str) -> bytes:
     """Return the key of the sorted set with the ids of all worker processes."""
     return f"{prefix}:workers".encode()
@@ -147,7 +153,7 @@ def type_of(key: bytes) -> str | None:
     """Return the Redis type of the value of an RMQ key; None for another key."""
     _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
     if not tagged:
-        for name in ("topics", "workers"):
+        for name in ("topics", "scheduled", "workers"):
             if key.endswith(f":{name}".encode()):
                 return TYPES[name]
         return TYPES["worker"] if b":worker:" in key else None

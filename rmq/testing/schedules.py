@@ -24,7 +24,7 @@ class ScheduledSends:
                 continue
             dispatch = self._dispatches.get(client)
             if dispatch is None:
-                dispatch = Dispatch(self._transport, client._handlers)
+                dispatch = Dispatch(client._prefix, self._transport, client._handlers)
                 self._dispatches[client] = dispatch
             dispatch.declare()
             sent, wait = dispatch.send_due()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rmq.client.topic_handlers import Handlers
 from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError
 from rmq.protocol.commands import DueReply
-from rmq.protocol.flows import recurring
+from rmq.protocol.flows import due_schedules, recurring
 from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
@@ -18,21 +18,31 @@ RETRY_S = 1.0  # after an error
 
 
 class Dispatch:
-    """Declares the schedules of a program, and sends what is due in its topics."""
+    """Declares the schedules of a program, and sends what is due in its topics.
+
+    Args:
+        prefix: of the keys.
+        transport: to Redis.
+        handlers: what was declared on the client.
+        contexts: the topics to serve, besides those of declared schedules.
+        make_context: given to serve all topics in Redis.
+    """
 
     def __init__(
-        self, transport: Transport, handlers: Handlers, contexts: Iterable[TopicContext] = ()
+        self,
+        prefix: str,
+        transport: Transport,
+        handlers: Handlers,
+        contexts: Iterable[TopicContext] = (),
+        make_context: Callable[[str], TopicContext] | None = None,
     ) -> None:
+        self._prefix = prefix
         self._transport = transport
         self._handlers = handlers
         self._contexts = {context.name: context for context in contexts}
+        self._make_context = make_context
         self._declared: dict[tuple[str, str], bytes] = {}
         self._reported: dict[tuple[str, str], str] = {}
-
-    def add_topics(self, contexts: Iterable[TopicContext]) -> None:
-        """Serve these topics, too."""
-        for context in contexts:
-            self._contexts.setdefault(context.name, context)
 
     def declare(self, strict: bool = True) -> None:
         """Write the schedules that the program has declared since the last call.
@@ -60,24 +70,30 @@ class Dispatch:
         Returns:
             How many messages were sent, and the seconds until the next is due; None: there is none.
         """
-        contexts = list(self._contexts.values())
         sent, waits = 0, []
-        replies = self._transport.run(recurring.read_due(contexts))
-        for context, reply in zip(contexts, replies, strict=True):
+        names = self._contexts if self._make_context is None else None
+        for name, reply in self._transport.run(due_schedules.read_due(self._prefix, names)):
             if isinstance(reply, RMQError):
-                self._report(context.name, "", reply)
+                self._report(name, "", reply)
             elif reply.due:
-                count, failed = self._send(context, reply)
+                count, failed = self._send(self._context(name), reply)
                 sent += count
                 waits.append(RETRY_S if failed else 0.0)
             if isinstance(reply, DueReply) and reply.wait_ms >= 0:
                 waits.append(reply.wait_ms / 1000)
         return sent, min(waits, default=None)
 
+    def _context(self, name: str) -> TopicContext:
+        if self._make_context is not None and name not in self._contexts:
+            self._contexts[name] = self._make_context(name)
+        return self._contexts[name]
+
     def _send(self, context: TopicContext, reply: DueReply) -> tuple[int, bool]:
         """Send what is due in a topic; return how many, and whether all that is due has failed."""
         try:
-            sent, errors = self._transport.run(recurring.send_due(context, reply.due, reply.now_ms))
+            sent, errors = self._transport.run(
+                due_schedules.send_due(context, reply.due, reply.now_ms)
+            )
         except RMQError as error:
             self._report(context.name, "", error)
             return 0, True

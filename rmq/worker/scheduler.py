@@ -19,7 +19,6 @@ from rmq.core.codec import JSON
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, InvalidValue, RMQError
-from rmq.protocol.flows import topic_admin
 from rmq.transport import Transport
 from rmq.worker.dispatch import RETRY_S, Dispatch
 
@@ -33,11 +32,8 @@ STOP_S = 2.0  # for a call to Redis to end
 class SchedulerThread:
     """A thread that serves schedules until it is stopped."""
 
-    def __init__(
-        self, dispatch: Dispatch, look_for_topics: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
-        self._look_for_topics = look_for_topics
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-scheduler", daemon=True)
         self._thread.start()
@@ -47,7 +43,6 @@ class SchedulerThread:
         while not self._stopping.wait(wait):
             try:
                 self._dispatch.declare(strict=False)
-                self._look_for_topics()
                 _, due_s = self._dispatch.send_due()
             except RMQError as error:
                 if str(error) != last_error:
@@ -90,7 +85,6 @@ class Scheduler:
         if isinstance(topics, str) and topics != "all":
             raise InvalidType(f"topics: {topics!r}; give a list of names, or 'all'")
         self._client = client
-        self._serves_all = topics == "all"
         self._sessions = ReplaySessions()
         self._own_transport: Transport | None = None
         if isinstance(client, Client):
@@ -99,20 +93,20 @@ class Scheduler:
             theirs = client._transport
             self._transport = Transport(theirs.address, theirs.retry_for, theirs.timeout_s)
             self._own_transport = self._transport
+        contexts, make_context = [], None
         if topics is None:
             contexts = [handler.context for handler in client._handlers.by_topic.values()]
+        elif topics == "all":
+            make_context = self._context
         else:
-            contexts = [self._context(name) for name in topics if not self._serves_all]
-        self._dispatch = Dispatch(self._transport, client._handlers, contexts)
+            contexts = [self._context(name) for name in topics]
+        self._dispatch = Dispatch(
+            client._prefix, self._transport, client._handlers, contexts, make_context
+        )
         self._thread: SchedulerThread | None = None
 
     def _context(self, name: str) -> TopicContext:
         return TopicContext(self._client._prefix, name, JSON, self._sessions, {})
-
-    def _look_for_topics(self) -> None:
-        if self._serves_all:
-            names: list[str] = self._transport.run(topic_admin.topics(self._client._prefix))
-            self._dispatch.add_topics(map(self._context, names))
 
     def run_once(self) -> int:
         """Write the declared schedules, and send what is due; return how many messages.
@@ -121,7 +115,6 @@ class Scheduler:
             StorageError: Redis cannot be reached; what is due stays so.
         """
         self._dispatch.declare()
-        self._look_for_topics()
         sent, _ = self._dispatch.send_due()
         return sent
 
@@ -135,7 +128,7 @@ class Scheduler:
         if self._thread is not None:
             raise InvalidValue("scheduler: it is running; stop it before it is started again")
         self._dispatch.declare()
-        self._thread = SchedulerThread(self._dispatch, self._look_for_topics)
+        self._thread = SchedulerThread(self._dispatch)
 
     def stop(self) -> None:
         """Stop; it waits up to 2 s for the thread. What is due stays so, in Redis."""

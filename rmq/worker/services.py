@@ -35,6 +35,7 @@ class Services:
 
 
 def start(
+    prefix: str,
     handlers: Handlers,
     chain: Iterable[Interceptor],
     transport: Transport,
@@ -47,5 +48,5 @@ def start(
     if found is not None:
         services.append(found)
     if schedules:
-        services.append(SchedulerThread(Dispatch(transport, handlers, contexts)))
+        services.append(SchedulerThread(Dispatch(prefix, transport, handlers, contexts)))
     return Services(services)

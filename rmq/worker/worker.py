@@ -225,8 +225,9 @@ class Worker:
         for interceptor in self._hooks.chain:
             call_hook(interceptor.watch, self)
         self._services = services.start(
-            self._client._handlers, self._hooks.chain, transport, contexts, self._serves_schedules
-        )
+            self._client._prefix, self._client._handlers, self._hooks.chain, transport, contexts,
+            self._serves_schedules,
+        )  # fmt: skip
         self._engine = engine
         engine.start()
         self._watchdog = Watchdog(

@@ -309,3 +309,34 @@ def test_an_address_that_is_taken_is_reported(shop, server, start):
 
     assert program.end() == 1
     assert f"rmq: --health: 127.0.0.1:{server.port}: Address already in use" in program.err
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2")])
+def test_no_schedules_leaves_the_schedules_of_its_topics_to_others(
+    tmp_path, server, name, client, start, options
+):
+    write(tmp_path, f"""
+import rmq
+client = rmq.Client({server.url!r})
+topic = client.topic({name!r})
+topic.every("tick", every=0.1, body="tick")
+@topic.handler
+def handle(body: str) -> None:
+    print("got", body, flush=True)
+""")  # fmt: skip
+    topic = client.topic(name)
+    topic.every("other", every=0.1, body="other").declare()
+    program = start("shop", "--no-schedules", *options).ready()
+    time.sleep(0.5)  # for messages that must not come
+    topic.send("sent")
+    program.wait_for("got sent")
+    program.ask(signal.SIGTERM)
+
+    assert program.end() == 0
+    assert program.out.split() == ["got", "sent"]
+    assert [state.name for state in client.admin.schedules(name)] == ["other"]
+    served = start("shop", *options).ready()
+    served.wait_for("got tick")
+    served.wait_for("got other")
+    served.ask(signal.SIGTERM)
+    assert served.end() == 0

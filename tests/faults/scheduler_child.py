@@ -11,7 +11,8 @@ from typing import Any
 import rmq
 from rmq.core import ids
 from rmq.protocol import commands
-from rmq.protocol.flows import recurring
+from rmq.protocol.flows import due_schedules, send as send_flow
+from rmq.protocol.flows.scheduled_message import encoded, outgoing
 from rmq.protocol.steps import Flow, Sleep
 from tests.forkserver import Forked
 
@@ -33,16 +34,15 @@ def sends_and_moves_in_two_steps() -> None:
     """Send under a new id, then move the schedule, as a cron daemon of a few lines would."""
 
     def send_due(context: Any, due: Any, now_ms: int) -> Flow[tuple[int, dict[str, Any]]]:
-        yield from recurring.open_topic.ensure_open(context)
+        yield from due_schedules.open_topic.ensure_open(context)
         for schedule in due:
-            definition = recurring.Definition.unpack(schedule.definition)
+            definition = due_schedules.Definition.unpack(schedule.definition)
             expected = schedule.next_ms
             for step in definition.plan(expected, now_ms):
-                marks = {"rmq-schedule-time": str(step.time_ms)}
-                out = recurring._outgoing(definition, None, marks)
-                encoded = recurring._encoded(context, definition.codec)
-                yield from recurring.send_flow.send(encoded, out, None, 30)
+                assert step.time_ms is not None
                 assert step.next_ms is not None
+                out = outgoing(definition, None, step.time_ms)
+                yield from send_flow.send(encoded(context, definition.codec), out, None, 30)
                 yield commands.schedule_send(
                     context, context.slots[0], (schedule.name, schedule.revision, expected),
                     (step.next_ms, definition.due_ms(step.next_ms)),
@@ -50,16 +50,16 @@ def sends_and_moves_in_two_steps() -> None:
                 expected = step.next_ms
         return 1, {}
 
-    recurring.send_due = send_due
+    due_schedules.send_due = send_due
 
 
 def moves_before_it_sends() -> None:
     """Move the schedule, then send: nothing comes twice, and a kill in between loses a time."""
 
     def send_due(context: Any, due: Any, now_ms: int) -> Flow[tuple[int, dict[str, Any]]]:
-        yield from recurring.open_topic.ensure_open(context)
+        yield from due_schedules.open_topic.ensure_open(context)
         for schedule in due:
-            definition = recurring.Definition.unpack(schedule.definition)
+            definition = due_schedules.Definition.unpack(schedule.definition)
             expected = schedule.next_ms
             for step in definition.plan(expected, now_ms):
                 assert step.time_ms is not None
@@ -73,12 +73,11 @@ def moves_before_it_sends() -> None:
                     continue
                 yield Sleep(0.005)  # so that a kill hits this moment
                 id = ids.derive_scheduled(definition.name, step.time_ms, 0, context.check)
-                out = recurring._outgoing(definition, id, {"rmq-schedule-time": str(step.time_ms)})
-                encoded = recurring._encoded(context, definition.codec)
-                yield from recurring.send_flow.send(encoded, out, None, 30)
+                out = outgoing(definition, id, step.time_ms)
+                yield from send_flow.send(encoded(context, definition.codec), out, None, 30)
         return 1, {}
 
-    recurring.send_due = send_due
+    due_schedules.send_due = send_due
 
 
 MUTANTS = {

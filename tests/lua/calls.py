@@ -84,7 +84,9 @@ def furnish(box: Box) -> Furnished:
     box.run(commands.sink_end(box.handle, SINK, 6))
     now = box.clock.now_ms
     for name in (SCHEDULE, PAUSED):
-        box.run(commands.schedule_set(box.keys, name, DEFINITION, TIMING, now - 9, now - 2, 100))
+        box.run(
+            commands.schedule_set(box.keys, name, DEFINITION, TIMING, now - 9, now - 2, 100, b"0")
+        )
     box.run(commands.schedule_pause(box.keys, PAUSED))
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
         box.redis.hdel(box.keys.slot, field)
@@ -151,14 +153,16 @@ CALLS: dict[str, Call] = {
     ),
     "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
     "schedule_delete": _call(lambda f, b: commands.schedule_delete(b.keys, SCHEDULE)),
-    "schedule_due": _call(lambda f, b: commands.schedule_due(b.keys)),
+    "schedule_due": _call(lambda f, b: commands.schedule_due(b.keys, b"0")),
     "schedule_pause": _call(lambda f, b: commands.schedule_pause(b.keys, SCHEDULE)),
     "schedule_resume": _call(
         lambda f, b: commands.schedule_resume(b.keys, PAUSED, b"2", b.clock.now_ms, b.clock.now_ms)
     ),
     "schedule_send": schedule_send,
     "schedule_set": _call(
-        lambda f, b: commands.schedule_set(b.keys, SCHEDULE, b"another", "timing", 60, 67, 100)
+        lambda f, b: commands.schedule_set(
+            b.keys, SCHEDULE, b"another", "timing", 60, 67, 100, b"0"
+        )
     ),
     "schedules": _call(lambda f, b: commands.schedules(b.keys)),
     "send": _call(lambda f, b: b.send_command(b.ids(2))),

@@ -18,7 +18,7 @@ def set_schedule(box: Box, name: str = "report", **options: Any) -> str:
         commands.schedule_set(
             box.keys, name, options.get("definition", b"definition"),
             options.get("timing", "60000|||7"), next_ms, options.get("due_ms", next_ms + 7),
-            options.get("most", 100),
+            options.get("most", 100), options.get("generation", b"0"),
         )
     )  # fmt: skip
 

@@ -114,7 +114,7 @@ def test_the_furnished_slot_has_every_key(box):
     furnish(box)
 
     found = {name.split(":")[0] for name in box.state()}
-    assert found | {"sink", "topic", "topics", "worker", "workers"} == set(keys.TYPES)
+    assert found | {"scheduled", "sink", "topic", "topics", "worker", "workers"} == set(keys.TYPES)
 
 
 @pytest.mark.parametrize(("script", "place"), AT_ONCE)

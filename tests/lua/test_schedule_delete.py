@@ -7,6 +7,16 @@ from tests.lua.box import GONE
 from tests.lua.scheduled import EVERY_MS, fields, set_schedule
 
 
+def test_last_schedule_that_is_deleted_ends_the_generation(box):
+    set_schedule(box)
+    before = box.state()
+
+    box.run(commands.schedule_delete(box.keys, "report"))
+
+    assert box.changed(before)["schedules", b"generation"] == b"1"
+    assert box.state()["schedules"] == {b"revision": b"1", b"generation": b"1"}
+
+
 def test_deleted_schedule_leaves_nothing_but_the_count_of_revisions(box):
     next_ms = box.clock.now_ms + EVERY_MS
     set_schedule(box, "another")

@@ -102,6 +102,16 @@ def test_deleted_schedule_that_is_set_again_gets_a_revision_of_its_own(box):
     set_schedule(box)
     box.run(commands.schedule_delete(box.keys, "report"))
 
-    assert set_schedule(box) == "created"
+    assert set_schedule(box, generation=b"1") == "created"
 
     assert row(box).revision == b"2"
+
+
+def test_schedule_listed_under_another_generation_is_not_stored(box):
+    set_schedule(box)
+    box.run(commands.schedule_delete(box.keys, "report"))
+    before = box.state()
+
+    assert set_schedule(box) == "stale"
+
+    assert box.state() == before

@@ -10,7 +10,9 @@ from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
 
-SetStatus = Literal["created", "updated", "unchanged", "full"]
+SetStatus = Literal["created", "updated", "unchanged", "full", "stale"]
+
+STALE = -2  # `DueReply.wait_ms` where the topic is in another generation
 
 
 class DueSchedule(NamedTuple):
@@ -46,6 +48,7 @@ class SchedulesReply(NamedTuple):
     """The reply to schedules."""
 
     now_ms: int
+    generation: bytes
     rows: list[ScheduleRow]
 
 
@@ -68,10 +71,10 @@ def _schedules_reply(reply: list[Any]) -> SchedulesReply:
             revision, _number(next_ms), _number(last_ms), int(sent),
         )
         for name, due, definition, revision, next_ms, last_ms, sent in (
-            reply[i : i + 7] for i in range(1, len(reply), 7)
+            reply[i : i + 7] for i in range(2, len(reply), 7)
         )
     ]  # fmt: skip
-    return SchedulesReply(reply[0], rows)
+    return SchedulesReply(reply[0], reply[1], rows)
 
 
 def _keys(keys: SlotKeys) -> tuple[bytes, bytes, bytes]:
@@ -86,21 +89,25 @@ def schedule_set(
     next_ms: int,
     due_ms: int,
     most: int,
+    generation: bytes,
 ) -> Command[SetStatus]:
     """Store a schedule, or change it where its definition differs."""
     return Command(
         scripts.load("schedule_set"),
         _keys(keys),
-        [keys.created, name, definition, timing, next_ms, due_ms, most],
+        [keys.created, name, definition, timing, next_ms, due_ms, most, generation],
         lambda reply: reply.decode(),
     )
 
 
-def schedule_due(keys: SlotKeys, limit: int = 100) -> Command[DueReply]:
+def schedule_due(keys: SlotKeys, generation: bytes, limit: int = 100) -> Command[DueReply]:
     """Read the schedules that are due."""
     return Command(
-        scripts.load("schedule_due"), _keys(keys), [clock.now_us, limit], _due_reply
-    )  # fmt: skip
+        scripts.load("schedule_due"),
+        _keys(keys),
+        [clock.now_us, limit, keys.created, generation],
+        _due_reply,
+    )
 
 
 def schedules(

@@ -1,42 +1,30 @@
-"""Schedules: declare, list, pause, resume, run and delete them, and send what is due."""
+"""Schedules: declare, list, pause, resume, run and delete them."""
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, Literal
 
-from rmq.core import codec as codecs, ids
-from rmq.core.codec import Codec
-from rmq.core.interceptor import Hooks
-from rmq.core.keys import SlotKeys
-from rmq.core.message import Outgoing, SendResult, moment
-from rmq.core.record import SCHEDULE_MARK, SCHEDULE_TIME_MARK as TIME_MARK
-from rmq.core.recurring import CatchUp, Definition, Step
+from rmq.core import codec as codecs
+from rmq.core.message import SendResult, moment
+from rmq.core.recurring import CatchUp, Definition
 from rmq.core.topic_context import TopicContext
-from rmq.errors import (
-    InvalidValue,
-    QueueFull,
-    RMQError,
-    ScheduleNotFound,
-    TopicVanished,
-)
+from rmq.errors import InvalidValue, RMQError, ScheduleNotFound
 from rmq.protocol import commands
-from rmq.protocol.commands import DueReply, DueSchedule, ScheduleRow
-from rmq.protocol.flows import open_topic, send as send_flow
-from rmq.protocol.flows.send_groups import Group, group_messages
-from rmq.protocol.steps import Flow, Pipeline
+from rmq.protocol.commands import ScheduleRow
+from rmq.protocol.flows import open_topic, scheduled_topics, send as send_flow
+from rmq.protocol.flows.scheduled_message import draft, encoded, outgoing
+from rmq.protocol.steps import Flow
 
 log = logging.getLogger("rmq")
 
 SLOT = 0  # of a topic's schedules and of their messages
 MOST = 10_000  # schedules of a topic
 PAGE = 100
-CALLS_AT_ONCE = 100  # sends in one round trip
+TIME_MS = 10**12  # of as many digits as the times of its messages
 BLOCK_S = 30.0  # how long `run` waits for room where the topic's overflow is "block"
 
 DeclareStatus = Literal["created", "updated", "unchanged"]
@@ -87,51 +75,6 @@ class ScheduleState:
     sent: int
 
 
-class _Encoded:
-    """Writes bodies that were encoded when their schedule was declared."""
-
-    name = "encoded"
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def encode(self, body: Any) -> bytes:
-        """Return the bytes as they are."""
-        assert isinstance(body, bytes)
-        return body
-
-    def decode(self, data: bytes) -> Any:
-        """Return the bytes as they are."""
-        return data
-
-
-def _encoded(context: TopicContext, number: int) -> TopicContext:
-    """Return the context for a body that is encoded; interceptors see no scheduled sends."""
-    made = copy.copy(context)
-    codec: Codec = _Encoded(number)
-    made.codec, made.hooks = codec, Hooks()
-    return made
-
-
-def _outgoing(definition: Definition, id: ids.MessageId | None, marks: dict[str, str]) -> Outgoing:
-    return Outgoing(
-        definition.body,
-        priority=definition.priority,
-        headers=definition.headers or None,
-        expires=None if definition.expires_ms is None else definition.expires_ms / 1000,
-        id=id,
-        type=definition.type,
-        marks={SCHEDULE_MARK: definition.name} | marks,
-    )
-
-
-def _draft(context: TopicContext, out: Outgoing) -> Group:
-    """Check and encode a message."""
-    groups: list[Group] = []
-    group_messages(context, [out], groups, staged=True)
-    return groups[0]
-
-
 # --- declare -------------------------------------------------------------------------------------
 
 
@@ -143,18 +86,22 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
         PayloadTooLarge, InvalidType: its messages could not be sent.
     """
     yield from open_topic.ensure_open(context)
-    _draft(_encoded(context, definition.codec), _outgoing(definition, None, {TIME_MARK: "0" * 13}))
+    draft(encoded(context, definition.codec), outgoing(definition, None, TIME_MS))
     keys, packed = context.slots[SLOT], definition.pack()
-    reply = yield commands.schedules(keys, definition.name)
-    if reply.rows and reply.rows[0].definition == packed:
-        return "unchanged"
-    first = definition.after(reply.now_ms)
-    if first is None:
-        raise InvalidValue(f"cron: {definition.cron!r} has no time in the next 50 years")
-    due = definition.due_ms(first)
-    status = yield commands.schedule_set(
-        keys, definition.name, packed, definition.timing, first, due, MOST
-    )
+    while True:
+        reply = yield commands.schedules(keys, definition.name)
+        yield from scheduled_topics.add(context, reply.generation)
+        if reply.rows and reply.rows[0].definition == packed:
+            return "unchanged"
+        first = definition.after(reply.now_ms)
+        if first is None:
+            raise InvalidValue(f"cron: {definition.cron!r} has no time in the next 50 years")
+        due = definition.due_ms(first)
+        status = yield commands.schedule_set(
+            keys, definition.name, packed, definition.timing, first, due, MOST, reply.generation
+        )
+        if status != "stale":
+            break
     if status == "full":
         raise InvalidValue(f"topic {context.name!r} has {MOST} schedules, which is the most")
     if status != "unchanged":
@@ -260,8 +207,8 @@ def run(context: TopicContext, name: str) -> Flow[SendResult]:
     """Send the message of a schedule now; its times stay as they are."""
     row, now_ms = yield from _row(context, name)
     definition = Definition.unpack(row.definition)
-    out = _outgoing(definition, None, {TIME_MARK: str(now_ms)})
-    return (yield from send_flow.send(_encoded(context, definition.codec), out, None, BLOCK_S))
+    out = outgoing(definition, None, now_ms)
+    return (yield from send_flow.send(encoded(context, definition.codec), out, None, BLOCK_S))
 
 
 def delete(context: TopicContext, name: str) -> Flow[bool]:
@@ -269,88 +216,3 @@ def delete(context: TopicContext, name: str) -> Flow[bool]:
     yield from open_topic.ensure_open(context, create=False)
     deleted: bool = yield commands.schedule_delete(context.slots[SLOT], name)
     return deleted
-
-
-# --- send what is due ----------------------------------------------------------------------------
-
-
-def read_due(contexts: Sequence[TopicContext]) -> Flow[list[DueReply | RMQError]]:
-    """Read what is due of several topics, in one round trip. A missing topic has nothing due."""
-    if not contexts:
-        return []
-    keys = [SlotKeys(context.prefix, context.name, SLOT) for context in contexts]
-    replies = yield Pipeline([commands.schedule_due(slot_keys) for slot_keys in keys])
-    return [DueReply(0, -1, []) if isinstance(r, TopicVanished) else r for r in replies]
-
-
-def send_due(
-    context: TopicContext, due: Sequence[DueSchedule], now_ms: int
-) -> Flow[tuple[int, dict[str, RMQError]]]:
-    """Send the messages of schedules that are due, and move these to their next times.
-
-    Returns:
-        How many messages this call has sent, and by schedule the error that kept it from sending.
-    """
-    yield from open_topic.ensure_open(context, create=False)
-    errors: dict[str, RMQError] = {}
-    sent = 0
-    calls = _calls(context, due, now_ms, errors)
-    while True:
-        page = list(islice(calls, CALLS_AT_ONCE))
-        if not page:
-            return sent, errors
-        replies = yield Pipeline([command for _, command, _ in page])
-        for (name, _, sends), reply in zip(page, replies, strict=True):
-            if isinstance(reply, TopicVanished):
-                yield from open_topic.forget_if_recreated(context, reply)
-            if isinstance(reply, RMQError):
-                errors[name] = reply
-            elif reply < 0:
-                errors[name] = QueueFull(f"topic {context.name!r} is at its max_length", [])
-            else:
-                sent += bool(reply) and sends
-
-
-def _calls(
-    context: TopicContext,
-    due: Sequence[DueSchedule],
-    now_ms: int,
-    errors: dict[str, RMQError],
-) -> Iterator[tuple[str, Any, bool]]:
-    """Yield for each move: the schedule's name, the command, whether it sends a message."""
-    for schedule in due:
-        try:
-            definition = Definition.unpack(schedule.definition)
-            steps = definition.plan(schedule.next_ms, now_ms)
-        except RMQError as error:
-            errors[schedule.name] = error
-            continue
-        expected = schedule.next_ms
-        for step in steps:
-            try:
-                command = _command(context, definition, schedule.revision, expected, step)
-            except RMQError as error:
-                errors[schedule.name] = error
-                break
-            yield schedule.name, command, step.time_ms is not None
-            if schedule.name in errors or step.next_ms is None:
-                break
-            expected = step.next_ms
-
-
-def _command(
-    context: TopicContext, definition: Definition, revision: bytes, expected: int, step: Step
-) -> Any:
-    following = None
-    if step.next_ms is not None:
-        following = step.next_ms, definition.due_ms(step.next_ms)
-    message = None
-    if step.time_ms is not None:
-        id = ids.derive_scheduled(definition.name, step.time_ms, SLOT, context.check)
-        out = _outgoing(definition, id, {TIME_MARK: str(step.time_ms)})
-        group = _draft(_encoded(context, definition.codec), out)
-        message = id, group.parts[0], group.parts[1]
-    return commands.schedule_send(
-        context, context.slots[SLOT], (definition.name, revision, expected), following,
-        step.time_ms, message,
-    )  # fmt: skip

@@ -18,7 +18,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError, TopicNotEmpty, TopicNotFound, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
-from rmq.protocol.flows import open_topic
+from rmq.protocol.flows import open_topic, scheduled_topics
 from rmq.protocol.steps import Flow, Progress, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
@@ -168,6 +168,7 @@ def topic_delete(
         raise _not_empty(context, held, "they came meanwhile and are kept, and the topic stands")
     context.forget()
     others = yield from _delete_other_keys(context)
+    yield from scheduled_topics.remove_topic(context)
     yield RawCommand("topic_delete", "SREM", context.topics_key, context.name)
     yield RawCommand("topic_delete", "UNLINK", context.key)
     return held._replace(other_keys=others)

@@ -16,6 +16,7 @@ def test_every_key_of_a_slot_has_its_tag_and_its_type() -> None:
     assert keys.type_of(keys.sink_key("rmq", "orders", "a")) == "hash"
     assert keys.type_of(keys.topic_key("rmq", "orders")) == "hash"
     assert keys.type_of(keys.topics_key("rmq")) == "set"
+    assert keys.type_of(keys.scheduled_key("rmq")) == "set"
     assert keys.type_of(keys.workers_key("rmq")) == "zset"
     assert keys.type_of(keys.worker_key("rmq", "0a1b2c3d")) == "string"
     assert keys.type_of(b"somebody:else") is None

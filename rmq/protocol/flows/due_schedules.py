@@ -1,0 +1,128 @@
+"""Read which schedules are due, send their messages, and move them to their next times."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from rmq.core import ids
+from rmq.core.keys import SlotKeys
+from rmq.core.recurring import Definition, Step
+from rmq.core.topic_context import TopicContext
+from rmq.errors import QueueFull, RMQError, TopicVanished
+from rmq.protocol import commands
+from rmq.protocol.commands import DueReply, DueSchedule
+from rmq.protocol.commands.recurring import STALE
+from rmq.protocol.flows import open_topic, scheduled_topics
+from rmq.protocol.flows.recurring import SLOT
+from rmq.protocol.flows.scheduled_message import draft, encoded, outgoing
+from rmq.protocol.steps import Flow, Pipeline
+
+CALLS_AT_ONCE = 100  # sends in one round trip
+
+
+class DueTopic(NamedTuple):
+    """What is due in a topic."""
+
+    name: str
+    reply: DueReply | RMQError
+
+
+def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
+    """Read what is due in those of the topics that have schedules; None: in all topics.
+
+    One command where none of them has any; one more for each that has, in one round trip.
+    """
+    listed = yield from scheduled_topics.read(prefix)
+    asked = [each for each in listed if names is None or each.topic in names]
+    if not asked:
+        return []
+    slots = [SlotKeys(prefix, each.topic, SLOT, each.created) for each in asked]
+    replies = yield Pipeline(
+        [
+            commands.schedule_due(keys, each.generation)
+            for keys, each in zip(slots, asked, strict=True)
+        ]
+    )
+    found, stale = [], []
+    for each, reply in zip(asked, replies, strict=True):
+        if isinstance(reply, DueReply) and reply.wait_ms == STALE:
+            stale.append(each)
+        elif not isinstance(reply, TopicVanished):  # its deletion removes what is listed
+            found.append(DueTopic(each.topic, reply))
+    yield from scheduled_topics.remove(prefix, stale)
+    return found
+
+
+def send_due(
+    context: TopicContext, due: Sequence[DueSchedule], now_ms: int
+) -> Flow[tuple[int, dict[str, RMQError]]]:
+    """Send the messages of schedules that are due, and move these to their next times.
+
+    Returns:
+        How many messages this call has sent, and by schedule the error that kept it from sending.
+    """
+    yield from open_topic.ensure_open(context, create=False)
+    errors: dict[str, RMQError] = {}
+    sent = 0
+    calls = _calls(context, due, now_ms, errors)
+    while True:
+        page = list(islice(calls, CALLS_AT_ONCE))
+        if not page:
+            return sent, errors
+        replies = yield Pipeline([command for _, command, _ in page])
+        for (name, _, sends), reply in zip(page, replies, strict=True):
+            if isinstance(reply, TopicVanished):
+                yield from open_topic.forget_if_recreated(context, reply)
+            if isinstance(reply, RMQError):
+                errors[name] = reply
+            elif reply < 0:
+                errors[name] = QueueFull(f"topic {context.name!r} is at its max_length", [])
+            else:
+                sent += bool(reply) and sends
+
+
+def _calls(
+    context: TopicContext,
+    due: Sequence[DueSchedule],
+    now_ms: int,
+    errors: dict[str, RMQError],
+) -> Iterator[tuple[str, Any, bool]]:
+    """Yield for each move: the schedule's name, the command, whether it sends a message."""
+    for schedule in due:
+        try:
+            definition = Definition.unpack(schedule.definition)
+            steps = definition.plan(schedule.next_ms, now_ms)
+        except RMQError as error:
+            errors[schedule.name] = error
+            continue
+        expected = schedule.next_ms
+        for step in steps:
+            try:
+                command = _command(context, definition, schedule.revision, expected, step)
+            except RMQError as error:
+                errors[schedule.name] = error
+                break
+            yield schedule.name, command, step.time_ms is not None
+            if schedule.name in errors or step.next_ms is None:
+                break
+            expected = step.next_ms
+
+
+def _command(
+    context: TopicContext, definition: Definition, revision: bytes, expected: int, step: Step
+) -> Any:
+    following = None
+    if step.next_ms is not None:
+        following = step.next_ms, definition.due_ms(step.next_ms)
+    message = None
+    if step.time_ms is not None:
+        id = ids.derive_scheduled(definition.name, step.time_ms, SLOT, context.check)
+        out = outgoing(definition, id, step.time_ms)
+        group = draft(encoded(context, definition.codec), out)
+        message = id, group.parts[0], group.parts[1]
+    return commands.schedule_send(
+        context, context.slots[SLOT], (definition.name, revision, expected), following,
+        step.time_ms, message,
+    )  # fmt: skip
