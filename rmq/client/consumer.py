@@ -10,7 +10,8 @@ repeats the commands that had no reply, under the same numbers, for up to a minu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 
 from rmq.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
@@ -181,12 +182,37 @@ class Consumer(ConsumerFlows[Delivery]):
         self._transport.interrupt(self._receive_state.subscription)
 
     def close(self) -> None:
-        """Hand back unsettled deliveries, and unsubscribe."""
+        """Hand back unsettled deliveries, and unsubscribe.
+
+        From another thread, or in a signal handler, it ends a `receive` that waits, which returns
+        an empty list, and an iteration. In a signal handler that has interrupted `receive` itself
+        it does no more than that; close it again behind the loop, as `with` does.
+        """
         if not self._closed:
+            self._interrupt()
+            if self._receiving.owner == threading.get_ident():
+                return
             try:
                 self._transport.run(self._close())
             finally:
                 self._transport.unsubscribe(self._receive_state.subscription)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Receive deliveries one by one, for ever: `for delivery in consumer`.
+
+        It ends when the consumer is closed, by any thread. A message that arrives at that moment is
+        released and costs no retry. So does one that is not settled when the loop ends by `break`
+        or an error, as soon as the consumer is closed; use `with` for both. Nothing is received in
+        advance. For many messages a second, `receive` takes batches.
+
+        Raises:
+            Unavailable, OutcomeUnknown: as `receive`; another loop goes on.
+        """
+        state = self._receive_state
+        while not state.interrupted:
+            deliveries = self.receive(1, wait=None)
+            if not state.interrupted:  # else close releases them
+                yield from deliveries
 
     def __enter__(self) -> Consumer:
         return self
@@ -309,13 +335,27 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
         """As `Consumer.extend`."""
         return await self._transport.run(self._extend(deliveries, lease))
 
+    def _interrupt(self) -> None:
+        """As `Consumer._interrupt`, from another task."""
+        self._receive_state.interrupted = True
+        self._transport.interrupt(self._receive_state.subscription)
+
     async def close(self) -> None:
-        """As `Consumer.close`."""
+        """As `Consumer.close`, for another task."""
         if not self._closed:
+            self._interrupt()
             try:
                 await self._transport.run(self._close())
             finally:
                 await self._transport.unsubscribe(self._receive_state.subscription)
+
+    async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
+        """As `Consumer.__iter__`: `async for delivery in consumer`."""
+        state = self._receive_state
+        while not state.interrupted:
+            deliveries = await self.receive(1, wait=None)
+            for delivery in deliveries if not state.interrupted else ():  # else close releases them
+                yield delivery
 
     async def __aenter__(self) -> AsyncConsumer:
         return self

@@ -52,7 +52,7 @@ from rmq.transport.pool import (
 )
 from rmq.transport.redis_errors import REDIS_ERRORS
 from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
-from rmq.transport.subscription import SubscribedConnection, await_signal
+from rmq.transport.subscription import RUNG, SubscribedConnection, await_signal
 from rmq.transport.sync import HAND_BACK_S
 from rmq.transport.url import Address
 
@@ -76,9 +76,9 @@ class Doorbell:
         self._has_rung = True
 
     async def read(self, seconds: float) -> Any:
-        """Read one reply; None if none comes in time, or the bell rings."""
+        """Read one reply; None if none comes in time, RUNG if the bell rings before."""
         if self._has_rung:
-            self._has_rung, seconds = False, _AT_ONCE_S
+            seconds = _AT_ONCE_S
         try:
             async with asyncio.timeout(seconds) as self._scope:
                 # Its own timeout is the longer one: it cannot be moved from another task.
@@ -86,8 +86,8 @@ class Doorbell:
                     timeout=seconds + 1, disconnect_on_error=False
                 )
         except TimeoutError:
-            self._has_rung = False
-            return None
+            has_rung, self._has_rung = self._has_rung, False
+            return RUNG if has_rung else None
         finally:
             self._scope = None
 

@@ -81,8 +81,8 @@ class SendPing:
 class Read:
     """Read one reply from a SubscribedConnection.
 
-    The value is None if none comes in time, or if the wait is interrupted. A read that an exception
-    ends has lost nothing: the next one goes on.
+    The value is None if none comes in time, RUNG if the wait is interrupted. A read that an
+    exception ends has lost nothing: the next one goes on.
     """
 
     __slots__ = ("subscribed", "timeout_s")

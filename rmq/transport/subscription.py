@@ -27,6 +27,7 @@ log = logging.getLogger("rmq")
 
 PING_S = 10.0  # a subscription that was silent for so long is sent a PING
 PONG_S = 5.0  # how long its reply may take
+RUNG: Any = object()  # what a read gives that was interrupted
 PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coarse to be on time
 
 
@@ -141,7 +142,7 @@ def await_signal(
             yield from _read_signals(subscription, held, until, signals)
             if until - time.monotonic() > seconds - PRECISION_S:
                 # The signal was there before the wait, so others may be behind it.
-                while (reply := (yield Read(held, 0))) is not None:
+                while (reply := (yield Read(held, 0))) not in (None, RUNG):
                     held.note_reply(reply, signals, subscription)
         except REDIS_ERRORS:
             yield Unsubscribe(subscription)
@@ -185,6 +186,8 @@ def _read_signals(
         if subscribed.is_to_ping():
             yield SendPing(subscribed.connection)
         reply = yield Read(subscribed, left_s - PRECISION_S)
+        if reply is RUNG:
+            return
         if reply is None:
             subscribed.note_silence()
         else:

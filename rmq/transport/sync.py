@@ -52,7 +52,7 @@ from rmq.transport.operations import (
 from rmq.transport.pool import Pool, PooledConnection, as_not_connected, as_stale, is_not_master
 from rmq.transport.redis_errors import REDIS_ERRORS
 from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
-from rmq.transport.subscription import SubscribedConnection, await_signal
+from rmq.transport.subscription import RUNG, SubscribedConnection, await_signal
 from rmq.transport.url import Address
 
 T = TypeVar("T")
@@ -77,13 +77,14 @@ class Doorbell:
             self._outside.send(b"!")
 
     def read(self, seconds: float) -> Any:
-        """Read one reply; None if none comes in time, or the bell rings."""
+        """Read one reply; None if none comes in time, RUNG if the bell rings before."""
         if not self._connection.can_read(timeout=0):
             if seconds <= 0:
                 return None
             inside = self._inside.fileno()
             if any(fd == inside for fd, _ in self._poll.poll(seconds * 1000)):
                 self._inside.recv(4096)
+                return RUNG
             if not self._connection.can_read(timeout=0):
                 return None
         return self._connection.read_response(disconnect_on_error=False)

@@ -7,7 +7,6 @@ work; so a repeated ack succeeds, whether the first one was carried out or not.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -80,7 +79,7 @@ class ConsumerFlows(Generic[D]):
         self._open: dict[bytes, D] = {}  # by message id: to be handed back at the end
         self._tidy_at = TIDY_FROM
         self._closed = False
-        self._receiving = threading.Lock()
+        self._receiving = receive.ReceiveLock()
         self._missing_replies = MissingReplies()
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
@@ -99,7 +98,7 @@ class ConsumerFlows(Generic[D]):
     def _receive_by(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> Flow[list[D]]:
         if self._closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
-        if not self._receiving.acquire(blocking=False):
+        if not self._receiving.acquire():
             raise InvalidValue(
                 "consumer: receive is running already, in another thread or task; "
                 "give each its own topic.consumer()"
@@ -129,10 +128,10 @@ class ConsumerFlows(Generic[D]):
                 except BaseException as error:
                     yield from receive.hand_back_interrupted(self._receive_state, batches, error)
                     raise
+            if deliveries and not self._at_most_once:
+                self._keep(deliveries)  # before close may look
         finally:
             self._receiving.release()
-        if deliveries and not self._at_most_once:
-            self._keep(deliveries)
         return deliveries
 
     def _keep(self, deliveries: Iterable[D]) -> None:
@@ -465,6 +464,7 @@ class ConsumerFlows(Generic[D]):
         At most once, deliveries whose settling has no reply are given up.
         """
         self._closed = True
+        yield from self._receiving.wait()
         if self._at_most_once:
             self._missing_replies.clear()
         yield from self._missing_replies.repeat()

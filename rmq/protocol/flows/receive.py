@@ -13,6 +13,7 @@ the command under its number, which gives the same batch, and releases that. It 
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 
@@ -38,7 +39,36 @@ from rmq.protocol.steps import (
 ASK_S = 0.05  # a busy consumer asks its other slots again after so long
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
+END_S = 5.0  # how long close waits for a receive that it has interrupted
 RECHECK_S = 0.01  # between two looks at what another thread or task is handing back
+
+
+class ReceiveLock:
+    """Held while a consumer receives: one call at a time."""
+
+    __slots__ = ("_lock", "owner")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.owner = 0  # the thread that receives
+
+    def acquire(self) -> bool:
+        """Begin to receive, unless another call does."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self.owner = threading.get_ident()
+        return True
+
+    def release(self) -> None:
+        """End it."""
+        self.owner = 0
+        self._lock.release()
+
+    def wait(self) -> Flow[None]:
+        """Wait until the call has ended that was interrupted, END_S at most."""
+        until = time.monotonic() + END_S
+        while self._lock.locked() and time.monotonic() < until:
+            yield Sleep(RECHECK_S)
 
 
 class ReceiveState:
