@@ -45,8 +45,38 @@ def _late(
     ]  # fmt: skip
 
 
+def _cpu_us(raw: redis.Redis) -> float:
+    """Microseconds of CPU that the server has used."""
+    used: dict[str, float] = raw.info("cpu")
+    return 1e6 * (used["used_cpu_user"] + used["used_cpu_sys"])
+
+
+def _against_stream(
+    name: str, late: dict[str, dict[int, list[float]]], cpu: dict[str, list[float]]
+) -> list[Measurement]:
+    """Ratios of one way over the raw stream: p50, p99 and CPU of Redis, round by round."""
+    ours, theirs = late[name], late["raw stream"]
+    measurements = [
+        Measurement("latency", f"{name} / raw stream, p{percent}",
+               [percentile(ours[n], percent) / percentile(theirs[n], percent) for n in ours],
+               target=target, at_most=True)
+        for percent, target in ((50, 1.3), (99, 1.5))
+    ]  # fmt: skip
+    ratios = [mine / stream for mine, stream in zip(cpu[name], cpu["raw stream"], strict=True)]
+    notes = {"us of one message, rmq": cpu[name], "us of one message, stream": cpu["raw stream"]}
+    return [
+        *measurements,
+        Measurement("latency", f"{name} / raw stream, CPU of Redis", ratios, target=1.4,
+               at_most=True, notes=notes),
+    ]  # fmt: skip
+
+
 def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """From send to receive at 100 messages/s, one idle consumer in another process, in turns."""
+    """From send to receive at 100 messages/s, one idle consumer in another process, in turns.
+
+    The messages trickle: each finds its consumer asleep. Beside the times, the CPU of Redis for one
+    message, with its ack, and the ratios to a raw stream in the same round.
+    """
     each_s = 0.3 if quick else 4.0
     with server.raw() as raw, rmq.Client(server.url) as client:
         settle(raw)
@@ -60,19 +90,26 @@ def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
             raw.xadd("stream", {"body": body})
 
         ways["raw stream"] = Running(stream_consumer, server.url, "stream"), xadd
+        cpu: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds):
-            for _, send in ways.values():
-                begin = time.perf_counter()
-                for tick in range(int(each_s * 100)):
+            for name, (_, send) in ways.items():
+                begin, used, ticks = time.perf_counter(), _cpu_us(raw), int(each_s * 100)
+                for tick in range(ticks):
                     time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
                     send(body_of(number, time.time_ns()))
-        measurements = []
+                time.sleep(0.05)  # for the last ack
+                cpu[name].append((_cpu_us(raw) - used) / ticks)
+        measurements, late = [], {}
         for name, (running, send) in ways.items():
             send(END)
             samples = running.hear(30)
             running.stop()
+            late[name] = _by_round(samples)
             targets = (0.5, 2.0) if name.startswith("rmq") else (None, None)
             measurements += _late("latency", name, samples, targets)
+        for name in ways:
+            if name.startswith("rmq"):
+                measurements += _against_stream(name, late, cpu)
     return measurements
 
 
