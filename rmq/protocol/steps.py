@@ -127,11 +127,13 @@ class Subscription:
         heard: the last number that was published there.
         awaited: the number after which nothing more is on its way; 0: none is awaited.
         is_deaf: what was published there did not come; the next wait makes another connection.
+        wait: reads for a while from a connection that many subscriptions share; None: this one has
+            its own, in `held`.
     """
 
     __slots__ = (
         "awaited", "channel", "heard", "held", "is_deaf", "own_channel", "payloads",
-        "takes_batches",
+        "takes_batches", "wait",
     )  # fmt: skip
 
     def __init__(self, channel: bytes, takes_batches: bool = False) -> None:
@@ -143,6 +145,18 @@ class Subscription:
         self.heard = 0
         self.awaited = 0
         self.is_deaf = False
+        self.wait: Callable[[float], object] | None = None
+
+    def note_message(self, payload: bytes) -> None:
+        """Take note of what was published on the own channel: a number, or what is handed over."""
+        if payload.isdigit():
+            self.heard = int(payload)
+        else:
+            self.payloads.append(payload)
+
+    def forget_messages(self, own_channel: bytes) -> None:
+        """Begin anew on another connection. `own_channel`: empty if there is none."""
+        self.own_channel, self.payloads, self.heard, self.is_deaf = own_channel, [], 0, False
 
     def is_answered(self) -> bool:
         """Whether the number that is awaited has come."""

@@ -2,6 +2,8 @@
 
 One thread waits on it; any thread may wake that one. A channel that the ACL refuses is left out,
 and asked for again after a minute: its topic is polled meanwhile.
+
+Channels that are added later, for hand-overs, end with the connection.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Listener:
             end.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._woken = False
+        self.added: set[bytes] = set()  # channels that were added to this connection, confirmed
         self.has_missed = True  # signals may have been sent while nothing was subscribed
 
     def wake(self) -> None:
@@ -55,6 +58,14 @@ class Listener:
             self._woken = True
             with contextlib.suppress(OSError):
                 self._wake_write.send(b"\0")
+
+    def add(self, channel: bytes) -> None:
+        """Ask for a further channel; it is in `added` once Redis has confirmed it."""
+        if self._held is not None:
+            try:
+                self._held.connection.send_command("SUBSCRIBE", channel)
+            except REDIS_ERRORS:
+                self.close_connection()
 
     def wait(self, seconds: float) -> list[Signal]:
         """Wait for signals; return those that are there.
@@ -102,10 +113,17 @@ class Listener:
         """Read the replies that have arrived; return whether a signal is among them."""
         connection = held.connection
         while connection.can_read(timeout=0):
-            reply = connection.read_response()
+            try:
+                reply = connection.read_response()
+            except redis.exceptions.NoPermissionError:
+                continue  # a channel that was added; nothing is handed over on it
             held.note_life()
-            if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":
+            if not isinstance(reply, list) or len(reply) != 3:
+                continue
+            if reply[0] == b"message":
                 signals.append((reply[1], reply[2]))
+            elif reply[0] == b"subscribe":
+                self.added.add(reply[1])
         return bool(signals)
 
     def _subscribe(self) -> None:
@@ -138,6 +156,7 @@ class Listener:
     def close_connection(self) -> None:
         """Close the connection; the next wait subscribes again."""
         held, self._held = self._held, None
+        self.added.clear()
         if held is not None:
             with contextlib.suppress(KeyError, ValueError, OSError):
                 self._selector.unregister(held.connection._sock)

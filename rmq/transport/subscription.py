@@ -69,15 +69,11 @@ class SubscribedConnection:
         self.note_life()
         if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
             return
-        if reply[1] == self.own_channel and not reply[2].isdigit():
-            subscription.payloads.append(reply[2])
+        if reply[1] == self.own_channel:
+            subscription.note_message(reply[2])
             return
         with contextlib.suppress(ValueError):
-            number = int(reply[2])
-            if reply[1] == self.own_channel:
-                subscription.heard = number
-            else:
-                signals.add(number)
+            signals.add(int(reply[2]))
 
     def note_silence(self) -> None:
         """Note that nothing can be read just now.
@@ -161,8 +157,8 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 
     try:
         held = yield from repeat(attempt, deadline)
-        subscription.held, subscription.own_channel = held, held.own_channel
-        subscription.payloads, subscription.heard, subscription.is_deaf = [], 0, False
+        subscription.held = held
+        subscription.forget_messages(held.own_channel)
     except REDIS_ERRORS as error:
         if code_of(error) != "NOPERM":
             raise translate(error, "listen", [subscription.channel.decode()]) from error

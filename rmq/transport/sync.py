@@ -165,6 +165,9 @@ class Transport:
             values, reply = self._pipeline(step.commands, step.durability)
             return (values, *confirmed(step.durability, reply))
         if isinstance(step, AwaitSignal):
+            if step.subscription.wait is not None:
+                step.subscription.wait(step.seconds)
+                return set()
             deadline, epoch = self._calls.deadline("listen"), self._current_pool().epoch
             return self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import secrets
 import threading
 import time
 from collections import deque
@@ -49,6 +50,7 @@ class Fetcher:
         self._transport = transport
         self._feeds = feeds
         self._by_channel = {feed.context.channel: feed for feed in feeds}
+        self._by_own_channel: dict[bytes, TopicFeed] = {}
         self._listener = Listener(transport, list(self._by_channel))
         self._stopping = threading.Event()
         self._freed: deque[TopicFeed] = deque()  # feeds of which deliveries were settled
@@ -109,6 +111,9 @@ class Fetcher:
                     feed.error_state.note(error)
                 self._stopping.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
+        for feed in self._feeds:
+            with suppress(RMQError):  # closing the consumer tries again
+                feed.end_credit()
 
     def _turn(self) -> None:
         """Do what is due next; wait if nothing is."""
@@ -149,9 +154,15 @@ class Fetcher:
         return None
 
     def _visit(self, feed: TopicFeed) -> None:
-        """Receive from a topic. Its own errors do not keep the others waiting."""
+        """Receive from a topic."""
+        if feed.takes_hand_overs() and not feed.own_channel:
+            self._ask_for_hand_overs(feed)
+        self._receive(feed, feed.receive)
+
+    def _receive(self, feed: TopicFeed, receive: Callable[[], int]) -> None:
+        """Receive. A topic's own errors do not keep the others waiting."""
         try:
-            if feed.receive():
+            if receive():
                 self._unasked[feed] = None
             if not feed.is_full:
                 feed.note_success()
@@ -162,6 +173,8 @@ class Fetcher:
             feed.note_error(error)
         finally:
             self._schedule(feed)
+            if feed.subscription.is_deaf:
+                self._listener.close_connection()
 
     # --- slots that have no work -----------------------------------------------------------------
 
@@ -169,6 +182,10 @@ class Fetcher:
         """Ask all slots that are not known to have work, look again at full topics, and tidy."""
         self._poll_at = now + POLL_S
         self._listen(0.0)
+        for feed in list(self._by_own_channel.values()):
+            if feed.has_credit:
+                feed.renew_credit()
+                self._schedule(feed)
         for feed in self._feeds:
             if feed.is_full:
                 feed.is_full = False
@@ -234,20 +251,46 @@ class Fetcher:
         finally:
             self._is_waiting = False
 
+    # --- what comes by itself --------------------------------------------------------------------
+
     def _listen(self, seconds: float) -> None:
-        """Take note of the slots that signals name."""
+        """Wait for signals and hand-overs, and act on them."""
+        self._read(seconds)
+        for feed in list(self._by_own_channel.values()):
+            if feed.subscription.payloads:
+                self._receive(feed, feed.receive_handed_over)
+
+    def _read(self, seconds: float) -> None:
+        """Wait for what is published, and note it; also while a feed withdraws its credit."""
         self._listened_at = time.monotonic()
         for channel, payload in self._listener.wait(seconds):
+            if channel in self._by_own_channel:
+                self._by_own_channel[channel].subscription.note_message(payload)
+                continue
             feed = self._by_channel.get(channel)
             with suppress(ValueError):
                 slot = int(payload)
                 if feed is not None and 0 <= slot < len(feed.ready_at):
                     feed.ready_at[slot] = 0.0
                     self._schedule(feed)
+        for channel in self._listener.added.difference(self._by_own_channel, self._by_channel):
+            for feed in self._feeds:
+                if feed.own_channel == channel:
+                    self._by_own_channel[channel] = feed
+                    feed.listen(self._read, channel)
         if self._listener.has_missed:
             # Messages that came before the subscription sent it no signal.
             self._listener.has_missed = False
             self._poll_at = 0.0
+            for feed in self._feeds:
+                if feed.own_channel:
+                    feed.listen(self._read, b"")
+            self._by_own_channel.clear()
+
+    def _ask_for_hand_overs(self, feed: TopicFeed) -> None:
+        # With a random end, new for each connection: nothing is ever handed over to another one.
+        feed.own_channel = feed.context.channel + b":" + secrets.token_hex(8).encode()
+        self._listener.add(feed.own_channel)
 
     def _tidy_one(self) -> None:
         """Tidy one slot; each in its turn."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from rmq.client.consumer import AsyncDelivery, Consumer, Delivery
@@ -17,11 +18,11 @@ from rmq.client.handler import Handler
 from rmq.client.topic_handlers import TopicHandlers
 from rmq.core import failure
 from rmq.core.delivery import LOST, OPEN, DeliveryData
-from rmq.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import RMQError
 from rmq.protocol import commands
-from rmq.protocol.flows import claim, settle
+from rmq.protocol.flows import claim, receive, settle
 from rmq.protocol.flows.settle import Leases, Settling
 from rmq.protocol.steps import Flow, Sleep, pipeline
 from rmq.transport import Transport
@@ -75,7 +76,17 @@ class LeasedConsumer(Consumer):
 
     def take_ready(self, limit: int) -> list[Delivery]:
         """Receive from the slots that have work, and add the deliveries to the lease table."""
-        return self._renew(self._transport.run(self._receive_ready(limit)))
+        ready = partial(receive.receive_ready, self._receive_state, limit)
+        return self._renew(self._transport.run(self._receive_by(limit, ready)))
+
+    def take_handed_over(self) -> list[Delivery]:
+        """Receive what has come for the credit that `take_ready` left."""
+        come = partial(receive.take_handed_over, self._receive_state)
+        return self._renew(self._transport.run(self._receive_by(BATCH_MAX, come)))
+
+    def withdraw_credit(self) -> None:
+        """Withdraw the credit that `take_ready` left; what came for it is released."""
+        self._transport.run(receive.withdraw_credits(self._receive_state))
 
     def _renew(self, deliveries: list[Delivery]) -> list[Delivery]:
         if deliveries:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from rmq.client.handler import Handler
 from rmq.client.topic_handlers import TopicHandlers
 from rmq.core.delivery import DeliveryData
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import RMQError
+from rmq.protocol.steps import Subscription
 from rmq.worker.handler_queue import HandlerQueue
 from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.poison_messages import FROM_DELIVERY
@@ -17,6 +19,7 @@ from rmq.worker.runner import Runner
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState
 from rmq.worker.unhandled import Unhandled, UnhandledRunner
 
+CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls
 GATHER_S = 0.001  # pause in which messages gather, when they trickle in
 NEVER = float("inf")
 
@@ -43,6 +46,58 @@ class TopicFeed:
         self._trickle = TrickleDetector()
         self._not_before = 0.0
         self._pause_s = PAUSE_S
+        self.own_channel = b""  # asked for, where what is handed over comes
+
+    @property
+    def subscription(self) -> Subscription:
+        """What has come for the credit of this topic; the fetcher reads it for all topics."""
+        return self._state.subscription
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether a credit may stand in the slot of this topic."""
+        return bool(self._state.credits.standing)
+
+    def takes_hand_overs(self) -> bool:
+        """Whether this topic leaves credits: it has one slot, no order, and a message just now."""
+        return (
+            len(self.ready_at) == 1
+            and self.subscription.takes_batches
+            and time.monotonic() < self._state.until
+        )
+
+    def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
+        """Take hand-overs on a channel of the fetcher's connection; b"": it has gone."""
+        if self.has_credit:
+            self._state.credits.in_doubt = True
+        self.own_channel = own_channel
+        self.subscription.wait, self.subscription.held = wait, bool(own_channel) or None
+        self.subscription.forget_messages(own_channel)
+
+    def receive_handed_over(self) -> int:
+        """Hand over what has come for the credit; return how many deliveries."""
+        deliveries = self.consumer.take_handed_over()
+        if deliveries:
+            self._state.until = time.monotonic() + CREDIT_S
+            self._dispatch(list(deliveries))
+        return len(deliveries)
+
+    def renew_credit(self) -> None:
+        """Have the credit renewed by the next visit, or withdraw it after a time without use."""
+        if time.monotonic() < self._state.until:
+            self.ready_at[0] = 0.0
+        else:
+            self.consumer.withdraw_credit()
+
+    def end_credit(self) -> None:
+        """Withdraw the credit, and take no more hand-overs."""
+        try:
+            self._state.until = 0.0
+            if self.has_credit:
+                self.consumer.withdraw_credit()
+        finally:
+            self.subscription.wait = self.subscription.held = None
+            self.subscription.forget_messages(b"")
 
     @property
     def ready_at(self) -> list[float]:
@@ -102,6 +157,7 @@ class TopicFeed:
         deliveries = self.consumer.take_ready(room)
         if not deliveries:
             return 0
+        self._state.until = time.monotonic() + CREDIT_S
         self._dispatch(list(deliveries))
         if self._trickle.is_trickling(len(deliveries)) and not self.handlers.ordered:
             self._not_before = time.monotonic() + GATHER_S

@@ -91,10 +91,6 @@ class ConsumerFlows(Generic[D]):
         limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
         return self._receive_by(limit, partial(receive.receive, self._receive_state, limit, wait))
 
-    def _receive_ready(self, limit: int) -> Flow[list[D]]:
-        """Receive from the slots that have work by `ready_at` of the receive state; never wait."""
-        return self._receive_by(limit, partial(receive.receive_ready, self._receive_state, limit))
-
     def _receive_by(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> Flow[list[D]]:
         if self._closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")

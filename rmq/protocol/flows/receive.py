@@ -221,18 +221,33 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     """Take up to `limit` from the slots that have work by `ready_at`; never wait.
 
     For a caller that keeps `ready_at` itself, from wake-up signals and `next_ready`. A slot that is
-    found empty notes that a consumer sleeps. In order: of one slot.
+    found empty notes that a consumer sleeps. Where there is only one, the credit that is left there
+    stands when this returns; what comes for it is in the subscription. In order: of one slot.
     """
-    yield from _begin(state)
+    yield from _begin(state, keeps_credits=not state.credits.in_doubt)
+    state.credits.in_doubt = False
     return (yield from _visit_slots(state, limit, waits=True))
 
 
-def _begin(state: ReceiveState) -> Flow[None]:
+def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
+    """Return what has come for the credits that `receive_ready` left."""
+    yield from ()
+    return hand_over.take_payloads(state)
+
+
+def withdraw_credits(state: ReceiveState) -> Flow[None]:
+    """Withdraw the credits that `receive_ready` left; what came for them is released."""
+    if state.credits.standing:
+        yield from hand_back(state)
+
+
+def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     """Open the topic if need be, and hand back what an earlier call could not hand over."""
     context = state.context
     if not context.is_current():
         yield from open_topic.ensure_open(context)
-    if state.handing_back or state.may_hold_messages():
+    has_more = state.unanswered is not None or state.undelivered or state.unheard
+    if state.handing_back or has_more or (state.credits.standing and not keeps_credits):
         yield from hand_back(state)
     if len(state.ready_at) != len(context.slots):
         state.ready_at = [0.0] * len(context.slots)
