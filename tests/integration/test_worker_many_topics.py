@@ -36,7 +36,7 @@ def test_idle_topics_share_threads_connections_and_commands(
 ) -> None:
     client, _ = many
     before = set(threading.enumerate())
-    with rmq.Worker(client, keeper="thread", schedules=False), own_server.raw() as raw:
+    with rmq.Worker(client, keeper="thread"), own_server.raw() as raw:
         time.sleep(2 * WAIT_S)  # what it asks once, at its start
         commands = raw.info("stats")["total_commands_processed"]
         calls = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
