@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from rmq.client.topic_handlers import Handlers
+from rmq.core.recurring import Definition
 from rmq.core.topic_context import TopicContext
-from rmq.errors import RMQError
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol.commands import DueReply
 from rmq.protocol.flows import due_schedules, recurring
 from rmq.transport import Transport
@@ -41,45 +42,52 @@ class Dispatch:
         self._handlers = handlers
         self._contexts = {context.name: context for context in contexts}
         self._make_context = make_context
-        self._declared: dict[tuple[str, str], bytes] = {}
+        self._declared: dict[tuple[str, str], Definition] = {}
         self._reported: dict[tuple[str, str], str] = {}
 
     def declare(self, strict: bool = True) -> None:
         """Write the schedules that the program has declared since the last call.
 
         Args:
-            strict: raise the error of one that cannot be written; else log it, and go on.
+            strict: raise the error of one that cannot be written; else log it, and go on with
+                the others, unless Redis cannot be reached.
         """
         for key, declaration in list(self._handlers.schedules.items()):
-            packed = declaration.definition.pack()
-            if self._declared.get(key) == packed:
+            if self._declared.get(key) == declaration.definition:
                 continue
             self._contexts.setdefault(declaration.context.name, declaration.context)
             try:
                 self._transport.run(recurring.declare(declaration.context, declaration.definition))
             except RMQError as error:
-                if strict:
+                if strict or isinstance(error, Unavailable | OutcomeUnknown):
                     raise
                 self._report(*key, error)
                 continue
-            self._declared[key] = packed
+            self._declared[key] = declaration.definition
+            self._reported.pop(key, None)
 
     def send_due(self) -> tuple[int, float | None]:
         """Send what is due.
 
         Returns:
             How many messages were sent, and the seconds until the next is due; None: there is none.
+
+        Raises:
+            StorageError: Redis cannot be reached.
         """
         sent, waits = 0, []
         names = self._contexts if self._make_context is None else None
         for name, reply in self._transport.run(due_schedules.read_due(self._prefix, names)):
             if isinstance(reply, RMQError):
                 self._report(name, "", reply)
-            elif reply.due:
+                continue
+            if reply.due:
                 count, failed = self._send(self._context(name), reply)
                 sent += count
                 waits.append(RETRY_S if failed else 0.0)
-            if isinstance(reply, DueReply) and reply.wait_ms >= 0:
+            else:
+                self._reported.pop((name, ""), None)
+            if reply.wait_ms >= 0:
                 waits.append(reply.wait_ms / 1000)
         return sent, min(waits, default=None)
 
@@ -94,9 +102,12 @@ class Dispatch:
             sent, errors = self._transport.run(
                 due_schedules.send_due(context, reply.due, reply.now_ms)
             )
+        except (Unavailable, OutcomeUnknown):
+            raise
         except RMQError as error:
             self._report(context.name, "", error)
             return 0, True
+        self._reported.pop((context.name, ""), None)
         for due in reply.due:
             if due.name in errors:
                 self._report(context.name, due.name, errors[due.name])

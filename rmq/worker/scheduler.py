@@ -44,9 +44,12 @@ class SchedulerThread:
             try:
                 self._dispatch.declare(strict=False)
                 _, due_s = self._dispatch.send_due()
-            except RMQError as error:
+            except Exception as error:  # the thread must not end: nobody would notice
                 if str(error) != last_error:
-                    log.warning("schedules cannot be served just now: %s", error)
+                    unexpected = not isinstance(error, RMQError)
+                    log.warning(
+                        "schedules cannot be served just now: %s", error, exc_info=unexpected
+                    )
                 wait, last_error = RETRY_S, str(error)
             else:
                 due_s = POLL_S if due_s is None else min(due_s, POLL_S)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.protocol.flows import due_schedules
 from rmq.worker import Scheduler, dispatch, scheduler
 from tests.conftest import Clock
 from tests.integration.working import until, work
@@ -331,9 +332,10 @@ def test_idle_scheduler_asks_one_question_in_three_seconds(api, name, monkeypatc
     assert asked[1] - asked[0] >= 3
 
 
-def test_scheduler_goes_on_after_an_error(api, name, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize("error", [rmq.Unavailable("down"), ValueError("down")])
+def test_scheduler_goes_on_after_an_error(api, name, monkeypatch, caplog, error) -> None:
     monkeypatch.setattr(scheduler, "RETRY_S", 0.01)
-    real, failures = dispatch.Dispatch.send_due, [rmq.Unavailable("down")] * 3
+    real, failures = dispatch.Dispatch.send_due, [error] * 3
 
     def failing(self: Any) -> Any:
         if failures:
@@ -348,3 +350,77 @@ def test_scheduler_goes_on_after_an_error(api, name, monkeypatch, caplog) -> Non
     assert [record.message for record in caplog.records] == [
         "schedules cannot be served just now: down"
     ]
+    (record,) = caplog.records
+    assert bool(record.exc_info) == isinstance(error, ValueError), "a traceback of what is a bug"
+
+
+def test_error_of_a_topic_is_logged_again_when_it_comes_again(
+    api, name, at, monkeypatch, caplog
+) -> None:
+    topic = api.topic(name)
+    topic.every("report", every=3600)
+    service = serving(api)
+    real = due_schedules.send_due
+
+    def failing(*args: Any) -> Any:
+        raise rmq.InvalidValue("broken")
+
+    for hour in (1, 2):
+        service.run_once()
+        at(NOON + timedelta(hours=hour))
+        monkeypatch.setattr(due_schedules, "send_due", failing)
+        with caplog.at_level(logging.WARNING, "rmq"):
+            assert (service.run_once(), service.run_once()) == (0, 0)
+        monkeypatch.setattr(due_schedules, "send_due", real)
+        assert service.run_once() == 1
+
+    assert [record.message for record in caplog.records] == [
+        f"the schedules of topic {name!r} cannot be served just now: broken"
+    ] * 2
+
+
+def test_redis_that_goes_away_while_messages_are_sent_is_an_error(
+    api, name, at, monkeypatch
+) -> None:
+    api.topic(name).every("report", every=3600)
+    service = serving(api)
+    service.run_once()
+    at(NOON + timedelta(hours=1))
+    with monkeypatch.context() as patched:
+        error = rmq.OutcomeUnknown("down")
+        patched.setattr(due_schedules, "send_due", lambda *args: (_ for _ in ()).throw(error))
+
+        with pytest.raises(rmq.StorageError):
+            service.run_once()
+
+    assert service.run_once() == 1
+
+
+def test_while_redis_is_away_a_scheduler_tries_to_declare_one_schedule(
+    api, name, monkeypatch
+) -> None:
+    """Each try may take as long as the client's `retry_for`."""
+    tried = []
+
+    def unreachable(context: Any, definition: Any) -> Any:
+        tried.append(definition.name)
+        raise rmq.Unavailable("down")
+
+    for number in range(3):
+        api.topic(name).every(f"s{number}", every=60)
+    monkeypatch.setattr(dispatch.recurring, "declare", unreachable)
+
+    with pytest.raises(rmq.Unavailable):
+        serving(api)._dispatch.declare(strict=False)
+
+    assert tried == ["s0"]
+
+
+def test_scheduler_is_started_again_after_its_stop(api, name) -> None:
+    api.topic(name).every("tick", every=0.1)
+    service = serving(api)
+
+    for _ in range(2):
+        before = api.admin.schedule(name, "tick").sent if name in api.admin.topics() else 0
+        with service:
+            until(lambda before=before: api.admin.schedule(name, "tick").sent > before)
