@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -186,4 +187,12 @@ def main(text: str) -> int:
     teller = Teller(engine, faults, Book(task["begins"]), task["slow_s"])
     for topic, way in task["topics"].items():
         client.topic(topic).handler(concurrency=task["concurrency"])(teller.handler(way))
-    return rmq.Worker(client, grace=10).run()
+    if not task["together"]:
+        return rmq.Worker(client, grace=10).run()
+    # A worker for each topic: those that wait at a step would hold up the threads that all topics
+    # of a worker share.
+    *others, last = [rmq.Worker(client, topics=[topic], grace=10) for topic in task["topics"]]
+    with ExitStack() as stack:
+        for worker in others:
+            stack.enter_context(worker)
+        return last.run()
