@@ -55,6 +55,10 @@ def main(what: str, url: str, name: str, log: str) -> None:
             log_line("attempt", number, id)
             topic.send({"n": number}, id=id)
             log_line("answer", number, id)
+    if what == "wait":
+        for delivery in topic.consumer(lease=5):
+            log_line("deliver", delivery.body["n"], delivery.attempt)
+            delivery.ack()
     mode = "at_most_once" if what == "pop" else "at_least_once"
     consumer = topic.consumer(lease=1, mode=mode)  # type: ignore[arg-type]
     topic.open()

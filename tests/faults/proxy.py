@@ -69,9 +69,9 @@ class Proxy:
         """Lose the reply of the next calls of a script, after `skip` that pass."""
         self._plan = _Plan(verb, skip, times, 0)
 
-    def hold(self, verb: str, seconds: float) -> None:
-        """Deliver the next call of a script late."""
-        self._plan = _Plan(verb, 0, 1, seconds)
+    def hold(self, verb: str, seconds: float, *, skip: int = 0) -> None:
+        """Deliver the next call of a script late, after `skip` that pass."""
+        self._plan = _Plan(verb, skip, 1, seconds)
 
     def strand(self) -> None:
         """Leave every connection of now open, and pass nothing on it any more."""

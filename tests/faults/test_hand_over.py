@@ -1,0 +1,152 @@
+"""A message is handed over to a consumer that is stopped, killed, or cut off at that moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.protocol import scripts
+from tests.faults.child import running, wait_for_lines
+from tests.faults.proxy import between
+from tests.integration.driven import connect
+from tests.integration.test_hand_over import credits_in, eventually
+from tests.patience import PATIENCE_S
+from tests.servers import Server
+
+
+@pytest.fixture
+def topic(client: rmq.Client, name: str) -> rmq.Topic:
+    made = client.topic(name, retry="immediate")
+    made.open()
+    return made
+
+
+def received(topic: rmq.Topic, wait: float = PATIENCE_S) -> list[tuple[int, int]]:
+    """Receive with another consumer; numbers and attempts."""
+    with topic.consumer() as consumer:
+        deliveries = consumer.receive(10, wait=wait)
+        consumer.ack(deliveries)
+        return [(delivery.body["n"], delivery.attempt) for delivery in deliveries]
+
+
+def test_a_message_for_a_stopped_consumer_comes_back_with_its_lease(
+    server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with running("wait", server.url, topic.name, log) as child:
+        eventually(lambda: credits_in(server, topic.name) == [1])
+        child.send_signal(signal.SIGSTOP)
+        topic.send({"n": 1})  # its connection is still counted
+        assert client.admin.stats(topic.name)["in_flight"] == 1
+        topic.send({"n": 2})  # one credit holds one hand-over
+
+        assert received(topic) == [(2, 1)]
+        assert received(topic) == [(1, 2)]
+
+        child.send_signal(signal.SIGCONT)
+        topic.send({"n": 3})
+        assert wait_for_lines(log, "deliver") == [["deliver", "3", "1"]]  # and not the first
+        eventually(lambda: client.admin.stats(topic.name)["settled"] == 3)
+
+
+def test_a_message_for_a_consumer_that_was_stopped_for_a_moment_is_not_lost(
+    server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with running("wait", server.url, topic.name, log) as child:
+        eventually(lambda: credits_in(server, topic.name) == [1])
+        child.send_signal(signal.SIGSTOP)
+        topic.send({"n": 1})
+        time.sleep(1.2)  # longer than to its next poll
+        child.send_signal(signal.SIGCONT)
+
+        assert wait_for_lines(log, "deliver") == [["deliver", "1", "1"]]
+
+
+def test_a_message_for_a_killed_consumer_waits_for_another(
+    server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
+) -> None:
+    with running("wait", server.url, topic.name, tmp_path / "log") as child:
+        eventually(lambda: credits_in(server, topic.name) == [1])
+        child.kill()
+        child.wait()
+        with server.raw() as raw:
+            eventually(lambda: not raw.pubsub_channels(f"*{topic.name}*"))
+
+        topic.send({"n": 1})
+
+        assert received(topic) == [(1, 1)]
+        assert credits_in(server, topic.name) == [0]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("fault", ["cut", "hold"])
+@pytest.mark.parametrize("verb", ["prepare", "withdraw", "release"])
+@pytest.mark.parametrize("skip", [0, 1, 2])
+def test_lost_and_late_replies_around_credits_lose_no_message_and_no_retry(
+    server: Server, topic: rmq.Topic, kind: str, fault: str, verb: str, skip: int
+) -> None:
+    with server.raw() as raw:
+        for script in scripts.names():
+            raw.script_load(scripts.load(script).text)
+    got: list[tuple[int, int]] = []
+    over = threading.Event()
+
+    def consume(url: str) -> None:
+        with (
+            connect(kind, url, retry_for=5, timeout=0.3) as one,
+            one.topic(topic.name).consumer() as consumer,
+        ):
+            while not over.is_set():
+                try:
+                    deliveries = consumer.receive(1, wait=0.1)
+                    got.extend((one.body["n"], one.attempt) for one in deliveries)
+                    consumer.ack(deliveries)
+                except rmq.OutcomeUnknown:
+                    continue
+
+    with between(server.port) as proxy:
+        if fault == "cut":
+            proxy.cut(verb, skip=skip)
+        else:
+            proxy.hold(verb, 0.5, skip=skip)  # longer than its sender waits
+        thread = threading.Thread(target=consume, args=(proxy.url,), daemon=True)
+        thread.start()
+        for number in range(20):
+            topic.send({"n": number})
+            time.sleep(0.04 if number % 3 else 0.11)
+        eventually(lambda: len(got) >= 20)
+        over.set()
+        thread.join(PATIENCE_S)
+
+    assert sorted(got) == [(number, 1) for number in range(20)]
+    assert credits_in(server, topic.name) == [0]
+
+
+def test_control_a_consumer_that_leaves_its_credit_has_a_message_in_its_socket(
+    server: Server, client: rmq.Client, topic: rmq.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken on purpose: what the withdrawal is for."""
+    from rmq.protocol.flows import receive
+
+    def no_collect(*_: Any) -> Any:
+        return
+        yield
+
+    monkeypatch.setattr(receive, "_collect", no_collect)
+    consumer = topic.consumer()
+    consumer.receive(1, wait=0.1)
+
+    topic.send({"n": 1})
+
+    assert received(topic, wait=0.3) == []  # nobody gets it, and its consumer does something else
+    assert client.admin.stats(topic.name)["in_flight"] == 1
+    monkeypatch.undo()
+    consumer.close()
+    assert received(topic) == [(1, 1)]
