@@ -81,12 +81,12 @@ class Doorbell:
         if not self._connection.can_read(timeout=0):
             if seconds <= 0:
                 return None
-            inside = self._inside.fileno()
-            if any(fd == inside for fd, _ in self._poll.poll(seconds * 1000)):
+            inside, ready = self._inside.fileno(), self._poll.poll(seconds * 1000)
+            if not ready:
+                return None
+            if any(fd == inside for fd, _ in ready):
                 self._inside.recv(4096)
                 return RUNG
-            if not self._connection.can_read(timeout=0):
-                return None
         return self._connection.read_response(disconnect_on_error=False)
 
     def close(self) -> None:
