@@ -121,7 +121,7 @@ class Definition:
         Times that are due for at most ON_TIME_MS are sent, each of them. Of those before, which
         were missed, the catch-up policy chooses.
         """
-        most = {"skip": 0, "last": 1, "all": self.catch_up_limit}[self.catch_up]
+        most = self.catch_up_limit if self.catch_up == "all" else int(self.catch_up == "last")
         times, later = self._due_times(next_ms, now_ms, most)
         missed = len(times)
         while missed and self.due_ms(times[missed - 1]) >= now_ms - ON_TIME_MS:

@@ -10,7 +10,7 @@ import redis
 from rmq.core.pause import Pause
 from rmq.protocol import commands
 from rmq.protocol.steps import Command
-from tests.lua.calls import CALLS, CLAIM, OWNER, Furnished, furnish
+from tests.lua.calls import CALLS, CLAIM, OWNER, PAUSED, SCHEDULE, Furnished, furnish
 
 
 @pytest.fixture
@@ -193,3 +193,20 @@ def test_topic_is_paused_and_resumed(full):
     assert box.run(commands.topic_resume(box.handle, box.created)).state == 1
     assert give(None, 2) == 1
     assert box.prepare(10).ids != []
+
+
+def test_schedules_are_not_set_nor_sent_and_no_key_changes(full):
+    for script in ("schedule_set", "schedule_send", "schedule_pause", "schedule_resume"):
+        refused(full, CALLS[script](full))
+
+
+def test_schedules_are_read_and_deleted_to_the_last_and_its_generation_ends(full):
+    box = full.box
+    (due,) = box.run(commands.schedule_due(box.keys, b"0")).due
+    assert due.name == SCHEDULE
+
+    for name in (SCHEDULE, PAUSED):
+        assert box.run(commands.schedule_delete(box.keys, name)) is True
+
+    assert box.run(commands.schedules(box.keys)).rows == []
+    assert box.state()["schedules"] == {b"revision": b"2", b"generation": b"1"}
