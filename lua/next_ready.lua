@@ -12,7 +12,8 @@ ARGV[3..] created              the topic's stamp as the caller opened it; anothe
                                then -2 stands for a slot of another stamp, and the others are answered
 Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none while something
           is in flight, until that lease ends, nor before its hold. A paused slot,
-          and one with as much in flight as its limit allows, has none but leases that end.
+          and one with as much in flight as its limit allows, has none but leases that end. Where the last take found
+          messages of held keys alone, there is none until its note ends.
           With a credit, then for each slot 1 if it stands there, else 0.
 Cost      O(s log L), s = slots, at most 1024
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
@@ -22,6 +23,7 @@ Atomic    Changes nothing but the time until which somebody is waiting (`waiting
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/in_order"
+--- @include "lib/key_limits"
 --- @include "lib/limits"
 --- @include "lib/wake"
 local now, now_us = clock(ARGV[1])
@@ -46,7 +48,8 @@ if #ARGV[2] > 1 then
   end
 end
 for i = 1, #KEYS, 3 do
-  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit')
+  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit',
+    'accepted')
   local created = stamps == 1 and ARGV[3] or ARGV[3 + (i - 1) / 3]
   if s[1] ~= created and stamps == 1 then
     fail(s[1] and 'ANEW' or 'GONE', KEYS[i])
@@ -57,12 +60,17 @@ for i = 1, #KEYS, 3 do
     local gate = s[6] and { at = math.huge } or nil
     if s[7] and not gate then
       local _
-      _, gate = room_in(s[7], redis.call('HGET', KEYS[i], 'bucket'), redis.call('ZCARD', KEYS[i + 2]), now)
+      local noted, in_flight = redis.call('HMGET', KEYS[i], 'bucket', 'held'), redis.call('ZCARD', KEYS[i + 2])
+      _, gate = room_in(s[7], noted[1], in_flight, now)
+      gate = gate or held_gate(noted[2], now, s[8], in_flight)
     end
     wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, s[5], hold, gate)
     gives[#reply + 1] = wait ~= 0 and field == 'waiting' and not hold and not gate
     if wait ~= 0 and field and ARGV[2] ~= '0' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
       asleep[#asleep + 1] = { i, field }
+    end
+    if wait ~= 0 and ARGV[2] ~= '0' and gate and gate.sends_wake and tonumber(s[2] or 0) < now + 1500 then
+      asleep[#asleep + 1] = { i, 'waiting' }
     end
   end
   reply[#reply + 1] = wait

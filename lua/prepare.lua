@@ -11,6 +11,7 @@ KEYS[7]   merge index    hash  merge key -> member and when it opened
 KEYS[8]   audit          zset  open numbers of audited messages
 KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 KEYS[10]  leases         zset  number of a shared lease -> its end, epoch ms
+KEYS[11]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
@@ -32,16 +33,19 @@ Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expire
           the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
           A member of '' stands where the caller no longer holds a delivery of the first answer.
-Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB
+Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB. With a limit for
+          each key, up to 1000 records that wait and 1000 in flight are read first, at most 16 MiB of each
 Atomic    All messages are read and checked before they move; the first write frees memory, so a full Redis can still be
           drained. Sent twice with one number, it hands over the same deliveries. A repeated call that found nothing is
           remembered too, so that the earlier copy takes nothing if it comes late. Messages that have expired are
           not handed over: they are dropped, or go to the DeadQueue.
+          With a limit for each key it looks at 1000 waiting messages, or 16 MiB of them, and passes over those of held
+          keys; what is behind waits. Where it finds no others, it writes a note (`held`) and takes nothing.
           A take in order sets the slot's `ordered`. Where that is set, a take not in order also waits for the
           deliveries in flight and for the hold; then it takes, and clears the field.
 ]]
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, audit, bodies = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local failures, merge, audit, bodies, rates = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11]
 local call = ARGV[2]
 --- @include "lib/inline/session"
 --- @include "lib/inline/take_fields"

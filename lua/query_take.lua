@@ -14,6 +14,7 @@ KEYS[10]  query log      list  members that the query holds; the last one has th
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
 KEYS[13]  leases         zset  number of a shared lease -> its end, epoch ms
+KEYS[14]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -25,7 +26,7 @@ ARGV[8]   exact                1 or 0: see query_renew
 ARGV[9]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   {how many messages the query holds beyond `from`, the newest number, ms the other owner has left, the other
           owner}: the last two only where another owner runs the query, and nothing was done
-Cost      O(k log L), k = limit; at most 16 MiB of records are read
+Cost      O(k log L), k = limit; at most 16 MiB of records are read, with a limit for each key three times that
 Atomic    Where numbers beyond `from` were given out, nothing is taken, even if their leases have expired: a command sent
           twice, and a caller that died before it could note its messages, find the same messages again or none.
           Numbers are never used twice. All messages are read and checked before they move. The first write needs no
@@ -37,6 +38,7 @@ Atomic    Where numbers beyond `from` were given out, nothing is taken, even if 
 --- @include "lib/query"
 local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, merge, audit, query, log, queries, bodies = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local rates = KEYS[14]
 local now, now_us = clock(ARGV[1])
 local run, owner = ARGV[2], ARGV[3]
 check_names(run, owner)

@@ -3,6 +3,7 @@ slot: give one slot the settings of its topic, which its scripts read. A slot th
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   records        hash  member -> record
+KEYS[3]   rates          zset  key of a limit -> when its bucket will be full, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
@@ -14,8 +15,8 @@ Cost      O(settings)
 Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
           slot that holds some keeps the smaller `chunk`, since they may be larger than the topic takes now. A slot of
           an older stamp without messages begins anew. A slot that exists is changed while Redis is at maxmemory, too.
-          The end of a pause, and another limit, wake the consumers that sleep; another limit begins with a full
-          bucket. A second run changes nothing.
+          The end of a pause, and another limit, wake the consumers that sleep; another limit begins with full
+          buckets. A second run changes nothing.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -25,12 +26,13 @@ local now = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
 local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit')
 local holds = redis.call('HLEN', KEYS[2]) > 0
+redis.call('ZCARD', KEYS[3])
 local given, paused, limit = { unpack(ARGV, 6) }, false, false
 if s[1] and s[1] ~= ARGV[2] then
   if holds or (tonumber(s[1]) or 0) >= (tonumber(ARGV[2]) or 0) then
     return -1
   end
-  redis.call('DEL', slot)
+  redis.call('DEL', slot, KEYS[3])
 elseif s[1] then
   if tonumber(s[2] or 0) >= revision then
     return 0
@@ -51,7 +53,10 @@ elseif s[1] then
     end
   end
   -- A write that needs no memory: after it, Redis checks no more.
-  redis.call('HDEL', slot, 'paused', 'limit', limit ~= s[7] and 'bucket' or 'limit')
+  redis.call('HDEL', slot, 'paused', 'limit', 'held', limit ~= s[7] and 'bucket' or 'limit')
+  if limit ~= s[7] then
+    redis.call('UNLINK', KEYS[3])
+  end
 end
 if revision > 0 then
   given[#given + 1], given[#given + 2] = 'revision', ARGV[3]

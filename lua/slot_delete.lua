@@ -14,6 +14,7 @@ KEYS[10]  settled odd    set   the same for odd turns
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
 KEYS[13]  leases         zset  number of a shared lease -> its end, epoch ms
+KEYS[14]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
 ARGV[1]   created              the topic's stamp
 ARGV[2]   most           ''    only count; or the number of messages that may be deleted with the slot
 Returns   {1 deleted | 0 left: it holds more, or the call only counts | -1 left: it has a newer stamp,
@@ -36,6 +37,7 @@ redis.call('SCARD', KEYS[10])
 redis.call('ZCARD', KEYS[11])
 redis.call('HLEN', KEYS[12])
 redis.call('ZCARD', KEYS[13])
+redis.call('ZCARD', KEYS[14])
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead }
 end

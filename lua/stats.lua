@@ -9,26 +9,51 @@ KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[6]   merge index    hash  merge key -> member and when it opened
 KEYS[7]   settled even   set   members settled in even turns of the dedup window
 KEYS[8]   settled odd    set   the same for odd turns
+KEYS[9]   rates          zset  key of a limit -> when its bucket will be full, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
           first due message is late, how many waiting messages a pause or the limit holds back, since when the slot is paused (epoch
           ms, or 0), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped,
           purged, dead letters dropped; last the server's time, epoch ms
-Cost      O(log L)
+Cost      O(log L); with a limit for each key it reads up to 2000 records, 32 MiB at most
 Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/key_limits"
 --- @include "lib/limits"
 --- @include "lib/score_ranges"
 --- @include "lib/record"
+
+-- How many of the first 1000 messages that wait the limits for each key hold back.
+local function count_held(key_limit, store, prepare, records, rates, chunk, now)
+  local keys, count, bytes = open_keys(key_limit, prepare, records, rates, chunk, now), 0, 0
+  local ids = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, string.format('(%.0f', now + 1), 'LIMIT', 0, 1000)
+  local rest = redis.call('ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, '-inf', 'LIMIT', 0, 1000 - #ids)
+  for i = 1, #rest do
+    ids[#ids + 1] = rest[i]
+  end
+  for from = 1, #ids, chunk do
+    if bytes >= KEYED_BYTES then
+      break
+    end
+    local page = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
+    for i = 1, #page do
+      local key = page[i] and key_of(page[i], key_limit.header)
+      bytes = bytes + #(page[i] or '')
+      count = count + ((keys.full or key and not admit(keys, key)) and 1 or 0)
+    end
+  end
+  return count
+end
+
 local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
-  'paused', 'limit')
+  'paused', 'limit', 'chunk')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -55,6 +80,10 @@ local reply = {
 if s[15] or s[16] then
   local room = s[15] and 0 or room_in(s[16], redis.call('HGET', slot, 'bucket'), reply[5], now)
   reply[11] = math.max(0, reply[1] + reply[2] + reply[3] - room)
+end
+local key_limit = s[16] and key_limit_in(s[16])
+if key_limit and not s[15] then
+  reply[11] = math.max(reply[11], count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(s[17]), now))
 end
 for i = 2, 14 do
   reply[#reply + 1] = tonumber(s[i] or 0)

@@ -25,17 +25,9 @@ end
 -- not unpacked.
 local NUMBER_HEADER = '\169rmq-audit'
 local function number_of(record)
-  local head = record and #record > 8 and string.byte(record, 1) or 0
-  if not flagged(head, HEADERS) then
+  local at = record and headers_at(record)
+  if not at then
     return
-  end
-  local at = 9 + (flagged(head, TIMED) and 6 or 0) + (flagged(head, EXPIRES) and 6 or 0)
-  if flagged(head, MERGES) then
-    local a, b = string.byte(record, at, at + 1)
-    if not b then
-      return
-    end
-    at = at + 2 + a * 256 + b
   end
   at = at + (string.byte(record, at + 2) == 222 and 5 or 3) -- past the size of the headers and that of their map
   if string.sub(record, at, at + 9) ~= NUMBER_HEADER then

@@ -6,6 +6,20 @@ local function flagged(head, flag)
   return math.floor(head % (flag * 2) / flag) == 1
 end
 
+-- Where the headers of a record begin, with their size; nil where it has none.
+local function headers_at(record)
+  local head = #record > 8 and string.byte(record, 1) or 0
+  if not flagged(head, HEADERS) then
+    return nil
+  end
+  local at = 9 + (flagged(head, TIMED) and 6 or 0) + (flagged(head, EXPIRES) and 6 or 0)
+  if flagged(head, MERGES) then
+    local a, b = string.byte(record, at, at + 1)
+    return b and at + 2 + a * 256 + b
+  end
+  return at
+end
+
 -- The (due or nil, expiry or nil, merge key or nil) of a record; nothing where it is cut short.
 local function envelope(record)
   local head, size = string.byte(record, 1), #record

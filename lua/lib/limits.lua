@@ -1,7 +1,7 @@
 --[[
 The limit of a slot: its share of the topic's, as `rmq/core/limits.py` writes it to the slot's hash:
 `<rate>:<per>:<burst>:<most>`. `rate` messages in `per` ms, `burst` of them at once, and `most` in flight; a rate or
-a most of 0 is no limit.
+a most of 0 is no limit. What may follow is in lib/key_limits.
 
 The rate is a token bucket. A token is 1 / rate of `per`, and the field `bucket` of the slot has `<since>:<taken>`: so many tokens
 were taken since that ms, at which the bucket was full. These are whole numbers, so that no fraction is lost. What is in
@@ -12,7 +12,7 @@ flight is counted where it stands, in the PrepareQueue: the share of a consumer 
 -- How many messages may be taken now; where that is none, when that changes (as next_ready_in takes it), else nil; and
 -- the bucket, for take_tokens.
 local function room_in(limit, bucket, in_flight, now)
-  local rate, per, burst, most = string.match(limit, '^(%d+):(%d+):(%d+):(%d+)$')
+  local rate, per, burst, most = string.match(limit, '^(%d+):(%d+):(%d+):(%d+)')
   if not rate then
     fail('ARG', 'limit')
   end

@@ -87,7 +87,7 @@ _SETTINGS = (
         "--limit",
         type=LIMIT,
         help="How fast and how many: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with a "
-        "comma between.  [off]",
+        "comma between; :key=HEADER at the end: for each value of that header.  [off]",
     ),
 )
 

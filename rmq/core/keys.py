@@ -31,6 +31,7 @@ TYPES = {
     "querylog": "list",
     "queries": "zset",
     "leases": "zset",
+    "rates": "zset",
     "stage": "list",
     "schedules": "hash",
     "schedule_times": "zset",
@@ -65,7 +66,7 @@ class SlotKeys:
     __slots__ = (
         "audit", "bodies", "claim_stem", "created", "dead", "failures", "index", "leases", "merge",
         "middle",
-        "prepare", "queries", "query_stem", "querylog_stem", "records", "settled0",
+        "prepare", "queries", "query_stem", "querylog_stem", "rates", "records", "settled0",
         "settled1", "slot", "stage_stem", "store", "topic",
     )  # fmt: skip
 
@@ -92,6 +93,7 @@ class SlotKeys:
         self.querylog_stem = stem + b"querylog:"
         self.queries = stem + b"queries"
         self.leases = stem + b"leases"
+        self.rates = stem + b"rates"
         self.stage_stem = stem + b"stage:"
 
     @property

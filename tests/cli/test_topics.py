@@ -125,6 +125,10 @@ def test_limit_is_changed_refused_and_what_it_holds_back_is_shown(run, topic):
         assert told in run(*command).stderr
     assert re.search(r"^held +1$", run("topic", "show", name).stdout, re.MULTILINE)
     assert json.loads(run("stats", name, "--json").stdout)["held"] == 1
+    by_key = f"{name}: limit rate:1:1h -> concurrency:1:key=tenant\n"
+    assert run("topic", "set", name, "--limit", "concurrency:1:key=tenant").stdout == by_key
+    assert run("topic", "set", name, "--limit", "concurrency:1:key=").exit_code == 2
+    run("topic", "set", name, "--limit", "rate:1:1h")
     assert "is rate:1:1h already" in run("topic", "set", name, "--limit", "rate:1:1h:1").stdout
     assert run("topic", "set", name, "--limit", "rate").exit_code == 2
     assert run("topic", "set", name, "--limit", "off").stdout == f"{name}: limit rate:1:1h -> off\n"

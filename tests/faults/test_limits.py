@@ -21,11 +21,11 @@ def received_beside_and_after_a_killed_consumer(
     """Return what another consumer got while the killed one had its leases, and after."""
     topic = client.topic(name, retry="immediate", limit=limit)
     for number in range(3):
-        topic.send({"n": number})
+        topic.send({"n": number}, headers={"tenant": f"{number}"})
     with running("hang", server.url, name, log) as child, topic.consumer() as consumer:
         wait_for_lines(log, "working")
         wait_for_lines(log, "leased")
-        topic.send({"n": 3})
+        topic.send({"n": 3}, headers={"tenant": "0"})
         beside = consumer.receive(10, wait=0)
         child.kill()
         child.wait()
@@ -39,12 +39,20 @@ def received_beside_and_after_a_killed_consumer(
     return len(beside), len(after)
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(rmq.Concurrency(3), (0, 4)), (None, (1, 3))])
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (rmq.Concurrency(3), (0, 4)),
+        (rmq.Concurrency(1, key="tenant"), (0, 4)),
+        (rmq.Concurrency(1, key="other"), (1, 3)),
+        (None, (1, 3)),
+    ],
+)
 def test_share_of_a_killed_consumer_comes_back_when_its_leases_end(
     server: Server, client: rmq.Client, name: str, tmp_path: Path,
     limit: rmq.Concurrency | None, expected: tuple[int, int],
 ) -> None:  # fmt: skip
-    """Without a limit, the control, the fourth message is delivered beside the three."""
+    """Without a limit, or a limit of its key, the controls, the fourth is delivered beside them."""
     found = received_beside_and_after_a_killed_consumer(
         server, client, name, tmp_path / "log", limit
     )

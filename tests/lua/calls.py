@@ -88,6 +88,7 @@ def furnish(box: Box) -> Furnished:
             commands.schedule_set(box.keys, name, DEFINITION, TIMING, now - 9, now - 2, 100, b"0")
         )
     box.run(commands.schedule_pause(box.keys, PAUSED))
+    box.redis.zadd(box.keys.rates, {"a": now + 60_000})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
         box.redis.hdel(box.keys.slot, field)
     return Furnished(
@@ -246,7 +247,18 @@ def _scheduling(f: Furnished) -> Command[Any]:
     return schedule_send(f, priority=900)
 
 
+def _limited(verb: str) -> Call:
+    """A call on a slot with a rate for each key."""
+
+    def call(f: Furnished) -> Command[Any]:
+        f.box.redis.hset(f.box.keys.slot, "limit", "0:0:0:0:1:1000:1:0:tenant")
+        return CALLS[verb](f)
+
+    return call
+
+
 REACHING |= {
+    **{(verb, "rates"): _limited(verb) for verb in ("prepare", "query_take", "stats")},
     ("prepare", "leases"): _call(
         lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True, shared=1)
     ),

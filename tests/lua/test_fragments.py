@@ -16,7 +16,7 @@ LIBRARIES = sorted(path.stem for path in LUA.glob("lib/*.lua"))
 INLINE = sorted(path.stem for path in LUA.glob("lib/inline/*.lua"))
 GLOBALS = {
     "KEYS", "ARGV", "redis", "cmsgpack", "struct", "math", "string", "table",
-    "error", "select", "tonumber", "type", "unpack",
+    "error", "ipairs", "pcall", "select", "tonumber", "type", "unpack",
 }  # fmt: skip
 SECTIONS = ("Reads", "Writes", "Declares", "Returns for the caller")
 

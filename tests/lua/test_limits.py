@@ -372,13 +372,17 @@ def test_slots_share_a_limit(make_box):
     assert fields == ["10:3000:2:2", "10:3000:1:2", "10:3000:1:1"]
 
 
-def test_limit_that_cannot_be_read_stops_every_take_and_nothing_changes(make_box):
+@pytest.mark.parametrize("limit", ["4 a second", "1:1000:1:0:1:1000", "0:0:0:0:tenant"])
+def test_limit_that_cannot_be_read_stops_every_take_and_nothing_changes(make_box, limit):
     box = rated(make_box, 4)
     box.one()
-    box.redis.hset(box.keys.slot, "limit", "4 a second")
+    box.redis.hset(box.keys.slot, "limit", limit)
     before = box.state()
 
-    for call in (lambda: box.prepare(1), lambda: ask(box), box.stats):
+    calls = [lambda: box.prepare(1), box.stats]
+    if " " in limit:
+        calls.append(lambda: ask(box))  # of limits for each key it reads the note alone
+    for call in calls:
         with pytest.raises(Exception, match="limit"):
             call()
 

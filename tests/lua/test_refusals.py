@@ -24,7 +24,7 @@ PLACES = {
     "nack": "slot store prepare records dead failures audit bodies",
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
-    "prepare": "slot store prepare records dead failures merge audit bodies leases",
+    "prepare": "slot store prepare records dead failures merge audit bodies leases rates",
     "publish": "slot store records settled0 settled1 failures merge audit stage bodies prepare",
     "purge": "slot store records failures merge audit bodies",
     "queries": "slot queries leases",
@@ -38,7 +38,8 @@ PLACES = {
         "slot prepare records failures settled0 settled1 audit query querylog queries store bodies"
     ),
     "query_take": (
-        "slot store prepare records dead failures merge audit query querylog queries bodies leases"
+        "slot store prepare records dead failures merge audit query querylog queries bodies leases "
+        "rates"
     ),
     "redrive": "slot store records dead failures prepare",
     "reject": "slot prepare records dead failures audit bodies",
@@ -60,14 +61,14 @@ PLACES = {
     "set_priority": "slot store prepare records dead",
     "sink_begin": "sink",
     "sink_end": "sink",
-    "slot": "slot records",
+    "slot": "slot records rates",
     "slot_delete": (
         "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
-        "leases"
+        "leases rates"
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
-    "stats": "slot store prepare records dead merge settled0 settled1",
+    "stats": "slot store prepare records dead merge settled0 settled1 rates",
     "tidy": "slot records dead failures settled0 settled1 audit bodies",
     "topic": "topic",
     "topic_close": "topic",

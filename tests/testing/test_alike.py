@@ -208,7 +208,9 @@ local again = cmsgpack.unpack(cmsgpack.pack(value))
 for i = 1, 7 do
   again[i] = string.format('%.0f', again[i])
 end
-return { packed, a, b, at, struct.pack('>I4', 4294967295), again }
+local map = cmsgpack.unpack('\\130\\166tenant\\161a\\161b\\218\\0\\1c')
+local long = cmsgpack.unpack('\\222\\0\\1\\161a\\161b')
+return { packed, a, b, at, struct.pack('>I4', 4294967295), again, map.tenant, map.b, long.a }
 """
 
 

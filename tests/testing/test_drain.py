@@ -408,6 +408,29 @@ def test_clock_of_the_test_gives_the_tokens_of_a_rate(broker: Broker) -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_drain_runs_what_limits_for_each_key_let_go(broker: Broker) -> None:
+    topic = broker.client.topic(
+        "t", limit=[rmq.Rate(1, per=10, key="tenant"), rmq.Concurrency(1, key="tenant")]
+    )
+    seen: list[int] = []
+
+    @topic.handler()
+    def handle(body: int) -> None:
+        seen.append(body)
+
+    topic.send_many([rmq.Outgoing(n, headers={"tenant": "aab"[n % 3]}) for n in range(6)])
+
+    broker.drain()
+    assert seen == [0, 2]
+    broker.clock.advance(9.999)
+    broker.drain()
+    assert seen == [0, 2]
+    broker.drain(advance=0.001)
+    assert seen == [0, 2, 1, 5]
+    broker.drain(advance=20)
+    assert seen == [0, 2, 1, 5, 3, 4]
+
+
 def test_drain_of_a_paused_topic_ends_and_runs_nothing(broker: Broker) -> None:
     topic = broker.client.topic("t")
     seen: list[int] = []

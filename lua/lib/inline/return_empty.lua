@@ -24,6 +24,9 @@ end
 if waits ~= '0' and field and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, field) or 0) < now + 1500 then
   note_sleeper(slot, store, field, now)
 end
+if waits ~= '0' and gate and gate.sends_wake and tonumber(redis.call('HGET', slot, 'waiting') or 0) < now + 1500 then
+  note_sleeper(slot, store, 'waiting', now)
+end
 if again then
   -- A poll that finds nothing writes nothing; but an earlier copy of this call may still be in the network.
   --- @include "lib/replay"

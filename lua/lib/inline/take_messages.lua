@@ -3,7 +3,7 @@ take_messages: pick the messages that go next and remove them from the StoreQueu
 placed inline, and seldom needed parts are included in their branch: every function of a script is made anew at each
 run, which is costly for a script that takes one message.
 
-Reads:     slot, store, prepare, records, dead, failures, merge, audit, bodies: keys
+Reads:     slot, store, prepare, records, dead, failures, merge, audit, bodies, rates: keys
            now, now_us, limit, waits, ordered
            credit_lease: where waits is an offer
            s: the fields of the slot, from take_fields
@@ -17,8 +17,9 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            reply: the fields of the reply, without the deadline
            drained: whether there is nothing more to take just now
            gate: nil, or when messages may be taken again, for next_ready_in
+           key_limit, keys: nil, or the limits of the slot for each key, and what open_keys returns
            max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, shared_expired,
-           picked, to_inspect, any_large, bytes, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
+           picked, to_inspect, any_large, bytes, want, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
 --- @include "lib/check"
@@ -37,6 +38,7 @@ local any_failed = failed > 0 and failed > redis.call('ZCARD', dead) -- each dea
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
 local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, retries_left, promoted, hold, gate = {}, false, 0, nil, nil
+local key_limit, keys, want
 local on_top, priorities = false, 0 -- whether the first so many ids are the highest priorities
 local shared_expired = s[10] and tonumber(s[10]) <= now -- a lease that stands for many deliveries
 local reply = { 0, (expired_leases > 0 and 1 or 0) + (shared_expired and 2 or 0), 0, tonumber(s[5] or 0) + 1,
@@ -45,10 +47,15 @@ local reply = { 0, (expired_leases > 0 and 1 or 0) + (shared_expired and 2 or 0)
 if s[12] then
   gate = { at = math.huge } -- paused
 elseif s[13] then
+  --- @include "lib/key_limits"
   --- @include "lib/limits"
   local room
-  room, gate = room_in(s[13], redis.call('HGET', slot, 'bucket'), redis.call('ZCARD', prepare), now)
-  limit = math.min(limit, room)
+  local noted, in_flight = redis.call('HMGET', slot, 'bucket', 'held'), redis.call('ZCARD', prepare)
+  room, gate = room_in(s[13], noted[1], in_flight, now)
+  limit, key_limit = math.min(limit, room), key_limit_in(s[13])
+  if key_limit and not gate then
+    gate = held_gate(noted[2], now, s[7], in_flight)
+  end
 end
 if gate then
   --- @include "lib/inline/return_empty"
@@ -73,6 +80,11 @@ if ordered or s[8] then
   if ordered and any_failed then
     limit = 1 -- it may be a message that kills its consumer: those behind it must not lose retries for that
   end
+end
+
+want = limit
+if key_limit then
+  limit = TAKE_MOST -- look past messages of held keys
 end
 
 -- Due timed messages go first, earliest first; then priorities, larger first; then retries, larger first. One take in
@@ -138,6 +150,11 @@ for turn = 1, 3 do
       end
     end
   end
+end
+
+limit = want
+if key_limit and #ids > 0 then
+  --- @include "lib/inline/skip_held"
 end
 
 -- The records, as many as 16 MiB hold with their large bodies. An id without a record stops the script: nothing has been
@@ -223,5 +240,16 @@ if s[13] then
     redis.call('HSET', slot, 'bucket', left)
   end
   _, gate = room_in(s[13], left, in_flight + n, now)
+  if keys then
+    --- @include "lib/key_limits"
+    take_key_tokens(keys, taken)
+    if keys.held then
+      local note = held_note(keys, store, s[7], in_flight + n)
+      gate = gate or held_gate(note, now, s[7], in_flight + n)
+      redis.call('HSET', slot, 'held', note)
+    else
+      redis.call('HDEL', slot, 'held')
+    end
+  end
 end
 local drained = all < limit and all == picked and promoted == 0

@@ -111,7 +111,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         scripts.load("stats"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
-            keys.settled1,
+            keys.settled1, keys.rates,
         ),
         [clock.now_us],
         lambda reply: dict(zip(STATS, reply, strict=True)),

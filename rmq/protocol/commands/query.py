@@ -121,6 +121,7 @@ def query_take(keys: SlotKeys, lease: QueryLease, after: int, limit: int) -> Com
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.leases,
+            keys.rates,
         ),
         [
             clock.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms, after, limit,

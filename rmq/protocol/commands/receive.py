@@ -89,7 +89,7 @@ def prepare(
         scripts.load("prepare"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, keys.bodies, keys.leases,
+            keys.audit, keys.bodies, keys.leases, keys.rates,
         ),
         [
             clock.now_us, session.call, limit, lease_ms, _waits(waits), 1 if ordered else 0,

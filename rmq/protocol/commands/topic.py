@@ -84,7 +84,7 @@ def slot(
     """Write the settings of a topic to a slot, unless it has those of this revision."""
     return Command(
         scripts.load("slot"),
-        (keys.slot, keys.records),
+        (keys.slot, keys.records, keys.rates),
         [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
         int,
     )
@@ -97,6 +97,7 @@ def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[Slo
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,
+            keys.rates,
         ),
         [created, "" if most is None else most],
         lambda reply: SlotDeleteReply(*reply),

@@ -1,6 +1,6 @@
 -- cmsgpack: what the scripts use of the cmsgpack library of Redis, for fakeredis: strings, lists and whole
 -- numbers from -2^53 to 2^53. It writes each in its longest MessagePack form, and reads those and, of texts and
--- lists, the shorter ones too: a client writes what publish reads.
+-- lists, the shorter ones too: a client writes what publish reads. It reads maps, too: headers.
 local cmsgpack = {}
 local TEXT, WHOLE, LIST = 219, 211, 221 -- str 32, int 64, array 32
 
@@ -37,9 +37,9 @@ local function number(text, at, size)
   return n
 end
 
-local SIZES = { [217] = 1, [218] = 2, [219] = 4, [220] = 2, [221] = 4 } -- bytes of the size, by kind
+local SIZES = { [217] = 1, [218] = 2, [219] = 4, [220] = 2, [221] = 4, [222] = 2, [223] = 4 } -- bytes of the size, by kind
 
--- sized: (size, where the rest begins) of a text or a list.
+-- sized: (size, where the rest begins) of a text, a list or a map.
 local function sized(text, at, kind, fixed)
   if not SIZES[kind] then
     return kind - fixed, at + 1
@@ -63,6 +63,14 @@ local function read(text, at)
     size, at = sized(text, at, kind, 144)
     for i = 1, size do
       found[i], at = read(text, at)
+    end
+    return found, at
+  elseif kind == 222 or kind == 223 or kind >= 128 and kind < 144 then
+    local found, size, key = {}, nil, nil
+    size, at = sized(text, at, kind, 128)
+    for _ = 1, size do
+      key, at = read(text, at)
+      found[key], at = read(text, at)
     end
     return found, at
   end

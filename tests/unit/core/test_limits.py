@@ -26,6 +26,14 @@ BOTH = Limits(Rate(100, 1), Concurrency(5))
         ("rate:100", Limits(Rate(100, 1.0))),
         ("rate:100:1m:7", Limits(Rate(100, 60, 7))),
         ("concurrency:5, rate:100:1s", BOTH),
+        (Concurrency(1, key="tenant"), Limits(key_concurrency=Concurrency(1, key="tenant"))),
+        ("concurrency:1:key=tenant", Limits(key_concurrency=Concurrency(1, "tenant"))),
+        ("rate:10:1s:key=tenant", Limits(key_rate=Rate(10, 1, key="tenant"))),
+        ("rate:10:key=a.b", Limits(key_rate=Rate(10, key="a.b"))),
+        (
+            [Rate(9, 1, 2, "x"), Concurrency(5), Concurrency(2, "x"), Rate(100, 1)],
+            Limits(Rate(100, 1), Concurrency(5), Rate(9, 1, 2, "x"), Concurrency(2, "x")),
+        ),
     ],
 )
 def test_limit_is_accepted_in_every_form_and_comes_back_from_its_texts(
@@ -43,7 +51,9 @@ def test_limit_is_accepted_in_every_form_and_comes_back_from_its_texts(
     [
         "100", "rate", "rate:", "rate:x", "rate:0", "rate:1:0s", "rate:1:2d", "rate:1:1s:0",
         "rate:1:1s:1:1", "rate:1000001", "concurrency:0", "concurrency:1:2", "rate:1,rate:2",
-        "concurrency:-1", "rate:1:x", "rate:²",
+        "concurrency:-1", "rate:1:x", "rate:²", "rate:1:1s:key=", "rate:key=a",
+        "concurrency:1:key=a:b", "concurrency:1:key=rmq-type", "concurrency:1:key=a b",
+        "concurrency:1:key=a,rate:1:key=b", "rate:1:key=a,rate:2:key=a", "rate:1001:1s:key=a",
     ],
 )  # fmt: skip
 def test_text_that_is_no_limit_is_refused(given: str) -> None:
@@ -63,6 +73,9 @@ def test_fields_are_checked_where_they_are_given() -> None:
         lambda: Rate(1, 0),
         lambda: Rate(1, 1, 0),
         lambda: Concurrency(0),
+        lambda: Concurrency(1, key=""),
+        lambda: Concurrency(1, key="x" * 65),
+        lambda: Rate(2, 0.001, key="a"),
     ):
         with pytest.raises(rmq.InvalidValue):
             make()
@@ -79,6 +92,18 @@ def test_shares_of_slots_add_up_to_the_limit(slots: int) -> None:
     assert sum(burst for *_, burst, _ in shares) == 2000
     assert sum(most for *_, most in shares) == 1030
     assert max(most for *_, most in shares) - min(most for *_, most in shares) <= 1
+
+
+def test_share_of_a_slot_names_the_header_last() -> None:
+    both = Limits(Rate(10, 1, 4), key_rate=Rate(5, 2, key="a"), key_concurrency=Concurrency(4, "a"))
+
+    assert both.of_slot(0, 2) == "10:2000:2:0:5:4000:3:2:a"
+    assert Limits(key_concurrency=Concurrency(1, "a")).of_slot(0, 1) == "0:0:0:0:0:0:0:1:a"
+
+
+def test_key_that_is_no_text_is_refused() -> None:
+    with pytest.raises(rmq.InvalidType, match="header"):
+        Concurrency(1, key=7)  # type: ignore[arg-type]
 
 
 def test_burst_smaller_than_the_slots_is_one_for_each() -> None:
@@ -100,6 +125,13 @@ def test_topic_that_was_created_before_there_were_limits_has_none() -> None:
 
 
 def test_limit_of_a_later_version_is_refused() -> None:
-    for text in ("rate:1", "rate:1:2", "weight:3", "concurrency:1:2"):
+    for text in (
+        "rate:1",
+        "rate:1:2",
+        "weight:3",
+        "concurrency:1:2",
+        "concurrency",
+        "rate:1:2:3:by=a",
+    ):
         with pytest.raises(rmq.InvalidValue, match="in Redis"):
             limits.from_redis(text)
