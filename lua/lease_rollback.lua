@@ -11,7 +11,8 @@ Returns   {how many were given back, 1 if more have to be}
 Cost      O(k log L), k = limit, L = leases of the slot
 Atomic    The deadline of each delivery becomes one that has passed; `rollback` then treats it as any expired lease, at the
           cost of a retry. A lease that is partly given back can no longer be renewed; it goes with its last delivery, or
-          where it has none. `leases_until` of the slot is corrected. The first write needs no memory. A second run goes on.
+          where it has none. Deliveries whose lease is missing are given back too. `leases_until` of the slot is corrected.
+          The first write needs no memory. A second run goes on.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -25,6 +26,13 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
 end
 local first = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
 redis.call('ZCARD', queries)
+-- Deliveries whose lease is missing, because somebody deleted the key, have nothing to wait for.
+local lowest = redis.call('ZRANGEBYSCORE', prepare, string.format('%.0f', (SHARED + 1) * 1000),
+  string.format('(%.0f', (SHARED + SHARED_MOST + 1) * 1000), 'WITHSCORES', 'LIMIT', 0, 1)
+local stray = lowest[2] and string.format('%d', math.floor(tonumber(lowest[2]) / 1000) - SHARED)
+if stray and not redis.call('ZSCORE', leases, stray) then
+  first = { stray, 0 }
+end
 local low, high = range_of(first[1] and whole_number(first[1], 1, SHARED_MOST, 'number') or 0)
 local page = redis.call('ZRANGEBYSCORE', prepare, low, high, 'WITHSCORES', 'LIMIT', 0, limit)
 if not first[1] or tonumber(first[2]) > now then

@@ -10,7 +10,7 @@ end, the next rollback corrects it.
 ]]
 --- @include "lib/check"
 local SHARED = 3000000000 -- the year 2065; below FAR of lib/query
-local SHARED_MOST = 900000000 -- numbers of leases; then they begin with 1 again
+local SHARED_MOST = 900000000 -- numbers of leases
 
 -- The range of scores that the deliveries of a lease have.
 local function range_of(number)
@@ -41,9 +41,11 @@ end
 -- half of the lease may be left only after a pause, since its worker renews it; then the take renews it.
 local function lease_for_take(slot, leases, number, lease_end, lease, now, until_ms)
   if number == 0 or lease_end <= 0 then
-    number, lease_end = redis.call('HINCRBY', slot, 'lease_number', 1), 0
-    if number >= SHARED_MOST then
-      redis.call('HSET', slot, 'lease_number', 0)
+    -- By the clock, not by a counter: that of a slot which lost its last second, or was created anew, would give numbers
+    -- again that workers still have. These come again after ten days.
+    number, lease_end = now % SHARED_MOST + 1, 0
+    while redis.call('ZSCORE', leases, string.format('%d', number)) do
+      number = number % SHARED_MOST + 1
     end
   end
   if lease_end - now < lease / 2 then

@@ -5,8 +5,9 @@ The verbs that settle a delivery are in `rmq.client.consumer`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from rmq.core import record
@@ -16,6 +17,7 @@ from rmq.core.keys import SlotKeys
 from rmq.core.message import Receipt, moment
 from rmq.core.record import Record
 from rmq.core.score import receipt_deadline_ms, receipt_retries_left
+from rmq.core.shared_lease import SharedLease
 from rmq.core.validation import Duration
 
 OPEN, SETTLED, LOST = 0, 1, 2
@@ -52,6 +54,7 @@ class BatchOrigin(NamedTuple):
     newest: int  # acceptance number of the slot's newest message
     retries: int  # of a fresh message
     until: float  # the end of their leases at the earliest, by the monotonic clock, unless renewed
+    lease: SharedLease | None = None  # that they share; None: each has its own
 
 
 class DeliveryData:
@@ -62,7 +65,6 @@ class DeliveryData:
         "_id",
         "_origin",
         "_record",
-        "_row",
         "_score",
         "_state",
         "_unconfirmed",
@@ -79,7 +81,6 @@ class DeliveryData:
         self._record = entry
         self._state = OPEN
         self._unconfirmed = ""  # the verb that was sent and whose reply was not read
-        self._row = -1  # its row in a worker's lease table, which renews its lease
         self._claim: Claim | None = None  # on its business key
         self.fence = fence
         self.body = body
@@ -122,8 +123,14 @@ class DeliveryData:
 
     @property
     def deadline(self) -> datetime:
-        """The time at which the lease ends, by the server's clock."""
-        return moment(receipt_deadline_ms(self._score))
+        """The time at which the lease ends, by the server's clock.
+
+        In a worker, which renews leases: until when it surely holds, by the clock of this machine.
+        """
+        if self._origin.lease is None:
+            return moment(receipt_deadline_ms(self._score))
+        left_s = self._origin.lease.safe_until() - time.monotonic()
+        return datetime.now(UTC) + timedelta(seconds=max(0.0, left_s))
 
     @property
     def priority(self) -> int | None:
@@ -180,7 +187,7 @@ class DeliveryData:
         a verb failed.
         """
         return self._state == LOST or (
-            self._row >= 0 and self._origin.consumer.lease_table.is_lost(self)
+            self._state == OPEN and self._origin.lease is not None and self._origin.lease.is_lost()
         )
 
     @property

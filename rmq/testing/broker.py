@@ -22,12 +22,11 @@ from rmq.testing.adoption import Adoption, Adoptions
 from rmq.testing.assertions import MessageCriteria
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
-from rmq.testing.drain import Drain, DrainedTopic, Result, most_taken
+from rmq.testing.drain import Drain, DrainedTopic, Result
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.schedules import ScheduledSends
 from rmq.testing.servers import Backend, Database
 from rmq.transport import Transport
-from rmq.worker.lease_table import LeaseTable
 from rmq.worker.unhandled import Unhandled
 
 AnyTopic = str | Topic | AsyncTopic
@@ -182,7 +181,7 @@ class Broker:
             Endless: `limit` is reached, and more messages are due.
             ConfigurationError: no handler is registered, or an event loop runs: use `adrain`.
         """
-        drain, drained, lease_table = self._drain(topics, advance, raises, limit)
+        drain, drained = self._drain(topics, advance, raises, limit)
         try:
             is_async = any(topic.has_async for topic in drained)
             if not (is_async or drain.scope.needs_loop):
@@ -193,7 +192,7 @@ class Broker:
                 return self._in_a_loop(drain)
             raise ConfigurationError("drain: an event loop runs here; use `await broker.adrain()`")
         finally:
-            _close_drained(drained, lease_table)
+            _close_drained(drained)
 
     def _without_loop(self, drain: Drain) -> list[Result]:
         try:
@@ -229,17 +228,17 @@ class Broker:
         limit: int = 1000,
     ) -> list[Result]:
         """Drain inside an event loop: async handlers run in it, plain ones in its thread."""
-        drain, drained, lease_table = self._drain(topics, advance, raises, limit)
+        drain, drained = self._drain(topics, advance, raises, limit)
         try:
             await drain.scope.open_async()
             return await drain_module.run_async(drain)
         finally:
             await drain.scope.close_async()
-            _close_drained(drained, lease_table)
+            _close_drained(drained)
 
     def _drain(
         self, topics: Sequence[AnyTopic], advance: bool | Duration, raises: bool, limit: int
-    ) -> tuple[Drain, list[DrainedTopic], LeaseTable]:
+    ) -> tuple[Drain, list[DrainedTopic]]:
         self._open()
         check_int(limit, "limit", 1, RUNS_MOST)
         clock = None if advance is False else self.clock
@@ -259,7 +258,6 @@ class Broker:
                 "broker.adopting(shop.client)"
             )
         handlers = [pair for pair in handlers if not names or pair[1].context.name in names]
-        lease_table = LeaseTable(sum(most_taken(of_topic) for _, of_topic in handlers))
         lifespans = dict.fromkeys(
             function for client, _ in handlers for function in client._handlers.lifespans
         )
@@ -269,14 +267,14 @@ class Broker:
             DrainedTopic(
                 of_topic,
                 client._transport if isinstance(client, Client) else self._transport,
-                client._hooks, lease_table, number,
+                client._hooks,
                 self._unhandled.setdefault(of_topic.context, Unhandled(of_topic)), scope.values,
             )
-            for number, (client, of_topic) in enumerate(handlers)
+            for client, of_topic in handlers
         ]  # fmt: skip
         send_due = self._scheduled.send_due
         drain = Drain(drained, self._plain, scope, clock, most_us, raises, limit, send_due)
-        return drain, drained, lease_table
+        return drain, drained
 
     # --- inspect ---------------------------------------------------------------------------------
 
@@ -396,10 +394,9 @@ def _name(topic: AnyTopic) -> str:
     return topic if isinstance(topic, str) else topic.name
 
 
-def _close_drained(drained: Sequence[DrainedTopic], lease_table: LeaseTable) -> None:
+def _close_drained(drained: Sequence[DrainedTopic]) -> None:
     for topic in drained:
         topic.consumer.close()
-    lease_table.close()
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:

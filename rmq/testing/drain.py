@@ -28,8 +28,7 @@ from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.transport import Transport
 from rmq.worker.dependency_scopes import Values
-from rmq.worker.lease_table import LeaseTable
-from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.runner import Disposition, Overrun, Runner, runtime_exceeded
 from rmq.worker.unhandled import Unhandled
 
@@ -154,8 +153,6 @@ class DrainedTopic:
         handlers: TopicHandlers,
         transport: Transport,
         hooks: Hooks,
-        lease_table: LeaseTable,
-        number: int,
         unhandled: Unhandled,
         process_values: Values,
     ) -> None:
@@ -168,7 +165,7 @@ class DrainedTopic:
         }
         self._most = most_taken(handlers)
         first = next(iter(handlers))
-        self.consumer = LeasedConsumer(transport, first, lease_table, number, handlers)
+        self.consumer = HandlerConsumer(transport, first, handlers=handlers)
 
     @property
     def has_async(self) -> bool:
@@ -177,7 +174,7 @@ class DrainedTopic:
 
     def take(self) -> list[Run]:
         """Receive the next message, or batches; return them with their handlers."""
-        self.consumer._receive_state.ready_at = []  # due times of its slots, in real time
+        self.consumer.receive_state.ready_at = []  # due times of its slots, in real time
         deliveries = with_retries(lambda: self.consumer.take(self._most, 0))
         runs: list[Run] = []
         batches: dict[Handler, list[DeliveryData]] = {}
@@ -216,7 +213,6 @@ class DrainedTopic:
             verb = "own"
         elif with_retries(lambda: self._carry_out(mine, disposition)):
             verb = "lost"
-        self.consumer.lease_table.remove(mine)
         return Result(
             self.name, delivery.id, delivery.body, delivery.attempt, verb, error, delivery.type
         )

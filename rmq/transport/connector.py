@@ -52,6 +52,31 @@ class Connector:
         factory = self._factory
         return factory.connection_class(**{**factory.connection_kwargs, **changes})
 
+    def plain_options(self) -> dict[str, Any]:
+        """Return the options of a connection that are numbers and texts.
+
+        `tls` has those of redis-py that begin with `ssl_`; it is left out for plain connections.
+        """
+        if self.embedded is not None and self._factory.connection_kwargs["path"] != (
+            self.embedded.socket
+        ):
+            self._factory = self._read_url()
+        given = self._factory.connection_kwargs
+        options = {
+            name: given[name]
+            for name in ("host", "port", "path", "db", "username", "password")
+            if given.get(name) is not None
+        }
+        if self._address.scheme in ("redis", "rediss"):
+            options = {"host": "localhost", "port": 6379, **options}
+        if self._address.scheme == "rediss":
+            options["tls"] = {
+                name: value
+                for name, value in given.items()
+                if name.startswith("ssl_") and isinstance(value, str | int | None)
+            }
+        return {**options, "timeout": self._timeout_s}
+
     def with_timeout(self, timeout_s: float) -> Connector:
         """Return a connector to the same server whose connections wait no longer for a reply."""
         return Connector(

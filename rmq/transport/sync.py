@@ -119,6 +119,10 @@ class Transport:
         self._current_pool().close()
         self._connector.close()
 
+    def connection_options(self) -> dict[str, Any]:
+        """Return what another program needs to connect to the same server, as JSON."""
+        return self._connector.plain_options()
+
     # --- flows -----------------------------------------------------------------------------------
 
     def run(self, flow: Flow[T], error: BaseException | None = None) -> T:

@@ -13,13 +13,16 @@ wrapped_call      calls a handler inside hooks, middleware and dependencies
 dependency_scopes opens dependencies and lifespans, and closes them
 unhandled         messages whose type no handler has
 settler           settles deliveries, many in one call
-leased_consumer   the consumer of a topic, whose leases are renewed
+handler_consumer  the consumer of a topic: it receives, claims and settles
 prefetch          how many deliveries to hold, by the run times of a handler
 poison_messages   keeps messages apart that may kill their process
 runtime_limits    finds runs that exceeded their max_runtime
 detached_claims   renews the claims of runs that outlive their deliveries
-lease_table       the deliveries that a worker holds, in shared memory
-lease_renewer     renews leases, in a process that handlers cannot starve
+lease_tracker     the shared leases of a worker, and which deliveries have begun
+shared_memory     what the worker and its heartbeat know of each other
+heartbeat         renews leases, in a process that handlers cannot starve
+heartbeat_process starts the heartbeat, and another when it dies
+script_connection the heartbeat's connection to Redis
 watchdog          checks the engine: limits, health, a stuck worker
 event_loop        an event loop in a thread, and a heartbeat for any loop
 redis_outage      opens topics, and logs, while Redis cannot be reached

@@ -23,9 +23,9 @@ from rmq.worker.dependency_scopes import Values
 from rmq.worker.event_loop import LoopHeartbeat
 from rmq.worker.executors import Executor, TaskExecutor, ThreadExecutor
 from rmq.worker.fetcher import Fetcher
+from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_queue import HandlerQueue
-from rmq.worker.lease_table import LeaseTable
-from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.lease_tracker import LeaseTracker, WorkerMemory
 from rmq.worker.settler import SettlerThread
 from rmq.worker.topic_feed import TopicFeed
 
@@ -33,6 +33,7 @@ log = logging.getLogger("rmq")
 
 THREADS, TASKS = 64, 1000  # of all handlers together, unless one handler alone has more
 SETTLER_THREADS = 2
+RELEASE_S = 0.5  # of the time for an end, for releasing what was not cancelled
 
 
 class Engine:
@@ -41,7 +42,7 @@ class Engine:
     Args:
         topics: the handlers of each topic.
         transport: to Redis.
-        lease_table: of the leases to renew.
+        memory: shared with the heartbeat, which renews the leases.
         hooks: of the interceptors.
         loop: of async handlers.
         heartbeat: of that loop.
@@ -53,7 +54,7 @@ class Engine:
         self,
         topics: Sequence[TopicHandlers],
         transport: Transport,
-        lease_table: LeaseTable,
+        memory: WorkerMemory,
         hooks: Hooks,
         loop: asyncio.AbstractEventLoop | None,
         heartbeat: LoopHeartbeat | None,
@@ -72,8 +73,8 @@ class Engine:
         self.feeds = [
             TopicFeed(
                 of_topic,
-                LeasedConsumer(
-                    transport, next(iter(of_topic)), lease_table, number,
+                HandlerConsumer(
+                    transport, next(iter(of_topic)), LeaseTracker(memory, number),
                     None if of_topic.is_single else of_topic,
                 ),
             )
@@ -138,7 +139,7 @@ class Engine:
             Whether every delivery is settled in Redis.
         """
         for executor in self._executors.values():
-            executor.cancel(seconds_until(until))
+            executor.cancel(seconds_until(until - RELEASE_S))
         for thread in self.settler_threads:
             thread.abandon()
         settled = all([thread.join(seconds_until(until)) for thread in self.settler_threads])

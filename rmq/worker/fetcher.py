@@ -73,7 +73,7 @@ class Fetcher:
         """Receive no more. Returns at once."""
         self._stopping.set()
         for feed in self._feeds:
-            feed.consumer._receive_state.interrupted = True
+            feed.consumer.receive_state.interrupted = True
         self._listener.wake()
 
     def join(self, wait_s: float) -> None:

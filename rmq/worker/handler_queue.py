@@ -16,8 +16,8 @@ from rmq.worker.dependency_scopes import Values
 from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.event_loop import LoopHeartbeat
 from rmq.worker.executors import Executor, Lane
+from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_runs import HandlerRuns
-from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.prefetch import IN_ORDER
 from rmq.worker.runner import Disposition, Halt, Overrun, Runner
 from rmq.worker.settler import ErrorState, Settler, SettlerThread
@@ -47,7 +47,7 @@ class HandlerQueue:
     def __init__(
         self,
         handler: Handler,
-        consumer: LeasedConsumer,
+        consumer: HandlerConsumer,
         hooks: Hooks,
         executor: Executor,
         heartbeat: LoopHeartbeat | None,
@@ -61,7 +61,7 @@ class HandlerQueue:
         self.handler = handler
         self.consumer = consumer
         detached_claims = (
-            None if handler.claims is None else DetachedClaims(consumer._transport, handler)
+            None if handler.claims is None else DetachedClaims(consumer.transport, handler)
         )
         runner = Runner(handler, hooks, detached_claims, values)
         self.taken = 0

@@ -17,7 +17,7 @@ from typing import Any
 from rmq.client.handler import Handler
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.worker.executors import Work
-from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.poison_messages import PoisonSuspects
 from rmq.worker.prefetch import RunTimes
 from rmq.worker.runner import ACK, RELEASE, Disposition, Halt, Runner
@@ -46,7 +46,7 @@ class HandlerRuns:
     def __init__(
         self,
         handler: Handler,
-        consumer: LeasedConsumer,
+        consumer: HandlerConsumer,
         runner: Runner,
         settler: Settler,
         is_stopping: Callable[[], bool],
@@ -82,9 +82,10 @@ class HandlerRuns:
         """Return whether the lease and the claim are still valid; otherwise report the delivery."""
         if time.monotonic() >= delivery._origin.until and delivery.lost:
             delivery._state = LOST
+            self.consumer.abandon([delivery])
             self._report(delivery, ACK)
             return False
-        if delivery._claim is not None and self.consumer.lease_table.is_claim_lost(delivery):
+        if delivery._claim is not None and self.consumer.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # the next delivery claims the key again
             return False
         return True
@@ -195,16 +196,14 @@ class HandlerRuns:
         """
         self.times.begin(batch[0])
         runner: Runner | UnhandledRunner = self.runner
-        mark_begun = self.consumer.lease_table.mark_begun
         for delivery in batch:
-            mark_begun(delivery)
+            self.consumer.begin(delivery)
             if self.handler.ordered:
                 runner = self._runner_for(delivery)
             seconds = runner.runtime_of(delivery)
             if seconds is not None:
                 until = time.monotonic() + seconds + margin_s
                 self._runtime_limits.begin(delivery, until, seconds)
-                self.consumer.lease_table.renew_until(delivery, until)
 
     def _report(self, delivery: DeliveryData, disposition: Disposition) -> None:
         self._end_run(delivery)
@@ -243,9 +242,12 @@ class HandlerRuns:
             self.settler.put(overrun)
 
     def stop_renewing(self) -> None:
-        """Let the leases of running deliveries expire, so that other workers run them."""
-        for delivery in list(self.times.running):
-            self.consumer.lease_table.renew_until(delivery, 0.0)
+        """Let the leases expire, so that other workers run what this one cannot finish."""
+        self.consumer.stop_renewing()
+
+    def first_limit(self) -> float:
+        """Return when the first running delivery exceeds its max_runtime; infinity: none does."""
+        return self._runtime_limits.first_end()
 
 
 def _resume(

@@ -38,6 +38,10 @@ class RuntimeLimits:
         if self._rest:
             self._rest.pop(delivery, None)
 
+    def first_end(self) -> float:
+        """Return when the first running delivery exceeds its limit; infinity if none has one."""
+        return min((until for until, _ in list(self.running.values())), default=float("inf"))
+
     def take_overdue(self, now: float) -> Iterator[Overrun]:
         """Return the runs that are too long, each once."""
         for delivery, (until, max_runtime_s) in list(self.running.items()):

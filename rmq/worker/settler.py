@@ -23,7 +23,7 @@ from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.worker.detached_claims import DetachedClaims
-from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.runner import DONE_BEFORE, Disposition, Halt, Overrun
 
 log = logging.getLogger("rmq")
@@ -180,7 +180,7 @@ class Settler:
     def __init__(
         self,
         handler: Handler,
-        consumer: LeasedConsumer,
+        consumer: HandlerConsumer,
         disposition_of_overrun: Callable[[Overrun], Disposition],
         detached_claims: DetachedClaims | None,
         thread: SettlerThread,
@@ -270,7 +270,7 @@ class Settler:
                               self._handler, len(left))  # fmt: skip
                 counted = self._counted_deliveries()
                 left = [delivery for delivery in left if delivery not in counted]
-                self._consumer.lease_table.remove(left)
+                self._consumer.abandon(left)
                 self.finished += len(left)
 
     def _counted_deliveries(self) -> set[DeliveryData]:
@@ -382,7 +382,7 @@ class Settler:
             except Exception:
                 log.exception("%s: %d deliveries could not be settled (%s); their leases expire",
                               self._handler, len(left), verb)  # fmt: skip
-                self._consumer.lease_table.remove(left)
+                self._consumer.abandon(left)
                 break
         if len(left) < len(deliveries):
             lost_in_all = sum(delivery._state == LOST for delivery in deliveries)
@@ -391,6 +391,3 @@ class Settler:
             self.tally["own"] += len(deliveries) - len(left) - lost_before
         self.finished += len(deliveries)
         self._counted.append(deliveries)
-        self._consumer.lease_table.remove(
-            delivery for delivery in deliveries if delivery._state != OPEN
-        )

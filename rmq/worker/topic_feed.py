@@ -11,8 +11,8 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import RMQError
 from rmq.protocol.steps import Subscription
+from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_queue import HandlerQueue
-from rmq.worker.leased_consumer import LeasedConsumer
 from rmq.worker.poison_messages import FROM_DELIVERY
 from rmq.worker.prefetch import TrickleDetector
 from rmq.worker.runner import Runner
@@ -32,7 +32,7 @@ class TopicFeed:
         consumer: receives from it.
     """
 
-    def __init__(self, handlers: TopicHandlers, consumer: LeasedConsumer) -> None:
+    def __init__(self, handlers: TopicHandlers, consumer: HandlerConsumer) -> None:
         self.handlers = handlers
         self.context = handlers.context
         self.consumer = consumer
@@ -41,7 +41,7 @@ class TopicFeed:
         self.unhandled = Unhandled(handlers)
         self.is_full = False  # without room when it was looked at last
         self.next_at = 0.0  # when to look at it next, by the monotonic clock
-        self._state = consumer._receive_state
+        self._state = consumer.receive_state
         self._suspect_below = 0.0  # retries left, as receipts hold them
         self._trickle = TrickleDetector()
         self._not_before = 0.0

@@ -1,4 +1,4 @@
-"""The watchdog: a thread that checks the engine and the lease renewer of a worker."""
+"""The watchdog: a thread that checks the engine and the lease heartbeat of a worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rmq.transport import Transport
 from rmq.worker.engine import Engine
 from rmq.worker.event_loop import LoopHeartbeat
 from rmq.worker.handler_queue import HandlerQueue
-from rmq.worker.lease_renewer import RenewerProcess, RenewerThread
-from rmq.worker.lease_table import LeaseTable
+from rmq.worker.heartbeat_process import HeartbeatProcess, HeartbeatThread
+from rmq.worker.lease_tracker import FOREVER, WorkerMemory
 from rmq.worker.recycling import RecyclingLimits
 from rmq.worker.redis_outage import OutageLog, ping_error
 
@@ -25,7 +25,8 @@ log = logging.getLogger("rmq")
 WATCH_S = 0.1
 QUIET_S = 5.0  # without a turn of a fetcher, or in one call to settle, a worker is not healthy
 SILENT_S = 2.0  # without a turn of a fetcher, Redis is pinged
-RENEWER_ROUND_S = 30.0  # a renewal during an outage of Redis may take so long
+HEARTBEAT_ROUND_S = 30.0  # a renewal during an outage of Redis may take so long
+LIMIT_MARGIN_S = 1.0  # in which this thread gives back a delivery that exceeded its max_runtime
 PING_S = 1.0  # between two pings while nothing moves
 ALIVE_S = 60.0  # something that hangs for so long in this process will not recover
 
@@ -51,8 +52,8 @@ class Watchdog:
     def __init__(
         self,
         engine: Engine,
-        renewer: RenewerThread | RenewerProcess,
-        lease_table: LeaseTable,
+        lease_heartbeat: HeartbeatThread | HeartbeatProcess,
+        memory: WorkerMemory,
         heartbeat: LoopHeartbeat | None,
         transport: Transport,
         watchdog_s: float | None,
@@ -60,8 +61,8 @@ class Watchdog:
         limits: RecyclingLimits,
     ) -> None:
         self._engine = engine
-        self._renewer = renewer
-        self._lease_table = lease_table
+        self._lease_heartbeat = lease_heartbeat
+        self._memory = memory
         self._heartbeat = heartbeat
         self._transport = transport
         self._watchdog_s = watchdog_s
@@ -85,15 +86,15 @@ class Watchdog:
 
     def _run(self) -> None:
         last_turn, grace_until = time.monotonic(), 0.0
-        # It goes on while the worker stops: running handlers need their leases and limits, and a
-        # renewer process ends with the thread that started it.
+        # It goes on while the worker stops: running handlers need their leases and limits.
         while not self._ended.wait(WATCH_S):
             for queue in self._engine.queues:
                 try:
                     queue.check_limits()
                 except Exception:
                     log.exception("%s: unexpected, while its limits were checked", queue.handler)
-            self._renewer.ensure_running()
+            self._allow_renewals(time.monotonic())
+            self._lease_heartbeat.ensure_running()
             self._log_outage(time.monotonic())
             if self._stopping.is_set():
                 continue
@@ -110,6 +111,15 @@ class Watchdog:
             ):
                 self.stuck = True
                 self._stopping.set()
+
+    def _allow_renewals(self, now: float) -> None:
+        """Let the heartbeat renew for some time, and no longer than the running handlers may run.
+
+        It then renews through a call that holds the GIL, and not for a process that hangs.
+        """
+        first_limit = min(queue.runs.first_limit() for queue in self._engine.queues)
+        hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
+        self._memory.renew_until(min(now + hang_s, first_limit + LIMIT_MARGIN_S))
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
         """Return whether something has not moved for so long although Redis could be reached."""
@@ -190,12 +200,9 @@ class Watchdog:
                     f"max_runtime for {hung_s:.0f} s"
                 )
                 since.append(hung_s)
-        lease_table, heartbeat = self._lease_table, self._heartbeat
-        with contextlib.suppress(ValueError):  # the worker is stopping and has closed it
-            if now - lease_table.last_round() > RENEWER_ROUND_S:
-                problems.append(
-                    f"leases were not checked for {now - lease_table.last_round():.0f} s"
-                )
+        last_round, heartbeat = self._memory.last_round(), self._heartbeat
+        if now - last_round > HEARTBEAT_ROUND_S:
+            problems.append(f"leases were not checked for {now - last_round:.0f} s")
         if heartbeat is not None and heartbeat.lag() > QUIET_S:
             problems.append(f"the event loop is blocked for {heartbeat.lag():.0f} s")
             since.append(heartbeat.lag())

@@ -1,4 +1,4 @@
-"""The worker: an engine for the handlers of a client, a lease renewer, and a watchdog."""
+"""The worker: an engine for the handlers of a client, a heartbeat, and a watchdog."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rmq.errors import (
 )
 from rmq.protocol.flows import open_topic
 from rmq.transport import Transport
-from rmq.worker import lease_renewer, services
+from rmq.worker import heartbeat_process, services
 from rmq.worker.chosen_topics import check_hooks, chosen_topics, lease_ms
 from rmq.worker.dependency_scopes import ProcessScope
 from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
-from rmq.worker.lease_table import LeaseTable
+from rmq.worker.lease_tracker import WorkerMemory
 from rmq.worker.prefetch import most_held
 from rmq.worker.process_exit import (
     FINISHED,
@@ -49,7 +49,7 @@ log = logging.getLogger("rmq")
 
 FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
 CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
-RENEWER_STOP_S = 0.2  # for an idle lease renewer to end
+HEARTBEAT_STOP_S = 0.2  # for an idle heartbeat to end
 OUTAGE_LOG_AFTER_S = 0.5  # a start that takes longer is logged
 ABANDON_S = 5.0  # for other handlers to finish when one is stuck
 
@@ -85,7 +85,7 @@ class Worker:
         grace: Duration = 30.0,
         concurrency: int | None = None,
         watchdog: Duration | None = 60.0,
-        keeper: lease_renewer.RenewerKind = "process",
+        keeper: heartbeat_process.Kind = "process",
         schedules: bool = True,
         max_messages: int | None = None,
         max_memory: int | None = None,
@@ -109,14 +109,16 @@ class Worker:
         self._watchdog_s = (
             None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000
         )
-        self._renewer_kind = keeper
+        self._keeper = keeper
         self._serves_schedules = schedules
         self._limits = RecyclingLimits(max_messages, max_memory, timeout_kill)
         self._engine: Engine | None = None
         self._transport: Transport | None = None
         self._owns_transport = False
-        self._renewer: lease_renewer.RenewerThread | lease_renewer.RenewerProcess | None = None
-        self._lease_table: LeaseTable | None = None
+        self._lease_heartbeat: (
+            heartbeat_process.HeartbeatThread | heartbeat_process.HeartbeatProcess | None
+        ) = None
+        self._memory: WorkerMemory | None = None
         self._loop_thread: EventLoopThread | None = None
         self._scope = ProcessScope((), ())
         self._heartbeat: LoopHeartbeat | None = None
@@ -214,14 +216,17 @@ class Worker:
     def _start_parts(self, transport: Transport, loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is not None:
             self._heartbeat = LoopHeartbeat(loop)
-        lease_table = self._lease_table = LeaseTable(sum(map(most_held, self.handlers)))
+        memory = self._memory = WorkerMemory(
+            [min(map(lease_ms, of_topic)) for of_topic in self._topics],
+            sum(each.concurrency * max(1, each.batch) + 1 for each in self.handlers),
+            sum(most_held(each) for each in self.handlers if each.claims is not None),
+        )
         engine = Engine(
-            self._topics, transport, lease_table, self._hooks, loop, self._heartbeat,
+            self._topics, transport, memory, self._hooks, loop, self._heartbeat,
             self._concurrency, self._scope.values,
         )  # fmt: skip
-        lease_table.set_shortest_lease_ms(min(map(lease_ms, self.handlers)))
         contexts = [of_topic.context for of_topic in self._topics]
-        self._renewer = lease_renewer.start(self._renewer_kind, lease_table, transport, contexts)
+        self._lease_heartbeat = heartbeat_process.start(self._keeper, memory, transport, contexts)
         for interceptor in self._hooks.chain:
             call_hook(interceptor.watch, self)
         self._services = services.start(
@@ -231,7 +236,7 @@ class Worker:
         self._engine = engine
         engine.start()
         self._watchdog = Watchdog(
-            engine, self._renewer, lease_table, self._heartbeat, transport, self._watchdog_s,
+            engine, self._lease_heartbeat, memory, self._heartbeat, transport, self._watchdog_s,
             self._stopping, self._limits,
         )  # fmt: skip
         self._watchdog.start()
@@ -239,16 +244,16 @@ class Worker:
 
     def _undo_start(self) -> None:
         """Undo a start that failed half-way."""
-        if self._renewer is not None:
-            self._renewer.stop()
+        if self._lease_heartbeat is not None:
+            self._lease_heartbeat.stop()
         self._scope.close(CANCEL_S)
         if self._loop_thread is not None:
             self._loop_thread.stop(CANCEL_S)
-        if self._lease_table is not None and self._engine is None:
-            self._lease_table.close()
+        if self._memory is not None and self._engine is None:
+            self._memory.close()
         if self._owns_transport and self._transport is not None:
             self._transport.close()
-        self._engine, self._renewer, self._lease_table = None, None, None
+        self._engine, self._lease_heartbeat, self._memory = None, None, None
         self._loop_thread = self._heartbeat = None
 
     def _connect(self) -> Transport:
@@ -291,7 +296,7 @@ class Worker:
                 "that was done may be done twice"
             )
         self._counts = engine.counts()
-        self._engine, self._renewer, self._lease_table, self._watchdog = None, None, None, None
+        self._engine, self._lease_heartbeat, self._memory, self._watchdog = None, None, None, None
         return finished and settled
 
     def _wait_for_runs(self, engine: Engine, until: float) -> bool:
@@ -311,8 +316,8 @@ class Worker:
         Returns:
             Whether all deliveries are settled in Redis.
         """
-        assert self._renewer is not None
-        assert self._lease_table is not None
+        assert self._lease_heartbeat is not None
+        assert self._memory is not None
         assert self._transport is not None
         assert self._watchdog is not None
         settled = engine.end(until)
@@ -322,7 +327,7 @@ class Worker:
         if self._status is not None:
             self._status.stop(seconds_until(until))
         self._watchdog.end()
-        self._renewer.stop(max(RENEWER_STOP_S, seconds_until(until)))
+        self._lease_heartbeat.stop(max(HEARTBEAT_STOP_S, seconds_until(until)))
         self._scope.close(seconds_until(until))
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -331,7 +336,7 @@ class Worker:
             self._loop_thread.stop(seconds_until(until))
             self._loop_thread = None
         if settled and engine.join(0):
-            self._lease_table.close()  # otherwise a thread may still read it
+            self._memory.close()
         if self._owns_transport:
             self._transport.close()
         return settled

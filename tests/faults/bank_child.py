@@ -32,7 +32,7 @@ from rmq.protocol.flows import claim
 from rmq.protocol.steps import Pipeline
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerMiddleware
-from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.handler_consumer import HandlerConsumer
 from tests.faults import bank, bank_mutants
 from tests.faults.worker_child import Book
 
@@ -83,24 +83,24 @@ class Faults:
 
 def watch(faults: Faults) -> None:
     """Have the steps that RMQ takes told to the faults."""
-    claim_keys, ack = LeasedConsumer._claim_keys, LeasedConsumer.ack
+    claim_keys, ack = HandlerConsumer._claim_keys, HandlerConsumer.ack
 
-    def claims(self: LeasedConsumer, found: list[Any]) -> None:
+    def claims(self: HandlerConsumer, found: list[Any]) -> None:
         faults.reach("taken")
         claim_keys(self, found)
 
-    def acks(self: LeasedConsumer, deliveries: Any) -> Any:
+    def acks(self: HandlerConsumer, deliveries: Any) -> Any:
         def finish_alone() -> None:
-            beside = claim.finish(self._context, deliveries)
+            beside = claim.finish(self.context, deliveries)
             if beside is not None:
-                self._transport.run(_alone(beside))
+                self.transport.run(_alone(beside))
 
         faults.reach("finished", finish_alone)
         lost = ack(self, deliveries)
         faults.reach("acked")
         return lost
 
-    LeasedConsumer._claim_keys, LeasedConsumer.ack = claims, acks  # type: ignore[method-assign, assignment]
+    HandlerConsumer._claim_keys, HandlerConsumer.ack = claims, acks  # type: ignore[method-assign, assignment]
     for guard in (LedgerMiddleware, ExactlyOnce):
         guard.run = _with_steps(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 

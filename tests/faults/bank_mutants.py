@@ -10,8 +10,8 @@ from rmq.protocol.flows import claim as claim_flow
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.tables import CONSUMED
-from rmq.worker.lease_table import LeaseTable
-from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.handler_consumer import HandlerConsumer
+from rmq.worker.lease_tracker import LeaseTracker
 from rmq.worker.runner import DONE_BEFORE, Runner
 
 LONG_MS = 600_000
@@ -20,24 +20,24 @@ DAY_MS = 86_400_000
 
 def deletes_any_claim(faults: Any) -> None:
     """A release deletes the claim on the message's key, even another delivery's."""
-    release = LeasedConsumer.release
+    release = HandlerConsumer.release
 
-    def releases(self: LeasedConsumer, deliveries: Any, *, delay: Any = 0) -> Any:
+    def releases(self: HandlerConsumer, deliveries: Any, *, delay: Any = 0) -> Any:
         mine = [deliveries] if isinstance(deliveries, DeliveryData) else list(deliveries)
         for one in mine:
             if one._claim is not None:
-                key = claim_flow.claim_key(self._context, one._claim.name)
-                self._transport.raw_command("unclaim", "DEL", key)
+                key = claim_flow.claim_key(self.context, one._claim.name)
+                self.transport.raw_command("unclaim", "DEL", key)
         return release(self, mine, delay=delay)
 
-    LeasedConsumer.release = releases  # type: ignore[method-assign, assignment]
+    HandlerConsumer.release = releases  # type: ignore[method-assign, assignment]
 
 
 def acks_busy(faults: Any) -> None:
     """A copy of what is in progress is acked.
 
     Claims live on for a while when their owner is dead, so that a test need not hit the second.
-    Nobody renews them: the renewer is a process without this patch, and would shorten their life.
+    Nobody renews them: the heartbeat is a process without this patch, and would shorten their life.
     """
     disposition_by_claim = Runner.disposition_by_claim
 
@@ -47,7 +47,7 @@ def acks_busy(faults: Any) -> None:
 
     Runner.disposition_by_claim = acks  # type: ignore[method-assign]
     claim_flow.BEYOND_MS = LONG_MS
-    LeaseTable.add_claims = lambda *_: None  # type: ignore[method-assign]
+    LeaseTracker.add_claims = lambda *_: None  # type: ignore[method-assign]
 
 
 def marks_first(faults: Any) -> None:

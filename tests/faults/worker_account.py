@@ -4,8 +4,8 @@ A history is a file of JSON lines, appended by many processes, one write each. E
 monotonic time `t` (ns, one clock for all processes), the wall time `wall` (ms, the clock of a Redis
 on this machine) and the `pid`. Handlers write
 
-    deliver   it begins; `n` the message, `attempt`, `fence`, `until`: the receipt's deadline, ms
-    until     Redis has a later deadline for this very delivery
+    deliver   it begins; `n` the message, `attempt`, `fence`, `until`: when its lease ends, ms
+    until     Redis has a later end for the lease of this very delivery
     lost      the handler has seen that d.lost is true
     hang      it is going to work for longer than its max_runtime, `runtime` seconds;
               `blind`: it blocks, and cannot look at d.lost; `loop`: nor can others beside it
@@ -160,7 +160,8 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
         if event["e"] == "redis":
             if event["back"] >= one.begun:
                 return True
-        elif event["t"] >= one.begun and event["pid"] == one.pid:
+        elif event["pid"] == one.pid and (event["t"] >= one.begun or event["e"] == "exit"):
+            # Another thread may begin between the line that tells of an exit and the exit.
             if event["e"] in ("kill", "exit", "stop", "term", "keeper"):
                 return True
             if event["e"] == "gone" and event.get("code"):

@@ -24,6 +24,7 @@ from typing import Any
 import redis
 
 import rmq
+from rmq.core.score import shared_lease
 from tests.faults import worker_mutants
 
 LOOK_S, ASK_S = 0.02, 0.1
@@ -56,8 +57,8 @@ class Play:
         first = d.attempt == 1 and not self.always_again
         act, *more = body["do"] if first else body["again"]
         about = {"n": body["n"], "fence": d.fence}
-        receipt = d.receipt.score
-        self.book.write("deliver", attempt=d.attempt, until=int(receipt // 1000) * 1000, **about)
+        until_ms = self._lease_end(d) or time.time_ns() // 1_000_000
+        self.book.write("deliver", attempt=d.attempt, until=until_ms, **about)
         if act == "exit" and d.attempt <= (more or [17])[0]:
             self.book.write("exit")
             os._exit(9)
@@ -74,10 +75,10 @@ class Play:
         if act == "gil":
             ctypes.PyDLL(None).usleep(int(more[0] * 1_000_000))
         if act in ("hold", "hang"):
-            yield from self._hold(more[0], d, receipt, about)
+            yield from self._hold(more[0], d, until_ms, about)
         self.book.write("done", **about)
 
-    def _hold(self, seconds: float, d: Any, receipt: float, about: Any) -> Iterator[float]:
+    def _hold(self, seconds: float, d: Any, until_ms: int, about: Any) -> Iterator[float]:
         lost, until, asked, now = False, time.monotonic() + seconds, 0.0, 0.0
         while now < until:
             try:
@@ -92,17 +93,21 @@ class Play:
                 self.book.write("lost", **about)
             if time.monotonic() >= asked + ASK_S:
                 asked = time.monotonic()
-                found = self._deadline(d)
-                if found is not None and found > receipt and found % 1000 == receipt % 1000:
-                    receipt = found
-                    self.book.write("until", until=int(found // 1000) * 1000, **about)
+                found = self._lease_end(d)
+                if found is not None and found > until_ms:
+                    until_ms = found
+                    self.book.write("until", until=until_ms, **about)
 
-    def _deadline(self, d: Any) -> float | None:
+    def _lease_end(self, d: Any) -> int | None:
+        """When the lease of a delivery ends, epoch ms; None where it is not known, or is gone."""
+        keys, score = d._origin.keys, d.receipt.score
         try:
-            found: Any = self.raw.zscore(d._origin.keys.prepare, d.id.member)
+            if self.raw.zscore(keys.prepare, d.id.member) != score:
+                return None
+            found: Any = self.raw.zscore(keys.leases, shared_lease(score))
         except redis.RedisError:
             return None  # it is away: the test's doing
-        return None if found is None else float(found)
+        return None if found is None else int(found)
 
 
 def _report_health(worker: rmq.Worker, book: Book) -> None:

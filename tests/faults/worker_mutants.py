@@ -9,34 +9,31 @@ import time
 from typing import Any
 
 from rmq.core.delivery import SETTLED
-from rmq.worker import lease_renewer
+from rmq.worker import heartbeat_process
+from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_runs import HandlerRuns
-from rmq.worker.lease_table import LeaseTable
-from rmq.worker.leased_consumer import LeasedConsumer
+from rmq.worker.heartbeat import Heartbeat
+from rmq.worker.lease_tracker import HeldLease
+from rmq.worker.watchdog import Watchdog
 
 
 def blind_keeper() -> None:
-    """The lease renewer renews for a process that is stopped."""
-    start = lease_renewer.subprocess.Popen
-
-    class Blind(start):  # type: ignore[misc,valid-type]
-        def __init__(self, words: list[str], **options: Any) -> None:
-            call = "lease_renewer.main()"
-            code = words[2].replace(call, f"lease_renewer.is_stopped = lambda pid: False; {call}")
-            assert code != words[2]
-            super().__init__([*words[:2], code, *words[3:]], **options)
-
-    lease_renewer.subprocess.Popen = Blind  # type: ignore[misc]
+    """The heartbeat renews for a process that is stopped, for as long as that is."""
+    main = "main(int(sys.argv[2]))"
+    blind = "import rmq.worker.heartbeat as h; h.is_stopped = lambda pid: False; "
+    assert heartbeat_process.PROGRAM.endswith(main)
+    heartbeat_process.PROGRAM = heartbeat_process.PROGRAM.removesuffix(main) + blind + main
+    Watchdog._allow_renewals = lambda self, now: None  # type: ignore[method-assign]
 
 
 def idle_keeper() -> None:
     """No lease is renewed. Needs keeper="thread"."""
 
-    def rest(self: lease_renewer.LeaseRenewer) -> float:
-        self.lease_table.note_round()
+    def rest(self: Heartbeat) -> float:
+        self.memory.times[0] = time.monotonic()
         return 0.1
 
-    lease_renewer.LeaseRenewer.renew_due = rest  # type: ignore[method-assign]
+    Heartbeat.beat = rest  # type: ignore[method-assign]
 
 
 def acks_first() -> None:
@@ -55,16 +52,17 @@ def acks_first() -> None:
 def acks_by_id() -> None:
     """Its acks look at the id alone."""
 
-    def ack(self: LeasedConsumer, deliveries: Any) -> list[Any]:
+    def ack(self: HandlerConsumer, deliveries: Any) -> list[Any]:
         for one in deliveries:
             keys = one._origin.keys
-            self._transport.raw_command("ack", "ZREM", keys.prepare, one.id.member)
-            self._transport.raw_command("ack", "HDEL", keys.records, one.id.member)
+            self.transport.raw_command("ack", "ZREM", keys.prepare, one.id.member)
+            self.transport.raw_command("ack", "HDEL", keys.records, one.id.member)
             one._state = SETTLED
-        self.lease_table.remove(deliveries)
+        assert self.tracker is not None
+        self.tracker.forget(deliveries)
         return []
 
-    LeasedConsumer.ack = ack  # type: ignore[method-assign]
+    HandlerConsumer.ack = ack  # type: ignore[method-assign]
 
 
 def begins_anything() -> None:
@@ -74,12 +72,12 @@ def begins_anything() -> None:
 
 def never_tells() -> None:
     """d.lost is never true."""
-    LeaseTable.is_lost = lambda self, one: False  # type: ignore[method-assign]
+    HeldLease.is_lost = lambda self: False  # type: ignore[method-assign]
 
 
 def stuck_fetcher() -> None:
-    LeasedConsumer.take_ready = lambda self, limit: time.sleep(3600)  # type: ignore[method-assign]
+    HandlerConsumer.take_ready = lambda self, limit: time.sleep(3600)  # type: ignore[method-assign]
 
 
 def stuck_settler() -> None:
-    LeasedConsumer.ack = lambda self, deliveries: time.sleep(3600)  # type: ignore[method-assign]
+    HandlerConsumer.ack = lambda self, deliveries: time.sleep(3600)  # type: ignore[method-assign]

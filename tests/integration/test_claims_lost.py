@@ -115,7 +115,8 @@ def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
     topic.send({KEY: "p"})
     with scene.working() as worker:
         eventually(lambda: running)
-        kept.redis.delete(f"rmq:{{{name}_0}}:prepare")  # as a Redis that has lost it
+        stem = f"rmq:{{{name}_0}}:"
+        kept.redis.delete(stem + "prepare", stem + "leases")  # as a Redis that lost them
         eventually(lambda: running[0]._claim.state == KEPT)
         kept.redis.delete(kept.key("p"))
         go.set()

@@ -284,7 +284,9 @@ def test_nothing_is_left_of_a_worker_that_has_stopped(
 
     eventually(lambda: {one.ident for one in threading.enumerate()} <= threads)
     assert not [
-        one for one in psutil.Process().children() if "lease_renewer" in " ".join(one.cmdline())
+        one
+        for one in psutil.Process().children()
+        if "rmq.worker.heartbeat" in " ".join(one.cmdline())
     ]
     eventually(lambda: descriptors() <= fds)
 

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 import rmq
-from rmq.worker.lease_renewer import LeaseRenewer, RenewerProcess, is_stopped
-from rmq.worker.lease_table import LeaseTable
+from rmq.worker.heartbeat import is_stopped
+from rmq.worker.heartbeat_process import HeartbeatProcess
 from tests.integration.handling import Scene, eventually
 from tests.servers import Server, die_with_parent
 
@@ -272,14 +272,18 @@ def rob(api: Any, name: str, thief: Any) -> None:
     import redis
 
     with redis.Redis.from_url(host) as raw:
-        key = f"rmq:{{{name}_0}}:prepare"
+        stem = f"rmq:{{{name}_0}}:"
 
         def robbed() -> bool:
             """False where the keeper renewed it in between."""
-            for member, score in raw.zrange(key, 0, -1, withscores=True):
-                raw.zadd(key, {member: score % 1000 + 1000})  # a deadline long ago
+            for member, score in raw.zrange(stem + "prepare", 0, -1, withscores=True):
+                if score < 3e12:  # a lease of its own
+                    raw.zadd(stem + "prepare", {member: score % 1000 + 1000})  # long ago
+            for number in raw.zrange(stem + "leases", 0, -1):
+                raw.zadd(stem + "leases", {number: 1})
+            raw.hset(stem + "slot", "leases_until", 1)
             api.admin.rollback(name)  # or the worker itself is quicker
-            return not raw.zcard(key)
+            return not raw.zcard(stem + "prepare")
 
         eventually(robbed)
 
@@ -292,7 +296,7 @@ PARENT = """
     client = rmq.Client(sys.argv[1])
     @client.topic(sys.argv[2], retry="immediate").handler(lease=1)
     def handle(body):
-        print("handling", worker._renewer.process.pid, flush=True)
+        print("handling", worker._lease_heartbeat.process.pid, flush=True)
         time.sleep(600)
     worker = rmq.Worker(client)
     worker.start()
@@ -362,13 +366,13 @@ def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
     topic.send(1)
     with rmq.Worker(client) as worker:
         eventually(lambda: worker.counts()[name]["held"] == 1)
-        keeper = worker._renewer
-        assert isinstance(keeper, RenewerProcess)
-        first, beat = keeper.process.pid, worker._lease_table.last_round()
+        keeper = worker._lease_heartbeat
+        assert isinstance(keeper, HeartbeatProcess)
+        first, beat = keeper.process.pid, worker._memory.last_round()
         os.kill(first, signal.SIGKILL)
 
         eventually(lambda: keeper.process.pid != first)
-        eventually(lambda: worker._lease_table.last_round() > beat + 1)
+        eventually(lambda: worker._memory.last_round() > beat + 1)
         with topic.consumer() as other:
             assert other.receive(wait=3.5) == []
         go.set()
@@ -386,10 +390,10 @@ def test_a_keeper_outlives_the_thread_that_started_the_worker(
     thread.start()
     thread.join()
     try:
-        keeper = worker._renewer
-        assert isinstance(keeper, RenewerProcess)
-        pid, beat = keeper.process.pid, worker._lease_table.last_round()
-        eventually(lambda: worker._lease_table.last_round() > beat + 1.1)
+        keeper = worker._lease_heartbeat
+        assert isinstance(keeper, HeartbeatProcess)
+        pid, beat = keeper.process.pid, worker._memory.last_round()
+        eventually(lambda: worker._memory.last_round() > beat + 1.1)
         assert keeper.process.pid == pid
     finally:
         worker.stop()
@@ -398,32 +402,12 @@ def test_a_keeper_outlives_the_thread_that_started_the_worker(
 def test_the_password_is_not_on_the_keeper_s_command_line(client: rmq.Client, name: str) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        keeper = worker._renewer
-        assert isinstance(keeper, RenewerProcess)
+        keeper = worker._lease_heartbeat
+        assert isinstance(keeper, HeartbeatProcess)
         words = " ".join(psutil.Process(keeper.process.pid).cmdline())
 
     assert "redis://" not in words
-    assert "lease_renewer" in words
-
-
-def test_a_keeper_and_a_worker_are_of_one_redis(client: rmq.Client, name: str) -> None:
-    topic = client.topic(name)
-    topic.send_many([rmq.Outgoing(n) for n in range(50)])
-    lease_table = LeaseTable(50)
-    with topic.consumer(lease=3) as consumer:
-        held = time.monotonic()
-        ones = consumer.receive(50)
-        before = [one.deadline for one in ones]
-        lease_table.add(ones, 0, 3000, held)
-        time.sleep(1.1)  # a third of the lease, and the server's clock is in its next second
-
-        LeaseRenewer(lease_table, client._transport, [topic._context]).renew_due()
-
-        assert all(map(lease_table.refresh, ones))
-        assert all(one.deadline > then for one, then in zip(ones, before, strict=True))
-        lease_table.remove(ones)
-        assert consumer.ack(ones) == []
-    lease_table.close()
+    assert "rmq.worker.heartbeat" in words
 
 
 def test_a_handler_that_asks_for_less_than_the_lease_does_not_shorten_it(

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker import lease_renewer as keepers
-from rmq.worker.lease_renewer import RenewerProcess, RenewerThread
+from rmq.worker import heartbeat_process as keepers
+from rmq.worker.heartbeat_process import HeartbeatProcess, HeartbeatThread
 from tests.integration.handling import eventually
 from tests.servers import Server
 
@@ -136,7 +136,7 @@ def test_where_no_python_can_be_started_leases_are_renewed_from_a_thread(
     began = time.monotonic()
     with rmq.Worker(client) as worker:
         took = time.monotonic() - began
-        assert isinstance(worker._renewer, RenewerThread)
+        assert isinstance(worker._lease_heartbeat, HeartbeatThread)
         eventually(lambda: seen == [1])
 
     assert took < keepers.READY_S  # an application is not started a second time, and waited for
@@ -147,14 +147,14 @@ def test_a_keeper_that_cannot_be_started_again_goes_on_as_a_thread(
 ) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        keeper = worker._renewer
-        assert isinstance(keeper, RenewerProcess)
+        keeper = worker._lease_heartbeat
+        assert isinstance(keeper, HeartbeatProcess)
         monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
         os.kill(keeper.process.pid, signal.SIGKILL)
 
         eventually(lambda: keeper._thread is not None)
-        beat = worker._lease_table.last_round()
-        eventually(lambda: worker._lease_table.last_round() > beat)
+        beat = worker._memory.last_round()
+        eventually(lambda: worker._memory.last_round() > beat)
 
 
 def test_a_start_that_fails_half_way_leaves_nothing_and_can_be_repeated(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rmq.core import ids
 from rmq.core.ids import member_of
+from rmq.core.shared_lease import number_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease
 from rmq.protocol.steps import Command
@@ -42,7 +43,7 @@ class Furnished(NamedTuple):
     dead: bytes
     settled: bytes
     queried: bytes  # held by a query
-    shared: bytes  # in flight under shared lease 1
+    lease: int  # number of a shared lease with a message in flight
     staged: list[bytes]  # two entries, one message each
 
 
@@ -51,7 +52,8 @@ def furnish(box: Box) -> Furnished:
     queried = box.one(large=b"large")
     assert box.run(commands.query_take(box.keys, QUERY, 0, 1)).newest == 1
     shared = box.one()
-    assert box.prepare(lease_ms=SHARED_MS, shared=0).ids == [shared]
+    under = box.prepare(lease_ms=SHARED_MS, shared=0)
+    assert under.ids == [shared]
     settled = b""
     for _ in range(2):
         settled = box.one(kept=True)
@@ -93,7 +95,7 @@ def furnish(box: Box) -> Furnished:
         box.redis.hdel(box.keys.slot, field)
     return Furnished(
         box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
-        dead, settled, queried, shared, staged,
+        dead, settled, queried, number_of(under.deadline_s), staged,
     )  # fmt: skip
 
 
@@ -187,8 +189,8 @@ CALLS: dict[str, Call] = {
     "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
     "withdraw": _call(lambda f, b: commands.withdraw([b.keys], b"rmq:{x}:wake:1", 1)),
-    "lease_release": _call(lambda f, b: commands.lease_release(b.handle, b.keys, 1, 10)),
-    "lease_renew": _call(lambda f, b: commands.lease_renew(b.keys, 1, 30_000)),
+    "lease_release": _call(lambda f, b: commands.lease_release(b.handle, b.keys, f.lease, 10)),
+    "lease_renew": _call(lambda f, b: commands.lease_renew(b.keys, f.lease, 30_000)),
     "lease_rollback": _call(lambda f, b: commands.lease_rollback(b.keys, 10)),
     "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
@@ -260,7 +262,7 @@ def _limited(verb: str) -> Call:
 REACHING |= {
     **{(verb, "rates"): _limited(verb) for verb in ("prepare", "query_take", "stats")},
     ("prepare", "leases"): _call(
-        lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True, shared=1)
+        lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True, shared=f.lease)
     ),
     **{("schedule_send", place): _scheduling for place in ("failures", "merge", "audit")},
     ("schedule_send", "bodies"): _scheduling,

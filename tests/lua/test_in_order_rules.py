@@ -162,7 +162,7 @@ def furnished_in_order(box, script):
     if script in TAKING:
         box.rollback()
         box.ack(furnished.leased, furnished.failed)
-        box.run(commands.lease_release(box.handle, box.keys, 1, 10))
+        box.run(commands.lease_release(box.handle, box.keys, furnished.lease, 10))
         box.run(commands.query_rollback(box.keys, RUN, 10, force=True))
         box.rollback()
     later = box.clock.now_ms + 3000

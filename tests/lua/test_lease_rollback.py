@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq.protocol import commands
 from tests.lua.query import take as take_for_query
-from tests.lua.shared import LEASE_MS, receipt, renew, rollback, take
+from tests.lua.shared import LEASE_MS, number_now, receipt, renew, rollback, take
 
 
 def expire(box):
@@ -24,6 +24,7 @@ def test_a_lease_that_runs_is_left_alone(box):
 
 def test_an_expired_lease_gives_its_deliveries_back_for_the_next_rollback(box):
     first, second = box.send(2)
+    number = number_now(box)
     take(box)
     expire(box)
     before = box.state()
@@ -33,7 +34,7 @@ def test_an_expired_lease_gives_its_deliveries_back_for_the_next_rollback(box):
     assert box.changed(before) == {
         ("prepare", first): 1000 + 16 + 1 / 2048,
         ("prepare", second): 1000 + 16 + 2 / 2048,
-        ("leases", b"1"): None,
+        ("leases", b"%d" % number): None,
         ("slot", "leases_until"): None,
     }
     assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
@@ -42,11 +43,12 @@ def test_an_expired_lease_gives_its_deliveries_back_for_the_next_rollback(box):
 
 def test_it_is_bounded_and_goes_on(box):
     box.send(5)
+    number = number_now(box)
     take(box)
     expire(box)
 
     assert rollback(box, limit=3) == (3, True)
-    assert box.state()["leases"] == {b"1": 0}
+    assert box.state()["leases"] == {b"%d" % number: 0}
     assert box.state()["slot"]["leases_until"] == "0"
     assert rollback(box, limit=3) == (2, False)
     after = box.state()
@@ -58,6 +60,7 @@ def test_other_leases_and_other_deliveries_stay(box):
     box.send(4)
     take(box, limit=1)
     box.clock.advance(1)
+    number = number_now(box)
     (second,) = take(box, limit=1)
     own = box.take_one(lease_ms=60_000)
     take_for_query(box, limit=1)
@@ -65,9 +68,9 @@ def test_other_leases_and_other_deliveries_stay(box):
 
     assert rollback(box) == (1, False)
 
-    assert box.score(second.id, "prepare") == receipt(2, 2)
+    assert box.score(second.id, "prepare") == receipt(2, number)
     assert box.score(own.id, "prepare") == own.receipt
-    assert list(box.state()["leases"]) == [b"2"]
+    assert list(box.state()["leases"]) == [b"%d" % number]
     assert box.state()["slot"]["leases_until"] == str(box.clock.now_ms + 1000)
 
 
@@ -83,13 +86,14 @@ def test_one_call_is_for_one_lease_and_says_that_another_has_ended(box):
 
 def test_an_empty_lease_goes(box):
     box.one()
+    number = number_now(box)
     box.ack(*take(box))
     expire(box)
     before = box.state()
 
     assert rollback(box) == (0, False)
 
-    assert box.changed(before) == {("leases", b"1"): None, ("slot", "leases_until"): None}
+    assert box.changed(before) == {("leases", b"%d" % number): None, ("slot", "leases_until"): None}
 
 
 def test_a_first_end_that_is_wrong_is_corrected(box):
@@ -126,13 +130,31 @@ def test_in_order_the_message_comes_back_to_its_old_place(box):
 
 def test_a_receipt_of_a_lease_that_was_given_back_no_longer_counts(box):
     box.one()
+    number = number_now(box)
     (lease,) = take(box)
     expire(box)
-    renew(box)
+    renew(box, number)
     assert box.ack(lease) == "1"
 
     box.one()
-    (lease,) = take(box, number=1)
+    (lease,) = take(box, number=number)
     expire(box)
     rollback(box)
     assert box.ack(lease) == "0"
+
+
+def test_deliveries_whose_lease_is_missing_are_given_back(box):
+    first, second = box.send(2)
+    take(box)
+    box.redis.delete(box.keys.leases)
+
+    assert rollback(box, limit=1) == (1, True)
+    assert rollback(box, limit=1) == (1, True)
+    assert rollback(box, limit=1) == (0, False)
+
+    assert box.state()["prepare"] == {
+        first: 1000 + 16 + 1 / 2048,
+        second: 1000 + 16 + 2 / 2048,
+    }
+    assert "leases" not in box.state()
+    assert "leases_until" not in box.state()["slot"]

@@ -5,58 +5,64 @@ from __future__ import annotations
 import pytest
 
 from rmq.protocol import commands
-from tests.lua.shared import LEASE_MS, receipt, renew, rollback, take
+from tests.lua.shared import LEASE_MS, NUMBERS, number_now, receipt, renew, rollback, take
 
 
 def test_a_take_opens_a_lease_and_its_receipts_name_it(box):
     first, second = box.send(2)
+    number = number_now(box)
     before = box.state()
 
     taken = take(box)
 
-    assert [lease.receipt for lease in taken] == [receipt(1), receipt(2)]
+    assert [lease.receipt for lease in taken] == [receipt(1, number), receipt(2, number)]
     changed = box.changed(before)
-    assert changed[("prepare", first)] == receipt(1)
-    assert changed[("prepare", second)] == receipt(2)
-    assert changed[("leases", b"1")] == box.clock.now_ms + LEASE_MS
+    assert changed[("prepare", first)] == receipt(1, number)
+    assert changed[("prepare", second)] == receipt(2, number)
+    assert changed[("leases", b"%d" % number)] == box.clock.now_ms + LEASE_MS
     assert changed[("slot", "leases_until")] == str(box.clock.now_ms + LEASE_MS)
-    assert changed[("slot", "lease_number")] == "1"
 
 
 @pytest.mark.parametrize("count", [1, 2])  # one message goes the short way, two the long one
 def test_a_take_under_a_lease_that_runs_writes_nothing_about_it(box, count):
     box.one()
+    number = number_now(box)
     take(box)
     sent = box.send(count)
+    box.clock.advance(1)
     before = box.state()
 
-    taken = take(box, limit=count, number=1)
+    taken = take(box, limit=count, number=number)
 
     assert [lease.id for lease in taken] == sent
-    assert [lease.receipt for lease in taken] == [receipt(2 + i) for i in range(count)]
-    assert {place for place, _ in box.changed(before) if _ not in sent} <= {"slot"}
-    assert not {"leases_until", "lease_number"} & {part for _, part in box.changed(before)}
+    assert [lease.receipt for lease in taken] == [receipt(2 + i, number) for i in range(count)]
+    changed = box.changed(before)
+    assert {place for place, part in changed if part not in sent} <= {"slot"}
+    assert ("slot", "leases_until") not in changed
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_take_renews_a_lease_of_which_less_than_half_is_left(box, count):
     box.one()
+    number = number_now(box)
     take(box)
     box.send(count)
     box.clock.advance(LEASE_MS / 1000 / 2 + 0.001)
 
-    assert {lease.receipt // 1000 for lease in take(box, limit=count, number=1)} == {3e9 + 1}
+    taken = take(box, limit=count, number=number)
 
-    assert box.state()["leases"] == {b"1": box.clock.now_ms + LEASE_MS}
+    assert {lease.receipt // 1000 for lease in taken} == {3e9 + number}
+    assert box.state()["leases"] == {b"%d" % number: box.clock.now_ms + LEASE_MS}
 
 
 def test_a_take_never_shortens_a_lease(box):
     box.send(2)
+    number = number_now(box)
     take(box, limit=1)
-    renew(box, lease_ms=600_000)
+    renew(box, number, lease_ms=600_000)
     ends = box.state()["leases"]
 
-    take(box, limit=1, number=1)
+    take(box, limit=1, number=number)
 
     assert box.state()["leases"] == ends
 
@@ -64,14 +70,17 @@ def test_a_take_never_shortens_a_lease(box):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_take_under_a_lease_that_is_gone_opens_another(box, count):
     box.one()
+    number = number_now(box)
     take(box)
     box.clock.advance(LEASE_MS / 1000)
     assert rollback(box) == (1, False)
     box.run(commands.rollback(box.handle, box.keys))
     box.send(count)
 
-    assert {lease.receipt // 1000 for lease in take(box, limit=count, number=1)} == {3e9 + 2}
-    assert list(box.state()["leases"]) == [b"2"]
+    taken = take(box, limit=count, number=number)
+
+    assert {lease.receipt // 1000 for lease in taken} == {3e9 + number_now(box)}
+    assert list(box.state()["leases"]) == [b"%d" % number_now(box)]
 
 
 def test_a_take_that_finds_nothing_opens_no_lease(box):
@@ -130,23 +139,26 @@ def test_in_order_the_reply_says_when_the_lease_ends(box):
     assert box.prepare(2, LEASE_MS, shared=0, ordered=True).wait_us == LEASE_MS * 1000
 
 
-def test_the_numbers_begin_anew_at_the_limit(box):
-    box.send(2)
-    box.redis.hset(box.keys.slot, "lease_number", 899_999_999)
+def test_leases_that_are_opened_in_one_ms_have_numbers_of_their_own(box):
+    box.send(3)
+    number = number_now(box)
 
-    assert [lease.receipt for lease in take(box, limit=1)] == [receipt(1, 900_000_000)]
-    assert [lease.receipt for lease in take(box, limit=1)] == [receipt(2, 1)]
+    numbers = [take(box, limit=1)[0].receipt // 1000 - 3e9 for _ in range(3)]
+
+    assert numbers == [number, number + 1, number + 2]
 
 
-def test_a_receipt_of_the_last_number_is_exact(box):
-    ids = box.send(2)
-    box.redis.hset(box.keys.slot, mapping={"lease_number": 899_999_999, "delivered": 2046})
+def test_a_receipt_of_the_last_number_is_exact_and_the_next_is_1(box):
+    ids = box.send(3)
+    box.redis.hset(box.keys.slot, "delivered", 2046)
+    box.clock.advance((NUMBERS - number_now(box)) / 1000)
 
-    taken = take(box)
+    taken = take(box, limit=2)
 
-    assert [box.score(id, "prepare") for id in ids] == [lease.receipt for lease in taken]
+    assert [lease.receipt for lease in taken] == [receipt(2047, NUMBERS), receipt(2048, NUMBERS)]
+    assert [box.score(id, "prepare") for id in ids[:2]] == [lease.receipt for lease in taken]
     assert box.ack(*taken) == "11"
-    assert box.state().get("prepare") is None
+    assert take(box)[0].receipt == receipt(2049, 1)
 
 
 def test_each_verb_takes_such_a_receipt(box):

@@ -10,6 +10,7 @@ import msgpack
 from rmq.core import record
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
+from rmq.core.shared_lease import SharedLease
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
@@ -47,6 +48,7 @@ class Batch(NamedTuple):
     any_large: bool = False  # records refer to large bodies
     credit_kept: bool = False  # the credit that was offered stands now
     credit_removed: bool = False  # the credit that was to be renewed was there, and is not any more
+    lease: SharedLease | None = None  # under which they were taken; not from the reply
 
 
 class HandOver(NamedTuple):
@@ -83,7 +85,7 @@ def prepare(
     def parse(reply: list[Any]) -> Batch:
         bits, ids = reply[1], keys.ids_of(reply[6])
         marks = bits & _ANY_LARGE > 0, bits & _CREDIT_KEPT > 0, bits & _CREDIT_REMOVED > 0
-        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], *marks))
+        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], *marks, None))
 
     return Command(
         scripts.load("prepare"),

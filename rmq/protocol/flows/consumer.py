@@ -15,11 +15,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 from rmq.core import codec, failure, record
 from rmq.core.claim import UNSURE
-from rmq.core.delivery import LOST, OPEN, SETTLED, BatchOrigin, DeliveryData, Reject, Retry, Snooze
+from rmq.core.delivery import LOST, OPEN, SETTLED, BatchOrigin, DeliveryData
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Receipt
 from rmq.core.score import receipt_with_deadline
 from rmq.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.core.shared_lease import SharedLeases
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.errors import (
@@ -34,7 +35,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.protocol.commands import Batch
-from rmq.protocol.flows import claim, inspect, open_topic, receive, settle
+from rmq.protocol.flows import block_end, check_held, claim, inspect, open_topic, receive, settle
 from rmq.protocol.flows.ack_receipts import ReceiptAcks
 from rmq.protocol.flows.claim import ExtraCommands
 from rmq.protocol.flows.hand_over import SlotBatch
@@ -76,14 +77,20 @@ class ConsumerFlows(Generic[D]):
         self._context = context
         self._at_most_once = mode == "at_most_once"
         self._receive_state = ReceiveState(context, _lease_ms(lease), ordered)
+        self._shared_leases: SharedLeases | None = None
         self._open: dict[bytes, D] = {}  # by message id: to be handed back at the end
         self._tidy_at = TIDY_FROM
         self._closed = False
         self._receiving = receive.ReceiveLock()
+        self._settles: object = self  # its verbs settle the deliveries
         self._missing_replies = MissingReplies()
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
         self._being_settled: list[D] = []  # at most once: being settled, not handed over yet
+
+    def share_leases(self, leases: SharedLeases) -> None:
+        """Take messages under shared leases from now on, as a worker does."""
+        self._shared_leases = self._receive_state.shared = leases
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -130,14 +137,16 @@ class ConsumerFlows(Generic[D]):
             self._receiving.release()
         return deliveries
 
-    def _keep(self, deliveries: Iterable[D]) -> None:
+    def _keep(self, deliveries: Sequence[D]) -> None:
         """Remember deliveries until they are settled, or their lease expired long ago."""
+        if self._shared_leases is not None:
+            self._shared_leases.hold(deliveries)
         self._open.update({delivery._id: delivery for delivery in deliveries})
         if len(self._open) > self._tidy_at:
             long_ago = time.monotonic() - FORGET_S
             for delivery in list(self._open.values()):
-                # A worker renews the leases of deliveries that have a row.
-                if delivery._row < 0 and delivery._origin.until < long_ago:
+                # A worker settles its own, and renews the lease that they share.
+                if delivery._origin.lease is None and delivery._origin.until < long_ago:
                     self._forget(delivery)
             self._tidy_at = 2 * len(self._open) + TIDY_FROM
 
@@ -196,13 +205,12 @@ class ConsumerFlows(Generic[D]):
         except (OutcomeUnknown, Unavailable):
             raise  # the next call tries again
         except RMQError:
+            if self._shared_leases is not None:
+                for slot in set(leases.slots):
+                    self._shared_leases.retire(slot)
             self._unreadable = []  # refused: their leases expire
             raise
         self._unreadable = []
-
-    def _delivery_consumer(self) -> object:
-        """Return the object on which deliveries call their verbs."""
-        return self
 
     def _decode_batch(
         self, keys: SlotKeys, batch: Batch, deliveries: list[D]
@@ -211,8 +219,9 @@ class ConsumerFlows(Generic[D]):
         unreadable = []
         retries, lefts, ids = self._context.settings.max_retries, batch.lefts, batch.ids
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
-        until = self._receive_state.visited_at + (self._receive_state.lease_ms or 0) / 1000
-        origin = BatchOrigin(self._delivery_consumer(), keys, batch.newest, retries, until)
+        own_until = self._receive_state.visited_at + (self._receive_state.lease_ms or 0) / 1000
+        until = own_until if batch.lease is None else batch.lease.safe_until()
+        origin = BatchOrigin(self._settles, keys, batch.newest, retries, until, batch.lease)
         make, append = self._delivery, deliveries.append
         for position, entry in enumerate(batch.records):
             fence += 1
@@ -274,7 +283,7 @@ class ConsumerFlows(Generic[D]):
 
     def _note_letters(self, deliveries: Sequence[D], letters: str) -> list[D]:
         """Note the new state of each; return those whose lease was lost."""
-        lost = []
+        lost, settled = [], []
         for delivery, letter in zip(deliveries, letters, strict=True):
             if letter == UNKNOWN:
                 continue
@@ -282,6 +291,9 @@ class ConsumerFlows(Generic[D]):
             if letter == "0":
                 lost.append(delivery)
             self._forget(delivery)
+            settled.append(delivery)
+        if self._shared_leases is not None:
+            self._shared_leases.forget(settled)
         return lost
 
     def _note_deadlines(
@@ -416,6 +428,8 @@ class ConsumerFlows(Generic[D]):
     def _extend(self, deliveries: Iterable[D], lease: Duration | None) -> Flow[list[D]]:
         self._check_has_leases()
         asked_ms, until = _lease_ms(lease), 0.0
+        if self._shared_leases is not None:
+            return (yield from check_held.check_held(self, deliveries))
 
         def build(given: list[D], leases: Leases) -> Settling[list[int | None]]:
             nonlocal until
@@ -476,20 +490,6 @@ class ConsumerFlows(Generic[D]):
             yield from self._reject_unreadable()
         yield from receive.hand_back(self._receive_state)
 
-    def _verb_for(self, error: BaseException | None) -> Callable[[list[D]], Flow[list[D]]]:
+    def _verb_for(self, error: BaseException | None) -> block_end.Verb:
         """Return the verb that settles a delivery whose `with` block ended so."""
-        if error is None or self._at_most_once:
-            return self._ack
-        if isinstance(error, Snooze):
-            delay = error.delay
-            return lambda deliveries: self._release(deliveries, delay)
-        if isinstance(error, Retry):
-            wait = error.delay
-            cause = error.__cause__ or "asked for a retry"
-            return lambda deliveries: self._nack(deliveries, wait, cause)
-        if isinstance(error, Reject):
-            reason = failure.text_of(error) or "rejected"
-            return lambda deliveries: self._reject(deliveries, reason)
-        if isinstance(error, Exception):
-            return lambda deliveries: self._nack(deliveries, None, error)
-        return lambda deliveries: self._release(deliveries, 0)  # Ctrl-C is not the message's fault
+        return block_end.verb_for(self, None if self._at_most_once else error)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
+from rmq.core.shared_lease import number_of
 from rmq.protocol import commands
 from rmq.protocol.commands import Batch, Offer
 from rmq.protocol.steps import AwaitSignal, Command, Flow, Subscription
@@ -44,6 +45,7 @@ class Take(NamedTuple):
     keys: SlotKeys
     session: ReplaySession
     command: Command[Batch]
+    began: float = 0.0  # by the monotonic clock; leases that it takes are no older
 
 
 class Credit(NamedTuple):
@@ -165,7 +167,11 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
         credit = credits.standing.get(handed.slot) if handed is not None else None
         if handed is not None and credit is not None and credit.number == handed.number:
             credits.remove(state, handed.slot)
-            slot_batch = state.context.slots[handed.slot], handed.batch
+            batch = handed.batch
+            if state.shared is not None:
+                number = number_of(batch.deadline_s)
+                batch = batch._replace(lease=state.shared.handed_over(handed.slot, number))
+            slot_batch = state.context.slots[handed.slot], batch
             (state.undelivered if is_late else batches).append(slot_batch)
     return batches
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from rmq.core.keys import SlotKeys
 from rmq.core.score import receipt_score
 from rmq.core.settings import BATCH_MAX
+from rmq.core.shared_lease import SharedLeases, number_of
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int, duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
@@ -85,6 +86,7 @@ class ReceiveState:
         "must_ask",
         "ordered",
         "ready_at",
+        "shared",
         "subscription",
         "tidy_at",
         "unanswered",
@@ -98,6 +100,7 @@ class ReceiveState:
         self.context = context
         self.lease_ms = lease_ms
         self.ordered = ordered  # one slot's messages at a time, in order
+        self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
         self.interrupted = False  # take nothing more; set from another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
@@ -352,8 +355,11 @@ def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[
     offer = None
     if waits and (len(state.ready_at) == 1 or index in credits.standing):
         offer = credits.offer(state, (index,), (session,), limit)
-    command = commands.prepare(keys, session, limit, state.lease_ms, offer or waits, state.ordered)
-    take = Take(keys, session, command)
+    shared = None if state.shared is None else state.shared.number(index)
+    command = commands.prepare(
+        keys, session, limit, state.lease_ms, offer or waits, state.ordered, shared
+    )
+    take = Take(keys, session, command, time.monotonic())
     is_credit = offer is not None and not offer.renews
     try:
         batch = yield from _run_take(state, take, keeps_session=is_credit)
@@ -383,6 +389,11 @@ def _run_take(state: ReceiveState, take: Take, keeps_session: bool = False) -> F
             if not keeps_session:
                 state.context.sessions.give(take.session)
         raise
+    if state.shared is not None and batch.ids:
+        # Known at once: the next take is under the same lease.
+        number, lease_ms = number_of(batch.deadline_s), state.lease_ms or 0
+        lease = state.shared.taken(take.keys.index, number, take.began, lease_ms)
+        batch = batch._replace(lease=lease)
     if batch.any_large:
         # Without its bodies the take counts as unanswered: if this fails, the next call repeats it.
         records = yield from large_bodies.fetch(take.keys, batch.ids, batch.records)
@@ -459,7 +470,8 @@ def _release_batch(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[No
     except (OutcomeUnknown, Unavailable):
         raise
     except RMQError:
-        pass  # refused: the leases expire
+        if state.shared is not None:
+            state.shared.retire(keys.index)  # refused: the leases expire
 
 
 def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:

@@ -23,7 +23,8 @@ DIFFERENT = {
     "_perform", "_current_pool",
     "take", "give", "discard", "_answers", "_put", "_wait",
 }  # fmt: skip
-ONLY_FOR_THREADS = {"_serve", "_has_timed_out"}  # a task is cancelled instead
+# A task is cancelled instead; a worker has a blocking transport, also for an async client.
+ONLY_FOR_THREADS = {"_serve", "_has_timed_out", "connection_options"}
 
 
 def methods(file: str, class_name: str) -> dict[str, str]:
