@@ -14,8 +14,8 @@ KEYS_MOST buckets are not full, other keys wait.
 A take that finds messages of held keys alone notes that in the field `held` of the slot, for a second at most:
 `<until>:<quiet>:<accepted>:<in flight>:<frees>`. Until then there is nothing to take; but only until `quiet` if a message was
 accepted or the number in flight has changed, and not at all if it has changed and `frees` is 1: what is settled frees a key
-then. Quiet is in proportion to how many records the take has read, so that sends to a held key cost Redis a few percent
-of its time, whatever waits there.
+then. Quiet is in proportion to how many records the take has read, and sends wake nobody before it: so sends to a held key
+cost Redis a few percent of its time, whatever waits there.
 ]]
 --- @include "lib/check"
 --- @include "lib/envelope"
@@ -127,11 +127,13 @@ end
 local function held_note(keys, store, accepted, in_flight)
   local later = redis.call('ZRANGEBYSCORE', store, string.format('%.0f', keys.now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   local due = later[2] and math.floor(tonumber(later[2])) or math.huge
-  return string.format('%.0f:%.0f:%s:%d:%d', math.min(keys.next_at, due, keys.now + 1000), keys.now + math.ceil(keys.read / 10),
-    accepted or '0', in_flight, keys.limit.most > 0 and 1 or 0)
+  local quiet = keys.now + math.floor(keys.read / 100) * 10
+  return string.format('%.0f:%.0f:%s:%d:%d', math.min(keys.next_at, due, keys.now + 1000), quiet, accepted or '0',
+    in_flight, keys.limit.most > 0 and 1 or 0)
 end
 
--- The gate, as next_ready_in takes it, while the note holds; else nil. Those who wait hear of sends and of what is settled.
+-- The gate, as next_ready_in takes it, while the note holds; else nil. Those who wait hear of what is settled, and, if it is not
+-- quiet, of sends.
 local function held_gate(note, now, accepted, in_flight)
   local till, quiet, was_accepted, was_in_flight, frees =
     string.match(note or '', '^(%d+):(%d+):(%d+):(%d+):(%d)$')
@@ -139,8 +141,14 @@ local function held_gate(note, now, accepted, in_flight)
   if not till or moved and frees == '1' then
     return nil
   end
-  till = (moved or was_accepted ~= (accepted or '0')) and math.min(till, quiet) or tonumber(till)
+  till, quiet = tonumber(till), tonumber(quiet)
   if now >= till or till - now > 1000 then
+    return nil
+  end
+  if now < quiet then
+    return { at = math.min(till, quiet), field = 'blocked' }
+  end
+  if moved or was_accepted ~= (accepted or '0') then
     return nil
   end
   return { at = till, field = 'blocked', sends_wake = true }
