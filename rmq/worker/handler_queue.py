@@ -14,13 +14,15 @@ from rmq.core.interceptor import Hooks
 from rmq.core.settings import BATCH_MAX
 from rmq.worker.dependency_scopes import Values
 from rmq.worker.detached_claims import DetachedClaims
+from rmq.worker.disposition import Disposition, Halt, Overrun
 from rmq.worker.event_loop import LoopHeartbeat
 from rmq.worker.executors import Executor, Lane
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_runs import HandlerRuns
 from rmq.worker.prefetch import IN_ORDER
-from rmq.worker.runner import Disposition, Halt, Overrun, Runner
-from rmq.worker.settler import ErrorState, Settler, SettlerThread
+from rmq.worker.reports import ErrorState
+from rmq.worker.runner import Runner
+from rmq.worker.settler import Settler, SettlerThread
 from rmq.worker.unhandled import UnhandledRunner
 
 FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins

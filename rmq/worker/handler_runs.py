@@ -16,11 +16,12 @@ from typing import Any
 
 from rmq.client.handler import Handler
 from rmq.core.delivery import LOST, OPEN, DeliveryData
+from rmq.worker.disposition import ACK, RELEASE, Disposition, Halt
 from rmq.worker.executors import Work
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.poison_messages import PoisonSuspects
 from rmq.worker.prefetch import RunTimes
-from rmq.worker.runner import ACK, RELEASE, Disposition, Halt, Runner
+from rmq.worker.runner import Runner
 from rmq.worker.runtime_limits import RuntimeLimits
 from rmq.worker.settler import Settler
 from rmq.worker.unhandled import UnhandledRunner

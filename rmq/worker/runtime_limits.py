@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from rmq.core.delivery import DeliveryData
-from rmq.worker.runner import Overrun
+from rmq.worker.disposition import Overrun
 
 
 class RuntimeLimits:

@@ -15,8 +15,9 @@ from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_queue import HandlerQueue
 from rmq.worker.poison_messages import FROM_DELIVERY
 from rmq.worker.prefetch import TrickleDetector
+from rmq.worker.reports import ErrorState
 from rmq.worker.runner import Runner
-from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState
+from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.unhandled import Unhandled, UnhandledRunner
 
 CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls

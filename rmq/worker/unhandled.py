@@ -14,7 +14,7 @@ from rmq.client.topic_handlers import TopicHandlers
 from rmq.core.delivery import DeliveryData
 from rmq.core.validation import format_duration
 from rmq.protocol import clock
-from rmq.worker.runner import Disposition
+from rmq.worker.disposition import Disposition
 
 log = logging.getLogger("rmq")
 

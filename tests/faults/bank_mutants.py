@@ -10,9 +10,10 @@ from rmq.protocol.flows import claim as claim_flow
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.tables import CONSUMED
+from rmq.worker.disposition import DONE_BEFORE
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.lease_tracker import LeaseTracker
-from rmq.worker.runner import DONE_BEFORE, Runner
+from rmq.worker.runner import Runner
 
 LONG_MS = 600_000
 DAY_MS = 86_400_000

@@ -19,13 +19,8 @@ from rmq.core.delivery import BatchOrigin, DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.core.score import receipt_score
 from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
-from rmq.worker.runner import (
-    Disposition,
-    Runner,
-    RuntimeExceeded,
-    disposition_for,
-    runtime_exceeded,
-)
+from rmq.worker.disposition import Disposition, RuntimeExceeded, disposition_for, runtime_exceeded
+from rmq.worker.runner import Runner
 
 POLICY_OF_THE_TOPIC = None  # a ruling that names no wait leaves it to the topic
 

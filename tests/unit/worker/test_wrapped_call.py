@@ -12,7 +12,8 @@ import pytest
 import rmq
 from rmq.client.consumer import AsyncDelivery
 from rmq.core.interceptor import Hooks
-from rmq.worker.runner import ACK, Runner
+from rmq.worker.disposition import ACK
+from rmq.worker.runner import Runner
 from tests.unit.worker.test_runner import delivered, registered
 
 
