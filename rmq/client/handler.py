@@ -64,9 +64,10 @@ class Handler:
             default if concurrency is None else concurrency, "concurrency", 1, MAX_CONCURRENCY
         )
         self.batch = 0 if batch is None else check_int(batch, "batch", 1, BATCH_MAX)
-        twice = 2 * self.concurrency * max(1, self.batch)
+        # How many are held follows the run times (rmq.worker.prefetch); this is the most.
+        most = max(BATCH_MAX, 2 * self.concurrency * max(1, self.batch))
         self.prefetch = check_int(
-            min(twice, MAX_PREFETCH) if prefetch is None else prefetch, "prefetch", 1, MAX_PREFETCH
+            min(most, MAX_PREFETCH) if prefetch is None else prefetch, "prefetch", 1, MAX_PREFETCH
         )
         self.is_prefetch_chosen = prefetch is not None
         self.concurrency = min(self.concurrency, self.prefetch)

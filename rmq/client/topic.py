@@ -119,7 +119,7 @@ class _TopicBase:
             concurrency: how many run at a time: threads (default 8), or tasks (default 100) of an
                 async def.
             prefetch: how many deliveries one worker holds, those that run among them; default
-                what runs and what can begin within 0.2 s, at most twice the concurrency.
+                what runs and what can begin within 0.2 s, at most 1000 or two runs each.
             batch: the function gets a list of up to so many deliveries, 1 to 1000.
             linger: how long a batch that is not full waits for more, up to 60 s.
             ordered: strictly in order inside a slot, across all workers.

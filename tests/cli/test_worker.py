@@ -39,7 +39,7 @@ def test_it_tells_what_it_serves_handles_messages_and_tells_what_it_did(shop, or
     assert lines[head].split() == [
         "TOPIC", "HANDLER", "KIND", "CONCURRENCY", "PREFETCH", "ORDERED", "LEASE",
     ]  # fmt: skip
-    assert lines[head + 1].split() == [name, "handle", "sync", "4", "8", "no", "1s"]
+    assert lines[head + 1].split() == [name, "handle", "sync", "4", "1000", "no", "1s"]
     assert lines[-2].split() == [name, "1", "1", "0", "0", "0", "0", "0", "0"]
     assert lines[-1].startswith("shop: stopped; everything that had started was finished")
     assert "TOPIC" not in program.out, "stdout is for what handlers print"
@@ -57,7 +57,7 @@ def test_with_json_the_start_the_account_and_the_log_are_lines_of_json(shop, ord
     started = next(one for one in told if one.get("event") == "started")
     assert started["handlers"] == [
         {"topic": name, "handler": "handle", "types": [], "kind": "sync", "concurrency": 4,
-         "prefetch": 8, "ordered": False, "lease": 1.0}
+         "prefetch": 1000, "ordered": False, "lease": 1.0}
     ]  # fmt: skip
     assert (told[-1]["event"], told[-1]["exit"], told[-1]["counts"][name]["ack"]) == ("ended", 0, 1)
     assert {one["level"] for one in told if "level" in one} == {"info"}

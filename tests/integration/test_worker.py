@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import rmq
+from rmq.worker.prefetch import AHEAD_S
 from tests.integration.handling import Scene, eventually, every_kind
 from tests.servers import Server
 
@@ -63,12 +64,14 @@ def test_concurrency_is_reached_and_not_exceeded(scene: Scene, api: Any, name: s
 def test_no_more_than_prefetch_are_in_flight(
     scene: Scene, api: Any, name: str, concurrency: int, prefetch: int | None
 ) -> None:
-    most = prefetch or 2 * concurrency
+    run_s = 0.005 if prefetch else 0.05
+    # Where nothing is chosen: those that run, and those that can begin within AHEAD_S.
+    most = prefetch or concurrency + int(AHEAD_S / (run_s / concurrency))
     flights: list[int] = []
     topic = api.topic(name, slots=3)
 
     def work(d: Any) -> Any:
-        yield 0.005
+        yield run_s
 
     scene.handle(topic, work, concurrency=concurrency, prefetch=prefetch)
     topic.send_many([rmq.Outgoing(n) for n in range(120)])

@@ -365,15 +365,15 @@ def test_an_async_retry_function_is_refused_because_nobody_would_await_it() -> N
 def test_usual_values_are_those_of_the_docs() -> None:
     plain, coroutine = registered(body_only), registered(async_body)
 
-    assert (plain.concurrency, plain.prefetch) == (8, 16)
-    assert (coroutine.concurrency, coroutine.prefetch) == (100, 200)
+    assert (plain.concurrency, plain.prefetch) == (8, 1000)
+    assert (coroutine.concurrency, coroutine.prefetch) == (100, 1000)
     assert (plain.batch, plain.linger_s, plain.ordered) == (0, 0, False)
     assert (plain.lease_ms, plain.max_runtime_s, plain.retry, plain.rules) == (None, None, None, {})
 
 
 def test_prefetch_follows_concurrency_and_batch_and_bounds_concurrency() -> None:
-    assert registered(body_only, concurrency=3).prefetch == 6
-    assert registered(body_only, concurrency=2, batch=10).prefetch == 40
+    assert registered(body_only, concurrency=3).prefetch == 1000
+    assert registered(body_only, concurrency=60, batch=10).prefetch == 1200
     assert registered(body_only, concurrency=50, prefetch=5).concurrency == 5
     assert registered(async_body, concurrency=10_000, batch=1000).prefetch == 100_000
 
