@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from rmq.core.claim import FIRST
 from rmq.core.delivery import DeliveryData
@@ -221,9 +221,8 @@ class LeaseTracker:
 
     def abandon(self, deliveries: Iterable[DeliveryData]) -> None:
         """Renew the leases of deliveries no more: nobody will settle them."""
-        for delivery in deliveries:
-            lease: Any = delivery._origin.lease
-            self._retire(lease)
+        for lease in {delivery._origin.lease for delivery in deliveries}:
+            self._retire(cast("HeldLease", lease))
 
     def _retire(self, lease: HeldLease) -> None:
         slot = lease.place % SLOTS_MAX
