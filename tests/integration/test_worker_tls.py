@@ -1,0 +1,88 @@
+"""A worker's heartbeat over TLS, with verification and client certificates."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rmq
+from tests.integration.handling import eventually
+from tests.servers import Server, free_port
+
+LEASE_S, RUN_S = 1.0, 3.5
+
+
+def _openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """A certificate authority, and a certificate of it for both ends."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make certificates with")
+    _openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out",
+             "ca.crt", "-subj", "/CN=rmq test authority", "-days", "2")  # fmt: skip
+    _openssl(tmp_path, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "end.key", "-out",
+             "end.csr", "-subj", "/CN=localhost")  # fmt: skip
+    (tmp_path / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    _openssl(tmp_path, "x509", "-req", "-in", "end.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
+             "-CAcreateserial", "-out", "end.crt", "-days", "2", "-extfile", "names")  # fmt: skip
+    return tmp_path
+
+
+@pytest.fixture
+def tls_url(certificates: Path) -> Iterator[str]:
+    """The address of a server that wants a client certificate."""
+    binary, port = shutil.which("redis-server"), free_port()
+    if binary is None:
+        pytest.skip("no redis-server with TLS in PATH")
+    files = {name: str(certificates / name) for name in ("ca.crt", "end.crt", "end.key")}
+    server = Server(
+        binary, "--tls-port", str(port), "--tls-cert-file", files["end.crt"],
+        "--tls-key-file", files["end.key"], "--tls-ca-cert-file", files["ca.crt"],
+    )  # fmt: skip
+    yield (
+        f"rediss://localhost:{port}/0?ssl_ca_certs={files['ca.crt']}"
+        f"&ssl_certfile={files['end.crt']}&ssl_keyfile={files['end.key']}"
+    )
+    server.stop()
+
+
+def test_a_heartbeat_keeps_leases_over_tls(tls_url: str, name: str) -> None:
+    seen: list[tuple[int, bool]] = []
+    client = rmq.Client(tls_url)
+    topic = client.topic(name, lease=LEASE_S, retry="immediate")
+
+    @topic.handler
+    def hold(d: rmq.Delivery) -> None:
+        time.sleep(RUN_S)
+        seen.append((d.attempt, d.lost))
+
+    topic.send(1)
+    with rmq.Worker(client) as worker:
+        assert type(worker._lease_heartbeat).__name__ == "HeartbeatProcess"
+        with topic.consumer() as other:
+            eventually(lambda: client.admin.stats(name)["delivered"] == 1)
+            assert other.receive(wait=RUN_S - 1) == []  # it would roll back what has expired
+        eventually(lambda: seen)
+        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+
+    assert seen == [(1, False)]
+
+
+def test_without_the_authority_nothing_is_received(
+    tls_url: str, certificates: Path, name: str
+) -> None:
+    """The control: the certificates are looked at."""
+    url = tls_url.split("?")[0] + (
+        f"?ssl_certfile={certificates / 'end.crt'}&ssl_keyfile={certificates / 'end.key'}"
+    )
+
+    with pytest.raises(rmq.RMQError, match=r"(?i)certificate"):
+        rmq.Client(url, retry_for=0).topic(name).send(1)
