@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import redis
@@ -69,8 +70,12 @@ class Sleeper:
         ]
 
     def close(self) -> None:
-        """End the subscription."""
+        """End the subscription; the server counts a closed connection until it reads its end."""
         self.pubsub.close()
+        until = time.monotonic() + 20
+        while self.box.redis.pubsub_numsub(self.channel)[0][1]:
+            assert time.monotonic() < until, "the subscription does not end"
+            time.sleep(0.001)
 
 
 def break_script(monkeypatch: Any, verb: str, before: str, after: str) -> None:

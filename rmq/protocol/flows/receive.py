@@ -389,8 +389,9 @@ def _run_take(state: ReceiveState, take: Take, keeps_session: bool = False) -> F
             if not keeps_session:
                 state.context.sessions.give(take.session)
         raise
-    if state.shared is not None and batch.ids:
-        # Known at once: the next take is under the same lease.
+    if state.shared is not None and batch.ids and is_first:
+        # Known at once: the next take is under the same lease. What a repeated take gives is
+        # released, whatever its lease: it may be an older one, or one for each delivery.
         number, lease_ms = number_of(batch.deadline_s), state.lease_ms or 0
         lease = state.shared.taken(take.keys.index, number, take.began, lease_ms)
         batch = batch._replace(lease=lease)
