@@ -21,6 +21,7 @@ from rmq.cli.app import OK, USAGE, Command, CommonOptions, Failed, common_option
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION, DURATION_OR_OFF, SIZE
 from rmq.cli.worker_summary import WorkerReport
+from rmq.client.handler import MAX_CONCURRENCY
 from rmq.core import optional_imports
 from rmq.worker.control_channel import ControlChannel
 from rmq.worker.process_exit import FINISHED
@@ -88,6 +89,12 @@ Exit codes; with --processes the largest of them:
     help="Number of worker processes; one that dies is restarted.",
 )
 @click.option(
+    "--concurrency",
+    type=click.IntRange(1, MAX_CONCURRENCY),
+    metavar="N",
+    help="How many handlers run at the same time in a process.",
+)
+@click.option(
     "--max-messages",
     type=click.IntRange(1),
     envvar="RMQ_MAX_MESSAGES",
@@ -144,6 +151,7 @@ def worker(
     module: str,
     topics: tuple[str, ...],
     processes: int | None,
+    concurrency: int | None,
     max_messages: int | None,
     max_memory: int | None,
     timeout_kill: float | None,
@@ -165,7 +173,10 @@ def worker(
     limits = {
         "max_messages": max_messages, "max_memory": max_memory, "timeout_kill": timeout_kill,
     }  # fmt: skip
-    options = {"grace": grace, "watchdog": watchdog, "keeper": keeper, **limits}
+    options = {
+        "concurrency": concurrency, "grace": grace, "watchdog": watchdog, "keeper": keeper,
+        **limits,
+    }  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     supervised = processes or reload or any(name in given for name in limits)
     if supervised and not check and control_fd is None:

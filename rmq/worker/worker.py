@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from rmq.client.client import AsyncClient, Client
+from rmq.client.handler import MAX_CONCURRENCY
 from rmq.core.audit import Audit
 from rmq.core.interceptor import Hooks, Interceptor, call_hook
 from rmq.core.validation import Duration, check_int, duration_ms
@@ -104,7 +105,9 @@ class Worker:
         check_hooks(self._hooks, self.handlers)
         self._grace_s = duration_ms(grace, "grace", zero=True) / 1000
         self._concurrency = (
-            None if concurrency is None else check_int(concurrency, "concurrency", 1, 10_000)
+            None
+            if concurrency is None
+            else check_int(concurrency, "concurrency", 1, MAX_CONCURRENCY)
         )
         self._watchdog_s = (
             None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000

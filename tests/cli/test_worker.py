@@ -45,6 +45,19 @@ def test_it_tells_what_it_serves_handles_messages_and_tells_what_it_did(shop, or
     assert "TOPIC" not in program.out, "stdout is for what handlers print"
 
 
+def test_concurrency_is_that_of_the_process(shop, orders, start):
+    program = start("shop", "--concurrency", 1).ready()
+    orders.send_many([rmq.Outgoing({"id": n, "sleep": 0.2}) for n in range(4)])
+    until(lambda: program.out.count("end") == 4)
+    program.ask(signal.SIGTERM)
+
+    assert program.end() == 0
+    steps = [
+        line.split()[0] for line in program.out.splitlines() if line.startswith(("begin", "end"))
+    ]
+    assert steps == ["begin", "end"] * 4  # its handler alone would run four at a time
+
+
 def test_with_json_the_start_the_account_and_the_log_are_lines_of_json(shop, orders, name, start):
     program = start("shop", "--json", "--log-json", "--topic", name)
     program.wait_for('"event":"started"')
