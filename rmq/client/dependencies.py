@@ -1,7 +1,7 @@
 """Dependencies: values that handlers ask for by annotation, and the functions that make them.
 
 `Depends(get_session)` marks a parameter. What it depends on is read when the handler is registered,
-as a tree of `Node`s; whoever runs the handler opens the nodes (`rmq.worker.dependency_scopes`).
+as a tree of `Node`s; whoever runs the handler opens the nodes (`rmq.worker.run_scope`).
 """
 
 from __future__ import annotations

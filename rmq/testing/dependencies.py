@@ -10,7 +10,8 @@ from typing import Any
 from rmq.client import dependencies
 from rmq.client.dependencies import Dependencies
 from rmq.errors import InvalidType, LifespanFailed
-from rmq.worker.dependency_scopes import ProcessScope, TaskHolder, open_node
+from rmq.worker.process_scope import ProcessScope, TaskHolder
+from rmq.worker.run_scope import open_node
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from rmq.protocol.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.transport import Transport
-from rmq.worker.dependency_scopes import Values
 from rmq.worker.disposition import Disposition, Overrun, runtime_exceeded
 from rmq.worker.handler_consumer import HandlerConsumer
+from rmq.worker.run_scope import Values
 from rmq.worker.runner import Runner
 from rmq.worker.unhandled import Unhandled
 

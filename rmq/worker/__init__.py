@@ -10,7 +10,8 @@ handler_runs      the runs of one handler: begin, run, end
 executors         threads and tasks in which handlers run
 runner            one run of a handler, and how its deliveries are settled
 wrapped_call      calls a handler inside hooks, middleware and dependencies
-dependency_scopes opens dependencies and lifespans, and closes them
+run_scope         opens dependencies around a run, and closes them
+process_scope     opens lifespans and dependencies around all runs
 unhandled         messages whose type no handler has
 settler           settles deliveries, many in one call
 handler_consumer  the consumer of a topic: it receives, claims and settles

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from rmq.client.topic_handlers import TopicHandlers
 from rmq.core.interceptor import Hooks
 from rmq.transport import Transport
-from rmq.worker.dependency_scopes import Values
 from rmq.worker.event_loop import LoopHeartbeat
 from rmq.worker.executors import Executor, TaskExecutor, ThreadExecutor
 from rmq.worker.fetcher import Fetcher
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_queue import HandlerQueue
 from rmq.worker.lease_tracker import LeaseTracker, WorkerMemory
+from rmq.worker.run_scope import Values
 from rmq.worker.settler import SettlerThread
 from rmq.worker.topic_feed import TopicFeed
 

@@ -12,7 +12,6 @@ from rmq.client.handler import Handler
 from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.core.settings import BATCH_MAX
-from rmq.worker.dependency_scopes import Values
 from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.disposition import Disposition, Halt, Overrun
 from rmq.worker.event_loop import LoopHeartbeat
@@ -21,6 +20,7 @@ from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_runs import HandlerRuns
 from rmq.worker.prefetch import IN_ORDER
 from rmq.worker.reports import ErrorState
+from rmq.worker.run_scope import Values
 from rmq.worker.runner import Runner
 from rmq.worker.settler import Settler, SettlerThread
 from rmq.worker.unhandled import UnhandledRunner

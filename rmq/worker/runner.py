@@ -20,7 +20,6 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import Hooks, Outcome, call_hook, call_hooks_async
 from rmq.core.middleware import active
 from rmq.errors import DecodeError, InvalidType, RMQError
-from rmq.worker.dependency_scopes import Values
 from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.disposition import (
     ACK,
@@ -34,6 +33,7 @@ from rmq.worker.disposition import (
     runtime_exceeded,
     undecodable,
 )
+from rmq.worker.run_scope import Values
 from rmq.worker.wrapped_call import WrappedCall, WrappedRun, wrapped_call
 
 log = logging.getLogger("rmq")

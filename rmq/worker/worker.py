@@ -28,7 +28,6 @@ from rmq.protocol.flows import open_topic
 from rmq.transport import Transport
 from rmq.worker import heartbeat_process, services
 from rmq.worker.chosen_topics import check_hooks, chosen_topics, lease_ms
-from rmq.worker.dependency_scopes import ProcessScope
 from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
 from rmq.worker.lease_tracker import WorkerMemory
@@ -41,6 +40,7 @@ from rmq.worker.process_exit import (
     STUCK,
     leave_with,
 )
+from rmq.worker.process_scope import ProcessScope
 from rmq.worker.recycling import RecyclingLimits, wait_for_others
 from rmq.worker.redis_outage import OutageLog, TopicOpener
 from rmq.worker.status_reporter import StatusReporter

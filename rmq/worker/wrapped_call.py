@@ -15,7 +15,7 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import Hook, Hooks
 from rmq.core.middleware import Middleware, run_through, run_through_async
 from rmq.errors import DecodeError, InvalidType
-from rmq.worker.dependency_scopes import RunScope, Values
+from rmq.worker.run_scope import RunScope, Values
 
 _Call = Callable[..., None]
 _CallAsync = Callable[..., Awaitable[None]]

@@ -12,8 +12,9 @@ import pytest
 
 import rmq
 from rmq.client.handler import Handler
-from rmq.worker.dependency_scopes import ProcessScope, RunScope
 from rmq.worker.event_loop import EventLoopThread
+from rmq.worker.process_scope import ProcessScope
+from rmq.worker.run_scope import RunScope
 
 seen: list[Any] = []
 
