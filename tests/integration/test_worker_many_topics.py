@@ -20,12 +20,16 @@ WATCHED_S = 4.0
 @pytest.fixture
 def many(own_server: Server) -> tuple[rmq.Client, Counter[str]]:
     done: Counter[str] = Counter()
+    lock = threading.Lock()
     client = rmq.Client(own_server.url)
     for number in range(TOPICS):
         name = f"topic-{number}"
 
         def handle(body: str) -> None:
-            done[body] += 1
+            if body == "flood":
+                time.sleep(0.002)  # so that it lasts
+            with lock:
+                done[body] += 1
 
         client.topic(name, slots=SLOTS).handler()(handle)
     return client, done
@@ -69,7 +73,7 @@ def test_a_flood_on_one_topic_leaves_turns_to_the_others(
 ) -> None:
     client, done = many
     flood = client.topic("topic-0", slots=SLOTS)
-    for _ in range(10):
+    for _ in range(2):
         flood.send_many([rmq.Outgoing("flood")] * 1000)
     with rmq.Worker(client, keeper="thread"):
         eventually(lambda: done["flood"])
@@ -77,6 +81,6 @@ def test_a_flood_on_one_topic_leaves_turns_to_the_others(
             client.topic(f"topic-{number}", slots=SLOTS).send("other")
         eventually(lambda: done["other"] == 19)
         handled = done["flood"]
-        eventually(lambda: done["flood"] == 10_000)
+        eventually(lambda: done["flood"] == 2000)
 
-    assert handled < 10_000  # they did not wait for its end
+    assert handled < 2000  # they did not wait for its end

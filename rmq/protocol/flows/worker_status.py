@@ -33,10 +33,11 @@ def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) 
     """
     index = workers_key(prefix)
     now_ms = yield from _now_ms(REPORT)
-    yield RawCommand(REPORT, "SET", worker_key(prefix, worker), write(now_ms), "PX", keep_ms)
     yield RawCommand(REPORT, "ZADD", index, now_ms + keep_ms, worker)
-    yield RawCommand(REPORT, "ZREMRANGEBYSCORE", index, "-inf", now_ms)
     yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)  # it ends with the last process
+    # After the index has its end: a process that dies once it is listed leaves nothing for ever.
+    yield RawCommand(REPORT, "SET", worker_key(prefix, worker), write(now_ms), "PX", keep_ms)
+    yield RawCommand(REPORT, "ZREMRANGEBYSCORE", index, "-inf", now_ms)
 
 
 def forget(prefix: str, worker: str) -> Flow[None]:
