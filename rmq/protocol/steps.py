@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -154,7 +155,15 @@ class Subscription:
         else:
             self.payloads.append(payload)
 
-    def forget_messages(self, own_channel: bytes) -> None:
+    def new_own_channel(self) -> bytes:
+        """Return the name of a channel for one connection.
+
+        It has a random end, so nothing is ever handed over to another connection than the one that
+        left the credit.
+        """
+        return self.channel + b":" + secrets.token_hex(8).encode()
+
+    def forget_messages(self, own_channel: bytes = b"") -> None:
         """Begin anew on another connection. `own_channel`: empty if there is none."""
         self.own_channel, self.payloads, self.heard, self.is_deaf = own_channel, [], 0, False
 

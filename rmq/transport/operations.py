@@ -7,7 +7,7 @@ awaits them; neither contains a rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import hiredis
@@ -48,16 +48,23 @@ class RestartEmbedded:
 
 
 class Subscribe:
-    """Make a connection that is subscribed to a channel. The value is a SubscribedConnection.
+    """Make a connection that is subscribed to channels. The value is a SubscribedConnection.
 
-    `own_channel`: it subscribes to this one too, unless it is empty or the ACL forbids it.
+    `optional`: channels that are left out where the ACL forbids them.
     """
 
-    __slots__ = ("channel", "own_channel")
+    __slots__ = ("optional", "required")
 
-    def __init__(self, channel: bytes, own_channel: bytes = b"") -> None:
-        self.channel = channel
-        self.own_channel = own_channel
+    def __init__(self, required: Sequence[bytes], optional: Sequence[bytes] = ()) -> None:
+        self.required = required
+        self.optional = optional
+
+    def packed(self) -> bytes:
+        """Return the commands, one for each channel."""
+        words: list[tuple[Any, ...]] = [
+            ("SUBSCRIBE", channel) for channel in (*self.required, *self.optional)
+        ]
+        return b"".join(map(hiredis.pack_command, words))
 
 
 class Unsubscribe:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import time
+from collections.abc import Callable, Set
 from typing import Any
 
 import redis
@@ -32,16 +32,16 @@ PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coar
 
 
 class SubscribedConnection:
-    """A connection that is subscribed to a channel, and when it was last known to live."""
+    """A connection that is subscribed to channels, and when it was last known to live."""
 
-    __slots__ = ("_heard_at", "_pinged_at", "connection", "epoch", "own_channel", "waiting")
+    __slots__ = ("_heard_at", "_pinged_at", "connection", "epoch", "refused", "waiting")
 
     def __init__(
-        self, connection: Any, epoch: int, own_channel: bytes = b"", waiting: Any = None
+        self, connection: Any, epoch: int, refused: Set[bytes] = frozenset(), waiting: Any = None
     ) -> None:
         self.connection = connection
         self.epoch = epoch  # the pool's epoch when this was made
-        self.own_channel = own_channel  # empty: it is not subscribed to one
+        self.refused = refused  # channels that the ACL forbids
         self.waiting = waiting  # a transport's Doorbell: how to read, and to interrupt that
         self._heard_at = time.monotonic()
         self._pinged_at: float | None = None  # None: no PING is unanswered
@@ -69,7 +69,7 @@ class SubscribedConnection:
         self.note_life()
         if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
             return
-        if reply[1] == self.own_channel:
+        if reply[1] == subscription.own_channel:
             subscription.note_message(reply[2])
             return
         with contextlib.suppress(ValueError):
@@ -148,17 +148,14 @@ def await_signal(
 
 def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operations[None]:
     def attempt() -> Operations[SubscribedConnection]:
-        own_channel = b""
-        if subscription.takes_batches:
-            # Nothing is ever handed over to another connection than the one that left the credit.
-            own_channel = subscription.channel + b":" + secrets.token_hex(8).encode()
-        connection: SubscribedConnection = yield Subscribe(subscription.channel, own_channel)
+        own_channels = [subscription.new_own_channel()] if subscription.takes_batches else []
+        connection: SubscribedConnection = yield Subscribe([subscription.channel], own_channels)
+        heard_on = [channel for channel in own_channels if channel not in connection.refused]
+        subscription.forget_messages(*heard_on)  # without one, nothing is handed over
         return connection
 
     try:
-        held = yield from repeat(attempt, deadline)
-        subscription.held = held
-        subscription.forget_messages(held.own_channel)
+        subscription.held = yield from repeat(attempt, deadline)
     except REDIS_ERRORS as error:
         if code_of(error) != "NOPERM":
             raise translate(error, "listen", [subscription.channel.decode()]) from error
@@ -173,7 +170,28 @@ def _read_signals(
 
     A number on the own channel ends the wait too, if it is the one that is awaited.
     """
-    while not signals and not subscription.payloads and not subscription.is_answered():
+
+    def has_come() -> bool:
+        return bool(signals or subscription.payloads) or subscription.is_answered()
+
+    def note(reply: Any) -> None:
+        subscribed.note_reply(reply, signals, subscription)
+
+    return read_until(subscribed, until, has_come, note)
+
+
+def read_until(
+    subscribed: SubscribedConnection,
+    until: float,
+    has_come: Callable[[], bool],
+    note: Callable[[Any], None],
+) -> Operations[None]:
+    """Read replies until what is awaited has come, the time has passed, or the bell rings.
+
+    Raises:
+        redis.ConnectionError: the connection is dead.
+    """
+    while not has_come():
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
             if left_s > 0:
@@ -187,4 +205,4 @@ def _read_signals(
         if reply is None:
             subscribed.note_silence()
         else:
-            subscribed.note_reply(reply, signals, subscription)
+            note(reply)

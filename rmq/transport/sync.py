@@ -303,25 +303,25 @@ class Transport:
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
-        epoch, own_channel = self._current_pool().epoch, wanted.own_channel
+        epoch, refused = self._current_pool().epoch, set[bytes]()
         connection = self._connector.new(protocol=2)
         try:
             connection.connect()
-            connection.send_command("SUBSCRIBE", wanted.channel)
-            connection.read_response()
-            if own_channel:
+            connection.send_packed_command((wanted.packed(),), check_health=False)
+            for _ in wanted.required:
+                connection.read_response()
+            for channel in wanted.optional:
                 try:
-                    connection.send_command("SUBSCRIBE", own_channel)
                     connection.read_response()
                 except redis.exceptions.NoPermissionError:
-                    own_channel = b""  # nothing is handed over; signals are enough
+                    refused.add(channel)
         except BaseException as error:
             connection.disconnect()
             if not isinstance(error, REDIS_ERRORS):
                 raise
             failure = as_not_connected(error)  # a subscription changes nothing on the server
         else:
-            return SubscribedConnection(connection, epoch, own_channel, Doorbell(connection))
+            return SubscribedConnection(connection, epoch, refused, Doorbell(connection))
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:

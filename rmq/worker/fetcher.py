@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import secrets
 import threading
 import time
 from collections import deque
@@ -81,7 +80,7 @@ class Fetcher:
         if self._thread.ident is not None:
             self._thread.join(wait_s)
         if not self._thread.is_alive():
-            self._listener.close()
+            self._listener.close_connection()
 
     def on_settled(self, feed: TopicFeed) -> Callable[[], None]:
         """Return the function to call when deliveries of a feed were settled; in any thread."""
@@ -288,8 +287,7 @@ class Fetcher:
             self._by_own_channel.clear()
 
     def _ask_for_hand_overs(self, feed: TopicFeed) -> None:
-        # With a random end, new for each connection: nothing is ever handed over to another one.
-        feed.own_channel = feed.context.channel + b":" + secrets.token_hex(8).encode()
+        feed.own_channel = feed.subscription.new_own_channel()
         self._listener.add(feed.own_channel)
 
     def _tidy_one(self) -> None:
