@@ -88,7 +88,7 @@ class Heartbeat:
         memory, now = self.memory, time.monotonic()
         memory.times[0] = now
         leases: list[tuple[int, int]] = []
-        claims: list[Any] = []
+        claiming = set()  # topics whose claims are due
         pause = ROUND_MOST_S
         for index, topic in enumerate(self._topics):
             lease_s = memory.lease_s(index)
@@ -102,7 +102,8 @@ class Heartbeat:
             ]
             if memory.sizes[2] and now - topic.claims_renewed >= lease_s / RENEW_PARTS:
                 topic.claims_renewed = now
-                claims += [claim for claim in memory.claims() if claim[2] // SLOTS_MAX == index]
+                claiming.add(index)
+        claims = [c for c in memory.claims() if c[2] // SLOTS_MAX in claiming] if claiming else []
         if now >= memory.times[1] or not (leases or claims):
             return pause
         try:
