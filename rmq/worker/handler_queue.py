@@ -99,15 +99,17 @@ class HandlerQueue:
             **self.settler.tally, **self.settler.claim_counts,
         }  # fmt: skip
 
-    def hung(self) -> int:
-        """Return how many threads or tasks are busy with a run that exceeded its max_runtime.
+    def hung_runs(self) -> list[DeliveryData]:
+        """Return the runs that go on beyond their max_runtime; each by its first delivery.
 
         The thread hangs, or the task swallows its cancellation. The delivery is settled already.
         """
         overdue = self.settler.overdue
-        if not overdue:
-            return 0
-        return sum(delivery in overdue for delivery in list(self.runs.times.running))
+        return [run for run in list(self.runs.times.running) if run in overdue] if overdue else []
+
+    def hung(self) -> int:
+        """Return how many threads or tasks are busy with a run that hangs."""
+        return len(self.hung_runs())
 
     def lag(self) -> float:
         """Return for how many seconds the event loop of this handler has been blocked."""

@@ -102,7 +102,7 @@ class RecyclingLimits:
         """
         if self.timeout_kill_s is None:
             return ""
-        hung = {run: queue for queue in queues for run in hung_runs(queue)}
+        hung = {run: queue for queue in queues for run in queue.hung_runs()}
         self._hangs = {run: self._hangs.get(run, now) for run in hung}
         for run, since in self._hangs.items():
             if now - since >= self.timeout_kill_s:
@@ -114,18 +114,12 @@ class RecyclingLimits:
         return ""
 
 
-def hung_runs(queue: HandlerQueue) -> list[DeliveryData]:
-    """Return a handler's runs beyond their max_runtime; each by its first delivery."""
-    overdue = queue.settler.overdue
-    return [run for run in list(queue.runs.times.running) if run in overdue] if overdue else []
-
-
 def wait_for_others(
     queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
     """Wait until only runs that hang are left, at most until a time of the monotonic clock."""
     while time.monotonic() < until and not is_cut_short():
-        if all(len(queue.runs.times.running) == len(hung_runs(queue)) for queue in queues):
+        if all(len(queue.runs.times.running) == queue.hung() for queue in queues):
             return
         time.sleep(OTHERS_S)
 
