@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rmq.client.handler import Handler
 from rmq.client.topic_handlers import TopicHandlers
@@ -51,7 +51,7 @@ class TopicFeed:
 
     @property
     def subscription(self) -> Subscription:
-        """What has come for the credit of this topic; the fetcher reads it for all topics."""
+        """Messages on the own channel of this topic; the fetcher reads them for all topics."""
         return self._state.subscription
 
     @property
@@ -77,11 +77,7 @@ class TopicFeed:
 
     def receive_handed_over(self) -> int:
         """Hand over what has come for the credit; return how many deliveries."""
-        deliveries = self.consumer.take_handed_over()
-        if deliveries:
-            self._state.until = time.monotonic() + CREDIT_S
-            self._dispatch(list(deliveries))
-        return len(deliveries)
+        return self._accept(self.consumer.take_handed_over())
 
     def renew_credit(self) -> None:
         """Have the credit renewed by the next visit, or withdraw it after a time without use."""
@@ -155,13 +151,16 @@ class TopicFeed:
         now = time.monotonic()
         if not room or now < self._not_before or (self.ready_at and min(self.ready_at) > now):
             return 0
-        deliveries = self.consumer.take_ready(room)
-        if not deliveries:
-            return 0
-        self._state.until = time.monotonic() + CREDIT_S
-        self._dispatch(list(deliveries))
-        if self._trickle.is_trickling(len(deliveries)) and not self.handlers.ordered:
+        count = self._accept(self.consumer.take_ready(room))
+        if self._trickle.is_trickling(count) and not self.handlers.ordered:
             self._not_before = time.monotonic() + GATHER_S
+        return count
+
+    def _accept(self, deliveries: Sequence[DeliveryData]) -> int:
+        """Hand received deliveries over to the queues; return how many they are."""
+        if deliveries:
+            self._state.until = time.monotonic() + CREDIT_S
+            self._dispatch(list(deliveries))
         return len(deliveries)
 
     def note_error(self, error: Exception) -> None:
