@@ -185,7 +185,7 @@ class HandlerConsumer:
 
     @property
     def receive_state(self) -> ReceiveState:
-        """What it knows of its slots: when each has work."""
+        """The state of its slots: when each has work."""
         return self._consumer._receive_state
 
     def close(self) -> None:

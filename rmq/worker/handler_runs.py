@@ -242,10 +242,6 @@ class HandlerRuns:
             )
             self.settler.put(overrun)
 
-    def stop_renewing(self) -> None:
-        """Let the leases expire, so that other workers run what this one cannot finish."""
-        self.consumer.stop_renewing()
-
     def first_limit(self) -> float:
         """Return when the first running delivery exceeds its max_runtime; infinity: none does."""
         return self._runtime_limits.first_end()

@@ -26,6 +26,7 @@ log = logging.getLogger("rmq")
 Kind = Literal["process", "thread"]
 READY_S = 15.0  # for the process to start
 STOP_S = 5.0  # for a renewal that is under way
+CANNOT_START = "the heartbeat cannot be started"
 VERBS = ("lease_renew", "lease_release", "renew", "unclaim")
 # It imports these modules without the packages that they are in: those would load all of RMQ.
 PROGRAM = (
@@ -161,9 +162,6 @@ class HeartbeatProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-CANNOT_START = "the heartbeat cannot be started"
 
 
 def runs_python(executable: str | None) -> bool:

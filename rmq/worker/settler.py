@@ -85,7 +85,7 @@ class SettlerThread:
 
 
 class Settler:
-    """Settles the deliveries of one handler; `carry_out` is called by one thread.
+    """Settles the deliveries of one handler; `carry_out_queued` is called by one thread.
 
     Args:
         handler: ran them.
