@@ -9,11 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
-from contextlib import (
-    AsyncExitStack,
-    ExitStack,
-    suppress,
-)
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 from rmq.client.dependencies import Dependencies, Node, flattened, lifespan_node
@@ -191,7 +187,7 @@ class ProcessScope:
         """Whether an event loop has to run for it."""
         return bool(self.async_nodes)
 
-    def start(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
+    def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
         """Return the holders of its nodes, the first of them to be started first."""
         holders: list[_Holder] = []
         if self.plain_nodes:
@@ -214,13 +210,7 @@ class ProcessScope:
         Raises:
             LifespanFailed: one has raised.
         """
-        holders: list[_Holder] = (
-            [_ThreadHolder(self.plain_nodes, self.values)] if self.plain_nodes else []
-        )
-        if self.async_nodes:
-            assert loop is not None
-            holders.append(TaskHolder(self.async_nodes, self.values, loop))
-        for holder in holders:
+        for holder in self._make_holders(loop):
             self._holders.append(holder)
             holder.start()
             while not wait((holder.opened,), TURN_S).done:
