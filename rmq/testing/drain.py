@@ -1,7 +1,7 @@
 """Drain: run handlers in the calling thread until no message is due, by the rules of the worker.
 
-It uses the worker's runner and leased consumer, without a handler pool: each message is received,
-run and settled before the next, and the topics take turns. So a test sees one order of runs, and an
+It uses the worker's runner and handler consumer, without its engine: each message is received, run
+and settled before the next, and the topics take turns. So a test sees one order of runs, and an
 error where it happened.
 """
 
@@ -27,6 +27,7 @@ from rmq.protocol.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.transport import Transport
+from rmq.worker.chosen_topics import check_hooks
 from rmq.worker.disposition import Disposition, Overrun, runtime_exceeded
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.run_scope import Values
@@ -107,8 +108,7 @@ class DrainedHandler:
 
     def __init__(self, handler: Handler, hooks: Hooks, process_values: Values) -> None:
         self.handler = handler
-        if not handler.is_async:
-            hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
+        check_hooks(hooks, [handler])
         self.runner = Runner(handler, hooks.inside(_Recorder(self)), None, process_values)
         self.raised: BaseException | None = None
 
