@@ -7,13 +7,13 @@ as a tree of `Node`s; whoever runs the handler opens the nodes (`rmq.worker.run_
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
+from rmq.client.callables import globals_of, is_async_function
 from rmq.client.consumer import AsyncDelivery, Delivery
 from rmq.core.delivery import DeliveryData
 from rmq.errors import InvalidType, InvalidValue
@@ -86,7 +86,7 @@ class Node:
         self.deliveries = deliveries
         self.is_override = key[0] is not function
         inner = _decorated(function)
-        self.is_async = inspect.isasyncgenfunction(inner) or _is_coroutine_function(function)
+        self.is_async = inspect.isasyncgenfunction(inner) or is_async_function(function)
         self.is_manager = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
         self.make = function
         if self.is_manager and inner is function:
@@ -153,7 +153,7 @@ class Reader:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
             try:
-                hint = read_hint(parameter, _globals_of(function), self._local_names)
+                hint = read_hint(parameter, globals_of(function), self._local_names)
             except Exception as error:
                 if parameter.default is not _EMPTY and not mentions_depends(parameter):
                     continue
@@ -274,14 +274,6 @@ def flattened(nodes: Iterable[Node]) -> list[Node]:
     return list(ordered.values())
 
 
-def _is_coroutine_function(function: Callable[..., Any]) -> bool:
-    if isinstance(function, type):
-        return False
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - the method of an object that is called
-    )
-
-
 def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
     """Return the mark of a parameter, by its default or its annotation; None: it has none."""
     if isinstance(parameter.default, Dependency):
@@ -314,19 +306,6 @@ def _decorated(function: Callable[..., Any]) -> Callable[..., Any]:
         wrapped: Callable[..., Any] = function.__wrapped__  # type: ignore[attr-defined]
         return wrapped
     return function
-
-
-def _globals_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the names that the annotations of a function, a class or an object may use."""
-    inner: Any = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inspect.unwrap(inner.func)
-    if isinstance(inner, type):
-        inner = inner.__init__  # type: ignore[misc]
-    elif not inspect.isroutine(inner):
-        inner = type(inner).__call__
-    names: dict[str, Any] = getattr(inner, "__globals__", {})
-    return names
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rmq.client.callables import is_async_function
 from rmq.client.idempotency import Idempotent
-from rmq.client.signature import Signature, is_async_function
+from rmq.client.signature import Signature
 from rmq.core import body_types, middleware, retry as policies
 from rmq.core.delivery import DeliveryData, Reject, Retry, Snooze
 from rmq.core.middleware import Middleware

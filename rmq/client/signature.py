@@ -5,11 +5,11 @@ Everything that cannot work is refused when the handler is registered.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rmq.client.callables import globals_of, innermost
 from rmq.client.consumer import AsyncDelivery, Delivery
 from rmq.client.dependencies import Dependencies, dependency_of, mentions_depends, read_hint
 from rmq.errors import InvalidType
@@ -102,8 +102,8 @@ class Signature:
             parameters = list(inspect.signature(self._function).parameters.values())
         except (TypeError, ValueError) as error:
             raise self._refused(f"its signature cannot be read ({error})") from None
-        innermost = _innermost(self._function)
-        if inspect.isgeneratorfunction(innermost) or inspect.isasyncgenfunction(innermost):
+        inner = innermost(self._function)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             raise self._refused("it has a yield, so calling it would run nothing")
         return parameters
 
@@ -143,7 +143,7 @@ class Signature:
     ) -> dict[str, Any]:
         """Return the annotations as types. `lenient`: leave out those that cannot be read."""
         hints: dict[str, Any] = {}
-        global_names = getattr(inspect.unwrap(_innermost(self._function)), "__globals__", {})
+        global_names = globals_of(self._function)
         for parameter in own:
             if parameter.annotation is _EMPTY:
                 continue
@@ -158,27 +158,5 @@ class Signature:
         return hints
 
 
-def is_async_function(function: Any) -> bool:
-    """Whether calling a function, a partial or an object gives something to await."""
-    inner = _without_partial(function)
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
-        getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
-    )
-
-
 def _is_delivery(annotation: Any) -> bool:
     return annotation in (Delivery, AsyncDelivery)
-
-
-def _without_partial(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _innermost(function: Any) -> Any:
-    """Return the function that a call runs in the end."""
-    inner = _without_partial(function)
-    if inspect.isfunction(inner) or inspect.ismethod(inner):
-        return inner
-    return getattr(type(inner), "__call__", inner)  # noqa: B004 - of an object that is called

@@ -1,4 +1,4 @@
-"""What a handler may depend on; everything else is refused when it is registered."""
+"""Dependencies that a handler may have; all others are refused when it is registered."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ class Settings:
         return 7
 
 
+class Decorated:
+    @managed()
+    def __call__(self, first: Annotated[int, rmq.Depends(plain)]) -> int:
+        return first
+
+
 def adding(first: Annotated[int, rmq.Depends(plain)], second: int = rmq.Depends(yielding)) -> int:
     return first + second
 
@@ -74,6 +80,8 @@ def registered(function: Callable[..., Any], **options: Any) -> Handler:
         (managed_async, True, True),
         (Settings, False, False),
         (Settings(1), True, False),
+        (functools.partial(Settings(1)), True, False),
+        (Decorated(), False, False),
     ],
 )
 def test_the_kind_of_a_function_is_known(function: Any, is_async: bool, is_manager: bool) -> None:
