@@ -8,6 +8,7 @@ contexts, as read from Redis, is saved and restored.
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from typing import Any, TypeAlias
 
 from rmq.client.client import AsyncClient, Client
@@ -45,8 +46,7 @@ class Adoption:
             self._broker_address, transport.retry_for, transport.timeout_s, self._faults
         )
         self._own_address = client._address
-        self._handlers = dict(client._handlers.by_topic)
-        self._schedules = dict(client._handlers.schedules)
+        self._registered = {name: copy(each) for name, each in vars(client._handlers).items()}
         self._context_states: list[tuple[TopicContext, dict[str, Any]]] = [
             (context, dict(vars(context))) for context in client._contexts
         ]
@@ -63,8 +63,7 @@ class Adoption:
             return None
         _swap(client._transport, parked)
         client._address = self._own_address
-        client._handlers.by_topic = self._handlers
-        client._handlers.schedules = self._schedules
+        vars(client._handlers).update(self._registered)
         for context in list(client._contexts):
             context.forget()
         for context, state in self._context_states:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -78,6 +79,17 @@ def test_handlers_of_the_test_do_not_stay(broker: Broker, shop: rmq.Client, name
             topic.send(1)
             assert [one.verb for one in broker.drain(name)] == ["ack"]
     assert not shop._handlers.by_topic
+
+
+def test_lifespans_of_the_test_do_not_stay(broker: Broker, shop: rmq.Client) -> None:
+    with broker.adopting(shop):
+
+        @shop.lifespan
+        def life() -> Iterator[None]:
+            yield
+
+        assert shop._handlers.lifespans
+    assert not shop._handlers.lifespans
 
 
 def test_error_in_the_block_puts_everything_back(
