@@ -124,16 +124,20 @@ def _without_type(key: str) -> str:
 
 def headers_of(data: bytes) -> dict[str, str]:
     """Return the headers of a record that `read` can read, with those that RMQ added."""
-    flags = data[0]
-    if not flags & HEADERS:
+    if not data[0] & HEADERS:
         return {}
-    at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
-    if flags & MERGES:
-        at += 2 + int.from_bytes(data[at : at + 2])
+    at = _headers_at(data)
     headers: dict[str, str] = msgpack.unpackb(
         data[at + 2 : at + 2 + int.from_bytes(data[at : at + 2])]
     )
     return headers
+
+
+def _headers_at(data: bytes) -> int:
+    """Return where the length of the headers is, in a record that has some."""
+    flags = data[0]
+    at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
+    return at + 2 + int.from_bytes(data[at : at + 2]) if flags & MERGES else at
 
 
 def type_of(data: bytes) -> str | None:
@@ -156,12 +160,9 @@ def audit_number(data: bytes) -> bytes:
 
     The twin of `lua/lib/audit.lua`, whose `number_of` reads the first header only.
     """
-    flags = data[0]
-    at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
-    if flags & MERGES:
-        at += 2 + int.from_bytes(data[at : at + 2])
+    at = _headers_at(data)
     at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
-    if not flags & HEADERS or data[at : at + 10] != _NUMBER or len(data) < at + 11:
+    if not data[0] & HEADERS or data[at : at + 10] != _NUMBER or len(data) < at + 11:
         return b""
     return data[at + 11 : at + 11 + data[at + 10] - 0xA0]
 
