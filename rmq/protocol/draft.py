@@ -54,6 +54,8 @@ def make_draft(
     """
     if not isinstance(out, Outgoing):
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
+    if out.type is not None:
+        check_message_type(out.type)
     draft = Draft()
     due = _check_merge(out, draft) or _check_due(out, allow_past)
     priority = settings.default_priority
@@ -76,7 +78,7 @@ def make_draft(
     if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
         draft.headers = _encode_headers(out)
     elif out.type is not None:
-        draft.headers = _encode_type(check_message_type(out.type))
+        draft.headers = _encode_type(out.type)
     draft.body = context.codec.encode(out.body)
     if len(draft.body) > settings.max_body:
         raise body_too_large(context.codec, len(draft.body), settings.max_body)
@@ -144,7 +146,7 @@ def _marks(out: Outgoing) -> dict[str, str]:
     if out.max_runtime is not None:
         marks[RUNTIME_MARK] = str(duration_ms(out.max_runtime, "max_runtime"))
     if out.type is not None:
-        marks[record.TYPE_MARK] = check_message_type(out.type)
+        marks[record.TYPE_MARK] = out.type
     return marks
 
 
@@ -184,8 +186,6 @@ def _check_merge(out: Outgoing, draft: Draft) -> int:
         raise InvalidValue(
             "merge_key: it begins with NUL, as the stored keys of types do; leave it out"
         )
-    if out.type is not None:
-        check_message_type(out.type)
     if out.merge not in ("first", "last", "collect"):
         raise InvalidValue(f"merge: {out.merge!r}; give 'first', 'last' or 'collect'")
     time_range = duration_ms(out.time_range, "time_range")
