@@ -16,8 +16,8 @@ from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, 
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.inspect import all_messages, detail, find_message, tabulate
 from rmq.cli.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
+from rmq.core.failure import REASONS
 
-REASONS = ("failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -26,7 +26,9 @@ def _filters(command: F) -> F:
         (
             click.option("--id", "ids", type=MESSAGE_ID, multiple=True, help="Only these."),
             click.option(
-                "--reason", type=click.Choice(REASONS), help="Only those with this reason."
+                "--reason",
+                type=click.Choice([*REASONS.values()]),
+                help="Only those with this reason.",
             ),
             click.option("--error", metavar="REGEX", help="Only those whose error matches."),
             click.option(
@@ -118,14 +120,8 @@ def _matching_dead_letters(
     elif not given_filters:
         yield from client.admin.peek(topic, limit, "dead")
     elif total:
-        matching = filter(fits, _all_dead_letters(client, topic))
+        matching = filter(fits, all_messages(client, topic, "dead"))
         yield from itertools.islice(matching, limit)
-
-
-def _all_dead_letters(client: rmq.Client, topic: str) -> Iterator[rmq.Message]:
-    """Yield all dead letters, slot by slot."""
-    for slot in range(client.admin.settings(topic).slots):
-        yield from all_messages(client, topic, "dead", slot)
 
 
 def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:

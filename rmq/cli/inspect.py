@@ -113,7 +113,8 @@ def peek(
         if of_type is None:
             messages = client.admin.peek(topic, limit, place, slot)
         else:
-            messages = list(islice(_of_type(client, topic, place, slot, of_type), max(0, limit)))
+            every = all_messages(client, topic, place, slot)
+            messages = list(islice((m for m in every if m.type == of_type), max(0, limit)))
         if place == "store" and not common.json:
             figures = client.admin.stats(topic)
             if figures["held"]:
@@ -128,22 +129,19 @@ def peek(
         common.note(f"{topic}: nothing{such} is {QUEUES[place]}")
 
 
-def _of_type(
+def all_messages(
     client: rmq.Client,
     topic: str,
     place: Literal["store", "prepare", "dead"],
-    slot: int | None,
-    of_type: str,
+    slot: int | None = None,
 ) -> Iterator[rmq.Message]:
-    """Yield messages of one type, slot by slot."""
+    """Yield all messages of a queue, slot by slot; `slot`: only this one."""
     slots = range(client.admin.settings(topic).slots) if slot is None else [slot]
     for each in slots:
-        for message in all_messages(client, topic, place, each):
-            if message.type == of_type:
-                yield message
+        yield from _messages_of_slot(client, topic, place, each)
 
 
-def all_messages(
+def _messages_of_slot(
     client: rmq.Client, topic: str, place: Literal["store", "prepare", "dead"], slot: int
 ) -> Iterator[rmq.Message]:
     """Yield all messages of a queue of a slot; each peek doubles, so that few are read for few."""
