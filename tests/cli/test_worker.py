@@ -227,7 +227,9 @@ def test_the_processes_of_a_killed_supervisor_finish_and_end(shop, orders, start
 
     program.wait_for("end {'sleep': 0.7}")
     until(lambda: not any(one.is_running() for one in children))
-    until(lambda: settled(orders) == 1)
+
+    assert "end {'sleep': 0.7}" in program.out
+    assert settled(orders) == 1
 
 
 def test_a_module_that_fails_is_reported_once_and_ends_the_supervisor(tmp_path, start):
@@ -315,6 +317,9 @@ def test_metrics_of_all_processes_come_from_one_place(tmp_path, server, name, cl
             return str(reply.read().decode())
 
     until(lambda: "seen_total 2.0" in metrics(), metrics)
+
+    totals = [line for line in metrics().splitlines() if line.startswith("seen_total")]
+    assert totals == ["seen_total 2.0"]
 
 
 def test_an_address_that_is_taken_is_reported(shop, server, start):

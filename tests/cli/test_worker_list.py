@@ -124,7 +124,9 @@ def test_the_next_report_removes_the_id_of_a_process_that_died(near, raw, beatin
     start("shop").ready()
     (status,) = until(near.admin.workers)
 
-    until(lambda: raw.zrange(f"{prefix}:workers", 0, -1) == [status.id.encode()])
+    until(lambda: raw.zscore(f"{prefix}:workers", "deadbeef") is None)
+
+    assert raw.zrange(f"{prefix}:workers", 0, -1) == [status.id.encode()]
 
 
 def test_nothing_to_list_is_a_note_and_an_unknown_id_is_exit_code_3(run, prefix):

@@ -1,4 +1,4 @@
-"""What a worker tells Redis about itself, and the limits at which `run` ends."""
+"""The report of a worker in Redis, and the limits at which `run` ends."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def eventually(what: Callable[[], Any], within: float = 60.0) -> Any:
 
 
 class Hands:
-    """One lane of an executor."""
+    """A lane of an executor of its own."""
 
     def __init__(self, executor: Executor, lane: Lane) -> None:
         self.put, self.withdraw, self.waiting = lane.put, lane.withdraw, lane.waiting
@@ -275,17 +275,22 @@ def test_a_hand_goes_on_although_a_failure_cannot_be_reported(bench: Bench) -> N
     assert hands.join(20)
 
 
+def most_at_a_time(gate: Gate, count: int, of: int) -> int:
+    """Open the gate once so many runs are inside; return how many there were when all are done."""
+    eventually(lambda: gate.inside == count)
+    gate.open()
+    eventually(lambda: len(gate.done) == of)
+    return gate.most
+
+
 def test_all_lanes_together_run_no_more_than_the_executor_s_limit(bench: Bench) -> None:
     gate = Gate()
     executor = bench.executor(3)
     lanes = [bench.lane(executor, 2, gate) for _ in range(4)]
     for number, lane in enumerate(lanes):
         lane.put([10 * number + n for n in range(5)])
-    eventually(lambda: gate.inside == 3)
-    gate.open()
-    eventually(lambda: len(gate.done) == 20)
 
-    assert gate.most == 3
+    assert most_at_a_time(gate, 3, of=20) == 3
     executor.close()
     assert executor.join(20)
 
@@ -296,11 +301,8 @@ def test_one_lane_runs_no_more_than_its_own_count(bench: Bench) -> None:
     lane = bench.lane(executor, 2, gate)
     for n in range(8):
         lane.put([n])
-    eventually(lambda: gate.inside == 2)
-    gate.open()
-    eventually(lambda: len(gate.done) == 8)
 
-    assert gate.most == 2
+    assert most_at_a_time(gate, 2, of=8) == 2
     executor.close()
     assert executor.join(20)
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import pytest
@@ -24,14 +25,20 @@ def fresh() -> None:
     seen.clear()
 
 
-def outer() -> Iterator[str]:
+@contextmanager
+def noting_the_end() -> Iterator[None]:
     try:
-        yield "outer"
+        yield
     except ValueError as error:
         seen.append(("outer saw", str(error)))
         raise
     finally:
         seen.append("outer closed")
+
+
+def outer() -> Iterator[str]:
+    with noting_the_end():
+        yield "outer"
 
 
 def swallowing(outer: Annotated[str, rmq.Depends(outer)]) -> Iterator[str]:
@@ -42,14 +49,11 @@ def swallowing(outer: Annotated[str, rmq.Depends(outer)]) -> Iterator[str]:
 
 
 async def outer_async() -> AsyncIterator[str]:
-    try:
-        yield "outer"
-    except ValueError as error:
-        seen.append(("outer saw", str(error)))
-        raise
-    finally:
-        await asyncio.sleep(0)
-        seen.append("outer closed")
+    with noting_the_end():
+        try:
+            yield "outer"
+        finally:
+            await asyncio.sleep(0)
 
 
 async def swallowing_async(outer: Annotated[str, rmq.Depends(outer_async)]) -> AsyncIterator[str]:

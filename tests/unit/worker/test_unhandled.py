@@ -1,4 +1,4 @@
-"""What happens to a message whose type has no handler."""
+"""Unhandled messages: those whose type has no handler."""
 
 from __future__ import annotations
 
