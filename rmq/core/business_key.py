@@ -9,7 +9,7 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.keys import check_name
 from rmq.errors import InvalidKey, InvalidType, InvalidValue
 
-KEY_BYTES = 200  # of UTF-8; fits a unique index of MariaDB and a row of the lease table
+KEY_BYTES = 200  # of UTF-8; fits a unique index of MariaDB, and a claim in a worker's memory
 CONSUMER_BYTES = 64
 HEADER = "header:"
 

@@ -22,7 +22,7 @@ _CallAsync = Callable[..., Awaitable[None]]
 
 
 class WrappedRun:
-    """What happened in one run.
+    """The findings of one run.
 
     Attributes:
         misfit: the error of a body that does not fit the handler.
