@@ -18,8 +18,7 @@ if not redis.call('ZSCORE', times, name) then
   redis.call('HLEN', schedules)
   return 0
 end
-redis.call('HDEL', schedules, name .. FIELDS[1], name .. FIELDS[2], name .. FIELDS[3], name .. FIELDS[4], name .. FIELDS[5],
-  name .. FIELDS[6])
+redis.call('HDEL', schedules, fields_of(name))
 redis.call('ZREM', times, name)
 if redis.call('ZCARD', times) == 0 then
   redis.call('HINCRBY', schedules, 'generation', 1)

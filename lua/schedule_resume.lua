@@ -16,8 +16,7 @@ Atomic    Types are checked first. A second run finds it resumed.
 --- @include "lib/check"
 --- @include "lib/schedules"
 check_created(KEYS[1], ARGV[1])
-whole_number(ARGV[4], 0, 9e15, 'next_ms')
-whole_number(ARGV[5], 0, 9e15, 'due_ms')
+check_times(ARGV[4], ARGV[5])
 local schedules, times, name = KEYS[2], KEYS[3], ARGV[2]
 local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
 if not due then

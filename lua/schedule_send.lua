@@ -45,7 +45,9 @@ end
 if #ARGV ~= 13 then
   fail('ARG', 'name')
 end
-check_times(ARGV[8], ARGV[9])
+if ARGV[8] ~= '' or ARGV[9] ~= '' then
+  check_times(ARGV[8], ARGV[9])
+end
 if ARGV[10] ~= '' then
   whole_number(ARGV[10], 0, 9e15, 'time_ms')
 end

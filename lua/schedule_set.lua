@@ -25,8 +25,7 @@ if #ARGV ~= 8 or name == '' then
   fail('ARG', 'name')
 end
 local most = whole_number(ARGV[7], 1, 1000000, 'most')
-whole_number(ARGV[5], 0, 9e15, 'next_ms')
-whole_number(ARGV[6], 0, 9e15, 'due_ms')
+check_times(ARGV[5], ARGV[6])
 if generation_of(schedules) ~= ARGV[8] then
   return 'stale'
 end

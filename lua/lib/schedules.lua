@@ -1,7 +1,6 @@
 -- The schedules of a topic. They live in slot 0, where their messages go, so that one script sends a message and moves its
 -- schedule to the next time.
 --- @include "lib/check"
-local FIELDS = { ':definition', ':timing', ':revision', ':next', ':last', ':sent' }
 
 -- Stop unless the slot is of the topic that the caller opened.
 local function check_created(slot, created)
@@ -17,16 +16,18 @@ local function generation_of(schedules)
   return redis.call('HGET', schedules, 'generation') or '0'
 end
 
--- The values of a schedule's fields, in the order of FIELDS.
-local function read_schedule(schedules, name)
-  return redis.call('HMGET', schedules, name .. FIELDS[1], name .. FIELDS[2], name .. FIELDS[3], name .. FIELDS[4],
-    name .. FIELDS[5], name .. FIELDS[6])
+-- The fields of a schedule in the hash.
+local function fields_of(name)
+  return name .. ':definition', name .. ':timing', name .. ':revision', name .. ':next', name .. ':last', name .. ':sent'
 end
 
--- Check the next time of a schedule, which has passed its last one with ''.
+-- The values of a schedule's fields, in the order of fields_of.
+local function read_schedule(schedules, name)
+  return redis.call('HMGET', schedules, fields_of(name))
+end
+
+-- Check the next time of a schedule, and when it is due.
 local function check_times(next_ms, due_ms)
-  if next_ms ~= '' or due_ms ~= '' then
-    whole_number(next_ms, 0, 9e15, 'next_ms')
-    whole_number(due_ms, 0, 9e15, 'due_ms')
-  end
+  whole_number(next_ms, 0, 9e15, 'next_ms')
+  whole_number(due_ms, 0, 9e15, 'due_ms')
 end
