@@ -28,23 +28,15 @@ Atomic    Reads only: one moment of one slot.
 
 -- How many of the first 1000 messages that wait the limits for each key hold back.
 local function count_held(key_limit, store, prepare, records, rates, chunk, now)
-  local keys, count, bytes = open_keys(key_limit, prepare, records, rates, chunk, now), 0, 0
+  local keys, count = open_keys(key_limit, prepare, records, rates, chunk, now), 0
   local ids = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, string.format('(%.0f', now + 1), 'LIMIT', 0, 1000)
   local rest = redis.call('ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, '-inf', 'LIMIT', 0, 1000 - #ids)
   for i = 1, #rest do
     ids[#ids + 1] = rest[i]
   end
-  for from = 1, #ids, chunk do
-    if bytes >= KEYED_BYTES then
-      break
-    end
-    local page = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
-    for i = 1, #page do
-      local key = page[i] and key_of(page[i], key_limit.header)
-      bytes = bytes + #(page[i] or '')
-      count = count + ((keys.full or key and not admit(keys, key)) and 1 or 0)
-    end
-  end
+  read_keys(records, ids, chunk, key_limit.header, function(key)
+    count = count + ((keys.full or key and not admit(keys, key)) and 1 or 0)
+  end)
   return count
 end
 

@@ -47,30 +47,37 @@ local function key_of(record, header)
   return type(key) == 'string' and key or nil
 end
 
+-- Call `visit` with the key of each message, or nil, while less than KEYED_BYTES of records are read; return whether these
+-- are all. `chunk`: how many records are read at once.
+local function read_keys(records, ids, chunk, header, visit)
+  local bytes = 0
+  for from = 1, #ids, chunk do
+    if bytes >= KEYED_BYTES then
+      return false
+    end
+    local page = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
+    for i = 1, #page do
+      bytes = bytes + #(page[i] or '')
+      visit(page[i] and key_of(page[i], header) or nil)
+    end
+  end
+  return true
+end
+
 -- What the keys of a slot have in flight and which tokens they have, for `admit`. `full`: the slot has so much in flight that it
--- gives nothing; `room`: how many messages it gives; `read`: how many records were read. `chunk`: how many records are
--- read at once.
+-- gives nothing; `room`: how many messages it gives; `read`: how many records were read.
 local function open_keys(key_limit, prepare, records, rates, chunk, now)
   local keys = { limit = key_limit, rates = rates, now = now, in_flight = {}, since = {}, taken = {}, room = 1000, read = 0,
     next_at = math.huge, new = key_limit.interval and KEYS_MOST - redis.call('ZCOUNT', rates, now, '+inf') or 0 }
   if key_limit.most > 0 then
-    local ids, bytes = redis.call('ZRANGE', prepare, 0, IN_FLIGHT_MOST - 1), 0
+    local ids = redis.call('ZRANGE', prepare, 0, IN_FLIGHT_MOST - 1)
     keys.room, keys.read = IN_FLIGHT_MOST - #ids, #ids
-    keys.full = keys.room == 0
-    for from = 1, keys.full and 0 or #ids, chunk do
-      if bytes >= KEYED_BYTES then
-        keys.full, keys.room = true, 0
-        break
+    keys.full = keys.room == 0 or not read_keys(records, ids, chunk, key_limit.header, function(key)
+      if key then
+        keys.in_flight[key] = (keys.in_flight[key] or 0) + 1
       end
-      local page = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
-      for i = 1, #page do
-        local key = page[i] and key_of(page[i], key_limit.header)
-        bytes = bytes + #(page[i] or '')
-        if key then
-          keys.in_flight[key] = (keys.in_flight[key] or 0) + 1
-        end
-      end
-    end
+    end)
+    keys.room = keys.full and 0 or keys.room
   end
   return keys
 end
