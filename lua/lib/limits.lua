@@ -10,7 +10,7 @@ flight is counted where it stands, in the PrepareQueue: the share of a consumer 
 --- @include "lib/check"
 
 -- How many messages may be taken now; where that is none, when that changes (as next_ready_in takes it), else nil; and
--- the bucket, for take_tokens.
+-- the bucket, as {since, taken}, or false without a rate.
 local function room_in(limit, bucket, in_flight, now)
   local rate, per, burst, most = string.match(limit, '^(%d+):(%d+):(%d+):(%d+)')
   if not rate then

@@ -18,6 +18,7 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            drained: whether there is nothing more to take just now
            gate: nil, or when messages may be taken again, for next_ready_in
            key_limit, keys: nil, or the limits of the slot for each key, and what open_keys returns
+           bucket: nil, or what room_in returns of the slot's rate
            max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, shared_expired,
            picked, to_inspect, any_large, bytes, want, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
@@ -38,7 +39,7 @@ local any_failed = failed > 0 and failed > redis.call('ZCARD', dead) -- each dea
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
 local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, retries_left, promoted, hold, gate = {}, false, 0, nil, nil
-local key_limit, keys, want
+local key_limit, keys, want, bucket
 local on_top, priorities = false, 0 -- whether the first so many ids are the highest priorities
 local shared_expired = s[10] and tonumber(s[10]) <= now -- a lease that stands for many deliveries
 local reply = { 0, (expired_leases > 0 and 1 or 0) + (shared_expired and 2 or 0), 0, tonumber(s[5] or 0) + 1,
@@ -51,7 +52,7 @@ elseif s[13] then
   --- @include "lib/limits"
   local room
   local noted, in_flight = redis.call('HMGET', slot, 'bucket', 'held'), redis.call('ZCARD', prepare)
-  room, gate = room_in(s[13], noted[1], in_flight, now)
+  room, gate, bucket = room_in(s[13], noted[1], in_flight, now)
   limit, key_limit = math.min(limit, room), key_limit_in(s[13])
   if key_limit and not gate then
     gate = held_gate(noted[2], now, s[7], in_flight)
@@ -234,12 +235,11 @@ if s[13] then
   -- Take the tokens of these messages. `gate` then tells when the next ones may be taken.
   --- @include "lib/limits"
   local in_flight = redis.call('ZCARD', prepare)
-  local _, _, bucket = room_in(s[13], redis.call('HGET', slot, 'bucket'), in_flight, now)
   local left = bucket and string.format('%.0f:%.0f', bucket[1], bucket[2] + n)
   if left then
     redis.call('HSET', slot, 'bucket', left)
   end
-  _, gate = room_in(s[13], left, in_flight + n, now)
+  gate = select(2, room_in(s[13], left, in_flight + n, now))
   if keys then
     --- @include "lib/key_limits"
     take_key_tokens(keys, taken)
