@@ -15,25 +15,23 @@ Atomic    The first pause stands, with its time, until `topic_resume`. Works whi
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/topic"
 local topic = KEYS[1]
 local now = clock(ARGV[1])
-whole_number(ARGV[2], 0, 9e15, 'created')
 if ARGV[3] ~= 'receive' then
   fail('ARG', 'verb')
 end
 if string.find(ARGV[4], '\n', 1, true) then
   fail('ARG', 'by')
 end
-local field = 'paused_' .. ARGV[3]
-local s = redis.call('HMGET', topic, 'created', 'deleting', field)
-if s[1] ~= ARGV[2] or s[2] then
+if not is_open(topic, ARGV[2]) then
   return { -1 }
 end
-if not s[3] then
+local field = 'paused_' .. ARGV[3]
+local changed = 0
+if redis.call('HEXISTS', topic, field) == 0 then
+  changed = 1
   redis.call('HDEL', topic, field) -- a write that needs no memory: after it, Redis checks no more
   redis.call('HSET', topic, field, string.format('%.0f\n%s\n%s', now, ARGV[4], ARGV[5]))
-  redis.call('HINCRBY', topic, 'revision', 1)
 end
-local reply = redis.call('HGETALL', topic)
-table.insert(reply, 1, s[3] and 0 or 1)
-return reply
+return change_reply(topic, changed)

@@ -10,19 +10,12 @@ Cost      O(settings)
 Atomic    Works while Redis is at maxmemory. A second run changes nothing.
 ]]
 --- @include "lib/check"
+--- @include "lib/topic"
 local topic = KEYS[1]
-whole_number(ARGV[1], 0, 9e15, 'created')
 if ARGV[2] ~= 'receive' then
   fail('ARG', 'verb')
 end
-local s = redis.call('HMGET', topic, 'created', 'deleting')
-if s[1] ~= ARGV[1] or s[2] then
+if not is_open(topic, ARGV[1]) then
   return { -1 }
 end
-local resumed = redis.call('HDEL', topic, 'paused_' .. ARGV[2])
-if resumed == 1 then
-  redis.call('HINCRBY', topic, 'revision', 1)
-end
-local reply = redis.call('HGETALL', topic)
-table.insert(reply, 1, resumed)
-return reply
+return change_reply(topic, redis.call('HDEL', topic, 'paused_' .. ARGV[2]))

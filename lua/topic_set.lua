@@ -9,11 +9,9 @@ Returns   {1 changed | 0 had these values, setting, value, ...}, or {-1} where t
 Cost      O(settings)
 Atomic    All pairs are written, and the revision grows by one, or nothing happens. A second run changes nothing.
 ]]
---- @include "lib/check"
+--- @include "lib/topic"
 local topic = KEYS[1]
-whole_number(ARGV[1], 0, 9e15, 'created')
-local s = redis.call('HMGET', topic, 'created', 'deleting')
-if s[1] ~= ARGV[1] or s[2] then
+if not is_open(topic, ARGV[1]) then
   return { -1 }
 end
 local changed = 0
@@ -24,8 +22,5 @@ for i = 2, #ARGV, 2 do
 end
 if changed == 1 then
   redis.call('HSET', topic, unpack(ARGV, 2))
-  redis.call('HINCRBY', topic, 'revision', 1)
 end
-local reply = redis.call('HGETALL', topic)
-table.insert(reply, 1, changed)
-return reply
+return change_reply(topic, changed)

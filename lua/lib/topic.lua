@@ -1,0 +1,19 @@
+-- Changing the hash of a topic.
+--- @include "lib/check"
+
+-- Whether the topic exists, is the one that the caller opened, and is not being deleted.
+local function is_open(topic, created)
+  whole_number(created, 0, 9e15, 'created')
+  local s = redis.call('HMGET', topic, 'created', 'deleting')
+  return s[1] == created and not s[2]
+end
+
+-- The reply after a change: whether there was one (1 or 0), and all fields. Slots follow the revision, which grows with it.
+local function change_reply(topic, changed)
+  if changed == 1 then
+    redis.call('HINCRBY', topic, 'revision', 1)
+  end
+  local reply = redis.call('HGETALL', topic)
+  table.insert(reply, 1, changed)
+  return reply
+end
