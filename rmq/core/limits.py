@@ -58,19 +58,19 @@ class Rate:
     def __post_init__(self) -> None:
         """Check the fields once."""
         check_int(self.count, "limit.count", 1, COUNT_MAX)
-        duration_ms(self.per, "limit.per", high_ms=PER_MAX_MS)
+        per_ms = self.per_ms
         if self.burst is not None:
             check_int(self.burst, "limit.burst", 1, COUNT_MAX)
         _check_key(self.key)
-        if self.key is not None and self.count > self.per_ms:
+        if self.key is not None and self.count > per_ms:
             raise InvalidValue(
-                f"limit: {self.count} messages in {self.per_ms} ms; a rate with a key is at most "
+                f"limit: {self.count} messages in {per_ms} ms; a rate with a key is at most "
                 "1000 messages a second"
             )
 
     @property
     def per_ms(self) -> int:
-        """The time in ms."""
+        """The time in ms, checked."""
         return duration_ms(self.per, "limit.per", high_ms=PER_MAX_MS)
 
 
@@ -230,9 +230,15 @@ def _joined(parts: Sequence[Limit]) -> Limits:
     return Limits(**fields)  # type: ignore[arg-type]
 
 
+def _split(text: str) -> tuple[str, list[str], str | None]:
+    """Return the kind of a limit in text, the fields after it, and its key."""
+    kind, *fields = text.split(":")
+    key = fields.pop().removeprefix(KEY) if fields and fields[-1].startswith(KEY) else None
+    return kind, fields, key
+
+
 def _parse_limit(text: str) -> Limit:
-    kind, *rest = text.split(":")
-    key = rest.pop().removeprefix(KEY) if rest and rest[-1].startswith(KEY) else None
+    kind, rest, key = _split(text)
     numbers = rest[:1] + rest[2:]
     if all(number.isascii() and number.isdecimal() for number in numbers):
         if kind == "concurrency" and len(rest) == 1:
@@ -259,8 +265,7 @@ def from_redis(text: str) -> Limits:
     parts: list[Limit] = []
     try:
         for part in text.split(",") if text != OFF else ():
-            kind, *fields = part.split(":")
-            key = fields.pop().removeprefix(KEY) if fields[-1].startswith(KEY) else None
+            kind, fields, key = _split(part)
             if kind == "rate":
                 count, per_ms, burst = map(int, fields)
                 parts.append(Rate(count, per_ms / 1000, None if burst == count else burst, key))
@@ -269,6 +274,6 @@ def from_redis(text: str) -> Limits:
                 parts.append(Concurrency(count, key))
             else:
                 raise ValueError(kind)
-    except (ValueError, IndexError):
+    except ValueError:
         raise InvalidValue(f"limit: {text!r} in Redis is not a limit that this RMQ knows") from None
     return _joined(parts)
