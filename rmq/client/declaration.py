@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta, tzinfo
+from datetime import tzinfo
 from typing import Any
 
 from rmq.core import recurring
 from rmq.core.keys import check_name
 from rmq.core.recurring import CatchUp, Definition
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_int, check_message_type, check_priority, duration_ms
+from rmq.core.validation import (
+    Duration,
+    check_int,
+    check_message_type,
+    check_priority,
+    duration_ms,
+)
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.flows import recurring as recurring_flow
@@ -70,15 +76,15 @@ def define(
     name: str,
     *,
     cron: str | None,
-    every: float | timedelta | None,
+    every: Duration | None,
     tz: str | tzinfo | None,
-    jitter: float | timedelta,
+    jitter: Duration,
     catch_up: CatchUp,
     catch_up_limit: int,
     body: Any,
     priority: int | None,
     headers: Mapping[str, str] | None,
-    expires: float | timedelta | None,
+    expires: Duration | None,
     type: str | None,
 ) -> Definition:
     """Check the arguments of `Topic.every`, and encode the body."""

@@ -1,25 +1,27 @@
-"""The methods of a topic that declare schedules. Sync and async side by side."""
+"""The method of a topic that declares a schedule: a plain one, for asyncio too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import tzinfo
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from rmq.client.declaration import AsyncSchedule, Schedule, define
+from rmq.client.declaration import AsyncSchedule, Declaration, Schedule, define
 from rmq.client.topic_handlers import Handlers
-from rmq.core.recurring import CatchUp
+from rmq.core.recurring import CatchUp, Definition
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration
 from rmq.transport import AsyncTransport, Transport
 
+ScheduleT = TypeVar("ScheduleT", bound=Declaration)
 
-class Schedules:
-    """Declares schedules of a topic."""
 
+class _Declaring(Generic[ScheduleT]):
     _context: TopicContext
     _handlers: Handlers
-    _transport: Transport
+
+    def _declaration(self, definition: Definition) -> ScheduleT:
+        raise NotImplementedError
 
     def every(
         self,
@@ -36,7 +38,7 @@ class Schedules:
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
         type: str | None = None,
-    ) -> Schedule:
+    ) -> ScheduleT:
         """Declare a schedule: a message to this topic at recurring times; `rmq schedule` shows it.
 
         It is written to Redis when a worker or an `rmq.Scheduler` of this client starts, or by
@@ -72,40 +74,24 @@ class Schedules:
             catch_up_limit=catch_up_limit, body=body, priority=priority, headers=headers,
             expires=expires, type=type,
         )  # fmt: skip
-        schedule = Schedule(self._transport, self._context, definition)
+        schedule = self._declaration(definition)
         self._handlers.schedules[self._context.name, name] = schedule
         return schedule
 
 
-class AsyncSchedules:
+class Schedules(_Declaring[Schedule]):
+    """Declares schedules of a topic."""
+
+    _transport: Transport
+
+    def _declaration(self, definition: Definition) -> Schedule:
+        return Schedule(self._transport, self._context, definition)
+
+
+class AsyncSchedules(_Declaring[AsyncSchedule]):
     """Declares schedules of a topic, for asyncio."""
 
-    _context: TopicContext
-    _handlers: Handlers
     _transport: AsyncTransport
 
-    def every(
-        self,
-        name: str,
-        *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        tz: str | tzinfo | None = None,
-        jitter: Duration = 0,
-        catch_up: CatchUp = "last",
-        catch_up_limit: int = 100,
-        body: Any = None,
-        priority: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: Duration | None = None,
-        type: str | None = None,
-    ) -> AsyncSchedule:
-        """As `Topic.every`."""
-        definition = define(
-            self._context, name, cron=cron, every=every, tz=tz, jitter=jitter, catch_up=catch_up,
-            catch_up_limit=catch_up_limit, body=body, priority=priority, headers=headers,
-            expires=expires, type=type,
-        )  # fmt: skip
-        schedule = AsyncSchedule(self._transport, self._context, definition)
-        self._handlers.schedules[self._context.name, name] = schedule
-        return schedule
+    def _declaration(self, definition: Definition) -> AsyncSchedule:
+        return AsyncSchedule(self._transport, self._context, definition)
