@@ -37,7 +37,7 @@ _MS = timedelta(milliseconds=1)
 
 
 class Step(NamedTuple):
-    """One move of a schedule.
+    """A move of a schedule to its next time.
 
     Attributes:
         time_ms: the time for which a message is sent; None: times are skipped, and none is.
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Definition:
-    """What a schedule sends, and when. `body` is encoded, by the codec of that number."""
+    """The message and the times of a schedule; `body` is encoded, by codec number `codec`."""
 
     name: str
     every_ms: int | None
@@ -141,9 +141,8 @@ class Definition:
         Of times that were missed, some before the latest `most` may be left out: a backlog of years
         costs no more than the times that are sent.
         """
-        since = (
-            now_ms - self.jitter_ms - ON_TIME_MS
-        )  # whatever its jitter, a time before was missed
+        # Whatever its jitter, a time before `since` was missed.
+        since = now_ms - self.jitter_ms - ON_TIME_MS
         times = self._times.between(first, now_ms, since, most)
         # Jitter may put a time after the next one; they are sent in the order of the times.
         at = len(times)

@@ -1,4 +1,4 @@
-"""What a scheduler does: declare the schedules of a program, and send what is due."""
+"""The work of a scheduler: declare the schedules of a program, and send what is due."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CALLS_AT_ONCE = 100  # sends in one round trip
 
 
 class DueTopic(NamedTuple):
-    """What is due in a topic."""
+    """A topic, and its schedules that are due, or the error of reading them."""
 
     name: str
     reply: DueReply | RMQError

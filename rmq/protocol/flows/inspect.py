@@ -23,11 +23,8 @@ from rmq.protocol.flows import large_bodies, open_topic, tidy
 from rmq.protocol.steps import Flow, pipeline
 
 PAGE = 200  # messages of one call
-NOT_SUMMED = (
-    "late_ms",
-    "paused_ms",
-    "now_ms",
-)  # a topic's value is the largest of its slots, not their sum
+# A topic's value of these is the largest of its slots, not their sum.
+NOT_SUMMED = ("late_ms", "paused_ms", "now_ms")
 
 
 def check_place(value: object) -> QueueName:
