@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,11 @@ def running(url: str, topic: str, errors: Path, mutant: str = "") -> Iterator[Fo
         process.wait()
 
 
-def sends_and_moves_in_two_steps() -> None:
-    """Send under a new id, then move the schedule, as a cron daemon of a few lines would."""
+def in_steps(serve: Callable[[Any, Any, int, Any], Flow[None]]) -> None:
+    """Replace `send_due`: `serve` gets context, definition, a time and the command that only moves.
+
+    It sends the message of that time and moves the schedule, in an order of its own.
+    """
 
     def send_due(context: Any, due: Any, now_ms: int) -> Flow[tuple[int, dict[str, Any]]]:
         yield from due_schedules.open_topic.ensure_open(context)
@@ -41,43 +44,43 @@ def sends_and_moves_in_two_steps() -> None:
             for step in definition.plan(expected, now_ms):
                 assert step.time_ms is not None
                 assert step.next_ms is not None
-                out = outgoing(definition, None, step.time_ms)
-                yield from send_flow.send(encoded(context, definition.codec), out, None, 30)
-                yield commands.schedule_send(
+                move = commands.schedule_send(
                     context, context.slots[0], (schedule.name, schedule.revision, expected),
                     (step.next_ms, definition.due_ms(step.next_ms)),
                 )  # fmt: skip
+                yield from serve(context, definition, step.time_ms, move)
                 expected = step.next_ms
         return 1, {}
 
     due_schedules.send_due = send_due
+
+
+def send(context: Any, definition: Any, id: Any, time_ms: int) -> Flow[None]:
+    out = outgoing(definition, id, time_ms)
+    yield from send_flow.send(encoded(context, definition.codec), out, None, 30)
+
+
+def sends_and_moves_in_two_steps() -> None:
+    """Send under a new id, then move the schedule, as a cron daemon of a few lines would."""
+
+    def serve(context: Any, definition: Any, time_ms: int, move: Any) -> Flow[None]:
+        yield from send(context, definition, None, time_ms)
+        yield move
+
+    in_steps(serve)
 
 
 def moves_before_it_sends() -> None:
     """Move the schedule, then send: nothing comes twice, and a kill in between loses a time."""
 
-    def send_due(context: Any, due: Any, now_ms: int) -> Flow[tuple[int, dict[str, Any]]]:
-        yield from due_schedules.open_topic.ensure_open(context)
-        for schedule in due:
-            definition = due_schedules.Definition.unpack(schedule.definition)
-            expected = schedule.next_ms
-            for step in definition.plan(expected, now_ms):
-                assert step.time_ms is not None
-                assert step.next_ms is not None
-                moved = yield commands.schedule_send(
-                    context, context.slots[0], (schedule.name, schedule.revision, expected),
-                    (step.next_ms, definition.due_ms(step.next_ms)),
-                )  # fmt: skip
-                expected = step.next_ms
-                if not moved:
-                    continue
-                yield Sleep(0.005)  # so that a kill hits this moment
-                id = ids.derive_scheduled(definition.name, step.time_ms, 0, context.check)
-                out = outgoing(definition, id, step.time_ms)
-                yield from send_flow.send(encoded(context, definition.codec), out, None, 30)
-        return 1, {}
+    def serve(context: Any, definition: Any, time_ms: int, move: Any) -> Flow[None]:
+        moved = yield move
+        if moved:
+            yield Sleep(0.005)  # so that a kill hits this moment
+            id = ids.derive_scheduled(definition.name, time_ms, 0, context.check)
+            yield from send(context, definition, id, time_ms)
 
-    due_schedules.send_due = send_due
+    in_steps(serve)
 
 
 MUTANTS = {
