@@ -18,7 +18,7 @@ class ScheduledSends:
 
     def send_due(self) -> float | None:
         """Declare what was declared since, send what is due; return the seconds until the next."""
-        waits = []
+        waits: list[float] = []
         for client in list(self._adoptions):
             if not client._handlers.schedules:
                 continue
@@ -27,8 +27,8 @@ class ScheduledSends:
                 dispatch = Dispatch(client._prefix, self._transport, client._handlers)
                 self._dispatches[client] = dispatch
             dispatch.declare()
-            sent, wait = dispatch.send_due()
+            sent, waits_by_topic = dispatch.send_due()
             while sent:
-                sent, wait = dispatch.send_due()
-            waits += [] if wait is None else [wait]
+                sent, waits_by_topic = dispatch.send_due()
+            waits += waits_by_topic.values()
         return min(waits, default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from rmq.client.topic_handlers import Handlers
 from rmq.core.recurring import Definition
@@ -45,13 +45,17 @@ class Dispatch:
         self._declared: dict[tuple[str, str], Definition] = {}
         self._reported: dict[tuple[str, str], str] = {}
 
-    def declare(self, strict: bool = True) -> None:
+    def declare(self, strict: bool = True) -> set[str]:
         """Write the schedules that the program has declared since the last call.
 
         Args:
             strict: raise the error of one that cannot be written; else log it, and go on with
                 the others, unless Redis cannot be reached.
+
+        Returns:
+            The topics of those that were written.
         """
+        topics = set()
         for key, declaration in list(self._handlers.schedules.items()):
             if self._declared.get(key) == declaration.definition:
                 continue
@@ -65,31 +69,40 @@ class Dispatch:
                 continue
             self._declared[key] = declaration.definition
             self._reported.pop(key, None)
+            topics.add(declaration.context.name)
+        return topics
 
-    def send_due(self) -> tuple[int, float | None]:
+    def send_due(self, only: Container[str] | None = None) -> tuple[int, dict[str, float]]:
         """Send what is due.
 
+        Args:
+            only: look in these topics alone; None: in all that are served.
+
         Returns:
-            How many messages were sent, and the seconds until the next is due; None: there is none.
+            How many messages were sent, and by topic the seconds until its next is due; topics
+            that have none are left out.
 
         Raises:
             StorageError: Redis cannot be reached.
         """
-        sent, waits = 0, []
-        names = self._contexts if self._make_context is None else None
+        sent, waits = 0, {}
+        names = only
+        if only is None and self._make_context is None:
+            names = self._contexts
         for name, reply in self._transport.run(due_schedules.read_due(self._prefix, names)):
             if isinstance(reply, RMQError):
                 self._report(name, "", reply)
                 continue
+            if reply.wait_ms >= 0:
+                waits[name] = reply.wait_ms / 1000
             if reply.due:
                 count, failed = self._send(self._context(name), reply)
                 sent += count
-                waits.append(RETRY_S if failed else 0.0)
+                again_s = RETRY_S if failed else 0.0
+                waits[name] = min(again_s, waits.get(name, again_s))
             else:
                 self._reported.pop((name, ""), None)
-            if reply.wait_ms >= 0:
-                waits.append(reply.wait_ms / 1000)
-        return sent, min(waits, default=None)
+        return sent, waits
 
     def _context(self, name: str) -> TopicContext:
         if self._make_context is not None and name not in self._contexts:

@@ -11,6 +11,7 @@ import logging
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
@@ -24,7 +25,7 @@ from rmq.worker.dispatch import RETRY_S, Dispatch
 
 log = logging.getLogger("rmq")
 
-POLL_S = 3.0  # a new schedule, or a changed one, is noticed after so long
+POLL_S = 3.0  # between looks at all topics: a new schedule, or a changed one, is noticed then
 SPREAD_S = 0.02  # schedulers do not all ask at once when a time comes
 STOP_S = 2.0  # for a call to Redis to end
 
@@ -34,6 +35,8 @@ class SchedulerThread:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
+        self._due_at: dict[str, float] = {}  # of topics, by the monotonic clock, as last seen
+        self._poll_at = 0.0  # when all topics are looked at
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-scheduler", daemon=True)
         self._thread.start()
@@ -42,18 +45,31 @@ class SchedulerThread:
         wait, last_error = 0.0, ""
         while not self._stopping.wait(wait):
             try:
-                self._dispatch.declare(strict=False)
-                _, due_s = self._dispatch.send_due()
+                wait, last_error = self._serve() + random.uniform(0, SPREAD_S), ""
             except Exception as error:  # the thread must not end: nobody would notice
                 if str(error) != last_error:
                     unexpected = not isinstance(error, RMQError)
                     log.warning(
                         "schedules cannot be served just now: %s", error, exc_info=unexpected
                     )
-                wait, last_error = RETRY_S, str(error)
-            else:
-                due_s = POLL_S if due_s is None else min(due_s, POLL_S)
-                wait, last_error = due_s + random.uniform(0, SPREAD_S), ""
+                wait, last_error, self._poll_at = RETRY_S, str(error), 0.0
+
+    def _serve(self) -> float:
+        """Send what is due; return the seconds until there is something to do again."""
+        now = time.monotonic()
+        polls = now >= self._poll_at
+        if polls:
+            self._due_at.clear()
+        topics = {topic for topic, due_at in self._due_at.items() if due_at <= now}
+        topics |= self._dispatch.declare(strict=False)
+        for topic in topics:
+            self._due_at.pop(topic, None)
+        _, waits = self._dispatch.send_due(None if polls else topics)
+        now = time.monotonic()
+        if polls:
+            self._poll_at = now + POLL_S
+        self._due_at |= {topic: now + wait_s for topic, wait_s in waits.items()}
+        return max(0.0, min([self._poll_at, *self._due_at.values()]) - now)
 
     def ask_to_stop(self) -> None:
         """Ask the thread to end; it begins nothing else."""

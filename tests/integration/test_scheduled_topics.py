@@ -83,6 +83,25 @@ def test_idle_scheduler_of_all_topics_asks_one_question(
     assert 1 <= asked["smembers"] <= 3
 
 
+def test_scheduler_asks_the_topic_that_is_due_and_all_topics_every_three_seconds(
+    idle: tuple[rmq.Client, redis.Redis],
+) -> None:
+    client, raw = idle
+    for number in range(50):
+        client.topic(f"t{number}").every("yearly", every=365 * 24 * HOUR).declare()
+    client.topic("often").every("tick", every=0.2).declare()
+    with Scheduler(client, topics="all"):
+        until(lambda: client.admin.schedule("often", "tick").sent)
+        before = calls(raw)
+        time.sleep(3.5)  # a look at all topics is inside, or two
+        asked = calls(raw) - before
+    sent = client.admin.schedule("often", "tick").sent
+
+    assert sent >= 10
+    # Each question reads two fields of the topic's slot 0, and each tick needs two questions.
+    assert 100 <= asked["hget"] < 400, asked
+
+
 def test_topic_is_listed_while_it_has_schedules(
     client: rmq.Client, name: str, clock: Clock, raw: redis.Redis
 ) -> None:
