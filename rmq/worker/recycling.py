@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rmq.core.validation import Duration, duration_ms
-from rmq.errors import InvalidType, InvalidValue
+from rmq.core.validation import Duration, check_int, duration_ms
 
 if TYPE_CHECKING:
     from rmq.core.delivery import DeliveryData
@@ -27,6 +26,7 @@ log = logging.getLogger("rmq")
 
 JITTER = 0.1  # of max_messages, at most, so that processes do not end together
 MEMORY_EVERY_S = 2.0  # between two looks at the memory
+LIMIT_MAX = 2**53  # messages or bytes; no process reaches it
 MEMORY_LOW = 1024 * 1024  # bytes; no Python process is smaller
 HANDLED = ("ack", "nack", "reject", "own", "lost")  # verbs of deliveries that a handler has run for
 OTHERS_S = 0.05  # between two looks at the runs that a stop waits for
@@ -63,8 +63,14 @@ class RecyclingLimits:
         max_memory: int | None = None,
         timeout_kill: Duration | None = None,
     ) -> None:
-        self.max_messages = _whole(max_messages, "max_messages", 1)
-        self.max_memory = _whole(max_memory, "max_memory", MEMORY_LOW)
+        self.max_messages = (
+            None if max_messages is None else check_int(max_messages, "max_messages", 1, LIMIT_MAX)
+        )
+        self.max_memory = (
+            None
+            if max_memory is None
+            else check_int(max_memory, "max_memory", MEMORY_LOW, LIMIT_MAX)
+        )
         self.timeout_kill_s = (
             None
             if timeout_kill is None
@@ -122,13 +128,3 @@ def wait_for_others(
         if all(len(queue.runs.times.running) == queue.hung() for queue in queues):
             return
         time.sleep(OTHERS_S)
-
-
-def _whole(value: object, name: str, low: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name}: {type(value).__name__}; give an int, or None")
-    if value < low:
-        raise InvalidValue(f"{name}: {value}; give at least {low}")
-    return value
