@@ -38,7 +38,6 @@ from rmq.worker.wrapped_call import WrappedCall, WrappedRun, wrapped_call
 
 log = logging.getLogger("rmq")
 
-
 _Result = tuple[DeliveryData, Disposition, BaseException | None]  # with the raised exception
 
 
@@ -153,12 +152,12 @@ class Runner:
     def _run_wrapped(
         self, wrapped: WrappedCall, delivery: DeliveryData
     ) -> tuple[Disposition, BaseException | None]:
-        run = WrappedRun()
+        run, raised = WrappedRun(), None
         try:
             wrapped.run(run, delivery)
         except BaseException as error:
-            return self._disposition_of_wrapped(run, delivery, error), error
-        return self._disposition_of_wrapped(run, delivery, None), None
+            raised = error
+        return self._disposition_of_wrapped(run, delivery, raised), raised
 
     def _disposition_of_wrapped(
         self, run: WrappedRun, delivery: DeliveryData, error: BaseException | None
