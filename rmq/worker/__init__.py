@@ -13,6 +13,8 @@ wrapped_call      calls a handler inside hooks, middleware and dependencies
 run_scope         opens dependencies around a run, and closes them
 process_scope     opens lifespans and dependencies around all runs
 unhandled         messages whose type no handler has
+disposition       how a delivery is settled after its run
+reports           collects the ends of runs for the settlers
 settler           settles deliveries, many in one call
 handler_consumer  the consumer of a topic: it receives, claims and settles
 prefetch          how many deliveries to hold, by the run times of a handler
@@ -38,6 +40,7 @@ process_exit      exit codes, and the end of a process whose threads still run
 Of the command `rmq worker`:
 
 supervisor        runs several worker processes, and restarts them
+worker_process    one of them: its start, its messages, its health
 control_channel   carries messages between a supervisor and a worker process
 probes            an HTTP endpoint for liveness, readiness and metrics
 """
