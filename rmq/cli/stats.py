@@ -17,7 +17,7 @@ from rmq.cli import output
 from rmq.cli.app import Command, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION
-from rmq.cli.topics import held_text, overview, waiting
+from rmq.cli.topics import note_held, overview, waiting
 from rmq.core.message import moment
 
 GAUGES = {
@@ -161,8 +161,8 @@ def _print(topic: str | None, slots: bool, counts: list[Counts]) -> None:
     for row_counts in counts:
         if "error" in row_counts:
             common_options().note(f"{row_counts['topic']}: {row_counts['error']}")
-        elif topic is None and (row_counts["paused_ms"] or row_counts["held"]):
-            common_options().note(f"{row_counts['topic']}: {held_text(row_counts)}")
+        elif topic is None:
+            note_held(row_counts)
 
 
 def _rates(before: list[Counts], now: list[Counts], seconds: float) -> list[Counts]:

@@ -213,6 +213,12 @@ def held_text(figures: dict[str, int]) -> str:
     return f"{held} back by the topic's limit"
 
 
+def note_held(row: dict[str, Any]) -> None:
+    """Note beside a list of topics what holds messages of this one back, if anything does."""
+    if row.get("paused_ms") or row.get("held"):
+        common_options().note(f"{row['topic']}: {held_text(row)}")
+
+
 @topic.command(
     "delete",
     examples=("rmq topic delete orders --dry-run", "rmq topic delete orders --force"),
@@ -296,8 +302,7 @@ def list_topics() -> None:
         ],
     )
     for row in rows:
-        if row.get("paused_ms") or row.get("held"):
-            common.note(f"{row['topic']}: {held_text(row)}")
+        note_held(row)
     broken = [row for row in rows if "error" in row]
     if broken:
         raise Failed(f"{broken[0]['topic']}: {broken[0]['error']}")
