@@ -22,7 +22,7 @@ from rmq.core.keys import SlotKeys
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands.receive import NEXT_READY_MAX
-from rmq.protocol.steps import POLL_S, Flow
+from rmq.protocol.steps import POLL_S, Flow, pipeline
 from rmq.transport import Transport
 from rmq.transport.listener import Listener
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
@@ -299,14 +299,9 @@ class Fetcher:
         self._tidied += 1
         self._tidy_at = time.monotonic() + max(POLL_S, TIDY_S / len(slots))
         with suppress(RMQError):
-            self._transport.run(_tidy(keys))
+            self._transport.run(pipeline([commands.tidy(keys)]))
 
 
 def _next_ready(slots: Sequence[SlotKeys]) -> Flow[list[int]]:
     waits_us: list[int] = yield commands.next_ready(slots, True, many_topics=True)
     return waits_us
-
-
-def _tidy(keys: SlotKeys) -> Flow[int]:
-    dropped: int = yield commands.tidy(keys)
-    return dropped
