@@ -10,8 +10,6 @@ from typing import Any
 def is_async_function(function: Any) -> bool:
     """Whether calling a function, a partial or an object gives something to await."""
     inner = _without_partial(function)
-    if isinstance(inner, type):  # a call makes an object, whatever that does when it is called
-        return False
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
         getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
     )

@@ -86,7 +86,9 @@ class Node:
         self.deliveries = deliveries
         self.is_override = key[0] is not function
         inner = _decorated(function)
-        self.is_async = inspect.isasyncgenfunction(inner) or is_async_function(function)
+        # Calling a class makes an object, whatever that does when it is called.
+        is_coroutine = not isinstance(function, type) and is_async_function(function)
+        self.is_async = inspect.isasyncgenfunction(inner) or is_coroutine
         self.is_manager = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
         self.make = function
         if self.is_manager and inner is function:

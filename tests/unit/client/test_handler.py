@@ -453,3 +453,14 @@ def test_a_parameter_that_a_guard_fills_stands_last() -> None:
         filled(wrong)
     with pytest.raises(rmq.InvalidType, match="fills 'connection', which it does not take"):
         filled(absent)
+
+
+def test_a_class_whose_objects_are_async_functions_is_awaited_and_so_fails_aloud() -> None:
+    """Its call makes an object and runs nothing: as a plain handler it would ack the message."""
+
+    class Forgotten:
+        def __init__(self, body: object) -> None: ...
+
+        async def __call__(self) -> None: ...
+
+    assert registered(Forgotten).is_async
