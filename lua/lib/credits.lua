@@ -42,6 +42,14 @@ local function deadline_of(lease, now)
   return string.byte(lease, 1) == 115 and SHARED + string.sub(lease, 2) or math.ceil((now + lease) / 1000) -- s
 end
 
+-- Publish deliveries to the connection that left a credit; returns whether it was sent them. A connection of another server must
+-- not hear of what is not moved: a replica repeats what its master publishes, and a Cluster node what others do. So after a
+-- failover, when a consumer's connection may still be one of the old master, nothing is published for it.
+local function publish_deliveries(channel, deliveries)
+  local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)[2] -- none where the ACL refuses it
+  return (listeners or 0) > 0 and publish(channel, cmsgpack.pack(deliveries)) > 0
+end
+
 -- Keep a credit, or renew it in its place, if a PUBLISH to its channel, the probe, reached exactly one subscriber: this server
 -- serves the subscription, and nobody else listens. Returns whether it stands. A credit to renew that is not there was
 -- used; another one now would be one more than its consumer knows of.

@@ -70,8 +70,8 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
             (delivered + n) % 2048 * 48828125)
           receipts[2 * n] = ids[n]
         end
-        if publish(own_channel, cmsgpack.pack({ number, index, deadline, delivered + 1, tonumber(s[5] or 0),
-            any_failed and table.concat(marks) or '', ids, taken })) > 0 then
+        if publish_deliveries(own_channel, { number, index, deadline, delivered + 1, tonumber(s[5] or 0),
+            any_failed and table.concat(marks) or '', ids, taken }) then
           redis.call('ZREM', store, unpack(ids))
           redis.call('ZADD', prepare, unpack(receipts))
           redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)

@@ -114,9 +114,9 @@ def test_script_keeps_the_rules_of_the_house(verb):
         called -= {"HSCAN"}  # over a key that is passed, and bounded: lua/README.md says why
     assert called.isdisjoint(SCANS)
     assert not re.search(r"redis\.p?call\(\s*[^'\"\s]", text), "a command's verb is spelled out"
-    # A refusal is an error, except of the signal that comes after everything is written; and
-    # headers that cannot be read name no key.
-    assert code(text).count("pcall") == (verb in ("lib/wake", "lib/key_limits"))
+    # A refusal is an error, except of the signal that comes after everything is written, and of
+    # the count of those who would hear a hand-over; and headers that cannot be read name no key.
+    assert code(text).count("pcall") == (verb in ("lib/wake", "lib/credits", "lib/key_limits"))
     assert "loadstring" not in text
     assert "while true" not in text
     assert all(len(line) <= 132 for line in text.splitlines())

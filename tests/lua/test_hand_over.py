@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import redis
 
 from rmq.protocol import commands
+from tests.conftest import any_binary
 from tests.lua.box import Box
 from tests.lua.crediting import Sleeper, break_script, credits_of, send_way
 from tests.lua.test_credits import check_that_an_unheard_probe_leaves_no_credit
+from tests.patience import PATIENCE_S
+from tests.servers import Server
 
 WAYS = ("alone", "uniform", "mixed")  # of send.lua
 LEASE_MS = 30_000
+PUBLISHED = "publish(channel, cmsgpack.pack(deliveries)) > 0"
+COUNTED = f"(listeners or 0) > 0 and {PUBLISHED}"
+REFUSALS = {
+    "no channels": ("resetchannels",),
+    "no command": ("-publish", "&*"),
+    "no count": ("-pubsub", "&*"),
+}
 
 
 @pytest.fixture
@@ -119,7 +131,7 @@ def test_more_messages_than_the_credits_take_wait_and_wake(box, sleepers):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("refusal", ["gone", "no channels", "no command", "lapsed"])
+@pytest.mark.parametrize("refusal", ["gone", "lapsed", *REFUSALS])
 def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
     box, sleepers, refusal, way
 ):
@@ -131,12 +143,10 @@ def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
         box.clock.advance(3.1)
         box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 1000)
     else:
-        rights = ("resetchannels",) if refusal == "no channels" else ("-publish", "&*")
         box.redis.execute_command(
-            "ACL", "SETUSER", "mute", "reset", "on", "nopass", "~*", "+@all", *rights
+            "ACL", "SETUSER", "mute", "reset", "on", "nopass", "~*", "+@all", *REFUSALS[refusal]
         )
-        port = box.redis.connection_pool.connection_kwargs["port"]
-        box.redis = redis.Redis(port=port, username="mute", password="any", protocol=2)
+        box.redis = redis.Redis(port=port_of(box), username="mute", password="any", protocol=2)
     before = box.state()
 
     sent = send_way(box, way)
@@ -152,6 +162,45 @@ def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
         ("slot", "credits"): "",
         ("slot", "waiting"): "0",
     }
+
+
+@pytest.fixture
+def replica(box):
+    made = Server(any_binary(), "--replicaof", f"127.0.0.1 {port_of(box)}")
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_consumer_that_is_connected_to_a_replica_hears_nothing_that_is_not_moved(
+    box, sleepers, replica, way
+):
+    """As after a failover, when its connection is still that of the old master."""
+    sleeper = sleepers[0]
+    sleeper.offer(limit=5)
+    sleeper.close()
+    sleeper.pubsub = replica.raw(protocol=2).pubsub()
+    sleeper.pubsub.subscribe(sleeper.channel)
+    assert sleeper.pubsub.get_message(timeout=5)["type"] == "subscribe"
+    in_step(box)
+
+    sent = send_way(box, way)
+
+    box.redis.publish(sleeper.channel, "7")
+    in_step(box)
+    assert sleeper.heard() == [7]  # it would hear what is published
+    assert waiting(box) == sent[::-1]
+    assert in_flight(box) == []
+
+
+def port_of(box):
+    return box.redis.connection_pool.connection_kwargs["port"]
+
+
+def in_step(box):
+    until = time.monotonic() + PATIENCE_S
+    while box.redis.wait(1, 100) < 1:
+        assert time.monotonic() < until, "the replica does not follow"
 
 
 def test_the_next_credit_is_used_where_the_first_is_not_counted(box, sleepers):
@@ -360,15 +409,24 @@ def test_control_a_script_that_does_not_count_loses_sight_of_the_message(
     box, sleepers, way, monkeypatch
 ):
     """Broken on purpose: the test of the count must notice."""
-    for counted in (
-        "publish(channel, cmsgpack.pack(batch)) > 0",
-        "any_failed and table.concat(marks) or '', ids, taken })) > 0",
-    ):
-        break_script(monkeypatch, "send", counted, counted.replace("> 0", ">= 0"))
+    break_script(monkeypatch, "send", COUNTED, PUBLISHED.replace("> 0", ">= 0"))
 
     with pytest.raises(AssertionError):
         test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
             box, sleepers, "gone", way
+        )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_control_a_script_that_does_not_count_first_is_heard_at_a_replica(
+    box, sleepers, replica, way, monkeypatch
+):
+    """Broken on purpose: the test of the replica must notice."""
+    break_script(monkeypatch, "send", COUNTED, PUBLISHED)
+
+    with pytest.raises(AssertionError):
+        test_a_consumer_that_is_connected_to_a_replica_hears_nothing_that_is_not_moved(
+            box, sleepers, replica, way
         )
 
 

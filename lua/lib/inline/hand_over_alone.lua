@@ -28,7 +28,7 @@ if credits ~= '' and not c[5] and not c[6] and not c[7] and #ARGV[9] + 8 <= 1638
     if last and tonumber(till) > now_ms then
       local deadline = deadline_of(lease, now_ms)
       local batch = { credit, ARGV[4], deadline, delivery, accepted, '', { first }, { record } }
-      if publish(channel, cmsgpack.pack(batch)) > 0 then
+      if publish_deliveries(channel, batch) then
         redis.call('ZADD', prepare, string.format('%d.%011d', deadline * 1000 + c[2], delivery % 2048 * 48828125), first)
         redis.call('HSET', slot, 'accepted', accepted, 'order', order, session,
           number .. ':' .. seconds .. ':' .. accepted .. ':', 'delivered', delivery,
