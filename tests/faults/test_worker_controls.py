@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.worker_account import account
+from tests.faults.worker_account import account, events
+from tests.faults.worker_child import Book, Play
 from tests.faults.worker_scene import LEASE_S, Scene, wait_for
 from tests.servers import Server
 
@@ -169,3 +171,38 @@ def test_a_lease_that_is_given_out_before_it_has_ended_is_caught() -> None:
     assert early.overlaps == ["0: begun 2000 ms before the lease of attempt 1 ended"]
     assert early.state == "invalid"
     assert in_time.state == "valid"
+
+
+def test_a_run_may_be_given_back_when_its_max_runtime_is_over_from_its_call_on() -> None:
+    """Its line comes late where Redis was away as the handler asked for its lease."""
+    about = {"n": 0, "wall": 1000}
+    history = [
+        {**about, "t": 1_000_000_000, "e": "deliver", "pid": 1, "attempt": 1, "fence": 1,
+         "until": 5000},
+        {**about, "t": 1_400_000_000, "e": "hang", "pid": 1, "fence": 1, "runtime": 1.0,
+         "blind": True, "loop": False},
+        {**about, "t": 2_000_000_000, "e": "deliver", "pid": 2, "attempt": 2, "fence": 2,
+         "until": 5000},
+        {**about, "t": 3_000_000_000, "e": "done", "pid": 2, "fence": 2},
+    ]  # fmt: skip
+
+    in_time = account(history, [0], fired=1)
+    history[2]["t"] = 1_999_999_999
+    early = account(history, [0], fired=1)
+
+    assert in_time.state == "valid"
+    assert early.overlaps == ["0: begun 4000 ms before the lease of attempt 1 ended"]
+
+
+def test_a_run_begins_when_its_handler_is_called_however_long_it_asks_for_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play(Book(str(tmp_path / "log")), "redis://127.0.0.1:1", False, False)
+    monkeypatch.setattr(play, "_lease_end", lambda d: time.sleep(0.05))
+
+    list(play({"n": 0, "do": ["quick"]}, SimpleNamespace(attempt=1, fence=1)))
+
+    called, done = events(tmp_path / "log")
+    assert (called["e"], done["e"]) == ("deliver", "done")
+    assert done["t"] - called["t"] >= 50_000_000
+    assert called["until"] == called["wall"] < done["wall"]  # no end is known

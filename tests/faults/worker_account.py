@@ -4,11 +4,13 @@ A history is a file of JSON lines, appended by many processes, one write each. E
 monotonic time `t` (ns, one clock for all processes), the wall time `wall` (ms, the clock of a Redis
 on this machine) and the `pid`. Handlers write
 
-    deliver   it begins; `n` the message, `attempt`, `fence`, `until`: when its lease ends, ms
+    deliver   it is called, at `t`; `n` the message, `attempt`, `fence`, `until`: when its lease
+              ends, ms. The line is written when that is known
     until     Redis has a later end for the lease of this very delivery
     lost      the handler has seen that d.lost is true
-    hang      it is going to work for longer than its max_runtime, `runtime` seconds;
-              `blind`: it blocks, and cannot look at d.lost; `loop`: nor can others beside it
+    hang      it is going to work for longer than its max_runtime, `runtime` seconds from its
+              call on; `blind`: it blocks, and cannot look at d.lost; `loop`: nor can others beside
+              it
     done      it returns; fail: it raises
     exit      it ends its process
 
@@ -136,7 +138,7 @@ def runs_of(history: list[Event]) -> dict[int, list[Run]]:
             elif what == "lost":
                 run.lost = min(run.lost, t)
             elif what == "hang":
-                run.given = min(run.given, t + int(event["runtime"] * 1e9))
+                run.given = min(run.given, run.begun + int(event["runtime"] * 1e9))
                 run.blind = event["blind"]
             else:
                 run.ended, run.given = t, min(run.given, t)

@@ -37,11 +37,13 @@ class Book:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, what: str, pid: int = 0, **more: Any) -> None:
-        line = {
-            "t": time.monotonic_ns(), "wall": time.time_ns() // 1_000_000, "e": what,
-            "pid": pid or os.getpid(), **more,
-        }  # fmt: skip
+        line = {**moment(), "e": what, "pid": pid or os.getpid(), **more}
         os.write(self._fd, json.dumps(line).encode() + b"\n")
+
+
+def moment() -> dict[str, int]:
+    """The time of a line: monotonic in ns, and the wall clock in ms."""
+    return {"t": time.monotonic_ns(), "wall": time.time_ns() // 1_000_000}
 
 
 class Play:
@@ -54,11 +56,12 @@ class Play:
         self.raw = redis.Redis.from_url(url, socket_timeout=0.2, socket_connect_timeout=0.2)
 
     def __call__(self, body: dict[str, Any], d: Any) -> Iterator[float]:
+        called = moment()  # asking for its lease may take long: Redis is away, it is stopped
         first = d.attempt == 1 and not self.always_again
         act, *more = body["do"] if first else body["again"]
         about = {"n": body["n"], "fence": d.fence}
-        until_ms = self._lease_end(d) or time.time_ns() // 1_000_000
-        self.book.write("deliver", attempt=d.attempt, until=until_ms, **about)
+        until_ms = self._lease_end(d) or called["wall"]
+        self.book.write("deliver", attempt=d.attempt, until=until_ms, **called, **about)
         if act == "exit" and d.attempt <= (more or [17])[0]:
             self.book.write("exit")
             os._exit(9)
