@@ -12,6 +12,8 @@ import pytest
 
 import rmq
 from rmq.protocol import scripts
+from rmq.protocol.flows import receive
+from rmq.protocol.steps import AwaitSignal, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.faults.proxy import between
 from tests.integration.driven import connect
@@ -129,11 +131,39 @@ def test_lost_and_late_replies_around_credits_lose_no_message_and_no_retry(
     assert credits_in(server, topic.name) == [0]
 
 
+def test_a_message_that_is_heard_before_the_take_of_its_credit_is_answered_is_given_once(
+    topic: rmq.Topic, client: rmq.Client
+) -> None:
+    """As in a worker, which listens on while it waits before it takes again."""
+    with topic.consumer() as consumer:
+        assert consumer.receive(1, wait=0.06) == []  # it is subscribed now
+        state, run = consumer._receive_state, consumer._transport.run
+        state.until, state.ready_at = time.monotonic() + PATIENCE_S, [0.0]
+        without_reply = receive.receive_ready(state, 1)
+        run(_once(next(without_reply)))
+        with pytest.raises(rmq.OutcomeUnknown):
+            without_reply.throw(rmq.OutcomeUnknown("cut"))
+        topic.send("x")
+        assert client.admin.stats(topic.name)["in_flight"] == 1
+        while not state.subscription.payloads:
+            run(_once(AwaitSignal(state.subscription, PATIENCE_S)))
+
+        given = run(receive.take_handed_over(state))
+        state.ready_at = [0.0]
+        given += run(receive.receive_ready(state, 1))
+
+        assert [len(batch.ids) for _, batch in given] == [1]
+        assert client.admin.stats(topic.name)["in_flight"] == 1
+
+
+def _once(step: Step) -> Flow[Any]:
+    return (yield step)
+
+
 def test_control_a_consumer_that_leaves_its_credit_has_a_message_in_its_socket(
     server: Server, client: rmq.Client, topic: rmq.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken on purpose: what the withdrawal is for."""
-    from rmq.protocol.flows import receive
 
     def no_collect(*_: Any) -> Any:
         return

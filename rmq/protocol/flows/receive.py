@@ -233,8 +233,12 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 
 
 def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Return what has come for the credits that `receive_ready` left."""
-    yield from ()
+    """Return what has come for the credits that `receive_ready` left.
+
+    Where the take that left one has no reply yet, all is handed back: repeated, that take would
+    give and release what is returned here.
+    """
+    yield from _begin(state, keeps_credits=True)
     return hand_over.take_payloads(state)
 
 
