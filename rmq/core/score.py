@@ -18,7 +18,6 @@ PRIORITY_END = PRIORITY_MAX + 1  # scores of timed messages begin here: first th
 TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of ours is below it
 DELIVERY_CYCLE = 2048
 HELD_MIN = 4_000_000_000_000  # the year 2096; larger receipts are of messages that a query holds
-
 SHARED_MIN = 3_000_000_000_000  # 2065; a receipt from here on is of the shared lease of that number
 
 Family = Literal["retry", "priority", "timed"]

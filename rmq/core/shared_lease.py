@@ -1,20 +1,13 @@
-"""What the flows and deliveries of a consumer know of shared leases; a worker has the rest."""
+"""Shared leases as the flows and deliveries of a consumer see them; a worker has the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from rmq.core.score import SHARED_MIN
-
-
-def number_of(deadline_s: int) -> int:
-    """Return the number of the shared lease that the deadline of a batch stands for."""
-    return deadline_s - SHARED_MIN // 1000
-
 
 class SharedLease(Protocol):
-    """One lease for all deliveries that this process has of a slot."""
+    """The lease of all deliveries that this process took of a slot under one number."""
 
     def is_lost(self) -> bool:
         """Return whether it is gone, or has ended as far as this process knows."""

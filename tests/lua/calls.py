@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rmq.core import ids
 from rmq.core.ids import member_of
-from rmq.core.shared_lease import number_of
+from rmq.core.score import shared_lease
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease
 from rmq.protocol.steps import Command
@@ -95,7 +95,7 @@ def furnish(box: Box) -> Furnished:
         box.redis.hdel(box.keys.slot, field)
     return Furnished(
         box, waiting, due, expired, later, window, retry, taken[leased], again[failed], lapsing,
-        dead, settled, queried, number_of(under.deadline_s), staged,
+        dead, settled, queried, shared_lease(under.deadline_s * 1000), staged,
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class Sleeper:
         return self.box.run(commands.withdraw([self.box.keys], self.channel, self.number))
 
     def heard(self) -> list[int | HandOver]:
-        """What was published: numbers, and hand-overs."""
+        """Return the numbers and hand-overs that were published."""
         found: list[int | HandOver] = []
         while (message := self.pubsub.get_message(timeout=0.05)) is not None:
             data = message["data"]

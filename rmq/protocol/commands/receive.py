@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """What was published for a credit."""
+    """The message on a consumer's own channel: the deliveries for a credit."""
 
     number: int  # of the credit's first offer
     slot: int  # its index

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
-from rmq.core.shared_lease import number_of
+from rmq.core.score import shared_lease
 from rmq.protocol import commands
 from rmq.protocol.commands import Batch, Offer
 from rmq.protocol.steps import AwaitSignal, Command, Flow, Subscription
@@ -169,7 +169,7 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
             credits.remove(state, handed.slot)
             batch = handed.batch
             if state.shared is not None:
-                number = number_of(batch.deadline_s)
+                number = shared_lease(batch.deadline_s * 1000)
                 batch = batch._replace(lease=state.shared.handed_over(handed.slot, number))
             slot_batch = state.context.slots[handed.slot], batch
             (state.undelivered if is_late else batches).append(slot_batch)
@@ -197,10 +197,7 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
             if subscription.held is None or left_s <= 0:
                 subscription.is_deaf = True
                 break
-            signals = yield AwaitSignal(subscription, left_s)
-            for slot in signals:
-                if slot < len(state.ready_at):
-                    state.ready_at[slot] = 0.0
+            state.note_signals((yield AwaitSignal(subscription, left_s)))
             batches += take_payloads(state)
     except BaseException:
         state.undelivered += batches

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from rmq.core.keys import SlotKeys
-from rmq.core.score import receipt_score
+from rmq.core.score import receipt_score, shared_lease
 from rmq.core.settings import BATCH_MAX
-from rmq.core.shared_lease import SharedLeases, number_of
+from rmq.core.shared_lease import SharedLeases
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int, duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
@@ -122,6 +123,12 @@ class ReceiveState:
             self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
         )
 
+    def note_signals(self, slots: Iterable[int]) -> None:
+        """Note that slots have work now: wake-up signals named them."""
+        for slot in slots:
+            if slot < len(self.ready_at):
+                self.ready_at[slot] = 0.0
+
 
 def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[list[SlotBatch]]:
     """Take up to `max_messages`, waiting up to `wait` for the first.
@@ -189,9 +196,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
         pause = min(until, min(state.ready_at), state.asked_at + POLL_S) - now
         if pause > 0:
             signals = yield AwaitSignal(state.subscription, pause)
-            for slot in signals:
-                if slot < len(state.ready_at):
-                    state.ready_at[slot] = 0.0
+            state.note_signals(signals)
             if state.subscription.payloads:
                 batches = hand_over.take_payloads(state)
                 if batches:
@@ -396,7 +401,7 @@ def _run_take(state: ReceiveState, take: Take, keeps_session: bool = False) -> F
     if state.shared is not None and batch.ids and is_first:
         # Known at once: the next take is under the same lease. What a repeated take gives is
         # released, whatever its lease: it may be an older one, or one for each delivery.
-        number, lease_ms = number_of(batch.deadline_s), state.lease_ms or 0
+        number, lease_ms = shared_lease(batch.deadline_s * 1000), state.lease_ms or 0
         lease = state.shared.taken(take.keys.index, number, take.began, lease_ms)
         batch = batch._replace(lease=lease)
     if batch.any_large:
