@@ -15,6 +15,7 @@ to itself, with a random end, so nothing is ever handed over to another one.
 --- @include "lib/writes"
 local CREDITS_MAX = 64 -- of a slot: more consumers than that are woken by a signal
 local CREDIT_MS = 3000 -- how long a credit lasts; its consumer renews it once a second
+local HAND_OVER_BYTES = 16384 -- a consumer that has stopped holds so much in Redis' memory, and no more
 
 -- The (way, number, channel) of an offer.
 local function read_offer(waits)

@@ -13,7 +13,6 @@ acceptance number of the newest message, retries remaining of each as one byte (
 ]]
 --- @include "lib/credits"
 --- @include "lib/wake"
-local HAND_OVER_BYTES = 16384 -- a consumer that has stopped holds so much in Redis' memory, and no more
 
 -- Whether a key holds this type, or nothing.
 local function is_kind(key, kind)
