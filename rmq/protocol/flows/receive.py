@@ -20,10 +20,9 @@ from contextlib import suppress
 
 from rmq.core.keys import SlotKeys
 from rmq.core.score import receipt_score, shared_lease
-from rmq.core.settings import BATCH_MAX
 from rmq.core.shared_lease import SharedLeases
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_int, duration_ms
+from rmq.core.validation import duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import LONG_EXPIRED, Batch
@@ -130,13 +129,12 @@ class ReceiveState:
                 self.ready_at[slot] = 0.0
 
 
-def receive(state: ReceiveState, max_messages: object, wait: object) -> Flow[list[SlotBatch]]:
-    """Take up to `max_messages`, waiting up to `wait` for the first.
+def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
+    """Take up to `limit` messages, waiting up to `wait` for the first.
 
     Returns:
         The batches taken, by slot; empty when none came in time. In order: of one slot.
     """
-    limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     yield from _begin(state)
     state.until = time.monotonic() + wait_s
