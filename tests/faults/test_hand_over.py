@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rmq.protocol.flows import receive
 from rmq.protocol.steps import AwaitSignal, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.faults.proxy import between
+from tests.forkserver import Forked
 from tests.integration.driven import connect
 from tests.integration.test_hand_over import credits_in, eventually
 from tests.patience import PATIENCE_S
@@ -37,54 +39,59 @@ def received(topic: rmq.Topic, wait: float = PATIENCE_S) -> list[tuple[int, int]
         return [(delivery.body["n"], delivery.attempt) for delivery in deliveries]
 
 
-def test_a_message_for_a_stopped_consumer_comes_back_with_its_lease(
-    server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def sleeper(server: Server, topic: rmq.Topic, log: Path) -> Iterator[Forked]:
+    """A consumer in a process of its own, which has left its credit."""
     with running("wait", server.url, topic.name, log) as child:
         eventually(lambda: credits_in(server, topic.name) == [1])
-        child.send_signal(signal.SIGSTOP)
-        topic.send({"n": 1})  # its connection is still counted
-        assert client.admin.stats(topic.name)["in_flight"] == 1
-        topic.send({"n": 2})  # one credit holds one hand-over
+        yield child
 
-        assert received(topic) == [(2, 1)]
-        assert received(topic) == [(1, 2)]
 
-        child.send_signal(signal.SIGCONT)
-        topic.send({"n": 3})
-        assert wait_for_lines(log, "deliver") == [["deliver", "3", "1"]]  # and not the first
-        eventually(lambda: client.admin.stats(topic.name)["settled"] == 3)
+def test_a_message_for_a_stopped_consumer_comes_back_with_its_lease(
+    client: rmq.Client, topic: rmq.Topic, sleeper: Forked, log: Path
+) -> None:
+    sleeper.send_signal(signal.SIGSTOP)
+    topic.send({"n": 1})  # its connection is still counted
+    assert client.admin.stats(topic.name)["in_flight"] == 1
+    topic.send({"n": 2})  # one credit holds one hand-over
+
+    assert received(topic) == [(2, 1)]
+    assert received(topic) == [(1, 2)]
+
+    sleeper.send_signal(signal.SIGCONT)
+    topic.send({"n": 3})
+    assert wait_for_lines(log, "deliver") == [["deliver", "3", "1"]]  # and not the first
+    eventually(lambda: client.admin.stats(topic.name)["settled"] == 3)
 
 
 def test_a_message_for_a_consumer_that_was_stopped_for_a_moment_is_not_lost(
-    server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
+    topic: rmq.Topic, sleeper: Forked, log: Path
 ) -> None:
-    log = tmp_path / "log"
-    with running("wait", server.url, topic.name, log) as child:
-        eventually(lambda: credits_in(server, topic.name) == [1])
-        child.send_signal(signal.SIGSTOP)
-        topic.send({"n": 1})
-        time.sleep(1.2)  # longer than to its next poll
-        child.send_signal(signal.SIGCONT)
+    sleeper.send_signal(signal.SIGSTOP)
+    topic.send({"n": 1})
+    time.sleep(1.2)  # longer than to its next poll
+    sleeper.send_signal(signal.SIGCONT)
 
-        assert wait_for_lines(log, "deliver") == [["deliver", "1", "1"]]
+    assert wait_for_lines(log, "deliver") == [["deliver", "1", "1"]]
 
 
 def test_a_message_for_a_killed_consumer_waits_for_another(
-    server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
+    server: Server, topic: rmq.Topic, sleeper: Forked
 ) -> None:
-    with running("wait", server.url, topic.name, tmp_path / "log") as child:
-        eventually(lambda: credits_in(server, topic.name) == [1])
-        child.kill()
-        child.wait()
-        with server.raw() as raw:
-            eventually(lambda: not raw.pubsub_channels(f"*{topic.name}*"))
+    sleeper.kill()
+    sleeper.wait()
+    with server.raw() as raw:
+        eventually(lambda: not raw.pubsub_channels(f"*{topic.name}*"))
 
-        topic.send({"n": 1})
+    topic.send({"n": 1})
 
-        assert received(topic) == [(1, 1)]
-        assert credits_in(server, topic.name) == [0]
+    assert received(topic) == [(1, 1)]
+    assert credits_in(server, topic.name) == [0]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
