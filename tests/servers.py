@@ -101,6 +101,7 @@ class Server:
             [
                 self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.dir,
                 "--save", "", "--loglevel", "warning", "--logfile", f"{self.dir}/redis.log",
+                "--repl-diskless-sync-delay", "0",  # a replica waits 5 s by default
                 *persistence, *self.options,
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

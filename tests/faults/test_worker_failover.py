@@ -46,7 +46,7 @@ def pair() -> Iterator[Pair]:
     with ExitStack() as stack:
         master = Server(any_binary())
         stack.callback(master.stop)
-        replica = Server(any_binary(), "--replicaof", f"127.0.0.1 {master.port}")
+        replica = Server(any_binary(), "--replicaof", "127.0.0.1", str(master.port))
         stack.callback(replica.stop)
 
         def follows() -> Any:

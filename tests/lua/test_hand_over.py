@@ -166,7 +166,7 @@ def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
 
 @pytest.fixture
 def replica(box):
-    made = Server(any_binary(), "--replicaof", f"127.0.0.1 {port_of(box)}")
+    made = Server(any_binary(), "--replicaof", "127.0.0.1", str(port_of(box)))
     yield made
     made.stop()
 
@@ -179,10 +179,10 @@ def test_a_consumer_that_is_connected_to_a_replica_hears_nothing_that_is_not_mov
     sleeper = sleepers[0]
     sleeper.offer(limit=5)
     sleeper.close()
+    in_step(box)  # a replica that comes late repeats the probe
     sleeper.pubsub = replica.raw(protocol=2).pubsub()
     sleeper.pubsub.subscribe(sleeper.channel)
     assert sleeper.pubsub.get_message(timeout=5)["type"] == "subscribe"
-    in_step(box)
 
     sent = send_way(box, way)
 
