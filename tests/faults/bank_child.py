@@ -63,8 +63,11 @@ class Faults:
                 first()
             fault = self._plan.pop(0) if is_last else None
             self._passed *= not is_last
+            if fault is not None and fault["what"] in SIGNALS:
+                self._do(fault)  # before another thread comes to the next fault
         if fault is not None:
-            self._do(fault)
+            if fault["what"] not in SIGNALS:
+                self._do(fault)
             self._over.set()
         elif self._together:
             self._over.wait()
