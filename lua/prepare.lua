@@ -28,7 +28,7 @@ ARGV[8]   shared         ''    each delivery has a deadline of its own; or the n
 ARGV[9]   again                1 where an earlier copy of this call had no reply; else left out
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if one of
           a query or a shared one has, 4 more if records refer to large bodies, 8 more if the credit stands now,
-          16 more if this removed it,
+          16 times the hand-overs for which one that this removed was still good,
           deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery, acceptance number of
           the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
@@ -181,9 +181,7 @@ reply[3] = deadline
 if string.byte(ARGV[5], 1) == 61 then -- =
   --- @include "lib/credits"
   local _, _, channel = read_offer(ARGV[5])
-  if remove_credit(slot, channel) then
-    reply[2] = reply[2] + 16
-  end
+  reply[2] = reply[2] + 16 * remove_credit(slot, channel)
 end
 if ordered then
   reply[1] = shared and lease_end * 1000 - now_us or deadline * 1000000 - now_us

@@ -5,8 +5,8 @@ is not there any more was published before that number, so a consumer that has r
 KEYS      the slot (hash) of each credit. One call may name many slots that live on one server.
 ARGV[1]   channel              of the subscription
 ARGV[2]   number               larger than those of earlier calls
-Returns   {the number of connections that were sent the number, then for each slot 1 if the credit was there, else 0};
-          0 connections: nobody listens there, or the PUBLISH was refused
+Returns   {the number of connections that were sent the number, then for each slot how many hand-overs its credit was still
+          good for}; 0 connections: nobody listens there, or the PUBLISH was refused
 Cost      O(s), s = slots, at most 1024
 Atomic    A second run finds no credit, and publishes the number again. Works while Redis is at maxmemory.
 ]]
@@ -22,7 +22,7 @@ for i = 1, #KEYS do
   redis.call('HLEN', KEYS[i])
 end
 for i = 1, #KEYS do
-  reply[1 + i] = remove_credit(KEYS[i], ARGV[1]) and 1 or 0
+  reply[1 + i] = remove_credit(KEYS[i], ARGV[1])
 end
 reply[1] = publish(ARGV[1], string.format('%.0f', number))
 return reply

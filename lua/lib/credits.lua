@@ -1,13 +1,15 @@
 --[[
-Credits. A consumer that sleeps leaves a credit in the slot: one hand-over of some messages, on a channel of its own
-(lib/hand_over). The field `credits` of the slot has them in the order in which they came, each as
-`<channel> <number> <until, epoch ms> <limit> <lease> <session> <sequence number>;`. A credit ends at that time, unless it
-is renewed. The lease is a number of ms, or s and the number of a shared lease (lib/shared_leases). The session and its number
-are those of a prepare that found nothing: what is handed over is kept as the answer to that call, so a consumer that did not
-hear it makes the call again and gets it.
+Credits. A consumer that sleeps leaves a credit in the slot: one or more hand-overs of some messages each, on a channel of its
+own (lib/hand_over). The field `credits` of the slot has them in the order in which they are served, each as
+`<channel> <number> <until, epoch ms> <limit> <lease>`, a call for each hand-over that it is still good for, as
+` <session> <sequence number>`, and `;`. A credit that was served and is good for more goes behind the others, and its number
+grows by 1. It ends at that time, unless it is renewed. The lease is a number of ms, or s and the number of a shared lease
+(lib/shared_leases). The calls are of prepares that found nothing: what is handed over is kept as the answer to the
+first of them, so a consumer that did not hear it makes that call again and gets it.
 
-A caller offers a credit as `+<number> <channel>`, and renews it as `=<number> <channel>`. A subscription has its channel
-to itself, with a random end, so nothing is ever handed over to another one.
+A caller offers a credit as `+<number> <channel>`, with ` <session> <sequence number>` for each call beside its own, and
+renews it as `=<number> <channel>`. The number is that of the first hand-over. A subscription has its channel to itself,
+with a random end, so nothing is ever handed over to another one.
 ]]
 --- @include "lib/check"
 --- @include "lib/shared_leases"
@@ -15,15 +17,17 @@ to itself, with a random end, so nothing is ever handed over to another one.
 --- @include "lib/writes"
 local CREDITS_MAX = 64 -- of a slot: more consumers than that are woken by a signal
 local CREDIT_MS = 3000 -- how long a credit lasts; its consumer renews it once a second
+local CALLS_MAX = 16 -- of a credit
 local HAND_OVER_BYTES = 16384 -- a consumer that has stopped holds so much in Redis' memory, and no more
 
--- The (way, number, channel) of an offer.
+-- The (way, number, channel, further calls, how many these are) of an offer.
 local function read_offer(waits)
-  local way, number, channel = string.match(waits, '^([+=])(%d+) ([^ ;]+)$')
-  if not way then
+  local way, number, channel, calls = string.match(waits, '^([+=])(%d+) ([^ ;]+)(.*)$')
+  local others, count = string.gsub(calls or '', ' [^ ;]+ %d+', '')
+  if not way or others ~= '' or count >= CALLS_MAX then
     fail('ARG', 'waits')
   end
-  return way, number, channel
+  return way, number, channel, calls, count
 end
 
 -- Whether a shared lease ends no earlier than a credit that is kept now; `ends`: epoch ms, or nothing for a lease of its own.
@@ -51,11 +55,18 @@ local function publish_deliveries(channel, deliveries)
   return (listeners or 0) > 0 and publish(channel, cmsgpack.pack(deliveries)) > 0
 end
 
+-- The credits after one was served: it goes behind the others, with the calls that are left; without any it is gone.
+local function credits_after(others, channel, number, till, limit, lease, calls)
+  return calls == '' and others
+    or string.format('%s%s %d %s %s %s%s;', others, channel, number + 1, till, limit, lease, calls)
+end
+
 -- Keep a credit, or renew it in its place, if a PUBLISH to its channel, the probe, reached exactly one subscriber: this server
--- serves the subscription, and nobody else listens. Returns whether it stands. A credit to renew that is not there was
--- used; another one now would be one more than its consumer knows of.
+-- serves the subscription, and nobody else listens. `limit` messages are shared out among its calls, `call` is the first.
+-- Returns whether it stands. A credit to renew that is not there was used; another one now would be one more than its
+-- consumer knows of.
 local function keep_credit(slot, store, waits, limit, lease, call, now)
-  local way, number, channel = read_offer(waits)
+  local way, number, channel, calls, count_of_calls = read_offer(waits)
   local credits = redis.call('HGET', slot, 'credits') or ''
   local from, to = find_credit(credits, channel)
   if way == '=' and not from then
@@ -79,7 +90,8 @@ local function keep_credit(slot, store, waits, limit, lease, call, now)
     if kept and from then -- it stays what it was when it was offered first
       entry = string.gsub(string.sub(credits, from, to), '^([^ ]+ %d+) %d+', '%1 ' .. ends)
     elseif kept then
-      entry = string.format('%s %s %s %s %s %s;', channel, number, ends, limit, lease, call)
+      local each = math.max(1, math.floor(limit / (count_of_calls + 1)))
+      entry = string.format('%s %s %s %d %s %s%s;', channel, number, ends, each, lease, call, calls)
     end
     credits = string.sub(credits, 1, (from or #credits + 1) - 1) .. entry .. string.sub(credits, (to or #credits) + 1)
     allow_oom(store)
@@ -92,7 +104,7 @@ local function keep_credit(slot, store, waits, limit, lease, call, now)
   return kept
 end
 
--- Remove the credit of a channel, also while Redis is at maxmemory; returns whether it was there.
+-- Remove the credit of a channel, also while Redis is at maxmemory; returns how many hand-overs it was still good for.
 local function remove_credit(slot, channel)
   local credits = redis.call('HGET', slot, 'credits') or ''
   local from, to = find_credit(credits, channel)
@@ -102,5 +114,9 @@ local function remove_credit(slot, channel)
       redis.call('HSET', slot, 'credits', string.sub(credits, 1, from - 1) .. string.sub(credits, to + 1))
     end
   end
-  return from ~= nil
+  if not from then
+    return 0
+  end
+  local _, calls = string.gsub(string.match(string.sub(credits, from, to), '^%S+ %S+ %S+ %S+ %S+(.*);'), ' %S+ %d+', '')
+  return calls
 end

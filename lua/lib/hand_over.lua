@@ -8,7 +8,7 @@ What is plain: a priority or a retry, without an expiry, merge key or large body
 paused and without a limit, and at most 16 KiB of records for each credit. A due message joins its priority first, and one
 take in five begins with retries; both are left to prepare.
 
-What is published is msgpack: the number of the credit, the slot's index, deadline s, number of the first delivery,
+What is published is msgpack: the number of the hand-over, the slot's index, deadline s, number of the first delivery,
 acceptance number of the newest message, retries remaining of each as one byte ('' when none has failed), members, records.
 ]]
 --- @include "lib/credits"
@@ -31,12 +31,13 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
       and tonumber(s[8] or 0) > -4294967296 and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
     local past, failed, moved = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0
     for _ = 1, CREDITS_MAX do
-      local _, last, own_channel, number, till, limit, lease, session, call_number = string.find(credits,
-        '^([^ ]+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+);')
+      local _, last, own_channel, number, till, limit, lease, session, call_number, calls = string.find(credits,
+        '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);')
       if not last then
         credits = ''
         break
       end
+      local others = string.sub(credits, last + 1)
       local ids, receipts, taken, marks, bytes, any_failed = {}, {}, {}, {}, 0, false
       if tonumber(till) > now then
         local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0, limit)
@@ -76,9 +77,10 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
           redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
             .. table.concat(ids))
           delivered, takes, moved = delivered + #ids, takes + 1, moved + #ids
+          others = credits_after(others, own_channel, number, till, limit, lease, calls)
         end
       end
-      credits = string.sub(credits, last + 1)
+      credits = others
     end
     redis.call('HSET', slot, 'credits', credits)
     if moved > 0 then

@@ -158,8 +158,11 @@ class Fetcher:
             self._ask_for_hand_overs(feed)
         self._receive(feed, feed.receive)
 
-    def _receive(self, feed: TopicFeed, receive: Callable[[], int]) -> None:
-        """Receive. A topic's own errors do not keep the others waiting."""
+    def _receive(self, feed: TopicFeed, receive: Callable[[], bool]) -> None:
+        """Receive by a function that says whether Redis knows of nobody who awaits more.
+
+        A topic's own errors do not keep the others waiting.
+        """
         try:
             if receive():
                 self._unasked[feed] = None

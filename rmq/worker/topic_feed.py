@@ -21,6 +21,7 @@ from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.unhandled import Unhandled, UnhandledRunner
 
 CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls
+HAND_OVERS = 8  # that a credit is good for
 GATHER_S = 0.001  # pause in which messages gather, when they trickle in
 NEVER = float("inf")
 
@@ -43,6 +44,7 @@ class TopicFeed:
         self.is_full = False  # without room when it was looked at last
         self.next_at = 0.0  # when to look at it next, by the monotonic clock
         self._state = consumer.receive_state
+        self._state.credits.hand_overs = HAND_OVERS
         self._suspect_below = 0.0  # retries left, as receipts hold them
         self._trickle = TrickleDetector()
         self._not_before = 0.0
@@ -75,9 +77,9 @@ class TopicFeed:
         self.subscription.wait, self.subscription.held = wait, bool(own_channel) or None
         self.subscription.forget_messages(own_channel)
 
-    def receive_handed_over(self) -> int:
-        """Hand over what has come for the credit; return how many deliveries."""
-        return self._accept(self.consumer.take_handed_over())
+    def receive_handed_over(self) -> bool:
+        """Hand over what has come for the credit; return whether that was the end of it."""
+        return bool(self._accept(self.consumer.take_handed_over())) and not self.has_credit
 
     def renew_credit(self) -> None:
         """Have the credit renewed by the next visit, or withdraw it after a time without use."""
@@ -135,8 +137,8 @@ class TopicFeed:
             work_at = NEVER
         return min([work_at, *(queue.linger_until() for queue in self.queues.values())])
 
-    def receive(self) -> int:
-        """Receive what there is room for, and hand it over; return how many.
+    def receive(self) -> bool:
+        """Receive what there is room for, and hand it over; return whether there was something.
 
         Raises:
             RMQError: Redis cannot be reached, or refused.
@@ -150,11 +152,11 @@ class TopicFeed:
             self.is_full = not room
         now = time.monotonic()
         if not room or now < self._not_before or (self.ready_at and min(self.ready_at) > now):
-            return 0
+            return False
         count = self._accept(self.consumer.take_ready(room))
         if self._trickle.is_trickling(count) and not self.handlers.ordered:
             self._not_before = time.monotonic() + GATHER_S
-        return count
+        return count > 0
 
     def _accept(self, deliveries: Sequence[DeliveryData]) -> int:
         """Hand received deliveries over to the queues; return how many they are."""

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import rmq
 from rmq.protocol import scripts
 from rmq.protocol.flows import receive
+from rmq.protocol.flows.receive import ReceiveState
 from rmq.protocol.steps import AwaitSignal, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.faults.proxy import between
@@ -22,6 +24,8 @@ from tests.integration.driven import connect
 from tests.integration.test_hand_over import credits_in, eventually
 from tests.patience import PATIENCE_S
 from tests.servers import Server
+
+LIMIT = 8
 
 
 @pytest.fixture
@@ -138,15 +142,24 @@ def test_lost_and_late_replies_around_credits_lose_no_message_and_no_retry(
     assert credits_in(server, topic.name) == [0]
 
 
-def test_a_message_that_is_heard_before_the_take_of_its_credit_is_answered_is_given_once(
-    topic: rmq.Topic, client: rmq.Client
-) -> None:
-    """As in a worker, which listens on while it waits before it takes again."""
+@contextmanager
+def listening(topic: rmq.Topic, hand_overs: int) -> Iterator[tuple[ReceiveState, Any]]:
+    """A consumer that listens all the time, as a worker does, and what runs its flows."""
     with topic.consumer() as consumer:
         assert consumer.receive(1, wait=0.06) == []  # it is subscribed now
-        state, run = consumer._receive_state, consumer._transport.run
+        state = consumer._receive_state
+        state.credits.hand_overs = hand_overs
         state.until, state.ready_at = time.monotonic() + PATIENCE_S, [0.0]
-        without_reply = receive.receive_ready(state, 1)
+        yield state, consumer._transport.run
+
+
+@pytest.mark.parametrize("hand_overs", [1, 4])
+def test_a_message_that_is_heard_before_the_take_of_its_credit_is_answered_is_given_once(
+    topic: rmq.Topic, client: rmq.Client, hand_overs: int
+) -> None:
+    """As in a worker, which listens on while it waits before it takes again."""
+    with listening(topic, hand_overs) as (state, run):
+        without_reply = receive.receive_ready(state, LIMIT)
         run(_once(next(without_reply)))
         with pytest.raises(rmq.OutcomeUnknown):
             without_reply.throw(rmq.OutcomeUnknown("cut"))
@@ -157,10 +170,35 @@ def test_a_message_that_is_heard_before_the_take_of_its_credit_is_answered_is_gi
 
         given = run(receive.take_handed_over(state))
         state.ready_at = [0.0]
-        given += run(receive.receive_ready(state, 1))
+        given += run(receive.receive_ready(state, LIMIT))
 
         assert [len(batch.ids) for _, batch in given] == [1]
         assert client.admin.stats(topic.name)["in_flight"] == 1
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2, 3])
+def test_hand_overs_of_one_credit_that_were_not_heard_cost_no_retry(
+    server: Server, topic: rmq.Topic, client: rmq.Client, heard: int
+) -> None:
+    with listening(topic, 4) as (state, run):
+        assert run(receive.receive_ready(state, LIMIT)) == []
+        for number in range(3):
+            topic.send({"n": number})
+        assert client.admin.stats(topic.name)["in_flight"] == 3
+        while len(state.subscription.payloads) < 3:
+            run(_once(AwaitSignal(state.subscription, PATIENCE_S)))
+        del state.subscription.payloads[heard:]  # the connection died
+        state.subscription.is_deaf = state.credits.in_doubt = True
+
+        given = run(receive.take_handed_over(state))
+        state.ready_at = [0.0]
+        again = run(receive.receive_ready(state, LIMIT))
+
+        taken = [sum(len(batch.ids) for _, batch in part) for part in (given, again)]
+        assert taken == [heard, 3 - heard]
+        assert client.admin.stats(topic.name)["in_flight"] == 3
+        assert not any(batch.lefts for _, batch in again)  # none of them failed
+        assert credits_in(server, topic.name) == [0]
 
 
 def _once(step: Step) -> Flow[Any]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,28 +75,54 @@ def topic(client: rmq.Client, name: str) -> rmq.Topic:
     return made
 
 
+def scripts_run(server: Server) -> int:
+    """How many scripts the server has run."""
+    with server.raw() as raw:
+        return int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
 def test_a_message_that_comes_alone_costs_one_script_until_it_is_acked(
     kind: str, server: Server, topic: rmq.Topic, client: rmq.Client
 ) -> None:
-    def calls() -> Counter[str]:
-        with server.raw() as raw:
-            stats = raw.info("commandstats")
-        return Counter({key[8:]: one["calls"] for key, one in stats.items()})
-
     topic.send("warm")
     consumer = Waiting(kind, server.url, topic.name)
-    made: list[float] = []
+    made: list[int] = []
     for number in range(6):
         eventually(lambda: len(consumer.got) > number)  # noqa: B023
         eventually(lambda: credits_in(server, topic.name) == [1])
-        before = calls()
+        before = scripts_run(server)
         topic.send(number)
         eventually(lambda: len(consumer.got) > number + 1)  # noqa: B023
         eventually(lambda: credits_in(server, topic.name) == [1])
-        made.append((calls() - before)["evalsha"])
+        made.append(scripts_run(server) - before)
 
     assert min(made) == 3  # send, ack, and the prepare that leaves the next credit
     assert [attempt for _, attempt in consumer.end(client, topic.name)] == [1] * 7
+
+
+def test_a_worker_leaves_a_credit_for_eight_messages(
+    server: Server, topic: rmq.Topic, client: rmq.Client
+) -> None:
+    ran: list[str] = []
+    topic.handler()(ran.append)
+    made: list[int] = []
+    with rmq.Worker(client, keeper="thread"), server.raw() as raw:
+
+        def run(count: int) -> None:
+            for _ in range(count):
+                before = len(ran)
+                topic.send("one")
+                eventually(lambda: len(ran) > before)  # noqa: B023
+                eventually(lambda: not raw.exists(f"rmq:{{{topic.name}_0}}:prepare"))  # acked
+
+        run(3)  # the first come by signals
+        for _ in range(3):
+            eventually(lambda: credits_in(server, topic.name) == [1])
+            before = scripts_run(server)
+            run(16)
+            made.append(scripts_run(server) - before)
+
+    assert min(made) <= 16 * 2 + 2 + 3  # sends, acks, two takes that leave credits; it asks each s
 
 
 def test_a_message_wakes_one_of_many_consumers(

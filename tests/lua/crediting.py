@@ -22,6 +22,7 @@ class Sleeper:
         self.channel = box.handle.channel + b":" + name.encode()
         self.number = 0
         self.session: ReplaySession | None = None
+        self.sessions: list[ReplaySession] = []  # of all hand-overs of the last credit
         self.pubsub: Any = None
         if not deaf:
             port = box.redis.connection_pool.connection_kwargs["port"]
@@ -29,11 +30,15 @@ class Sleeper:
             self.pubsub.subscribe(self.channel)
             assert self.pubsub.get_message(timeout=5)["type"] == "subscribe"
 
-    def offer(self, limit: int = 1, lease_ms: int = 30_000, **options: Any) -> commands.Batch:
+    def offer(
+        self, limit: int = 1, lease_ms: int = 30_000, hand_overs: int = 1, **options: Any
+    ) -> commands.Batch:
         """Prepare, and leave a credit if there is nothing."""
         self.number += 1
-        self.session = self.box.session()
-        offer: Any = Offer(self.number, self.channel)
+        self.sessions = [self.box.session() for _ in range(hand_overs)]
+        self.session = self.sessions[0]
+        offer: Any = Offer(self.number, self.channel, sessions=self.sessions[1:])
+        self.number += hand_overs - 1
         return self.box.prepare(limit, lease_ms, self.session, waits=offer, **options)
 
     def renew(self, limit: int = 1) -> commands.Batch:

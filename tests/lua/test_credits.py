@@ -105,7 +105,7 @@ def test_a_credit_that_is_gone_is_not_renewed(box, sleeper):
 
     batch = sleeper.renew()
 
-    assert (batch.credit_kept, batch.credit_removed) == (False, False)
+    assert (batch.credit_kept, batch.unused) == (False, 0)
     assert credits_of(box) == []
 
 
@@ -125,7 +125,45 @@ def test_a_renewal_that_finds_messages_removes_the_credit(box, sleeper):
     batch = sleeper.renew()
 
     assert len(batch.ids) == 1
-    assert (batch.credit_kept, batch.credit_removed) == (False, True)
+    assert (batch.credit_kept, batch.unused) == (False, 1)
+    assert credits_of(box) == []
+
+
+def test_a_credit_for_three_hand_overs_shares_its_messages_out(box, sleeper):
+    assert sleeper.offer(limit=10, hand_overs=3).credit_kept
+
+    calls = " ".join(session.call.decode() for session in sleeper.sessions)
+    until = box.clock.now_ms + KEPT_MS
+    entry = f"{sleeper.channel.decode()} 1 {until} 3 30000 {calls};"
+    assert box.redis.hget(box.keys.slot, "credits").decode() == entry
+    assert sleeper.heard() == [1]
+
+
+def test_a_credit_that_was_used_in_part_is_renewed_and_withdrawn_as_what_is_left(box, sleeper):
+    sleeper.offer(limit=10, hand_overs=3)
+    box.send()
+    box.clock.advance(1)
+    calls = " ".join(session.call.decode() for session in sleeper.sessions[1:])
+
+    assert sleeper.renew(limit=7).credit_kept
+
+    until = box.clock.now_ms + KEPT_MS
+    entry = f"{sleeper.channel.decode()} 2 {until} 3 30000 {calls};"
+    assert box.redis.hget(box.keys.slot, "credits").decode() == entry
+    assert sleeper.withdraw() == [1, 2]
+    assert sleeper.withdraw() == [1, 0]
+
+
+def test_a_renewal_that_finds_messages_tells_what_the_credit_was_still_good_for(box, sleeper):
+    box.one(due=500)
+    sleeper.offer(hand_overs=3)
+    box.send()
+    box.clock.advance(0.5)
+
+    batch = sleeper.renew()
+
+    assert len(batch.ids) == 1
+    assert (batch.credit_kept, batch.unused) == (False, 2)
     assert credits_of(box) == []
 
 
@@ -171,7 +209,9 @@ def test_a_shared_lease_that_ends_before_the_credit_keeps_none(box, sleeper, aga
     assert f" s{lease} " in box.redis.hget(box.keys.slot, "credits").decode() if kept else True
 
 
-@pytest.mark.parametrize("waits", [b"+1", b"+ x", b"+1 a;b", b"+1 a b", b"*1 a", b"+x a"])
+@pytest.mark.parametrize(
+    "waits", [b"+1", b"+ x", b"+1 a;b", b"+1 a b", b"*1 a", b"+x a", b"+1 a" + b" @s 1" * 16]
+)
 def test_a_malformed_offer_is_an_error_and_nothing_changes(box, waits):
     command = commands.prepare(box.keys, box.session(known=False), 1, 30_000, False)
     command.args[4] = waits

@@ -115,6 +115,62 @@ def test_credits_are_used_first_in_first_out(box, sleepers):
     assert waiting(box) == []
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_credit_for_several_hand_overs_goes_behind_the_others_each_time(box, sleepers, way):
+    sleepers[0].offer(limit=9, hand_overs=3)
+    sleepers[1].offer(limit=3)
+    kept = box.redis.hget(box.keys.slot, "credits").decode().split(";")[0].split()
+
+    sent = send_way(box, way)
+
+    assert credits_of(box) == ["b", "a"]
+    first, *further = kept[1:2], kept[5:7], kept[7:]
+    left = box.redis.hget(box.keys.slot, "credits").decode().split(";")[1].split()
+    assert first == ["1"]
+    assert left == [kept[0], "2", *kept[2:5], *further[1]]
+    assert [lease.id for lease in sleepers[0].taken()] == sent
+
+    sent = [send_way(box, way) for _ in range(3)]
+
+    assert credits_of(box) == []
+    handed = sleepers[0].heard()  # the probes are before that
+    assert [one.number for one in handed] == [2, 3]
+    assert [one.batch.ids for one in handed] == sent[1:]
+    assert [lease.id for lease in sleepers[1].taken()] == sent[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_hand_over_of_a_credit_is_the_answer_to_a_call_of_its_own(box, sleepers, way):
+    check_that_each_hand_over_is_recovered(box, sleepers[0], way)
+
+
+def check_that_each_hand_over_is_recovered(box, sleeper, way):
+    sleeper.offer(limit=9, hand_overs=3)
+    sent = [send_way(box, way) for _ in range(2)]
+    first, second = (handed.batch for handed in sleeper.heard()[1:])
+    waiting_before = waiting(box)
+
+    again = [box.prepare(1, LEASE_MS, session) for session in sleeper.sessions[:2]]
+
+    assert [batch.ids for batch in again] == sent
+    for batch, handed in zip(again, (first, second), strict=True):
+        assert box.leases(batch) == box.leases(handed)
+    assert waiting(box) == waiting_before
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_control_a_credit_that_turns_its_calls_round_forgets_a_hand_over(
+    box, sleepers, way, monkeypatch
+):
+    """Broken on purpose: the test of the calls must notice."""
+    left = "channel, number + 1, till, limit, lease, "
+    turned = "(string.gsub(calls, '^( %S+ %d+)( %S+ %d+)$', '%2%1'))"
+    break_script(monkeypatch, "send", f"{left}calls", left + turned)
+
+    with pytest.raises(AssertionError):
+        check_that_each_hand_over_is_recovered(box, sleepers[0], way)
+
+
 def test_more_messages_than_the_credits_take_wait_and_wake(box, sleepers):
     sleepers[0].offer(limit=2)
     wake = box.redis.pubsub()

@@ -22,8 +22,8 @@ if credits ~= '' and not c[5] and not c[6] and not c[7] and #ARGV[9] + 8 <= HAND
   local delivery = tonumber(c[3] or 0) + 1
   redis.call('HSET', records, first, record)
   for _ = 1, CREDITS_MAX do
-    local _, last, channel, credit, till, lease, taker, taken = string.find(credits,
-      '^([^ ]+) (%d+) (%d+) %d+ (s?%d+) (%S+) (%d+);')
+    local _, last, channel, credit, till, limit, lease, taker, taken, calls = string.find(credits,
+      '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);')
     credits = last and string.sub(credits, last + 1) or ''
     if last and tonumber(till) > now_ms then
       local deadline = deadline_of(lease, now_ms)
@@ -32,7 +32,7 @@ if credits ~= '' and not c[5] and not c[6] and not c[7] and #ARGV[9] + 8 <= HAND
         redis.call('ZADD', prepare, string.format('%d.%011d', deadline * 1000 + c[2], delivery % 2048 * 48828125), first)
         redis.call('HSET', slot, 'accepted', accepted, 'order', order, session,
           number .. ':' .. seconds .. ':' .. accepted .. ':', 'delivered', delivery,
-          'takes', tonumber(c[4] or 0) + 1, 'credits', credits,
+          'takes', tonumber(c[4] or 0) + 1, 'credits', credits_after(credits, channel, credit, till, limit, lease, calls),
           taker, string.format('%s:%s:%d:%d:', taken, seconds, deadline, delivery) .. first)
         return { accepted, '' }
       end

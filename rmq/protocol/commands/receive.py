@@ -19,19 +19,22 @@ LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 1024  # slots in one call of next_ready
-_ANY_LARGE, _CREDIT_KEPT, _CREDIT_REMOVED = 4, 8, 16  # beside them in the reply
+_ANY_LARGE, _CREDIT_KEPT, _UNUSED = 4, 8, 16  # beside them in the reply; a count from there on
 
 
 class Offer(NamedTuple):
-    """A credit that a caller leaves where it finds nothing: one hand-over on its own channel."""
+    """A credit that a caller leaves where it finds nothing: hand-overs on its own channel."""
 
-    number: int
+    number: int  # of the first hand-over
     channel: bytes
     renews: bool = False  # the caller has left one before, and believes that it is still there
+    sessions: Sequence[ReplaySession] = ()  # of further hand-overs, each at its number
 
     def encode(self) -> bytes:
         """Return the argument of a script."""
-        return b"%c%d %s" % (b"=" if self.renews else b"+", self.number, self.channel)
+        way = b"=" if self.renews else b"+"
+        calls = (session.call for session in self.sessions)
+        return b" ".join((b"%c%d %s" % (way, self.number, self.channel), *calls))
 
 
 class Batch(NamedTuple):
@@ -47,14 +50,14 @@ class Batch(NamedTuple):
     records: list[bytes]
     any_large: bool = False  # records refer to large bodies
     credit_kept: bool = False  # the credit that was offered stands now
-    credit_removed: bool = False  # the credit that was to be renewed was there, and is not any more
+    unused: int = 0  # hand-overs for which a credit was good that was to be renewed, and is gone
     lease: SharedLease | None = None  # under which they were taken; not from the reply
 
 
 class HandOver(NamedTuple):
     """The message on a consumer's own channel: the deliveries for a credit."""
 
-    number: int  # of the credit's first offer
+    number: int
     slot: int  # its index
     batch: Batch
 
@@ -84,7 +87,7 @@ def prepare(
 
     def parse(reply: list[Any]) -> Batch:
         bits, ids = reply[1], keys.ids_of(reply[6])
-        marks = bits & _ANY_LARGE > 0, bits & _CREDIT_KEPT > 0, bits & _CREDIT_REMOVED > 0
+        marks = bits & _ANY_LARGE > 0, bits & _CREDIT_KEPT > 0, bits // _UNUSED
         return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], *marks, None))
 
     return Command(
@@ -146,7 +149,8 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
     """Remove the credits of a channel.
 
     Returns:
-        How many connections were sent the number, then for each slot 1 if its credit was there.
+        How many connections were sent the number, then for each slot how many hand-overs its credit
+        was still good for.
     """
     return Command(scripts.load("withdraw"), [slot.slot for slot in slots], [channel, number], list)
 

@@ -1,16 +1,17 @@
 """Hand-overs: credits that a sleeping consumer leaves in its slots, and what comes for them.
 
-A credit is one hand-over of some messages: the script that stores the next ones leases them to this
-consumer, and publishes them on the channel of its subscription. So a message that comes alone takes
-one script and one wake-up, where a signal and a take are two of each.
+A credit is good for a hand-over of some messages: the script that stores the next ones leases them
+to this consumer, and publishes them on the channel of its subscription. So a message that comes
+alone takes one script and one wake-up, where a signal and a take are two of each. Who listens all
+the time, as a worker does, leaves credits that are good for several hand-overs.
 
 A consumer knows which of its credits may still stand. Before a call ends it has withdrawn them:
 the script that removes them publishes a number behind all that was handed over, and what the
 consumer reads before this number is all there is. Nothing stays in a socket while a program works.
 
-A credit is a take that found nothing, and whose answer may come later. So what was handed over and
-not heard, because the connection died, is recovered as any take without a reply is: the take is
-repeated under its number, gives the same batch, and that is released. It costs no retry.
+Each hand-over is a take that found nothing, and whose answer may come later. So what was handed
+over and not heard, because the connection died, is recovered as any take without a reply is: the
+take is repeated under its number, gives the same batch, and that is released. It costs no retry.
 """
 
 from __future__ import annotations
@@ -48,31 +49,33 @@ class Take(NamedTuple):
     began: float = 0.0  # by the monotonic clock; leases that it takes are no older
 
 
-class Credit(NamedTuple):
-    """A credit that may stand."""
-
-    number: int  # of its offer
-    session: ReplaySession  # stays at its number while the credit may stand
-    limit: int
+# The hand-overs of a credit that may still come: by their numbers, their sessions, which stay where
+# they are meanwhile.
+Credit = dict[int, ReplaySession]
 
 
 class Credits:
     """The credits that a consumer has left and that may still stand."""
 
-    __slots__ = ("_number", "_offered_at", "_subscription", "channel", "in_doubt", "standing")
+    __slots__ = (
+        "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs", "in_doubt",
+        "standing",
+    )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._number = 0
+        self._offered = 0  # the number of the last offer
         self._offered_at = 0.0
+        self.hand_overs = 1  # that a credit is good for
         self.channel = b""  # of the standing ones
         self.standing: dict[int, Credit] = {}  # by slot
         self.in_doubt = False  # one was gone when it was to be renewed: it was used, or has lapsed
 
-    def next_number(self) -> int:
-        """Return a number that is larger than those before."""
-        self._number += 1
-        return self._number
+    def next_number(self, count: int = 1) -> int:
+        """Return the first of so many numbers, which are larger than those before."""
+        self._number += count
+        return self._number - count + 1
 
     def offer(
         self,
@@ -83,23 +86,25 @@ class Credits:
     ) -> Offer | None:
         """Return the offer of a credit in each of these slots; None if there is none to make.
 
-        From now on the credits may stand, whatever becomes of the call. `sessions`: of each slot,
-        at the number of the credit; they are not needed where credits are renewed.
+        From now on the credits may stand, whatever becomes of the call. `sessions`: of the first
+        hand-over in each slot, at its number; they are not needed where credits are renewed.
         """
         subscription, now = self._subscription, time.monotonic()
         if self.standing:
-            if subscription.heard < self._number and now > self._offered_at + DEAF_S:
+            if subscription.heard < self._offered and now > self._offered_at + DEAF_S:
                 self.in_doubt = subscription.is_deaf = True
-            self._offered_at = now
-            return Offer(self.next_number(), self.channel, renews=True)
+            self._offered, self._offered_at = self.next_number(), now
+            return Offer(self._offered, self.channel, renews=True)
         if not self.is_possible(state):
             return None
-        number, self.channel, self._offered_at = self.next_number(), subscription.own_channel, now
+        further = [state.context.sessions.take() for _ in range(min(self.hand_overs, limit) - 1)]
+        number = self._offered = self.next_number(1 + len(further))
+        self.channel, self._offered_at = subscription.own_channel, now
         self.standing = {
-            slot: Credit(number, session, limit)
+            slot: dict(enumerate((session, *further), number))
             for slot, session in zip(slots, sessions, strict=True)
         }
-        return Offer(number, self.channel)
+        return Offer(number, self.channel, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
         """Whether the consumer would hear what is handed over, and sleeps for long enough."""
@@ -112,14 +117,30 @@ class Credits:
             and state.until - time.monotonic() >= WAIT_MIN_S
         )
 
-    def remove(self, state: ReceiveState, slot: int) -> None:
-        """Note that a slot has no credit any more, and nothing is on its way."""
-        credit = self.standing.pop(slot, None)
+    def is_of(self, session: ReplaySession) -> bool:
+        """Whether a credit that may stand has this session."""
+        return any(session in credit.values() for credit in self.standing.values())
+
+    def end(self, state: ReceiveState, slot: int, number: int) -> bool:
+        """Note that a hand-over has come; return whether it was awaited."""
+        credit = self.standing.get(slot)
+        session = credit.pop(number, None) if credit is not None else None
+        if credit is None or session is None:
+            return False
+        if not credit:
+            del self.standing[slot]
+        state.context.sessions.give(session)
+        return True
+
+    def remove(self, state: ReceiveState, slot: int, unused: int) -> None:
+        """Note that a credit is gone, and its last `unused` hand-overs will not come."""
+        credit = self.standing.get(slot)
         if credit is not None:
-            state.context.sessions.give(credit.session)
+            for number in sorted(credit)[-unused:] if unused else ():
+                self.end(state, slot, number)
 
     def note(
-        self, state: ReceiveState, offer: Offer, slot: int, stands: bool, removed: bool = False
+        self, state: ReceiveState, offer: Offer, slot: int, stands: bool, unused: int = 0
     ) -> None:
         """Take note of the answer to an offer.
 
@@ -128,28 +149,33 @@ class Credits:
             offer: the offer.
             slot: where it was made.
             stands: whether the credit stands there now.
-            removed: whether it stood there until now.
+            unused: how many hand-overs it was good for that stood there until now.
         """
-        if removed or not (stands or offer.renews):
-            self.remove(state, slot)
-        elif not stands and slot in self.standing:
+        if not stands and not offer.renews:
+            self.remove(state, slot, self.hand_overs)
+        self.remove(state, slot, unused)
+        if not stands and not unused and slot in self.standing:
             self.in_doubt = True
 
 
 def take_instead(state: ReceiveState, take: Take) -> Flow[Take]:
     """Withdraw the credit of a take that has no reply; return a take of its number without one."""
     credits = state.credits
-    yield commands.withdraw([take.keys], credits.channel, credits.next_number())
-    credit = credits.standing.pop(take.keys.index)
-    state.unanswered = _again(state, take.keys, credit)
+    slot, number = take.keys.index, credits.next_number()
+    _, unused = yield commands.withdraw([take.keys], credits.channel, number)
+    credits.remove(state, slot, min(unused, len(credits.standing[slot]) - 1))  # it may come late
+    state.unanswered, *further = _again(state, take.keys)
+    state.unheard += further
     return state.unanswered
 
 
-def _again(state: ReceiveState, keys: SlotKeys, credit: Credit) -> Take:
-    """Return a take that gives what was handed over for a credit."""
+def _again(state: ReceiveState, keys: SlotKeys) -> list[Take]:
+    """Return takes that give what was handed over for the credit of a slot; none stands there."""
     assert state.lease_ms is not None
-    command = commands.prepare(keys, credit.session, credit.limit, state.lease_ms, False)
-    return Take(keys, credit.session, command)
+    sessions = state.credits.standing.pop(keys.index, {}).values()
+    return [
+        Take(keys, one, commands.prepare(keys, one, 1, state.lease_ms, False)) for one in sessions
+    ]
 
 
 def take_payloads(state: ReceiveState) -> list[SlotBatch]:
@@ -164,9 +190,7 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
     batches: list[SlotBatch] = []
     for payload in payloads:
         handed = commands.read_hand_over(payload, state.context.slots)
-        credit = credits.standing.get(handed.slot) if handed is not None else None
-        if handed is not None and credit is not None and credit.number == handed.number:
-            credits.remove(state, handed.slot)
+        if handed is not None and credits.end(state, handed.slot, handed.number):
             batch = handed.batch
             if state.shared is not None:
                 number = shared_lease(batch.deadline_s * 1000)
@@ -185,9 +209,8 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     number, channel = credits.next_number(), credits.channel
     slots = [keys for keys in state.context.slots if keys.index in credits.standing]
     listeners, *found = yield commands.withdraw(slots, channel, number)
-    for keys, was_there in zip(slots, found, strict=True):
-        if was_there:
-            credits.remove(state, keys.index)
+    for keys, unused in zip(slots, found, strict=True):
+        credits.remove(state, keys.index, unused)
     batches: list[SlotBatch] = []
     hears = listeners and subscription.own_channel == channel and not subscription.is_deaf
     until, subscription.awaited = time.monotonic() + COLLECT_S, number
@@ -206,8 +229,6 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
         subscription.awaited = 0
     batches += take_payloads(state)
     for keys in slots:
-        credit = credits.standing.pop(keys.index, None)
-        if credit is not None:
-            state.unheard.append(_again(state, keys, credit))
+        state.unheard += _again(state, keys)
     credits.in_doubt = False
     return batches

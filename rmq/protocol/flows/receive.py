@@ -371,11 +371,11 @@ def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[
     try:
         batch = yield from _run_take(state, take, keeps_session=is_credit)
     except Exception:
-        if is_credit and state.unanswered is None:
-            credits.remove(state, index)  # refused: there is none
+        if offer is not None and not offer.renews and state.unanswered is None:
+            credits.note(state, offer, index, stands=False)  # refused: there is none
         raise
     if offer is not None:
-        credits.note(state, offer, index, batch.credit_kept, batch.credit_removed)
+        credits.note(state, offer, index, batch.credit_kept, batch.unused)
     return batch
 
 
@@ -440,7 +440,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
     try:
         take = state.unanswered
         if take is not None:
-            if take.session in [credit.session for credit in state.credits.standing.values()]:
+            if state.credits.is_of(take.session):
                 take = yield from hand_over.take_instead(state, take)
             yield from _run_take_again(state, take)
         if state.credits.standing:
