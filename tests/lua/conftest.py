@@ -14,6 +14,7 @@ import redis
 
 from tests.conftest import EACH, NEWEST, Clock, run_on
 from tests.lua.box import Box
+from tests.lua.crediting import Sleeper
 from tests.servers import Server, engines
 
 # Every script and its keys, its replies in RESP2 and RESP3, what it does when it comes twice,
@@ -59,3 +60,12 @@ def tight(request: pytest.FixtureRequest, name: str, clock: Clock) -> Iterator[B
     yield Box(client, name, clock)
     client.close()
     server.stop()
+
+
+@pytest.fixture
+def sleepers(box: Box) -> Iterator[list[Sleeper]]:
+    """Three consumers that can leave credits."""
+    made = [Sleeper(box, name) for name in "abc"]
+    yield made
+    for one in made:
+        one.close()

@@ -13,6 +13,8 @@ from rmq.protocol.commands import HandOver, Offer
 from rmq.protocol.scripts import Script
 from tests.lua.box import Box, Lease
 
+WAYS = ("alone", "uniform", "mixed")  # of send.lua: see send_way
+
 
 class Sleeper:
     """A consumer with a subscription of its own, unless it is deaf."""

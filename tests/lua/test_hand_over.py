@@ -10,12 +10,11 @@ import redis
 from rmq.protocol import commands
 from tests.conftest import any_binary
 from tests.lua.box import Box
-from tests.lua.crediting import Sleeper, break_script, credits_of, send_way
+from tests.lua.crediting import WAYS, Sleeper, break_script, credits_of, send_way
 from tests.lua.test_credits import check_that_an_unheard_probe_leaves_no_credit
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
-WAYS = ("alone", "uniform", "mixed")  # of send.lua
 LEASE_MS = 30_000
 PUBLISHED = "publish(channel, cmsgpack.pack(deliveries)) > 0"
 COUNTED = f"(listeners or 0) > 0 and {PUBLISHED}"
@@ -24,14 +23,6 @@ REFUSALS = {
     "no command": ("-publish", "&*"),
     "no count": ("-pubsub", "&*"),
 }
-
-
-@pytest.fixture
-def sleepers(box):
-    made = [Sleeper(box, name) for name in "abc"]
-    yield made
-    for one in made:
-        one.close()
 
 
 def waiting(box):
@@ -113,62 +104,6 @@ def test_credits_are_used_first_in_first_out(box, sleepers):
     assert [[lease.id for lease in one.taken()] for one in sleepers] == [[id] for id in sent]
     assert credits_of(box) == []
     assert waiting(box) == []
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_credit_for_several_hand_overs_goes_behind_the_others_each_time(box, sleepers, way):
-    sleepers[0].offer(limit=9, hand_overs=3)
-    sleepers[1].offer(limit=3)
-    kept = box.redis.hget(box.keys.slot, "credits").decode().split(";")[0].split()
-
-    sent = send_way(box, way)
-
-    assert credits_of(box) == ["b", "a"]
-    first, *further = kept[1:2], kept[5:7], kept[7:]
-    left = box.redis.hget(box.keys.slot, "credits").decode().split(";")[1].split()
-    assert first == ["1"]
-    assert left == [kept[0], "2", *kept[2:5], *further[1]]
-    assert [lease.id for lease in sleepers[0].taken()] == sent
-
-    sent = [send_way(box, way) for _ in range(3)]
-
-    assert credits_of(box) == []
-    handed = sleepers[0].heard()  # the probes are before that
-    assert [one.number for one in handed] == [2, 3]
-    assert [one.batch.ids for one in handed] == sent[1:]
-    assert [lease.id for lease in sleepers[1].taken()] == sent[0]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_each_hand_over_of_a_credit_is_the_answer_to_a_call_of_its_own(box, sleepers, way):
-    check_that_each_hand_over_is_recovered(box, sleepers[0], way)
-
-
-def check_that_each_hand_over_is_recovered(box, sleeper, way):
-    sleeper.offer(limit=9, hand_overs=3)
-    sent = [send_way(box, way) for _ in range(2)]
-    first, second = (handed.batch for handed in sleeper.heard()[1:])
-    waiting_before = waiting(box)
-
-    again = [box.prepare(1, LEASE_MS, session) for session in sleeper.sessions[:2]]
-
-    assert [batch.ids for batch in again] == sent
-    for batch, handed in zip(again, (first, second), strict=True):
-        assert box.leases(batch) == box.leases(handed)
-    assert waiting(box) == waiting_before
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_control_a_credit_that_turns_its_calls_round_forgets_a_hand_over(
-    box, sleepers, way, monkeypatch
-):
-    """Broken on purpose: the test of the calls must notice."""
-    left = "channel, number + 1, till, limit, lease, "
-    turned = "(string.gsub(calls, '^( %S+ %d+)( %S+ %d+)$', '%2%1'))"
-    break_script(monkeypatch, "send", f"{left}calls", left + turned)
-
-    with pytest.raises(AssertionError):
-        check_that_each_hand_over_is_recovered(box, sleepers[0], way)
 
 
 def test_more_messages_than_the_credits_take_wait_and_wake(box, sleepers):
