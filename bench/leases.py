@@ -25,7 +25,7 @@ def _seconds(process: psutil.Process) -> float:
 def _held(
     server: Server, count: int, lease_s: float, watch_s: float
 ) -> tuple[float, float, int, float]:
-    """Shares of a core: of the keeper, and of the whole worker with it; how many were lost; MiB."""
+    """Shares of a core, of the heartbeat and of the worker with it; how many were lost; MiB."""
     each = min(count, MAX_PREFETCH)
     with rmq.Client(server.url) as client:
         over = asyncio.Event()
@@ -42,9 +42,9 @@ def _held(
             topic.handler(concurrency=RUNNING, prefetch=each)(hold)
         worker = rmq.Worker(client, watchdog=None)
         worker.start()
-        keeper = worker._lease_heartbeat
-        assert isinstance(keeper, HeartbeatProcess)
-        processes = psutil.Process(keeper.process.pid), psutil.Process()
+        heartbeat = worker._lease_heartbeat
+        assert isinstance(heartbeat, HeartbeatProcess)
+        processes = psutil.Process(heartbeat.process.pid), psutil.Process()
         while sum(counts["held"] for counts in worker.counts().values()) < count:
             time.sleep(0.05)
         time.sleep(lease_s / 3)  # the first renewal opens connections
@@ -74,13 +74,13 @@ def leases(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     return [
         Measurement(
             "leases",
-            f"{count} messages held for {lease_s:g} s, keeper",
+            f"{count} messages held for {lease_s:g} s, heartbeat",
             own,
             "% of a core",
             1.0,
             True,
         ),
-        Measurement("leases", "the same, keeper and worker", whole, "% of a core"),
+        Measurement("leases", "the same, heartbeat and worker", whole, "% of a core"),
         Measurement("leases", "the same, lost", lost, "messages", 0, True),
-        Measurement("leases", "the same, memory of the keeper", memory, "MiB", 12.0, True),
+        Measurement("leases", "the same, memory of the heartbeat", memory, "MiB", 12.0, True),
     ]

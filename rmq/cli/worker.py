@@ -120,7 +120,7 @@ Exit codes; with --processes the largest of them:
     "--watchdog", type=DURATION_OR_OFF, help="Exit after so long without progress.  [60s]"
 )
 @click.option(
-    "--keeper",
+    "--heartbeat",
     type=click.Choice(["process", "thread"]),
     help="Where leases are renewed.  [process]",
 )
@@ -158,7 +158,7 @@ def worker(
     reload: bool,
     grace: float | None,
     watchdog: float | None,
-    keeper: Literal["process", "thread"] | None,
+    heartbeat: Literal["process", "thread"] | None,
     no_schedules: bool,
     health: tuple[str, int] | None,
     log_level: str | None,
@@ -174,7 +174,7 @@ def worker(
         "max_messages": max_messages, "max_memory": max_memory, "timeout_kill": timeout_kill,
     }  # fmt: skip
     options = {
-        "concurrency": concurrency, "grace": grace, "watchdog": watchdog, "keeper": keeper,
+        "concurrency": concurrency, "grace": grace, "watchdog": watchdog, "heartbeat": heartbeat,
         **limits,
     }  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

@@ -183,7 +183,7 @@ def start(
     if not runs_python(sys.executable):
         log.warning(
             "sys.executable is %r, not a Python interpreter; leases are renewed from a thread. "
-            "Give Worker(keeper='thread') if that is meant", sys.executable,
+            "Give Worker(heartbeat='thread') if that is meant", sys.executable,
         )  # fmt: skip
         return HeartbeatThread(memory, transport, contexts)
     try:

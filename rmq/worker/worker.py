@@ -66,7 +66,7 @@ class Worker:
         concurrency: how many handlers run at the same time in this process; None: 64 in threads and
             1000 in tasks, or as many as one handler alone may run.
         watchdog: `run` ends with exit code 70 when nothing has moved for so long; None: never.
-        keeper: where leases are renewed: in a "process" that no handler can starve, or a "thread".
+        heartbeat: renews leases in a "process" that no handler can starve, or in a "thread".
         schedules: send the messages of the schedules of its topics (`Topic.every`).
         max_messages: `run` stops after so many handled messages, and up to 10 % more; None: never.
         max_memory: `run` stops when this process has more bytes of resident memory; None: never.
@@ -86,7 +86,7 @@ class Worker:
         grace: Duration = 30.0,
         concurrency: int | None = None,
         watchdog: Duration | None = 60.0,
-        keeper: heartbeat_process.Kind = "process",
+        heartbeat: heartbeat_process.Kind = "process",
         schedules: bool = True,
         max_messages: int | None = None,
         max_memory: int | None = None,
@@ -96,8 +96,8 @@ class Worker:
             raise InvalidType(
                 f"client: {type(client).__name__}; give rmq.Client or rmq.AsyncClient"
             )
-        if keeper not in ("process", "thread"):
-            raise InvalidValue(f"keeper: {keeper!r}; give 'process' or 'thread'")
+        if heartbeat not in ("process", "thread"):
+            raise InvalidValue(f"heartbeat: {heartbeat!r}; give 'process' or 'thread'")
         self._client = client
         self._topics = chosen_topics(client, topics)
         self.handlers = [handler for of_topic in self._topics for handler in of_topic]
@@ -112,7 +112,7 @@ class Worker:
         self._watchdog_s = (
             None if watchdog is None else duration_ms(watchdog, "watchdog", low_ms=1000) / 1000
         )
-        self._keeper = keeper
+        self._heartbeat_kind = heartbeat
         self._serves_schedules = schedules
         self._limits = RecyclingLimits(max_messages, max_memory, timeout_kill)
         self._engine: Engine | None = None
@@ -229,7 +229,9 @@ class Worker:
             self._concurrency, self._scope.values,
         )  # fmt: skip
         contexts = [of_topic.context for of_topic in self._topics]
-        self._lease_heartbeat = heartbeat_process.start(self._keeper, memory, transport, contexts)
+        self._lease_heartbeat = heartbeat_process.start(
+            self._heartbeat_kind, memory, transport, contexts
+        )
         for interceptor in self._hooks.chain:
             call_hook(interceptor.watch, self)
         self._services = services.start(

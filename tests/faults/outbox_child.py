@@ -245,7 +245,7 @@ def consume(task: dict[str, Any], faults: Faults, book: Book) -> int:
     for name in task["topics"]:
         topic = client.topic(name, **outbox_shop.SETTINGS)
         topic.handler(concurrency=task["concurrency"])(handler())
-    return rmq.Worker(client, grace=10, keeper="thread").run()
+    return rmq.Worker(client, grace=10, heartbeat="thread").run()
 
 
 def main(text: str) -> int:

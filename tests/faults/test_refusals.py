@@ -180,7 +180,7 @@ def test_a_vanished_topic_is_created_again_by_open_and_its_workers_go_on(
             done.append(body)
 
     driver.do(topic.send("before"))
-    with rmq.Worker(driver.client, keeper="thread"):
+    with rmq.Worker(driver.client, heartbeat="thread"):
         _eventually(lambda: done == ["before"])
         with ours.raw() as raw:
             raw.flushall()

@@ -27,11 +27,11 @@ def report(scene: Scene, capsys: pytest.CaptureFixture[str], what: str) -> None:
         print(f"\nFIG control, {what}: {scene.account()}")
 
 
-def test_a_keeper_that_renews_for_a_stopped_process_is_caught(
+def test_a_heartbeat_that_renews_for_a_stopped_process_is_caught(
     server: Server, scene: Scene, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Scene(server, f"{name}-well", tmp_path / "well", "sync") as well:
-        for one, mutant in ((well, ""), (scene, "blind_keeper")):
+        for one, mutant in ((well, ""), (scene, "blind_heartbeat")):
             one.send(1, do=("hold", 30))
             first = one.worker(mutant)
             one.seen("deliver")
@@ -40,7 +40,7 @@ def test_a_keeper_that_renews_for_a_stopped_process_is_caught(
         well.drained()
         time.sleep(2 * LEASE_S)
 
-        report(scene, capsys, "a keeper that renews for a stopped process")
+        report(scene, capsys, "a heartbeat that renews for a stopped process")
         assert well.account().state == "valid"
         assert scene.account().state == "invalid"
         assert scene.account().lost == [0]
@@ -50,7 +50,7 @@ def test_a_worker_that_renews_nothing_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene.send(1, do=("hold", 4))
-    scene.worker("idle_keeper", worker={"keeper": "thread"})
+    scene.worker("idle_heartbeat", worker={"heartbeat": "thread"})
     scene.seen("deliver", 2)
     scene.seen("done", 2)
     scene.drained()
@@ -66,7 +66,7 @@ def test_a_handler_that_does_not_see_its_lost_lease_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene.send(1, do=("hold", 5))  # beside the next one for longer than the account lets pass
-    scene.worker("idle_keeper+never_tells", worker={"keeper": "thread"})
+    scene.worker("idle_heartbeat+never_tells", worker={"heartbeat": "thread"})
     scene.seen("deliver", 2)
     scene.seen("done", 2)
     scene.drained()
@@ -129,19 +129,19 @@ def test_a_zombie_that_begins_what_it_has_lost_is_caught(
     assert scene.account().state == "invalid"
 
 
-def test_a_keeper_thread_behind_the_gil_is_caught(
+def test_a_heartbeat_thread_behind_the_gil_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the docs say of keeper="thread"; and the account would see it in a keeper process."""
+    """As the docs say of heartbeat="thread"; and the account would see it in a process."""
     scene.send(1, do=("gil", 2 * MEANWHILE_S))
-    scene.worker(worker={"keeper": "thread"})
+    scene.worker(worker={"heartbeat": "thread"})
     scene.seen("deliver")
     scene.worker()
     scene.seen("deliver", 2)
     scene.seen("done", 2)
 
     scene.fired = 1
-    report(scene, capsys, "a keeper thread and the GIL")
+    report(scene, capsys, "a heartbeat thread and the GIL")
     assert scene.account().unexplained == [0]
     assert scene.account().state == "invalid"
 

@@ -1,4 +1,4 @@
-"""A worker is killed in its handler, by its message, or again and again; its keeper is killed."""
+"""A worker is killed in its handler, by its message, or again and again; or its heartbeat is."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_waits_behind_a_suspect_is_handed_back_before_it_begins(
 def test_what_a_killed_worker_had_not_begun_comes_back_at_once_and_costs_no_retry(
     server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its keeper hands that back: nobody waits for a lease, and only what ran can be a suspect."""
+    """Its heartbeat hands that back: nobody waits for a lease; only what ran can be a suspect."""
     with stages(server, name, tmp_path, slots=1, lease=120) as scenes:
         for scene in scenes:
             [running] = scene.send(1, do=("hold", 60))
@@ -137,33 +137,33 @@ def stats_of(scene: Scene) -> dict[str, int]:
     return found
 
 
-def test_a_killed_keeper_is_replaced_even_while_the_worker_stops(
+def test_a_killed_heartbeat_is_replaced_even_while_the_worker_stops(
     server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A lease outlasts the start of a keeper on a busy machine, and the work outlasts the lease.
+    # A lease outlasts the start of a heartbeat on a busy machine, and the work outlasts the lease.
     with stages(server, name, tmp_path, lease=10) as scenes:
-        firsts, keepers = [], []
+        firsts, heartbeats = [], []
         for scene in scenes:
             scene.send(2, do=("hold", 14))
             firsts.append(scene.worker(worker={"grace": 30}))
         for scene, first in zip(scenes, firsts, strict=True):
             scene.seen("deliver", 1 if scene.kind == "ordered" else 2)
             scene.worker()
-            keepers.append([first.keeper()])
+            heartbeats.append([first.heartbeat()])
         for stopping in (False, True):
-            for first, mine in zip(firsts, keepers, strict=True):
+            for first, mine in zip(firsts, heartbeats, strict=True):
                 if stopping:
                     first.term()
                     time.sleep(0.3)
-                first.scene.note("keeper", first.pid)
+                first.scene.note("heartbeat", first.pid)
                 mine[-1].kill()
                 wait_for(lambda mine=mine: not alive(mine[-1]), "it is dead")
-                mine.append(first.keeper())
+                mine.append(first.heartbeat())
 
-        for scene, first, mine in zip(scenes, firsts, keepers, strict=True):
+        for scene, first, mine in zip(scenes, firsts, heartbeats, strict=True):
             code = first.ended()
             scene.drained()
-            found = scene.judge("kill -9 keeper, twice", capsys)
+            found = scene.judge("kill -9 heartbeat, twice", capsys)
             assert code == 0
             assert len({one.pid for one in mine}) == 3
             assert found.duplicates == 0
@@ -195,6 +195,6 @@ def test_nobody_is_left_of_a_worker_whose_parent_is_gone(
 ) -> None:
     with Scene(server, name, tmp_path, "sync") as scene:
         worker = scene.worker()
-        keeper = worker.keeper()
+        heartbeat = worker.heartbeat()
         worker.close()
-        wait_for(lambda: not psutil.pid_exists(keeper.pid), "the keeper is not gone")
+        wait_for(lambda: not psutil.pid_exists(heartbeat.pid), "the heartbeat is not gone")

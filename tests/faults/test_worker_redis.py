@@ -64,7 +64,7 @@ def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
             workers.append(scene.worker(worker={"watchdog": 3}))
         for scene in scenes:
             at_work(scene, 1)
-            scene.seen("until", n=0)  # so its keeper has a line to Redis
+            scene.seen("until", n=0)  # so its heartbeat has a line to Redis
         since = time.monotonic_ns()
         server.signal(signal.SIGSTOP)
         time.sleep(FROZEN_S)
@@ -85,11 +85,11 @@ def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
         assert alive == [None] * len(KINDS)
 
 
-@pytest.mark.parametrize("keeper_dies", [False, True])
+@pytest.mark.parametrize("heartbeat_dies", [False, True])
 def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
-    name: str, tmp_path: Path, keeper_dies: bool, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, heartbeat_dies: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Redis carries it out when it wakes; by then the keeper has given up, or is another one."""
+    """Redis carries it out when it wakes; by then the heartbeat has given up, or is another one."""
     server = Server(any_binary())
     with ExitStack() as stack:
         stack.callback(server.stop)
@@ -97,17 +97,17 @@ def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
         scene.send(1, do=("hold", 12))
         worker = scene.worker(client={"timeout": 0.5, "retry_for": 0.5})
         scene.seen("until", n=0)
-        keeper = worker.keeper()
+        heartbeat = worker.heartbeat()
         since = time.monotonic_ns()
         server.signal(signal.SIGSTOP)
         time.sleep(5.5)  # it renews every 3 s
-        if keeper_dies:
-            keeper.kill()
+        if heartbeat_dies:
+            heartbeat.kill()
         server.signal(signal.SIGCONT)
         scene.redis_fault(since)
         scene.drained()
 
-        found = scene.judge("SIGSTOP redis 5.5 s, lease 9 s", capsys, f"{keeper_dies=}")
+        found = scene.judge("SIGSTOP redis 5.5 s, lease 9 s", capsys, f"{heartbeat_dies=}")
         assert found.duplicates == 0
         assert not scene.events("lost")
 
@@ -177,7 +177,7 @@ def test_a_worker_that_does_not_move_exits_70_with_stacks(
     with Scene(server, name, tmp_path, kind) as scene:
         scene.send(1)
         worker = scene.worker(mutant, worker={"watchdog": 2})
-        worker.keeper()
+        worker.heartbeat()
         code = worker.ended()
 
         started = scene.events("health", ok=True)[0]

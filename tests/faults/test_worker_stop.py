@@ -123,7 +123,7 @@ def test_a_handler_that_goes_on_after_the_stop_sees_that_its_message_is_lost(
         go_on.wait(20)
 
     topic.send({})
-    worker = rmq.Worker(client, grace=0, keeper="thread")
+    worker = rmq.Worker(client, grace=0, heartbeat="thread")
     worker.start()
     assert begun.wait(60)
     before = seen[0].lost

@@ -14,8 +14,8 @@ on this machine) and the `pid`. Handlers write
     done      it returns; fail: it raises
     exit      it ends its process
 
-and a test writes what it did: kill, stop, cont, term, keeper (with the `pid` it did it to), redis
-(with `back`, when it was over), and that a process is gone (with its exit `code`). Nothing
+and a test writes what it did: kill, stop, cont, term, heartbeat (with the `pid` it did it to),
+redis (with `back`, when it was over), and that a process is gone (with its exit `code`). Nothing
 here knows of RMQ's own counts.
 
     settled      its newest delivery is done: what a zombie finishes does not count
@@ -164,7 +164,7 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
                 return True
         elif event["pid"] == one.pid and (event["t"] >= one.begun or event["e"] == "exit"):
             # Another thread may begin between the line that tells of an exit and the exit.
-            if event["e"] in ("kill", "exit", "stop", "term", "keeper"):
+            if event["e"] in ("kill", "exit", "stop", "term", "heartbeat"):
                 return True
             if event["e"] == "gone" and event.get("code"):
                 return True  # told to stop before this run began, it ended before the ack

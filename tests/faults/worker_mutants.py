@@ -17,7 +17,7 @@ from rmq.worker.lease_tracker import HeldLease
 from rmq.worker.watchdog import Watchdog
 
 
-def blind_keeper() -> None:
+def blind_heartbeat() -> None:
     """The heartbeat renews for a process that is stopped, for as long as that is."""
     main = "main(int(sys.argv[2]))"
     blind = "import rmq.worker.heartbeat as h; h.is_stopped = lambda pid: False; "
@@ -26,8 +26,8 @@ def blind_keeper() -> None:
     Watchdog._allow_renewals = lambda self, now: None  # type: ignore[method-assign]
 
 
-def idle_keeper() -> None:
-    """No lease is renewed. Needs keeper="thread"."""
+def idle_heartbeat() -> None:
+    """No lease is renewed. Needs heartbeat="thread"."""
 
     def rest(self: Heartbeat) -> float:
         self.memory.times[0] = time.monotonic()

@@ -26,16 +26,16 @@ KINDS = ("sync", "async", "ordered")
 
 
 class Child(Process):
-    """A worker process, with its keeper."""
+    """A worker process, with its heartbeat."""
 
     def __init__(self, scene: Scene, task: dict[str, Any]) -> None:
         self.scene = scene
         errors = scene.folder / f"err-{len(scene.children)}"
         super().__init__("tests.faults.worker_child", task, errors, [])
-        self._keepers: set[psutil.Process] = set()
+        self._heartbeats: set[psutil.Process] = set()
 
-    def keeper(self) -> psutil.Process:
-        """Its keeper's process, when there is one."""
+    def heartbeat(self) -> psutil.Process:
+        """Its heartbeat's process, when there is one."""
 
         def look() -> psutil.Process | None:
             with suppress(psutil.NoSuchProcess):
@@ -44,22 +44,22 @@ class Child(Process):
                         return one
             return None
 
-        found: psutil.Process = wait_for(look, f"a keeper of {self.pid}: {self.stderr_text()}")
-        self._keepers.add(found)
+        found: psutil.Process = wait_for(look, f"a heartbeat of {self.pid}: {self.stderr_text()}")
+        self._heartbeats.add(found)
         return found
 
     def kill(self) -> None:
-        """kill -9; its keeper has to go too."""
+        """kill -9; its heartbeat has to go too."""
         with suppress(AssertionError):
-            self.keeper()
+            self.heartbeat()
         self.scene.note("kill", self.pid)
         self.process.kill()
         self.process.wait()
-        wait_for(lambda: not any(map(alive, self._keepers)), "the keeper is not gone")
+        wait_for(lambda: not any(map(alive, self._heartbeats)), "the heartbeat is not gone")
 
     def stop(self) -> None:
         """SIGSTOP, and wait until it stands still."""
-        self.keeper()
+        self.heartbeat()
         self.scene.note("stop", self.pid)
         os.kill(self.pid, signal.SIGSTOP)
         wait_for(lambda: psutil.Process(self.pid).status() == "stopped", "it is stopped")
@@ -71,15 +71,15 @@ class Child(Process):
 
     def term(self) -> None:
         """SIGTERM."""
-        self.keeper()
+        self.heartbeat()
         self.scene.note("term", self.pid)
         self.process.terminate()
 
     def ended(self, within: float = PATIENCE_S) -> int:
-        """Its exit code; its keeper has to go with it."""
+        """Its exit code; its heartbeat has to go with it."""
         code = self.process.wait(within)
         self.scene.note("gone", self.pid)
-        wait_for(lambda: not any(map(alive, self._keepers)), "the keeper is not gone")
+        wait_for(lambda: not any(map(alive, self._heartbeats)), "the heartbeat is not gone")
         return code
 
 
@@ -124,7 +124,7 @@ class Scene:
 
     def note(self, what: str, pid: int = 0, **more: Any) -> None:
         """Write down what is about to be done to a worker."""
-        self.fired += what in ("kill", "stop", "term", "keeper", "redis")
+        self.fired += what in ("kill", "stop", "term", "heartbeat", "redis")
         self._book.write(what, pid, **more)
 
     def redis_fault(self, since_ns: int) -> None:

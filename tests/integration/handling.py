@@ -74,8 +74,8 @@ class Scene:
 
     @contextmanager
     def working(self, **options: Any) -> Iterator[rmq.Worker]:
-        """A worker at work; stopped at the end. Its keeper is a thread, which starts quicker."""
-        options.setdefault("keeper", "thread")
+        """A worker at work; stopped at the end. Its heartbeat is a thread, which starts quicker."""
+        options.setdefault("heartbeat", "thread")
         worker = rmq.Worker(self.client, **options)
         worker.start()
         try:

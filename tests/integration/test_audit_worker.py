@@ -38,7 +38,7 @@ def test_worker_reports_what_is_missing(kind, server, raw, client, name, caplog)
 
         with (
             caplog.at_level(logging.ERROR, "rmq"),
-            rmq.Worker(getattr(mine, "target", mine), keeper="thread"),
+            rmq.Worker(getattr(mine, "target", mine), heartbeat="thread"),
         ):
             until(lambda: audit.missing and seen)
 
@@ -81,7 +81,7 @@ def test_workers_take_turns(server, raw, client, name):
         mine.topic(name).handler()(lambda body: None)
         audits.append(audit)
         clients.append(mine)
-        workers.append(rmq.Worker(mine, keeper="thread"))
+        workers.append(rmq.Worker(mine, heartbeat="thread"))
     for one in workers:
         one.start()
     until(lambda: len(reports) >= 5, 60)
@@ -98,7 +98,7 @@ def test_workers_take_turns(server, raw, client, name):
 def test_worker_without_an_interval_does_not_audit(server, client, name):
     with rmq.Client(server.url, interceptors=[rmq.Audit()]) as mine:
         mine.topic(name).handler()(lambda body: None)
-        worker = rmq.Worker(mine, keeper="thread")
+        worker = rmq.Worker(mine, heartbeat="thread")
 
         assert auditor.start(worker._hooks.chain, mine._transport, []) is None
 
@@ -109,7 +109,7 @@ def test_worker_whose_redis_is_away_goes_on_auditing(own_server, name, caplog):
         topic = mine.topic(name)
         topic.send("a")
         topic.handler()(lambda body: None)
-        with rmq.Worker(mine, keeper="thread"):
+        with rmq.Worker(mine, heartbeat="thread"):
             own_server.kill()
             until(lambda: "cannot be audited just now" in caplog.text)
             own_server.start()

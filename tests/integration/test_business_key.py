@@ -113,7 +113,7 @@ def test_a_typed_body_is_read_once_and_the_key_is_of_what_the_handler_gets(
 
     topic.send({"id": 7})
     topic.send({"id": "not a number"})
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: client.admin.stats(name)["settled"] == 1)
         (dead,) = dead_of(client, name)
 

@@ -78,7 +78,7 @@ def test_a_run_that_outlives_its_worker_keeps_its_claim_until_it_ends(
     scene.handle(topic, slow, guards=[once()])
     slow.error = ValueError("no") if end == "fails" else None
     topic.send({KEY: "p"})
-    worker = rmq.Worker(scene.client, keeper="thread")
+    worker = rmq.Worker(scene.client, heartbeat="thread")
     worker.start()
     assert slow.begun.wait(30)
 

@@ -56,9 +56,9 @@ def test_a_claim_deleted_by_hand_lets_the_work_be_done_again(
     assert len(ran) == 2
 
 
-@pytest.mark.parametrize("keeper", ["thread", "process"])
+@pytest.mark.parametrize("heartbeat", ["thread", "process"])
 def test_a_claim_is_renewed_with_its_lease(
-    scene: Scene, api: Any, name: str, kept: Kept, keeper: str
+    scene: Scene, api: Any, name: str, kept: Kept, heartbeat: str
 ) -> None:
     ran, lives = [], []
     topic = api.topic(name, lease=2)  # renewed every 0.7 s: a busy machine has 1.3 s to spare
@@ -71,7 +71,7 @@ def test_a_claim_is_renewed_with_its_lease(
 
     scene.handle(topic, work, guards=[once()], concurrency=2)
     topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
-    with scene.working(keeper=keeper) as worker:
+    with scene.working(heartbeat=heartbeat) as worker:
         eventually(lambda: api.admin.stats(name)["settled"] == 2)
         eventually(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]

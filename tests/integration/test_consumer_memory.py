@@ -114,7 +114,7 @@ def test_a_worker_lets_go_of_deliveries_that_are_done(scene: Scene, api: Any, na
 
     scene.handle(topic, work, prefetch=10)
     topic.send_many([rmq.Outgoing(n) for n in range(200)])
-    with scene.working(keeper="thread"):
+    with scene.working(heartbeat="thread"):
         eventually(lambda: api.admin.stats(name)["settled"] == 200)
         # Threads that wait for more may still hold what they had last.
         eventually(lambda: deliveries_in_memory(name) <= 40)

@@ -84,7 +84,7 @@ def test_an_interceptor_answers_instead_of_the_handler(
         topic.send(body)
     if not batch:
         topic.send("fail")
-    with rmq.Worker(target(client), keeper="thread"):
+    with rmq.Worker(target(client), heartbeat="thread"):
         until(
             lambda: settled(client, name) + client.admin.stats(name)["dead"] == (2 if batch else 3)
         )
@@ -143,7 +143,7 @@ def test_a_run_has_its_dependencies_and_cleans_up_after_success_and_failure(
     topic.handler(concurrency=1)(handle_async if style == "async" else handle)
     for body in (1, 0):
         topic.send(body)
-    with rmq.Worker(target(client), keeper="thread"):
+    with rmq.Worker(target(client), heartbeat="thread"):
         until(lambda: settled(client, name) == 1 and client.admin.stats(name)["dead"] == 1)
 
     closed = [entry for entry in seen if entry[0] == "closed"]
@@ -176,7 +176,7 @@ def test_a_batch_shares_its_dependencies(link: Any, name: str, style: str) -> No
     topic.handler(batch=3, linger=5)(handle_async if style == "async" else handle)
     for n in range(3):
         topic.send(n)
-    with rmq.Worker(target(client), keeper="thread"):
+    with rmq.Worker(target(client), heartbeat="thread"):
         until(lambda: settled(client, name) == 3)
 
     assert seen == [3, "closed"]
@@ -198,7 +198,7 @@ def test_an_idempotent_handler_opens_nothing_for_a_duplicate(link: Any, name: st
 
     topic.send(7)
     topic.send(7)
-    with rmq.Worker(target(client), keeper="thread"):
+    with rmq.Worker(target(client), heartbeat="thread"):
         until(lambda: settled(client, name) == 2)
 
     assert seen == ["opened", 7]
@@ -228,7 +228,7 @@ def test_a_run_that_a_stop_cancels_is_cleaned_up_before_the_lifespan_ends(
             await asyncio.sleep(60)
 
         client.topic(name).send(1)
-        with rmq.Worker(client, grace=0, keeper="thread"):
+        with rmq.Worker(client, grace=0, heartbeat="thread"):
             until(lambda: seen)
 
         assert seen == ["began", "closed", "life ended"]
@@ -252,7 +252,7 @@ def test_an_async_lifespan_shares_the_loop_of_the_handlers(server: Server, name:
             loops.extend([of_life, asyncio.get_running_loop()])
 
         client.topic(name).send(1)
-        with rmq.Worker(client, keeper="thread"):
+        with rmq.Worker(client, heartbeat="thread"):
             until(lambda: len(loops) == 2)
 
     assert loops[0] is loops[1]
@@ -271,7 +271,7 @@ async def test_in_a_loop_of_the_program_the_lifespan_runs_in_it(server: Server, 
         @client.topic(name).handler
         async def handle(body: int) -> None: ...
 
-        async with rmq.Worker(client, keeper="thread"):
+        async with rmq.Worker(client, heartbeat="thread"):
             pass
 
     assert seen == [asyncio.get_running_loop(), "ended"]
@@ -293,7 +293,7 @@ def test_nothing_is_received_before_the_lifespan_is_up_nor_if_it_fails(
         def handle(body: int) -> None: ...
 
         client.topic(name).send(1)
-        worker = rmq.Worker(client, keeper="thread")
+        worker = rmq.Worker(client, heartbeat="thread")
         with pytest.raises(rmq.LifespanFailed, match="no database"):
             worker.start()
 
@@ -314,7 +314,7 @@ def test_each_start_of_a_worker_runs_the_lifespan_anew(server: Server, name: str
         @client.topic(name).handler
         def handle(body: int) -> None: ...
 
-        worker = rmq.Worker(client, keeper="thread")
+        worker = rmq.Worker(client, heartbeat="thread")
         for _ in range(2):
             worker.start()
             worker.stop()

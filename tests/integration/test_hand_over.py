@@ -106,7 +106,7 @@ def test_a_worker_leaves_a_credit_for_eight_messages(
     ran: list[str] = []
     topic.handler()(ran.append)
     made: list[int] = []
-    with rmq.Worker(client, keeper="thread"), server.raw() as raw:
+    with rmq.Worker(client, heartbeat="thread"), server.raw() as raw:
 
         def run(count: int) -> None:
             for _ in range(count):

@@ -289,7 +289,7 @@ def test_an_async_check_is_awaited_and_refused_for_a_plain_handler(
         ran.append(body)
 
     topic.send({KEY: 1})
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: client.admin.stats(name)["settled"] == 1)
     assert ran == []
 
@@ -313,7 +313,10 @@ def test_a_ttl_below_the_lease_is_refused_before_anything_is_taken(
     topic.send({KEY: 1})
     scene.handle(topic, lambda d: None, guards=[once(ttl=45)], lease=50 if own else None)
 
-    for begin in (rmq.Worker(scene.client).check, rmq.Worker(scene.client, keeper="thread").start):
+    for begin in (
+        rmq.Worker(scene.client).check,
+        rmq.Worker(scene.client, heartbeat="thread").start,
+    ):
         with pytest.raises(
             rmq.InvalidValue, match=f"ttl: 45 s, and a lease is {50 if own else 60}"
         ):

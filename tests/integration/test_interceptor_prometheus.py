@@ -56,7 +56,7 @@ def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
     topic.send("good")
     with pytest.raises(rmq.EncodeError):
         topic.send({1})
-    with rmq.Worker(getattr(client, "target", client), keeper="thread"):
+    with rmq.Worker(getattr(client, "target", client), heartbeat="thread"):
         until(lambda: total(registry, "rmq_handled_total") == 3)
         until(lambda: total(registry, "rmq_duplicates_total") == 1)
         until(lambda: total(registry, "rmq_in_hand") == 0)
@@ -132,8 +132,8 @@ def test_what_workers_hold_is_watched_and_summed(
         topic.send_many([Outgoing(n) for n in range(4)])
         handle(topic, "plain", lambda body, d: go.wait(10), prefetch=2)
         with (
-            rmq.Worker(client, keeper="thread") as one,
-            rmq.Worker(client, keeper="thread") as two,
+            rmq.Worker(client, heartbeat="thread") as one,
+            rmq.Worker(client, heartbeat="thread") as two,
         ):
             for worker in (one, two, two):
                 metrics.watch(worker)

@@ -58,7 +58,7 @@ def test_idle_worker_of_many_topics_asks_one_question_about_schedules(
     with rmq.Client(client.url) as another:
         another.topic("other").every("yearly", cron="0 0 1 1 *").declare()
 
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         until(lambda: calls(raw)["smembers"])
         time.sleep(1)  # what a start asks
         before = calls(raw)

@@ -220,7 +220,7 @@ def test_a_worker_can_be_started_again(scene: Scene, api: Any, name: str) -> Non
     seen: list[int] = []
     topic = api.topic(name)
     scene.handle(topic, lambda d: seen.append(d.body))
-    worker = rmq.Worker(scene.client, keeper="thread")
+    worker = rmq.Worker(scene.client, heartbeat="thread")
     for n in range(3):
         topic.send(n)
         worker.start()
@@ -251,7 +251,7 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize(
-    ("keeper", "kind", "handles"),
+    ("heartbeat", "kind", "handles"),
     [
         ("process", "sync", "threads"),
         ("process", "async", "tasks"),
@@ -261,7 +261,7 @@ def descriptors() -> int:
     indirect=["kind", "handles"],
 )
 def test_nothing_is_left_of_a_worker_that_has_stopped(
-    scene: Scene, api: Any, name: str, keeper: Any
+    scene: Scene, api: Any, name: str, heartbeat: Any
 ) -> None:
     topic = api.topic(name, slots=2)
 
@@ -273,7 +273,7 @@ def test_nothing_is_left_of_a_worker_that_has_stopped(
     def once(count: int) -> None:
         topic.send_many([rmq.Outgoing(n) for n in range(count)])
         settled = api.admin.stats(name)["settled"]
-        with scene.working(keeper=keeper):
+        with scene.working(heartbeat=heartbeat):
             eventually(lambda: api.admin.stats(name)["settled"] == settled + count)
 
         if isinstance(scene.client, rmq.Client):  # its connections are the client's, not ours
@@ -309,7 +309,7 @@ async def test_async_with_worker_runs_async_handlers_in_the_caller_s_loop(
             await asyncio.sleep(0.01)
             loops.append(asyncio.get_running_loop())
 
-        async with rmq.Worker(client, keeper="thread") as worker:
+        async with rmq.Worker(client, heartbeat="thread") as worker:
             assert worker.health().ok
             for n in range(5):
                 await topic.send(n)
@@ -331,7 +331,7 @@ def test_with_worker_runs_async_handlers_in_a_loop_of_its_own(server: Server, na
             threads.append(threading.current_thread().name)
 
         topic.send(1)
-        with rmq.Worker(client, keeper="thread"):
+        with rmq.Worker(client, heartbeat="thread"):
             eventually(lambda: threads)
 
     assert threads == ["rmq-loop"]
@@ -354,7 +354,7 @@ def test_a_worker_without_handlers_says_what_to_do(client: rmq.Client) -> None:
         ({"grace": -1}, rmq.InvalidValue, ["grace"]),
         ({"grace": "long"}, rmq.InvalidType, ["grace", "'long'"]),
         ({"watchdog": 0.5}, rmq.InvalidValue, ["watchdog"]),
-        ({"keeper": "nobody"}, rmq.InvalidValue, ["keeper", "'process' or 'thread'"]),
+        ({"heartbeat": "nobody"}, rmq.InvalidValue, ["heartbeat", "'process' or 'thread'"]),
         ({"interceptors": [object()]}, rmq.InvalidType, ["interceptors", "rmq.Interceptor"]),
     ],
 )
@@ -381,7 +381,7 @@ def test_only_the_topics_that_are_named_are_served(client: rmq.Client, name: str
         topic = client.topic(f"{name}-{suffix}")
         topic.handler()(lambda body: seen.append(body))
         topic.send(suffix)
-    with rmq.Worker(client, topics=[f"{name}-b", f"{name}-b"], keeper="thread") as worker:
+    with rmq.Worker(client, topics=[f"{name}-b", f"{name}-b"], heartbeat="thread") as worker:
         eventually(lambda: seen)
         assert list(worker.counts()) == [f"{name}-b"]
 
@@ -418,7 +418,7 @@ def test_while_redis_is_away_it_is_not_well_and_recovers_by_itself(
         topic = client.topic(name)
         topic.handler()(lambda body: seen.append(body))
         topic.send(1)
-        with rmq.Worker(client, keeper="thread") as worker:
+        with rmq.Worker(client, heartbeat="thread") as worker:
             eventually(lambda: client.admin.stats(name)["settled"] == 1)
             assert worker.health() == rmq.Health(True, [])
 
@@ -441,7 +441,7 @@ def test_a_full_worker_is_not_well_either_while_it_cannot_settle(
         topic = client.topic(name)
         topic.handler(concurrency=1, prefetch=2)(lambda body: go.wait(30))
         topic.send_many([rmq.Outgoing(n) for n in range(3)])
-        with rmq.Worker(client, keeper="thread") as worker:
+        with rmq.Worker(client, heartbeat="thread") as worker:
             eventually(lambda: worker.counts()[name]["held"] == 2)
             own_server.signal(signal.SIGSTOP)
             go.set()
@@ -456,7 +456,7 @@ def test_hands_full_of_long_handlers_are_healthy(client: rmq.Client, name: str) 
     topic = client.topic(name)
     topic.handler(concurrency=1, prefetch=1)(lambda body: go.wait(30))
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         eventually(lambda: worker.counts()[name]["held"] == 1)
         time.sleep(1.5)  # a turn of the fetcher without room
         health = worker.health()

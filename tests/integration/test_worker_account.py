@@ -88,7 +88,7 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
 
 def test_health_and_counts_can_be_asked_at_any_time(client: rmq.Client, name: str) -> None:
     client.topic(name).handler()(lambda body: None)
-    worker = rmq.Worker(client, keeper="thread")
+    worker = rmq.Worker(client, heartbeat="thread")
     errors: list[BaseException] = []
     ended = threading.Event()
 

@@ -281,7 +281,7 @@ def test_the_client_s_interceptors_are_around_the_worker_s(server: Any, name: st
     with rmq.Client(server.url, interceptors=[Notes("client", notes)]) as client:
         client.topic(name).handler()(lambda body: None)
         client.topic(name).send(1)
-        with rmq.Worker(client, interceptors=[Notes("worker", notes)], keeper="thread"):
+        with rmq.Worker(client, interceptors=[Notes("worker", notes)], heartbeat="thread"):
             eventually(lambda: client.admin.stats(name)["settled"] == 1)
 
     order = ["before client", "before worker", "after worker", "after client"]
@@ -308,7 +308,7 @@ def test_async_hooks_are_awaited_around_async_handlers(server: Any, name: str) -
 
         client.topic(name).handler()(handle)
         client.topic(name).send(1)
-        with rmq.Worker(client, interceptors=[waits], keeper="thread"):
+        with rmq.Worker(client, interceptors=[waits], heartbeat="thread"):
             eventually(lambda: client.admin.stats(name)["settled"] == 1)
 
     assert waits.threads == ["rmq-loop", "handled", "ack"]

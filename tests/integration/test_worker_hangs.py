@@ -49,7 +49,7 @@ def test_a_worker_whose_threads_all_hang_hands_back_what_waits_and_takes_nothing
 
     topic.handler(concurrency=2, max_runtime=LIMIT_S, prefetch=prefetch)(work)
     topic.send_many([rmq.Outgoing(body) for body in ("hang", "hang", 0, 1, 2, 3)])
-    with rmq.Worker(client, keeper="thread", grace=0.1) as worker:
+    with rmq.Worker(client, heartbeat="thread", grace=0.1) as worker:
         eventually(lambda: client.admin.stats(name)["later"] == 2)  # both have failed
         eventually(lambda: worker._engine.queues[0].all_hung_since)
         time.sleep(1.2)  # a call that asks for messages may have begun before, and ends in 1 s
@@ -59,7 +59,7 @@ def test_a_worker_whose_threads_all_hang_hands_back_what_waits_and_takes_nothing
             assert client.admin.stats(name)["in_flight"] == 0
         health = worker.health()
         other.topic(name).handler()(done.append)
-        with rmq.Worker(other, keeper="thread"):
+        with rmq.Worker(other, heartbeat="thread"):
             eventually(lambda: sorted(done) == [0, 1, 2, 3])
         messages = client.admin.stats(name)
 
@@ -84,7 +84,7 @@ def test_beside_a_thread_that_hangs_the_others_go_on_and_when_it_returns_so_does
 
     topic.handler(concurrency=2, max_runtime=LIMIT_S)(work)
     topic.send("hang")
-    worker = rmq.Worker(client, keeper="thread")
+    worker = rmq.Worker(client, heartbeat="thread")
     with worker:
         eventually(lambda: client.admin.stats(name)["later"] == 1)
         for n in range(10):
@@ -113,10 +113,10 @@ def test_a_slot_in_order_goes_on_elsewhere_when_its_thread_hangs(
 
     topic.handler(concurrency=1, max_runtime=LIMIT_S, ordered=True)(hang)
     topic.send_many([rmq.Outgoing(n) for n in range(5)])
-    with rmq.Worker(client, keeper="thread", grace=0.1) as worker:
+    with rmq.Worker(client, heartbeat="thread", grace=0.1) as worker:
         assert begun.wait(60)
         other.topic(name).handler(ordered=True)(done.append)
-        with rmq.Worker(other, keeper="thread"):
+        with rmq.Worker(other, heartbeat="thread"):
             eventually(lambda: len(done) == 5)
         counts = worker.counts()[name]
 
@@ -131,7 +131,7 @@ def test_the_watchdog_ends_a_worker_whose_threads_all_hang(
     topic.handler(concurrency=1, max_runtime=LIMIT_S)(lambda body: go.wait(60))
     topic.send(1)
     codes: list[int] = []
-    worker = rmq.Worker(client, keeper="thread", watchdog=1, grace=0.1)
+    worker = rmq.Worker(client, heartbeat="thread", watchdog=1, grace=0.1)
     thread = threading.Thread(target=lambda: codes.append(worker.run()))
     thread.start()
 
@@ -157,12 +157,12 @@ def test_an_async_handler_that_swallows_its_cancellation_loses_its_message(
 
     topic.handler(concurrency=1, max_runtime=LIMIT_S)(stubborn)
     topic.send(1)
-    with rmq.Worker(client, keeper="thread", grace=0.1) as worker:
+    with rmq.Worker(client, heartbeat="thread", grace=0.1) as worker:
         eventually(lambda: worker.counts()[name]["nack"] == 1)
         eventually(lambda: not worker.health().ok)
         problems = worker.health().problems
         other.topic(name).handler()(done.append)
-        with rmq.Worker(other, keeper="thread"):
+        with rmq.Worker(other, heartbeat="thread"):
             eventually(lambda: done == [1])
         go.set()  # or its loop, and this thread of the tests, would never end
 
@@ -184,13 +184,13 @@ def test_what_waits_for_a_blocked_loop_is_handed_back_and_the_watchdog_ends_the_
     topic.handler(max_runtime=max_runtime, prefetch=100)(block)
     topic.send_many([rmq.Outgoing(n) for n in range(50)])
     codes: list[int] = []
-    worker = rmq.Worker(client, keeper="thread", watchdog=3, grace=0.1)
+    worker = rmq.Worker(client, heartbeat="thread", watchdog=3, grace=0.1)
     thread = threading.Thread(target=lambda: codes.append(worker.run()))
     thread.start()
     try:
         assert begun.wait(60)
         other.topic(name).handler()(done.append)
-        with rmq.Worker(other, keeper="thread"):
+        with rmq.Worker(other, heartbeat="thread"):
             # The one that blocks is running: without a limit it stays until its lease is over.
             eventually(lambda: len(set(done)) == (49 if max_runtime is None else 50))
         eventually(lambda: codes == [70])
@@ -213,7 +213,7 @@ def test_a_loop_of_the_program_s_own_that_blocks_is_seen_too(
     async def program() -> None:
         async with rmq.AsyncClient(server.url) as mine:
             mine.topic(name).handler(prefetch=20, concurrency=10)(block)
-            workers.append(rmq.Worker(mine, keeper="thread", grace=0.1))
+            workers.append(rmq.Worker(mine, heartbeat="thread", grace=0.1))
             async with workers[0]:
                 await asyncio.to_thread(go.wait)
 
@@ -225,7 +225,7 @@ def test_a_loop_of_the_program_s_own_that_blocks_is_seen_too(
     try:
         assert begun.wait(60)
         topic.handler()(done.append)
-        with rmq.Worker(other, keeper="thread"):
+        with rmq.Worker(other, heartbeat="thread"):
             eventually(lambda: len(done) == 4)
         eventually(lambda: not workers[0].health().ok)
         problems.append(workers[0].health().problems)
@@ -253,7 +253,7 @@ def test_by_default_two_workers_share_what_takes_long(
             running[number].add(body)
             go.wait(60)
 
-        return rmq.Worker(mine, keeper="thread")
+        return rmq.Worker(mine, heartbeat="thread")
 
     clients: list[rmq.Client] = []
     first, second = worker_of(0), worker_of(1)
@@ -283,12 +283,12 @@ def test_what_was_taken_ahead_of_a_job_that_takes_long_is_handed_back(
 
     topic.handler(concurrency=1)(work)
     topic.send_many([rmq.Outgoing("quick") for _ in range(20)])
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: client.admin.stats(name)["settled"] == 20)
         topic.send_many([rmq.Outgoing(body) for body in ("long", "next")])
         assert begun.wait(60)
         other.topic(name).handler()(done.append)
-        with rmq.Worker(other, keeper="thread"):
+        with rmq.Worker(other, heartbeat="thread"):
             eventually(lambda: done == ["next"])
         go.set()
 
@@ -300,7 +300,7 @@ def test_quick_handlers_are_given_more_than_run_at_a_time(
     held: list[int] = []
     scene.handle(topic, lambda d: held.append(worker.counts()[name]["held"]), concurrency=2)
     topic.send_many([rmq.Outgoing(n) for n in range(300)])
-    worker = rmq.Worker(scene.client, keeper="thread")
+    worker = rmq.Worker(scene.client, heartbeat="thread")
     with worker:
         eventually(lambda: api.admin.stats(name)["settled"] == 300)
 

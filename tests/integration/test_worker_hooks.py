@@ -39,7 +39,7 @@ def test_a_run_that_a_stop_cancels_is_reported_as_released(seen: Any, name: str)
         await asyncio.sleep(60)
 
     topic.send(1)
-    with rmq.Worker(client, grace=0, keeper="thread"):
+    with rmq.Worker(client, grace=0, heartbeat="thread"):
         until(lambda: begun)
 
     assert [one.verb for one in watch.outcomes] == ["release"]

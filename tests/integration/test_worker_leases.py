@@ -1,4 +1,4 @@
-"""Leases while handlers run: renewed by the keeper, whatever the handlers do to this process."""
+"""Leases while handlers run: renewed by the heartbeat, whatever the handlers do to this process."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def deliveries(api: Any, name: str) -> int:
     return api.admin.stats(name)["delivered"]
 
 
-@pytest.mark.parametrize(("keeper", "kind"), [("process", "sync"), ("thread", "async")])
+@pytest.mark.parametrize(("heartbeat", "kind"), [("process", "sync"), ("thread", "async")])
 def test_a_handler_that_runs_for_longer_than_its_lease_has_one_delivery(
-    scene: Scene, api: Any, name: str, keeper: Any
+    scene: Scene, api: Any, name: str, heartbeat: Any
 ) -> None:
     lost: list[bool] = []
     topic = api.topic(name, retry="immediate")
@@ -49,7 +49,7 @@ def test_a_handler_that_runs_for_longer_than_its_lease_has_one_delivery(
 
     scene.handle(topic, work, lease=KEPT_S)
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
-    with scene.working(keeper=keeper):
+    with scene.working(heartbeat=heartbeat):
         eventually(lambda: deliveries(api, name) == 3)
         with topic.consumer() as other:
             assert other.receive(wait=HOLD_S - 0.5) == []  # it would roll back what has lapsed
@@ -89,13 +89,13 @@ def hold_the_gil(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(round(seconds * 1_000_000))
 
 
-def held_up(api: Any, name: str, work: Callable[[Any], Any], keeper: Any, handles: str) -> int:
+def held_up(api: Any, name: str, work: Callable[[Any], Any], heartbeat: Any, handles: str) -> int:
     """Return how often a message is delivered if its handler blocks the process."""
     scene = Scene(api, handles)
     topic = api.topic(name, retry="immediate")
     scene.handle(topic, work, lease=KEPT_S)
     topic.send(1)
-    with subprocess_consumer(scene.client, name), scene.working(keeper=keeper):
+    with subprocess_consumer(scene.client, name), scene.working(heartbeat=heartbeat):
         eventually(lambda: api.admin.stats(name)["settled"] == 1, within=60)
     return deliveries(api, name)
 
@@ -125,9 +125,9 @@ def subprocess_consumer(client: Any, name: str) -> Iterator[None]:
         process.stdout.close()
 
 
-@pytest.mark.parametrize(("keeper", "kept"), [("process", True), ("thread", False)])
-def test_a_handler_that_holds_the_gil_keeps_its_lease_if_the_keeper_is_a_process(
-    client: rmq.Client, name: str, keeper: str, kept: bool
+@pytest.mark.parametrize(("heartbeat", "kept"), [("process", True), ("thread", False)])
+def test_a_handler_that_holds_the_gil_keeps_its_lease_if_the_heartbeat_is_a_process(
+    client: rmq.Client, name: str, heartbeat: str, kept: bool
 ) -> None:
     held: list[int] = []
 
@@ -137,7 +137,7 @@ def test_a_handler_that_holds_the_gil_keeps_its_lease_if_the_keeper_is_a_process
             hold_the_gil(HOLD_S)
 
     client.topic(name, retry="immediate").open()
-    found = held_up(client, name, work, keeper, "threads")
+    found = held_up(client, name, work, heartbeat, "threads")
 
     assert (found == 1) is kept
 
@@ -166,7 +166,7 @@ def test_a_blocked_event_loop_in_which_nothing_is_settled_is_reported_by_health(
 
     client.topic(name).handler()(work)
     client.topic(name).send(1)
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         eventually(lambda: any("event loop is blocked" in p for p in worker.health().problems))
         go.set()
         eventually(lambda: not any("event loop" in p for p in worker.health().problems))
@@ -222,7 +222,7 @@ def test_what_was_lost_before_it_began_is_not_begun_and_counts_as_lost(
         go.wait(30)
 
     topic.send_many([rmq.Outgoing(1), rmq.Outgoing(2)])
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         eventually(lambda: worker.counts()[name]["held"] == 2 and begun)
         with topic.consumer(lease=60) as thief:
             rob(client, name, thief)
@@ -258,7 +258,7 @@ def test_two_messages_whose_consumers_died_do_not_run_beside_each_other(
         with topic.consumer(lease=60) as victim:
             assert len(victim.receive(2)) == 2
             rob(client, name, victim)
-    with scene.working(keeper="thread"):
+    with scene.working(heartbeat="thread"):
         eventually(lambda: client.admin.stats(name)["settled"] == 2)
 
     assert [len(one) for one in beside] == [1, 1]
@@ -275,7 +275,7 @@ def rob(api: Any, name: str, thief: Any) -> None:
         stem = f"rmq:{{{name}_0}}:"
 
         def robbed() -> bool:
-            """False where the keeper renewed it in between."""
+            """False where the heartbeat renewed it in between."""
             for member, score in raw.zrange(stem + "prepare", 0, -1, withscores=True):
                 if score < 3e12:  # a lease of its own
                     raw.zadd(stem + "prepare", {member: score % 1000 + 1000})  # long ago
@@ -288,7 +288,7 @@ def rob(api: Any, name: str, thief: Any) -> None:
         eventually(robbed)
 
 
-# --- the keeper's process ------------------------------------------------------------------------
+# --- the heartbeat's process ----------------------------------------------------------------------
 
 PARENT = """
     import sys, time
@@ -306,7 +306,7 @@ PARENT = """
 
 @contextlib.contextmanager
 def parent(url: str, name: str) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
-    """A worker in a process of its own, with a message in hand; and its keeper."""
+    """A worker in a process of its own, with a message in hand; and its heartbeat."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT), url, name],
         stdout=subprocess.PIPE, preexec_fn=die_with_parent, cwd=Path(__file__).parents[2],
@@ -324,40 +324,40 @@ def parent(url: str, name: str) -> Iterator[tuple[subprocess.Popen[bytes], psuti
         process.stdout.close()
 
 
-def test_a_keeper_dies_with_its_worker_and_its_leases_run_out(
+def test_a_heartbeat_dies_with_its_worker_and_its_leases_run_out(
     client: rmq.Client, server: Server, name: str
 ) -> None:
     topic = client.topic(name, retry="immediate")
     topic.send(1)
-    with parent(server.url, name) as (process, keeper):
+    with parent(server.url, name) as (process, heartbeat):
         process.kill()
         process.wait()
 
-        eventually(lambda: not keeper.is_running() or keeper.status() == "zombie", within=10)
+        eventually(lambda: not heartbeat.is_running() or heartbeat.status() == "zombie", within=10)
         with topic.consumer() as consumer:
             (again,) = consumer.receive(wait=20)
 
     assert again.attempt == 2
 
 
-def test_a_keeper_renews_nothing_for_a_worker_that_is_stopped(
+def test_a_heartbeat_renews_nothing_for_a_worker_that_is_stopped(
     client: rmq.Client, server: Server, name: str
 ) -> None:
     topic = client.topic(name, retry="immediate")
     topic.send(1)
-    with parent(server.url, name) as (process, keeper):
+    with parent(server.url, name) as (process, heartbeat):
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: is_stopped(process.pid))
 
         with topic.consumer(lease=60) as consumer:
             (again,) = consumer.receive(wait=20)
-            assert keeper.is_running()
+            assert heartbeat.is_running()
             again.ack()
 
     assert again.attempt == 2
 
 
-def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
+def test_a_heartbeat_that_is_killed_is_replaced_and_no_lease_is_lost(
     client: rmq.Client, server: Server, name: str
 ) -> None:
     topic = client.topic(name, retry="immediate")
@@ -366,12 +366,12 @@ def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
     topic.send(1)
     with rmq.Worker(client) as worker:
         eventually(lambda: worker.counts()[name]["held"] == 1)
-        keeper = worker._lease_heartbeat
-        assert isinstance(keeper, HeartbeatProcess)
-        first, beat = keeper.process.pid, worker._memory.last_round()
+        heartbeat = worker._lease_heartbeat
+        assert isinstance(heartbeat, HeartbeatProcess)
+        first, beat = heartbeat.process.pid, worker._memory.last_round()
         os.kill(first, signal.SIGKILL)
 
-        eventually(lambda: keeper.process.pid != first)
+        eventually(lambda: heartbeat.process.pid != first)
         eventually(lambda: worker._memory.last_round() > beat + 1)
         with topic.consumer() as other:
             assert other.receive(wait=3.5) == []
@@ -381,7 +381,7 @@ def test_a_keeper_that_is_killed_is_replaced_and_no_lease_is_lost(
     assert client.admin.stats(name)["rolled_back"] == 0
 
 
-def test_a_keeper_outlives_the_thread_that_started_the_worker(
+def test_a_heartbeat_outlives_the_thread_that_started_the_worker(
     client: rmq.Client, name: str
 ) -> None:
     client.topic(name).handler()(lambda body: None)
@@ -390,21 +390,21 @@ def test_a_keeper_outlives_the_thread_that_started_the_worker(
     thread.start()
     thread.join()
     try:
-        keeper = worker._lease_heartbeat
-        assert isinstance(keeper, HeartbeatProcess)
-        pid, beat = keeper.process.pid, worker._memory.last_round()
+        heartbeat = worker._lease_heartbeat
+        assert isinstance(heartbeat, HeartbeatProcess)
+        pid, beat = heartbeat.process.pid, worker._memory.last_round()
         eventually(lambda: worker._memory.last_round() > beat + 1.1)
-        assert keeper.process.pid == pid
+        assert heartbeat.process.pid == pid
     finally:
         worker.stop()
 
 
-def test_the_password_is_not_on_the_keeper_s_command_line(client: rmq.Client, name: str) -> None:
+def test_the_password_is_not_on_the_heartbeat_s_command_line(client: rmq.Client, name: str) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        keeper = worker._lease_heartbeat
-        assert isinstance(keeper, HeartbeatProcess)
-        words = " ".join(psutil.Process(keeper.process.pid).cmdline())
+        heartbeat = worker._lease_heartbeat
+        assert isinstance(heartbeat, HeartbeatProcess)
+        words = " ".join(psutil.Process(heartbeat.process.pid).cmdline())
 
     assert "redis://" not in words
     assert "rmq.worker.heartbeat" in words

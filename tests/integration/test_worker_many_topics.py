@@ -40,7 +40,7 @@ def test_idle_topics_share_threads_connections_and_commands(
 ) -> None:
     client, _ = many
     before = set(threading.enumerate())
-    with rmq.Worker(client, keeper="thread"), own_server.raw() as raw:
+    with rmq.Worker(client, heartbeat="thread"), own_server.raw() as raw:
         time.sleep(2 * WAIT_S)  # what it asks once, at its start
         commands = raw.info("stats")["total_commands_processed"]
         calls = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -60,7 +60,7 @@ def test_a_message_on_each_topic_is_handled_at_once(
     many: tuple[rmq.Client, Counter[str]],
 ) -> None:
     client, done = many
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         for number in range(TOPICS):
             client.topic(f"topic-{number}", slots=SLOTS).send(f"topic-{number}")
         eventually(lambda: len(done) == TOPICS)
@@ -75,7 +75,7 @@ def test_a_flood_on_one_topic_leaves_turns_to_the_others(
     flood = client.topic("topic-0", slots=SLOTS)
     for _ in range(2):
         flood.send_many([rmq.Outgoing("flood")] * 1000)
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: done["flood"])
         for number in range(1, 20):
             client.topic(f"topic-{number}", slots=SLOTS).send("other")

@@ -42,7 +42,7 @@ def test_both_clients_list_a_worker_with_its_oldest_runs_and_not_after_its_stop(
         async with rmq.AsyncClient(server.url, prefix=near._prefix) as client:
             return await client.admin.workers()
 
-    with rmq.Worker(near, keeper="thread"):
+    with rmq.Worker(near, heartbeat="thread"):
         (status,) = eventually(
             lambda: [one for one in near.admin.workers() if one.handlers[0].running == 30]
         )
@@ -75,7 +75,10 @@ def test_a_refusal_is_logged_once_and_the_worker_goes_on(
     with rmq.Client(url, prefix=prefix) as client:
         topic = client.topic(name)
         topic.handler()(done.append)
-        with caplog.at_level(logging.WARNING, "rmq"), rmq.Worker(client, keeper="thread") as worker:
+        with (
+            caplog.at_level(logging.WARNING, "rmq"),
+            rmq.Worker(client, heartbeat="thread") as worker,
+        ):
             eventually(lambda: "will not list this process" in caplog.text)
             time.sleep(0.5)  # several reports
             topic.send(1)
@@ -92,7 +95,7 @@ def test_a_stopped_redis_adds_nothing_to_the_log_and_the_worker_is_listed_again(
 ) -> None:
     with rmq.Client(own_server.url, retry_for=0.1, timeout=1) as client:
         client.topic(name).handler()(lambda body: None)
-        with rmq.Worker(client, keeper="thread"):
+        with rmq.Worker(client, heartbeat="thread"):
             eventually(client.admin.workers)
             with caplog.at_level(logging.DEBUG, "rmq"):
                 own_server.kill()
@@ -112,7 +115,7 @@ def test_a_worker_that_reached_a_limit_ends_with_75(near: rmq.Client, name: str)
     topic.handler(concurrency=1)(lambda body: (time.sleep(0.05), done.append(body)))
     topic.send_many([rmq.Outgoing(n) for n in range(60)])
 
-    assert rmq.Worker(near, keeper="thread", max_messages=5).run() == 75
+    assert rmq.Worker(near, heartbeat="thread", max_messages=5).run() == 75
 
     handled = len(done)
     assert 5 <= handled < 60
@@ -130,7 +133,7 @@ def test_a_worker_whose_memory_is_below_its_limit_goes_on(
     assert resident is not None
     near.topic(name).handler()(lambda body: None)
     codes: list[int] = []
-    worker = rmq.Worker(near, keeper="thread", max_memory=resident * 100)
+    worker = rmq.Worker(near, heartbeat="thread", max_memory=resident * 100)
     thread = threading.Thread(target=lambda: codes.append(worker.run()))
     thread.start()
     eventually(near.admin.workers)
@@ -140,7 +143,7 @@ def test_a_worker_whose_memory_is_below_its_limit_goes_on(
     worker.ask_to_stop()
     thread.join()
     assert codes == [0]
-    assert rmq.Worker(near, keeper="thread", max_memory=resident // 2).run() == 75
+    assert rmq.Worker(near, heartbeat="thread", max_memory=resident // 2).run() == 75
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker import heartbeat_process as keepers
+from rmq.worker import heartbeat_process
 from rmq.worker.heartbeat_process import HeartbeatProcess, HeartbeatThread
 from tests.integration.handling import eventually
 from tests.servers import Server
@@ -113,14 +113,14 @@ def test_an_outage_is_reported_in_the_log_while_it_lasts_and_when_it_is_over(
         rmq.Client(own_server.url, retry_for=30, timeout=30) as client,
     ):
         client.topic(name).handler()(lambda body: None)
-        with rmq.Worker(client, keeper="thread"):
+        with rmq.Worker(client, heartbeat="thread"):
             own_server.signal(signal.SIGSTOP)
             eventually(lambda: "waiting for Redis" in caplog.text)
             own_server.signal(signal.SIGCONT)
             eventually(lambda: "Redis answers again" in caplog.text)
 
 
-# --- the keeper cannot be a process --------------------------------------------------------------
+# --- the heartbeat cannot be a process ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("program", ["/nonexistent/python3", "/bin/sh", "", None])
@@ -139,20 +139,22 @@ def test_where_no_python_can_be_started_leases_are_renewed_from_a_thread(
         assert isinstance(worker._lease_heartbeat, HeartbeatThread)
         eventually(lambda: seen == [1])
 
-    assert took < keepers.READY_S  # an application is not started a second time, and waited for
+    assert (
+        took < heartbeat_process.READY_S
+    )  # an application is not started a second time, and waited for
 
 
-def test_a_keeper_that_cannot_be_started_again_goes_on_as_a_thread(
+def test_a_heartbeat_that_cannot_be_started_again_goes_on_as_a_thread(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        keeper = worker._lease_heartbeat
-        assert isinstance(keeper, HeartbeatProcess)
+        heartbeat = worker._lease_heartbeat
+        assert isinstance(heartbeat, HeartbeatProcess)
         monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
-        os.kill(keeper.process.pid, signal.SIGKILL)
+        os.kill(heartbeat.process.pid, signal.SIGKILL)
 
-        eventually(lambda: keeper._thread is not None)
+        eventually(lambda: heartbeat._thread is not None)
         beat = worker._memory.last_round()
         eventually(lambda: worker._memory.last_round() > beat)
 
@@ -164,10 +166,10 @@ def test_a_start_that_fails_half_way_leaves_nothing_and_can_be_repeated(
     worker = rmq.Worker(client)
 
     def fail(*_: object) -> Any:
-        raise MemoryError("no keeper")
+        raise MemoryError("no heartbeat")
 
     with monkeypatch.context() as patch:
-        patch.setattr(keepers, "start", fail)
+        patch.setattr(heartbeat_process, "start", fail)
         with pytest.raises(MemoryError):
             worker.start()
     before = threading.active_count()
@@ -189,7 +191,7 @@ PROGRAM = """
     async def handle(body):
         print("running", flush=True)
         await asyncio.to_thread(time.sleep, 600)
-    raise SystemExit(rmq.Worker(client, grace=0.2, keeper="thread").run())
+    raise SystemExit(rmq.Worker(client, grace=0.2, heartbeat="thread").run())
 """
 
 

@@ -45,7 +45,7 @@ def test_plain_and_async_handlers_share_a_topic(client: rmq.Client, name: str) -
         seen.append(("async", type(d).__name__))
 
     topic.send_many(rmq.Outgoing(n, type=kind) for n, kind in enumerate(["plain", "async"] * 5))
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: client.admin.stats(name)["settled"] == 10)
 
     assert sorted(seen) == [("async", "AsyncDelivery")] * 5 + [("plain", "Delivery")] * 5

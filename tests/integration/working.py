@@ -47,5 +47,5 @@ def handle(
 
 def work(client: Any, true: Callable[[], Any], **options: Any) -> None:
     """Run a worker of this client until it is so, and stop it."""
-    with rmq.Worker(getattr(client, "target", client), keeper="thread", **options):
+    with rmq.Worker(getattr(client, "target", client), heartbeat="thread", **options):
         until(true)

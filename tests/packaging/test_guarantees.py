@@ -112,7 +112,7 @@ class Program:
             stats = self.client.admin.stats(topic)
             return stats["settled"] + stats["dead"] == (count or len(bodies))
 
-        with rmq.Worker(self.client, keeper="thread"):
+        with rmq.Worker(self.client, heartbeat="thread"):
             eventually(ended)
 
     def close(self) -> None:

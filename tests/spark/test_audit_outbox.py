@@ -98,7 +98,7 @@ class Shop:
 
             guarded = self.outbox.confirms(self.engine)(handle) if confirms else handle
             consumer.topic(self.name).handler(guarded)
-            with rmq.Worker(consumer, keeper="thread"):
+            with rmq.Worker(consumer, heartbeat="thread"):
                 until = time.monotonic() + 60
                 while any(self._left()):
                     assert time.monotonic() < until

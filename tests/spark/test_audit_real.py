@@ -74,7 +74,7 @@ def test_what_was_dropped_behind_rmqs_back_is_found(
             if delivery.body["n"] < 0:
                 raise ValueError("cannot be handled")
 
-        with rmq.Worker(consumer, keeper="thread"):
+        with rmq.Worker(consumer, heartbeat="thread"):
             until = time.monotonic() + 60
             while any(consumer.admin.stats(name)[part] for part in WAITING):
                 assert time.monotonic() < until

@@ -41,4 +41,4 @@ def main(text: str) -> None:
         Confirms.on_duplicate = die  # type: ignore[method-assign]
     client = rmq.Client(task["redis"])
     build(client, sa.create_engine(task["db"]), task["topic"], task["die"] == "in the handler")
-    rmq.Worker(client, keeper="thread").run()
+    rmq.Worker(client, heartbeat="thread").run()

@@ -47,7 +47,7 @@ class Consuming(Lossy):
 
     def work(self, true: Callable[[], Any]) -> None:
         """Run a worker until it is so, and nothing is in flight any more."""
-        with rmq.Worker(self.client, keeper="thread"):
+        with rmq.Worker(self.client, heartbeat="thread"):
             until(true, 30)
             until(lambda: not self.client.admin.stats(self.name)["in_flight"], 30)
 

@@ -225,7 +225,7 @@ def test_what_cannot_ask_its_database_costs_no_retry_and_runs_nothing(
         stands = rmq.idempotent(rmq.Claims(), check=scene.outbox.unconfirmed(away))
     scene.consume(lambda body, d: done.append(body), stands)
 
-    with rmq.Worker(scene.client, keeper="thread") as worker:
+    with rmq.Worker(scene.client, heartbeat="thread") as worker:
         until(lambda: worker.counts()[scene.name]["release"] >= 2, 30)
         assert (done, worker.counts()[scene.name]["nack"]) == ([], 0)
 
@@ -254,7 +254,7 @@ def test_work_that_is_done_and_cannot_be_confirmed_is_confirmed_later_and_not_do
         lambda body, d: done.append(d.attempt), scene.confirms(), rmq.idempotent(rmq.Claims())
     )
 
-    with rmq.Worker(scene.client, keeper="thread") as worker:
+    with rmq.Worker(scene.client, heartbeat="thread") as worker:
         until(lambda: worker.counts()[scene.name]["duplicate"], 30)
         counts = worker.counts()[scene.name]
 

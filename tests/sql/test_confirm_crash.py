@@ -60,7 +60,7 @@ def test_killed_consumer_leaves_its_note_and_the_next_one_confirms_what_is_booke
     assert (scene.status(id), scene.logged()) == ("unconfirmed", [id])
 
     confirm_child.build(scene.client, scene.engine, scene.name)
-    with rmq.Worker(scene.client, keeper="thread"):
+    with rmq.Worker(scene.client, heartbeat="thread"):
         until(lambda: scene.status(id) == "confirmed", 30)
 
     assert bookings(scene) == [7]
@@ -81,7 +81,7 @@ def test_note_of_a_killed_consumer_holds_a_lost_message_back_for_log_for_and_no_
 
     assert scene.round() == Round(sent=1)
     confirm_child.build(scene.client, scene.engine, scene.name)
-    with rmq.Worker(scene.client, keeper="thread"):
+    with rmq.Worker(scene.client, heartbeat="thread"):
         until(lambda: scene.status(id) == "confirmed", 30)
     assert bookings(scene) == [7]
     assert scene.logged() == []

@@ -58,7 +58,7 @@ def test_consumer_notes_in_its_own_database_and_confirms_by_a_message_back(
         seen.append((body, scene.noted(), scene.logged(), scene.status(id)))
 
     scene.back.handler(scene.outbox.confirm_handler(scene.engine))
-    with rmq.Worker(scene.client, keeper="thread"):
+    with rmq.Worker(scene.client, heartbeat="thread"):
         until(lambda: scene.status(id) == "confirmed", 30)
 
     assert seen == [({"n": 1}, [id], [], "unconfirmed")]
@@ -73,7 +73,7 @@ def test_confirmation_waits_in_its_topic_for_the_producer(scene: Elsewhere) -> N
     @scene.outbox.confirms(scene.there, via=scene.back)
     def handle(body: Any) -> None: ...
 
-    with rmq.Worker(scene.client, keeper="thread"):
+    with rmq.Worker(scene.client, heartbeat="thread"):
         until(lambda: scene.place(id) is None, 30)
 
     (one,) = scene.client.admin.peek(scene.back.name)
@@ -92,7 +92,7 @@ def test_handler_that_fails_sends_no_confirmation_and_leaves_no_note(scene: Else
         raise Boom
 
     scene.back.open()
-    with rmq.Worker(scene.client, keeper="thread"):
+    with rmq.Worker(scene.client, heartbeat="thread"):
         until(lambda: seen and scene.place(id) == "store", 30)
 
     assert seen == [[id]]
@@ -109,7 +109,7 @@ def test_confirmation_that_comes_twice_or_for_nobody_changes_nothing_more(
     for stub in (id, id, void, "0" * 26):
         scene.back.send({"stub": stub})
 
-    with rmq.Worker(scene.client, keeper="thread"):
+    with rmq.Worker(scene.client, heartbeat="thread"):
         until(lambda: scene.client.admin.stats(scene.back.name)["settled"] == 4, 30)
 
     assert scene.status(id) == "confirmed"
@@ -126,7 +126,7 @@ def test_what_is_no_confirmation_goes_to_the_dead_queue_at_once(
         back = client.topic(name)
         back.handler(Outbox().confirm_handler(engine))
         back.send(body)
-        with rmq.Worker(client, keeper="thread"):
+        with rmq.Worker(client, heartbeat="thread"):
             until(lambda: client.admin.stats(name)["dead"] == 1, 30)
 
         (one,) = client.admin.peek(name, place="dead")
@@ -153,7 +153,7 @@ def test_async_consumer_and_async_producer_confirm_alike(
         seen.append((body, scene.noted()))
 
     back.handler(scene.outbox.confirm_handler(database.async_engine()))
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         until(lambda: scene.status(id) == "confirmed", 30)
 
     assert seen == [("x", [id])]
@@ -180,7 +180,7 @@ def test_redis_that_is_away_when_it_confirms_costs_no_retry_and_the_next_run_con
         runs.append(d.attempt)
 
     scene.back.handler(scene.outbox.confirm_handler(scene.engine))
-    with rmq.Worker(scene.client, keeper="thread"):
+    with rmq.Worker(scene.client, heartbeat="thread"):
         until(lambda: scene.status(id) == "confirmed", 30)
 
     assert runs == [1, 1]

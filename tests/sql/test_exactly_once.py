@@ -336,7 +336,7 @@ def test_a_ttl_below_the_lease_is_refused(client: rmq.Client, name: str) -> None
     def handle(body: Any, connection: Any) -> None: ...
 
     with pytest.raises(rmq.InvalidValue, match="ttl: 20 s, and a lease is 30 s"):
-        rmq.Worker(client, keeper="thread").start()
+        rmq.Worker(client, heartbeat="thread").start()
 
 
 def test_a_source_of_the_other_kind_is_refused_when_the_handler_is_registered(

@@ -74,7 +74,7 @@ def test_copies_of_a_key_take_effect_once_and_all_are_acked(
         handle_once(books, topic, lambda d: None, orm=way == "session")
     topic.send_many([rmq.Outgoing(f"p{n % KEYS}") for n in range(MESSAGES)])
 
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         eventually(lambda: settled(client, name) == MESSAGES)
         counts = counts_of(worker, name)
 
@@ -92,7 +92,7 @@ def test_without_a_guard_the_copies_would_take_effect(
     topic.handler(lambda body: ran.append(body))
     topic.send_many([rmq.Outgoing("p") for _ in range(3)])
 
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: settled(client, name) == 3)
 
     assert ran == ["p"] * 3
@@ -125,7 +125,7 @@ def test_a_copy_of_what_is_in_progress_costs_no_retry_and_is_not_acked_before_it
         within.wait(30)
     topic.send_many([rmq.Outgoing("p") for _ in range(2)])
 
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         within.wait(30)
         eventually(lambda: worker.counts()[name]["release"] >= 2)
         assert settled(client, name) == 0
@@ -155,7 +155,7 @@ def test_a_failed_run_is_retried_and_takes_effect_once(
         handle_once(books, topic, work)
     topic.send("p")
 
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         eventually(lambda: settled(client, name) == 1)
         counts = counts_of(worker, name)
 
@@ -179,7 +179,7 @@ def test_without_the_table_messages_are_nacked_and_done_once_it_is_there(
         handle_once(books, topic, lambda d: ran.append(d.body))
     topic.send("p")
 
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         eventually(lambda: worker.counts()[name]["nack"] >= 2)
         assert (ran, settled(client, name)) == ([], 0)
         metadata.create_all(books.outside)
@@ -204,7 +204,7 @@ def test_a_database_that_is_away_for_a_while_loses_and_repeats_nothing(
         handle_once(own_books, topic, work)
     server: Any = own_books.database.server
 
-    with rmq.Worker(client, keeper="thread") as worker:
+    with rmq.Worker(client, heartbeat="thread") as worker:
         topic.send("before")
         eventually(lambda: settled(client, name) == 1)
         server.kill()
@@ -234,7 +234,7 @@ def test_a_stop_gives_the_claims_of_cancelled_handlers_up(
 
     topic.handler(rmq.idempotent(Ledger(books.source()), key=key)(work))
     topic.send("p")
-    worker = rmq.Worker(client, keeper="thread")
+    worker = rmq.Worker(client, heartbeat="thread")
     worker.start()
     assert within.wait(30)
     assert books.states() == {"p": "consuming"}

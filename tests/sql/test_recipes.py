@@ -125,7 +125,7 @@ def test_copies_and_lost_acks_through_a_worker_change_once(
             raise ConnectionError("the work is done, and the ack does not arrive")
 
     topic.send_many([rmq.Outgoing(MESSAGES[name_of_recipe])] * 10)
-    with rmq.Worker(client, keeper="thread"):
+    with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: client.admin.stats(name)["settled"] == 10)
 
     assert told["done"] == 1

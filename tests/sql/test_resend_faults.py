@@ -156,7 +156,7 @@ def test_stub_sent_again_to_a_topic_with_other_slots_is_known_by_the_default_key
         if store == "exactly_once":
             stands = exactly_once(scene.engine)
         client.topic(name).handler(stands(work))
-        with rmq.Worker(client, keeper="thread"):
+        with rmq.Worker(client, heartbeat="thread"):
             until(lambda: client.admin.stats(name)["settled"], 30)
 
     consumed(scene.client)  # and dies before it confirms
