@@ -28,9 +28,10 @@ def _held(
     """Shares of a core, of the heartbeat and of the worker with it; how many were lost; MiB."""
     each = min(count, MAX_PREFETCH)
     with rmq.Client(server.url) as client:
-        over = asyncio.Event()
+        over, loops = asyncio.Event(), []
 
         async def hold(body: int) -> None:
+            loops.append(asyncio.get_running_loop())
             await over.wait()
 
         # A worker asks for more when a quarter of its room is free.
@@ -42,7 +43,7 @@ def _held(
             topic.handler(concurrency=RUNNING, prefetch=each)(hold)
         worker = rmq.Worker(client, watchdog=None)
         worker.start()
-        heartbeat = worker._lease_heartbeat
+        heartbeat = worker._running.heartbeat  # type: ignore[union-attr]
         assert isinstance(heartbeat, HeartbeatProcess)
         processes = psutil.Process(heartbeat.process.pid), psutil.Process()
         while sum(counts["held"] for counts in worker.counts().values()) < count:
@@ -57,7 +58,7 @@ def _held(
         memory_mib = processes[0].memory_info().rss / 2**20
         lost = sum(client.admin.stats(name)["rolled_back"] for name in names)
         lost += sum(counts["lost"] for counts in worker.counts().values())
-        worker._loop_thread.loop.call_soon_threadsafe(over.set)  # type: ignore[union-attr]
+        loops[0].call_soon_threadsafe(over.set)
         worker.stop()
     return own, own + all_of_it, lost, memory_mib
 

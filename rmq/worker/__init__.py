@@ -1,6 +1,8 @@
 """Workers: processes that run a handler for every message of its topic.
 
-worker            start, stop, signals: the class that a program uses
+worker            the class that a program uses: start, stop, run until a signal
+running_worker    the parts of a worker, from its start to its stop
+stop_signals      SIGTERM and SIGINT: stop, and stop at once
 chosen_topics     the topics whose handlers it runs, of those of its client
 engine            what receives, runs and settles the messages of all handlers
 fetcher           receives for all topics, in one thread

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rmq.client.handler import Handler
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
@@ -16,6 +16,8 @@ log = logging.getLogger("rmq")
 
 PROBE_S = 1.0  # timeout of a PING
 REPORT_EVERY_S = 5.0  # between two lines in the log
+LOG_AFTER_S = 0.5  # a start that takes longer is logged
+LOOK_EVERY_S = 0.025  # whether the worker was asked to stop
 
 
 def ping_error(transport: Transport) -> RMQError | None:
@@ -29,41 +31,6 @@ def ping_error(transport: Transport) -> RMQError | None:
     except RMQError as error:
         return error
     return None
-
-
-class TopicOpener:
-    """Opens the topics of handlers in a thread, so that a stop does not have to wait for Redis.
-
-    Attributes:
-        ended: set when no topic is left to open.
-        error: the error that forbids a start; None if Redis merely cannot be reached.
-    """
-
-    def __init__(self, transport: Transport, handlers: Iterable[Handler]) -> None:
-        self._transport = transport
-        self._handlers = list(handlers)
-        self.ended = threading.Event()
-        self.error: BaseException | None = None
-        threading.Thread(target=self._run, name="rmq-open", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._open()
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.ended.set()
-
-    def _open(self) -> None:
-        for handler in self._handlers:
-            try:
-                self._transport.run(open_topic.ensure_open(handler.context))
-                handler.check_lease(handler.context.settings.lease_ms)
-            except (Unavailable, OutcomeUnknown) as error:
-                log.error("topics cannot be opened yet, and are tried again: %s", error)
-                return  # each of the others would take as long
-            except StorageError as error:
-                log.error("%s: its topic cannot be opened yet: %s", handler, error)
 
 
 class OutageLog:
@@ -99,3 +66,61 @@ class OutageLog:
         """Note that all calls have been answered."""
         if self._away_since:
             self.report()
+
+
+def open_topics(
+    transport: Transport, handlers: Iterable[Handler], is_asked_to_stop: Callable[[], bool]
+) -> bool:
+    """Open the topics of handlers. During an outage of Redis they are left to be opened later.
+
+    Returns:
+        False if the worker was asked to stop meanwhile.
+
+    Raises:
+        RMQError: a topic cannot be used as it was asked for.
+    """
+    opener, outage_log = _TopicOpener(transport, handlers), OutageLog(transport)
+    log_at = time.monotonic() + LOG_AFTER_S
+    while not opener.ended.wait(LOOK_EVERY_S):
+        if is_asked_to_stop():
+            return False
+        if time.monotonic() >= log_at:
+            outage_log.report()
+    if opener.error is not None:
+        raise opener.error
+    return True
+
+
+class _TopicOpener:
+    """Opens the topics of handlers in a thread, so that a stop does not have to wait for Redis.
+
+    Attributes:
+        ended: set when no topic is left to open.
+        error: the error that forbids a start; None if Redis merely cannot be reached.
+    """
+
+    def __init__(self, transport: Transport, handlers: Iterable[Handler]) -> None:
+        self._transport = transport
+        self._handlers = list(handlers)
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        threading.Thread(target=self._run, name="rmq-open", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._open()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def _open(self) -> None:
+        for handler in self._handlers:
+            try:
+                self._transport.run(open_topic.ensure_open(handler.context))
+                handler.check_lease(handler.context.settings.lease_ms)
+            except (Unavailable, OutcomeUnknown) as error:
+                log.error("topics cannot be opened yet, and are tried again: %s", error)
+                return  # each of the others would take as long
+            except StorageError as error:
+                log.error("%s: its topic cannot be opened yet: %s", handler, error)

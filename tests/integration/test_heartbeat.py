@@ -106,7 +106,7 @@ def test_the_process_is_small_and_imports_no_more_of_rmq_than_three_files() -> N
 def test_a_heartbeat_starts_at_once_and_takes_little_memory(client: rmq.Client, name: str) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        heartbeat = worker._lease_heartbeat
+        heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, heartbeat_process.HeartbeatProcess)
         memory = psutil.Process(heartbeat.process.pid).memory_info()
         assert memory.rss < 16 * 2**20

@@ -65,13 +65,11 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
     with scene.working() as worker:
         eventually(lambda: (s := api.admin.stats(name))["settled"] + s["dead"] == COUNT + 1, 60)
         counts = eventually(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
-        memory = worker._memory
-        assert memory is not None
+        memory = worker._running.memory
         assert [held for _, _, held in memory.shared.leases(0)] in ([0], [0, 0])
         assert memory.shared.begun() == {}
         assert len(memory._free_begun) == memory.shared.sizes[1]
-        assert worker._engine is not None
-        runs = worker._engine.queues[0].runs
+        runs = worker._running.engine.queues[0].runs
         # A thread that ran too long may run still.
         eventually(
             lambda: not (runs._runtime_limits.running or runs._overdue or runs.suspects.running)

@@ -51,7 +51,7 @@ def test_a_worker_whose_threads_all_hang_hands_back_what_waits_and_takes_nothing
     topic.send_many([rmq.Outgoing(body) for body in ("hang", "hang", 0, 1, 2, 3)])
     with rmq.Worker(client, heartbeat="thread", grace=0.1) as worker:
         eventually(lambda: client.admin.stats(name)["later"] == 2)  # both have failed
-        eventually(lambda: worker._engine.queues[0].all_hung_since)
+        eventually(lambda: worker._running.engine.queues[0].all_hung_since)
         time.sleep(1.2)  # a call that asks for messages may have begun before, and ends in 1 s
         eventually(lambda: client.admin.stats(name)["in_flight"] == 0)
         for _ in range(20):  # and are the others taken again?
@@ -79,7 +79,7 @@ def test_beside_a_thread_that_hangs_the_others_go_on_and_when_it_returns_so_does
         if body == "hang":
             go.wait(60)
             return
-        inside.append(worker._engine.queues[0].hung())
+        inside.append(worker._running.engine.queues[0].hung())
         done.append(body)
 
     topic.handler(concurrency=2, max_runtime=LIMIT_S)(work)
@@ -92,7 +92,7 @@ def test_beside_a_thread_that_hangs_the_others_go_on_and_when_it_returns_so_does
         eventually(lambda: len(done) == 10)
         assert worker.health().ok
         go.set()
-        eventually(lambda: worker._engine.queues[0].hung() == 0)
+        eventually(lambda: worker._running.engine.queues[0].hung() == 0)
         eventually(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 

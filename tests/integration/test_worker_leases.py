@@ -296,7 +296,7 @@ PARENT = """
     client = rmq.Client(sys.argv[1])
     @client.topic(sys.argv[2], retry="immediate").handler(lease=1)
     def handle(body):
-        print("handling", worker._lease_heartbeat.process.pid, flush=True)
+        print("handling", worker._running.heartbeat.process.pid, flush=True)
         time.sleep(600)
     worker = rmq.Worker(client)
     worker.start()
@@ -366,13 +366,13 @@ def test_a_heartbeat_that_is_killed_is_replaced_and_no_lease_is_lost(
     topic.send(1)
     with rmq.Worker(client) as worker:
         eventually(lambda: worker.counts()[name]["held"] == 1)
-        heartbeat = worker._lease_heartbeat
+        heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, HeartbeatProcess)
-        first, beat = heartbeat.process.pid, worker._memory.last_round()
+        first, beat = heartbeat.process.pid, worker._running.memory.last_round()
         os.kill(first, signal.SIGKILL)
 
         eventually(lambda: heartbeat.process.pid != first)
-        eventually(lambda: worker._memory.last_round() > beat + 1)
+        eventually(lambda: worker._running.memory.last_round() > beat + 1)
         with topic.consumer() as other:
             assert other.receive(wait=3.5) == []
         go.set()
@@ -390,10 +390,10 @@ def test_a_heartbeat_outlives_the_thread_that_started_the_worker(
     thread.start()
     thread.join()
     try:
-        heartbeat = worker._lease_heartbeat
+        heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, HeartbeatProcess)
-        pid, beat = heartbeat.process.pid, worker._memory.last_round()
-        eventually(lambda: worker._memory.last_round() > beat + 1.1)
+        pid, beat = heartbeat.process.pid, worker._running.memory.last_round()
+        eventually(lambda: worker._running.memory.last_round() > beat + 1.1)
         assert heartbeat.process.pid == pid
     finally:
         worker.stop()
@@ -402,7 +402,7 @@ def test_a_heartbeat_outlives_the_thread_that_started_the_worker(
 def test_the_password_is_not_on_the_heartbeat_s_command_line(client: rmq.Client, name: str) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        heartbeat = worker._lease_heartbeat
+        heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, HeartbeatProcess)
         words = " ".join(psutil.Process(heartbeat.process.pid).cmdline())
 

@@ -371,7 +371,7 @@ def test_a_fault_in_settling_one_message_does_not_end_the_thread_that_settles(
     scene.handle(topic, lambda d: done.append(d.body), concurrency=1)
     topic.send_many([rmq.Outgoing(n) for n in range(6)])
     with scene.working() as worker:
-        [pool] = worker._engine.queues
+        [pool] = worker._running.engine.queues
         plain = pool.settler._settle
 
         def faulty(verb: str, some: Any, call: Any) -> None:

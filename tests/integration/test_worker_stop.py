@@ -136,7 +136,7 @@ def test_where_no_python_can_be_started_leases_are_renewed_from_a_thread(
     began = time.monotonic()
     with rmq.Worker(client) as worker:
         took = time.monotonic() - began
-        assert isinstance(worker._lease_heartbeat, HeartbeatThread)
+        assert isinstance(worker._running.heartbeat, HeartbeatThread)
         eventually(lambda: seen == [1])
 
     assert (
@@ -149,14 +149,14 @@ def test_a_heartbeat_that_cannot_be_started_again_goes_on_as_a_thread(
 ) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
-        heartbeat = worker._lease_heartbeat
+        heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, HeartbeatProcess)
         monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
         os.kill(heartbeat.process.pid, signal.SIGKILL)
 
         eventually(lambda: heartbeat._thread is not None)
-        beat = worker._memory.last_round()
-        eventually(lambda: worker._memory.last_round() > beat)
+        beat = worker._running.memory.last_round()
+        eventually(lambda: worker._running.memory.last_round() > beat)
 
 
 def test_a_start_that_fails_half_way_leaves_nothing_and_can_be_repeated(

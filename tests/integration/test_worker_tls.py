@@ -66,7 +66,7 @@ def test_a_heartbeat_keeps_leases_over_tls(tls_url: str, name: str) -> None:
 
     topic.send(1)
     with rmq.Worker(client) as worker:
-        assert type(worker._lease_heartbeat).__name__ == "HeartbeatProcess"
+        assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
         with topic.consumer() as other:
             eventually(lambda: client.admin.stats(name)["delivered"] == 1)
             assert other.receive(wait=RUN_S - 1) == []  # it would roll back what has expired

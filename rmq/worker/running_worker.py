@@ -1,0 +1,200 @@
+"""A worker from its start to its stop: the engine, and all that stands around it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rmq.client.client import AsyncClient, Client
+from rmq.client.topic_handlers import TopicHandlers
+from rmq.core.interceptor import Hooks
+from rmq.transport import Transport
+from rmq.worker import heartbeat_process, services
+from rmq.worker.chosen_topics import lease_ms
+from rmq.worker.engine import Engine, seconds_until
+from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
+from rmq.worker.lease_tracker import WorkerMemory
+from rmq.worker.prefetch import most_held
+from rmq.worker.process_scope import ProcessScope
+from rmq.worker.recycling import RecyclingLimits, wait_for_others
+from rmq.worker.status_reporter import StatusReporter
+from rmq.worker.stop_signals import StopSignals
+from rmq.worker.watchdog import WATCH_S, Watchdog
+
+log = logging.getLogger("rmq")
+
+FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
+CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
+HEARTBEAT_STOP_S = 0.2  # for an idle heartbeat to end
+ABANDON_S = 5.0  # for other handlers to finish when one is stuck
+
+
+class Options(NamedTuple):
+    """What the user has chosen for a worker as a whole."""
+
+    grace_s: float
+    concurrency: int | None
+    watchdog_s: float | None
+    heartbeat: heartbeat_process.Kind
+    serves_schedules: bool
+    limits: RecyclingLimits
+
+
+class Surroundings(NamedTuple):
+    """What is open before the parts of a worker are made, and what a stop closes with them."""
+
+    scope: ProcessScope
+    loop: asyncio.AbstractEventLoop | None  # of async handlers
+    loop_thread: EventLoopThread | None  # which runs it, unless it is the caller's
+
+    def close(self, wait_s: float) -> None:
+        """Close what could be closed in so many seconds."""
+        until = time.monotonic() + wait_s
+        self.scope.close(seconds_until(until))
+        if self.loop_thread is not None:
+            self.loop_thread.stop(seconds_until(until))
+
+
+class RunningWorker:
+    """The parts of a worker, made for one run of it.
+
+    Args:
+        client: of the handlers.
+        topics: their topics; open, or created as soon as Redis can be reached.
+        hooks: of the interceptors.
+        options: of the worker.
+        transport: to Redis.
+        surroundings: already open.
+        stopping: set when the worker is to stop; by the watchdog too.
+        signals: a second one ends each wait.
+    """
+
+    def __init__(
+        self,
+        client: Client | AsyncClient,
+        topics: Sequence[TopicHandlers],
+        hooks: Hooks,
+        options: Options,
+        transport: Transport,
+        surroundings: Surroundings,
+        stopping: threading.Event,
+        signals: StopSignals,
+    ) -> None:
+        self._client = client
+        self._topics = topics
+        self._chain = hooks.chain
+        self._options = options
+        self.transport = transport
+        self._surroundings = surroundings
+        self._stopping = stopping
+        self._signals = signals
+        handlers = [handler for of_topic in topics for handler in of_topic]
+        loop = surroundings.loop
+        self._loop_heartbeat = None if loop is None else LoopHeartbeat(loop)
+        self.memory = WorkerMemory(
+            [min(map(lease_ms, of_topic)) for of_topic in topics],
+            sum(each.concurrency * max(1, each.batch) + 1 for each in handlers),
+            sum(most_held(each) for each in handlers if each.claims is not None),
+        )
+        try:
+            self.engine = Engine(
+                topics, transport, self.memory, hooks, loop, self._loop_heartbeat,
+                options.concurrency, surroundings.scope.values,
+            )  # fmt: skip
+            self._contexts = [of_topic.context for of_topic in topics]
+            self.heartbeat = heartbeat_process.start(
+                options.heartbeat, self.memory, transport, self._contexts
+            )
+        except BaseException:
+            self.memory.close()
+            raise
+
+    def begin(self) -> None:
+        """Begin to receive messages."""
+        try:
+            self._services = services.start(
+                self._client._prefix, self._client._handlers, self._chain, self.transport,
+                self._contexts, self._options.serves_schedules,
+            )  # fmt: skip
+        except BaseException:
+            self.heartbeat.stop()
+            self.memory.close()
+            raise
+        self.engine.start()
+        self.watchdog = Watchdog(
+            self.engine, self.heartbeat, self.memory, self._loop_heartbeat, self.transport,
+            self._options.watchdog_s, self._stopping, self._options.limits,
+        )  # fmt: skip
+        self.watchdog.start()
+        self._status = StatusReporter(self.engine.queues, self.transport, self._client._prefix)
+
+    def stop(self, grace_s: float) -> bool:
+        """Stop fetching, wait for running handlers, release the rest, and close all parts.
+
+        Returns:
+            Whether every run that had begun has ended, and is settled in Redis.
+        """
+        engine = self.engine
+        engine.stop_fetching()
+        self._services.ask_to_stop()
+        # Idle threads and tasks need a moment to end too.
+        began = time.monotonic()
+        until = began + max(grace_s, WATCH_S)
+        engine.release_waiting(began + min(FETCHER_STOP_S, max(grace_s, CANCEL_S / 2)))
+        finished = self._wait_for_runs(until)
+        settled = self._close(until + CANCEL_S)
+        if not settled:
+            log.error(
+                "not all deliveries could be settled in Redis; those are delivered again, and work "
+                "that was done may be done twice"
+            )
+        return finished and settled
+
+    def finish_others(self) -> None:
+        """Release waiting deliveries when a handler is stuck, and let the others finish.
+
+        A hanging delivery is not released. It is rolled back when its lease has expired, which
+        counts as a delivery: so a message that hangs every worker becomes a dead letter. After
+        `timeout_kill` the hanging ones have failed already, and a stop releases the rest.
+        """
+        now, grace_s = time.monotonic(), self._options.grace_s
+        until = now + min(grace_s, ABANDON_S)
+        self.engine.stop_fetching()
+        self.engine.release_waiting(until)
+        if self._options.limits.hung:
+            wait_for_others(self.engine.queues, now + grace_s, lambda: self._signals.at_once)
+        else:
+            self._wait_for_runs(until)
+
+    def _wait_for_runs(self, until: float) -> bool:
+        """Wait until running handlers have ended and are settled; return whether all have ended."""
+        while not self.engine.join(min(WATCH_S, seconds_until(until))):
+            if self._signals.at_once or not seconds_until(until):
+                return not self.engine.is_running()
+        for flushed in self.engine.flushed_events():
+            while not flushed.wait(min(WATCH_S, seconds_until(until))):
+                if self._signals.at_once or not seconds_until(until):
+                    break
+        return True
+
+    def _close(self, until: float) -> bool:
+        """Cancel what still runs, release its deliveries, and close all parts, before `until`.
+
+        Returns:
+            Whether all deliveries are settled in Redis.
+        """
+        settled = self.engine.end(until)
+        self._services.stop(seconds_until(until))
+        self._status.stop(seconds_until(until))
+        self.watchdog.end()
+        self.heartbeat.stop(max(HEARTBEAT_STOP_S, seconds_until(until)))
+        if self._loop_heartbeat is not None:
+            self._loop_heartbeat.stop()
+        self._surroundings.close(seconds_until(until))
+        if settled and self.engine.join(0):
+            self.memory.close()
+        return settled

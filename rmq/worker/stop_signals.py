@@ -1,0 +1,61 @@
+"""SIGTERM and SIGINT of a worker: the first asks it to stop, the second ends it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+END_S = 2.0  # from a second signal to the end of the process, whatever it does
+
+
+class StopSignals:
+    """What signals have asked for while `received` was open."""
+
+    def __init__(self) -> None:
+        self.asked = False  # by a first signal
+        self.at_once = False  # by a second
+        self.number = 0  # of the second
+        # A SimpleQueue: a signal may interrupt `put`.
+        self._received: SimpleQueue[int] = SimpleQueue()
+
+    @contextlib.contextmanager
+    def received(self) -> Iterator[None]:
+        """Receive signals; in a thread that is not the main one, receive none."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.asked = self.at_once = False
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, self._on_signal) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, previous in zip(numbers, before, strict=True):
+                signal.signal(number, previous)
+            self.asked = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a signal comes, or `wake` is called."""
+        with contextlib.suppress(Empty):
+            self._received.get(timeout=seconds)
+
+    def wake(self) -> None:
+        """End a wait; from any thread."""
+        self._received.put(0)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Take note of a signal. No lock is taken here: the interrupted code may hold it."""
+        if self.asked:
+            self.number = number
+            self.at_once = True
+            # Releasing may be impossible: Redis cannot be reached, or a thread is blocked.
+            end = threading.Timer(END_S, os._exit, (128 + number,))
+            end.daemon = True
+            end.start()
+        self.asked = True
+        self._received.put(number)
