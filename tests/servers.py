@@ -95,15 +95,19 @@ class Server:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
+    def words(self) -> list[str]:
+        """The command that starts it."""
         persistence = ["--appendonly", "yes" if self.aof else "no", "--appendfsync", "always"]
+        return [
+            self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.dir,
+            "--save", "", "--loglevel", "warning", "--logfile", f"{self.dir}/redis.log",
+            "--repl-diskless-sync-delay", "0",  # a replica waits 5 s by default
+            *persistence, *self.options,
+        ]  # fmt: skip
+
+    def start(self) -> None:
         self.process = subprocess.Popen(
-            [
-                self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.dir,
-                "--save", "", "--loglevel", "warning", "--logfile", f"{self.dir}/redis.log",
-                "--repl-diskless-sync-delay", "0",  # a replica waits 5 s by default
-                *persistence, *self.options,
-            ],
+            self.words(),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             preexec_fn=die_with_parent,
         )  # fmt: skip

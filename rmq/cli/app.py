@@ -229,7 +229,7 @@ def secrets(url: str | None) -> list[str]:
 def redact(text: str, url: str | None) -> str:
     """Replace the passwords of the URL, and of any other URL in the text, by ***."""
     text = re.sub(r"(://[^\s/@:]*:)[^\s/]*@", r"\1***@", text)
-    text = re.sub(r"([?&]password=)[^\s&]+", r"\1***", text)
+    text = re.sub(r"([?&]\w*password=)[^\s&]+", r"\1***", text)
     for secret in secrets(url):
         if len(secret) >= 4 and not secret.isalpha():
             text = text.replace(secret, "***")

@@ -121,8 +121,9 @@ class Client(_ClientBase):
     """A connection to RMQ on a Redis. For `with`; threads may share it.
 
     Args:
-        url: redis://, rediss://, unix:// or embedded:///directory; default: RMQ_URL, else
-            redis://localhost:6379/0. Options of redis-py may follow, as `?protocol=3`.
+        url: redis://, rediss://, unix://, embedded:///directory, or for Redis Sentinel
+            redis+sentinel://h1,h2,h3/service; default: RMQ_URL, else redis://localhost:6379/0.
+            Options of redis-py may follow, as `?protocol=3`.
         prefix: the first part of every key; default: RMQ_PREFIX, else "rmq".
         retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
             timedelta; at most 30 s.

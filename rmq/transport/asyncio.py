@@ -52,6 +52,7 @@ from rmq.transport.pool import (
 )
 from rmq.transport.redis_errors import REDIS_ERRORS
 from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
+from rmq.transport.sentinel import AsyncSentinelPool
 from rmq.transport.subscription import RUNG, SubscribedConnection, await_signal
 from rmq.transport.sync import HAND_BACK_S
 from rmq.transport.url import Address
@@ -229,6 +230,8 @@ class AsyncTransport:
 
     def _new_pool(self) -> AsyncPool:
         wait_s = self.timeout_s + self.retry_for
+        if self.address.sentinels is not None:
+            return AsyncSentinelPool(self._connector, self.address, wait_s, self.timeout_s)
         new, size = self._connector.new, self.address.max_connections
         return AsyncPool(new, size, wait_s, self.timeout_s)
 
@@ -280,8 +283,8 @@ class AsyncTransport:
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
-        epoch, refused = self._current_pool().epoch, set[bytes]()
-        connection = self._connector.new(protocol=2)
+        pool, refused = self._current_pool(), set[bytes]()
+        epoch, connection = pool.epoch, pool.new(protocol=2)
         try:
             await connection.connect()
             await connection.send_packed_command((wanted.packed(),), check_health=False)

@@ -6,6 +6,7 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from redis.backoff import NoBackoff
@@ -47,15 +48,21 @@ class Connector:
         self.embedded = embedded
         self._factory = self._read_url()
 
-    def new(self, **changes: Any) -> Any:
-        """Return a new connection of redis-py, not yet connected."""
+    def new(self, kind: Any = None, **changes: Any) -> Any:
+        """Return a new connection of redis-py, not yet connected.
+
+        Args:
+            kind: the class; by default redis-py's for the URL.
+            changes: of its options.
+        """
         factory = self._factory
-        return factory.connection_class(**{**factory.connection_kwargs, **changes})
+        return (kind or factory.connection_class)(**{**factory.connection_kwargs, **changes})
 
     def plain_options(self) -> dict[str, Any]:
         """Return the options of a connection that are numbers and texts.
 
         `tls` has those of redis-py that begin with `ssl_`; it is left out for plain connections.
+        `sentinels` says whom to ask for host and port; the host that stands there is none.
         """
         if self.embedded is not None and self._factory.connection_kwargs["path"] != (
             self.embedded.socket
@@ -67,9 +74,11 @@ class Connector:
             for name in ("host", "port", "path", "db", "username", "password")
             if given.get(name) is not None
         }
+        if self._address.sentinels is not None:
+            options["sentinels"] = asdict(self._address.sentinels)
         if self._address.scheme in ("redis", "rediss"):
             options = {"host": "localhost", "port": 6379, **options}
-        if self._address.scheme == "rediss":
+        if self._address.is_tls:
             options["tls"] = {
                 name: value
                 for name, value in given.items()
@@ -100,7 +109,11 @@ class Connector:
 
     def _read_url(self) -> Any:
         with self._translated_errors():
-            url = self._address.url if self.embedded is None else "unix://" + self.embedded.socket
+            url = self._address.url
+            if self.embedded is not None:
+                url = "unix://" + self.embedded.socket
+            elif self._address.sentinels is not None:
+                url = self._address.sentinels.data_url
             retry = self._retry_class(NoBackoff(), 0)
             factory = self._pool_class.from_url(url, retry=retry, **self._options())
             factory.connection_class(**factory.connection_kwargs)  # refuses unknown options
@@ -122,7 +135,7 @@ class Connector:
             "socket_timeout": self._timeout_s,
             "socket_connect_timeout": min(self._timeout_s, CONNECT_TIMEOUT_S),
             **({} if scheme in ("unix", "embedded") else keepalive),
-            **({"ssl_check_hostname": True} if scheme == "rediss" else {}),
+            **({"ssl_check_hostname": True} if self._address.is_tls else {}),
         }
 
     @contextlib.contextmanager

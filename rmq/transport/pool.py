@@ -83,14 +83,14 @@ class _PoolState:
     left for those that are not made.
 
     Args:
-        new: makes a connection of redis-py, not yet connected.
+        new: makes a connection of redis-py, not yet connected; takes options of redis-py.
         size: how many connections there may be.
         wait_s: how long a caller waits for one.
         timeout_s: how long a connection waits for a reply.
     """
 
-    def __init__(self, new: Callable[[], Any], size: int, wait_s: float, timeout_s: float) -> None:
-        self._new = new
+    def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
+        self.new = new
         self._size = size
         self._wait_s = wait_s
         self._check_s = min(CHECK_S, timeout_s)
@@ -152,7 +152,7 @@ class _Waiter:
 class Pool(_PoolState):
     """Connections for threads."""
 
-    def __init__(self, new: Callable[[], Any], size: int, wait_s: float, timeout_s: float) -> None:
+    def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
         self._waiting: deque[_Waiter] = deque()
         self._lock = threading.Lock()  # of waiting and serving threads
@@ -175,7 +175,7 @@ class Pool(_PoolState):
             self._close([*self._remove_idle(pooled), pooled])
         connection = None
         try:
-            pooled = PooledConnection(self._new(), self.epoch)
+            pooled = PooledConnection(self.new(), self.epoch)
             connection = pooled.connection
             connection.connect()
         except BaseException as error:
@@ -274,7 +274,7 @@ class Pool(_PoolState):
 class AsyncPool(_PoolState):
     """Connections for the tasks of one event loop. Twin of `Pool`."""
 
-    def __init__(self, new: Callable[[], Any], size: int, wait_s: float, timeout_s: float) -> None:
+    def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
         self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
@@ -292,7 +292,7 @@ class AsyncPool(_PoolState):
             await self._close([*self._remove_idle(pooled), pooled])
         connection = None
         try:
-            pooled = PooledConnection(self._new(), self.epoch)
+            pooled = PooledConnection(self.new(), self.epoch)
             connection = pooled.connection
             await connection.connect()
         except BaseException as error:

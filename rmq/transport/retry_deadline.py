@@ -11,6 +11,8 @@ from rmq.transport.redis_errors import Kind, kind_of
 from rmq.transport.url import Address, redact
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
+# With sentinels most outages are failovers of two seconds, and attempts ask a sentinel first.
+FAILOVER_PAUSE_S = 0.2
 
 
 class RetryDeadline:
@@ -50,7 +52,8 @@ class RetryDeadline:
             error.__context__ = error.__traceback__ = None
             raise self._last_error(error) from error
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
-        self._pause_s = min(self._pause_s * 2, LAST_PAUSE_S)
+        longest_s = LAST_PAUSE_S if self._address.sentinels is None else FAILOVER_PAUSE_S
+        self._pause_s = min(self._pause_s * 2, longest_s)
         return pause_s
 
     def _last_error(self, error: BaseException) -> RMQError:

@@ -52,6 +52,7 @@ from rmq.transport.operations import (
 from rmq.transport.pool import Pool, PooledConnection, as_not_connected, as_stale, is_not_master
 from rmq.transport.redis_errors import REDIS_ERRORS
 from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
+from rmq.transport.sentinel import SentinelPool
 from rmq.transport.subscription import RUNG, SubscribedConnection, await_signal
 from rmq.transport.url import Address
 
@@ -254,6 +255,8 @@ class Transport:
 
     def _new_pool(self) -> Pool:
         wait_s = self.timeout_s + self.retry_for
+        if self.address.sentinels is not None:
+            return SentinelPool(self._connector, self.address, wait_s, self.timeout_s)
         new, size = self._connector.new, self.address.max_connections
         return Pool(new, size, wait_s, self.timeout_s)
 
@@ -303,8 +306,8 @@ class Transport:
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
-        epoch, refused = self._current_pool().epoch, set[bytes]()
-        connection = self._connector.new(protocol=2)
+        pool, refused = self._current_pool(), set[bytes]()
+        epoch, connection = pool.epoch, pool.new(protocol=2)
         try:
             connection.connect()
             connection.send_packed_command((wanted.packed(),), check_health=False)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from rmq.errors import ConfigurationError
+from rmq.transport import sentinel_url
+from rmq.transport.sentinel_url import Sentinels
 
-SCHEMES = ("redis", "rediss", "unix", "embedded")
-LATER = ("redis+sentinel", "redis+cluster")
+SCHEMES = ("redis", "rediss", "unix", "embedded", *sentinel_url.SCHEMES)
+LATER = ("redis+cluster",)
 # Enough to keep one Redis busy from one process; a client that gathers thousands of calls at once
 # keeps few descriptors. Subscriptions are not counted.
 MAX_CONNECTIONS = 64
@@ -24,9 +26,15 @@ class Address:
     directory: str = ""
     max_connections: int = MAX_CONNECTIONS
     is_default: bool = False  # neither the caller nor RMQ_URL gave it
+    sentinels: Sentinels | None = None  # which know where the server is
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.scheme.startswith("rediss")
 
     @property
     def shown(self) -> str:
@@ -42,9 +50,9 @@ class Address:
 
 
 def redact(url: str) -> str:
-    """Replace the password (and a `password=` option) in a URL, or in a text with URLs, by ***."""
-    url = re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)
-    return re.sub(r"(password=)[^&\s]*", r"\1***", url)
+    """Replace the passwords (also in options) in a URL, or in a text with URLs, by ***."""
+    url = re.sub(r"(password=)[^&\s]*", r"\1***", url)
+    return re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)
 
 
 def parse(url: object) -> Address:
@@ -67,11 +75,17 @@ def parse(url: object) -> Address:
         )
     if scheme not in SCHEMES:
         raise ConfigurationError(f"url: scheme {scheme!r} is unknown; use {', '.join(SCHEMES)}")
-    parts = urlsplit(url)
-    options = parse_qs(parts.query, keep_blank_values=True)
+    options = parse_qs(url.partition("?")[2], keep_blank_values=True)
     most = connections(
         options.get("max_connections", [MAX_CONNECTIONS])[-1], "url: max_connections"
     )
+    for name in ("decode_responses", "retry_on_timeout", "retry", "retry_on_error"):
+        if name in options:
+            raise ConfigurationError(f"url: option {name} is RMQ's to set; leave it out")
+    if scheme in sentinel_url.SCHEMES:
+        sentinels = sentinel_url.read(url, redact(url))
+        return Address(url, scheme, max_connections=most, sentinels=sentinels)
+    parts = urlsplit(url)
     if scheme == "embedded":
         directory = unquote(parts.netloc + parts.path)
         if not parts.path.strip("/") and not parts.netloc:
@@ -91,9 +105,6 @@ def parse(url: object) -> Address:
         database = parts.path.strip("/")
         if database and not database.isdecimal():
             raise ConfigurationError(f"url: {redact(url)!r}: the path is a database number, as /0")
-    for name in ("decode_responses", "retry_on_timeout", "retry", "retry_on_error"):
-        if name in options:
-            raise ConfigurationError(f"url: option {name} is RMQ's to set; leave it out")
     return Address(url, scheme, max_connections=most)
 
 

@@ -7,6 +7,9 @@ would be half of the process's memory.
 from __future__ import annotations
 
 import socket
+import time
+
+from rmq.worker import sentinel_question
 
 TYPE_CHECKING = False  # not imported: `typing` would be a tenth of the heartbeat's memory
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ class ScriptConnection:
         self.options = options
         self.scripts = scripts  # by verb: SHA-1 and text
         self._socket: Any = None
+        self._master: tuple[str, int] | None = None  # as the sentinels said, if the URL names some
+        self._asked_at = 0.0  # when they said it
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -40,6 +45,8 @@ class ScriptConnection:
             OSError: Redis did not answer.
         """
         if self._socket is not None:
+            if self.options.get("sentinels"):
+                self._follow_master()
             try:
                 return self._evaluate(calls)
             except OSError:
@@ -61,6 +68,32 @@ class ScriptConnection:
             self.close()
             raise error if isinstance(error, OSError) else OSError(f"reply: {error}") from None
         return replies
+
+    def send_words(self, words: list[Any]) -> Any:
+        """Send one command, on a connection that is made if there is none; return the reply."""
+        if self._socket is None:
+            self._connect()
+        return self._send([words])[0]
+
+    def _follow_master(self) -> None:
+        """Give up a connection to a server that the sentinels call the master no more.
+
+        A server that was stopped during its failover renews leases for some seconds after it wakes
+        up, and nobody else knows of them.
+        """
+        known = self._master
+        if time.monotonic() < self._asked_at + sentinel_question.ASK_S:
+            return
+        try:
+            self._ask_sentinels()
+        except OSError:
+            return  # it goes on with the master that it knows
+        if self._master != known:
+            self.close()
+
+    def _ask_sentinels(self) -> None:
+        self._asked_at = time.monotonic()
+        self._master = sentinel_question.master(self.options, lambda to: ScriptConnection(to, {}))
 
     def _words(self, call: Call, verb: str, part: int) -> list[Any]:
         name, keys, args = call
@@ -101,12 +134,13 @@ class ScriptConnection:
             self._socket = connection
             connection.connect(given["path"])
         else:
-            connection = socket.create_connection((given["host"], given["port"]), timeout)
+            host, port = self._server()
+            connection = socket.create_connection((host, port), timeout)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connection
             if given.get("tls") is not None:
                 self._socket = _tls_context(given["tls"]).wrap_socket(
-                    connection, server_hostname=given["host"]
+                    connection, server_hostname=host
                 )
         self._reader = self._socket.makefile("rb")
         first: list[list[Any]] = []
@@ -115,9 +149,26 @@ class ScriptConnection:
             first.append(["AUTH", *name, given["password"]])
         if given.get("db"):
             first.append(["SELECT", given["db"]])
-        for reply in self._send(first):
+        if given.get("sentinels"):
+            first.append(["ROLE"])
+        replies = self._send(first)
+        for reply in replies:
             if isinstance(reply, RedisError):
                 raise OSError(str(reply))
+        if given.get("sentinels") and replies[-1][0] != b"master":
+            raise OSError("the server that the sentinels name says that it is no master")
+
+    def _server(self) -> tuple[str, int]:
+        """Return host and port of the server to connect to."""
+        if not self.options.get("sentinels"):
+            return self.options["host"], self.options["port"]
+        try:
+            self._ask_sentinels()
+        except OSError:
+            if self._master is None:
+                raise
+        assert self._master is not None
+        return self._master
 
 
 def _is_error(reply: Any, *codes: str) -> bool:

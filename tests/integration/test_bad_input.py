@@ -386,7 +386,8 @@ URLS = [
     ("redis://localhost/orders", "database number"),
     ("embedded://", "names no directory"),
     ("unix://", "names no socket"),
-    ("redis+sentinel://a,b/master", "not served by this version"),
+    ("redis+cluster://a,b", "not served by this version"),
+    ("redis+sentinel://a,b", "names no service"),
     ("redis://localhost?decode_responses=true", "RMQ's to set"),
 ]
 
@@ -405,6 +406,8 @@ def test_a_url_that_cannot_work_is_refused(kind: str, url: str, text: str) -> No
         "redis://user:s3@s3cret@127.0.0.1:1/0",
         "redis://127.0.0.1:1/0?password=s3cret",
         "user:s3cret@127.0.0.1:1",
+        "redis+sentinel://user:s3@s3cret@127.0.0.1:1,127.0.0.1:2/orders",
+        "redis+sentinel://127.0.0.1:1/orders?sentinel_password=s3@s3cret",
     ],
 )
 def test_a_password_is_never_shown(kind: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:

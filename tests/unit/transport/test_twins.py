@@ -1,4 +1,4 @@
-"""The two transports, and the two pools, have the same methods; most differ in `await` alone."""
+"""Transports, pools and finders are twins: same methods, and most differ in `await` alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_finalizers")
 PACKAGE = Path(rmq.transport.__file__).parent
 ASYNC_NAMES = {
     "AsyncTransport": "Transport", "aredis": "redis", "AsyncPool": "Pool",
+    "AsyncSentinelPool": "SentinelPool", "AsyncMasterFinder": "MasterFinder",
     "asyncio.sleep": "time.sleep", "(nowait=True)": "()",
 }  # fmt: skip
 # Methods that need more than `await`: a loop instead of threads, another method of redis-py.
@@ -50,15 +51,22 @@ def methods(file: str, class_name: str) -> dict[str, str]:
 TWINS = [
     (methods("sync.py", "Transport"), methods("asyncio.py", "AsyncTransport")),
     (methods("pool.py", "Pool"), methods("pool.py", "AsyncPool")),
+    (methods("sentinel.py", "SentinelPool"), methods("sentinel.py", "AsyncSentinelPool")),
+    (methods("sentinel.py", "MasterConnection"), methods("sentinel.py", "AsyncMasterConnection")),
+    (
+        methods("master_finder.py", "MasterFinder"),
+        methods("master_finder.py", "AsyncMasterFinder"),
+    ),
 ]
+IDS = ["transport", "pool", "sentinel-pool", "master-connection", "master-finder"]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), TWINS, ids=["transport", "pool"])
+@pytest.mark.parametrize(("ours", "theirs"), TWINS, ids=IDS)
 def test_twins_have_the_same_methods(ours: dict[str, str], theirs: dict[str, str]) -> None:
     assert theirs.keys() == ours.keys() - ONLY_FOR_THREADS
 
 
-@pytest.mark.parametrize(("ours", "theirs"), TWINS, ids=["transport", "pool"])
+@pytest.mark.parametrize(("ours", "theirs"), TWINS, ids=IDS)
 def test_other_methods_differ_from_their_twins_in_await_alone(
     ours: dict[str, str], theirs: dict[str, str]
 ) -> None:

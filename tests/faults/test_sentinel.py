@@ -1,0 +1,262 @@
+"""Failovers by Sentinel, under load: the master is killed, or stopped and woken up again.
+
+The control of each claim is in the same test, or follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.sentinel
+
+import rmq
+from rmq.transport import sentinel as sentinel_transport
+from rmq.transport.master_finder import AsyncMasterFinder, MasterFinder
+from tests.conftest import any_binary
+from tests.faults.connections import drive, fill
+from tests.patience import PATIENCE_S
+from tests.property.driver import Driver
+from tests.sentinels import SERVICE, Sentinels
+from tests.servers import Server
+
+__all__ = ["drive"]  # a fixture
+
+GAP_LIMIT = 1.5  # times what a bare client sees
+GAP_SLACK_S = 0.5  # of a busy machine, which may hold up one of the clients and not the other
+PERIOD_S = 0.01  # between two sends of a client
+
+
+@pytest.fixture
+def service() -> Iterator[Sentinels]:
+    made = Sentinels(any_binary())
+    yield made
+    made.stop()
+
+
+class Load:
+    """Calls one after the other until it is stopped, and when each succeeded."""
+
+    def __init__(self, call: Callable[[int], Any]) -> None:
+        self.call = call
+        self.done: list[int] = []
+        self.times: list[float] = []
+        self.errors: list[BaseException] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.wait(PERIOD_S):
+            try:
+                self.call(number)
+            except (rmq.RMQError, redis.RedisError) as error:
+                self.errors.append(error)
+                continue
+            self.done.append(number)
+            self.times.append(time.monotonic())
+            number += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    @property
+    def gap_s(self) -> float:
+        """The longest time without success."""
+        return max(b - a for a, b in zip(self.times, self.times[1:], strict=False))
+
+
+def sends(topic: Any, run: Callable[[Any], Any], **options: Any) -> Callable[[int], Any]:
+    """Sends that keep their id until they are confirmed."""
+    ids: dict[int, Any] = {}
+
+    def send(number: int) -> None:
+        if number not in ids:
+            ids[number] = run(topic.new_id())
+        run(topic.send(number, id=ids[number], **options))
+
+    return send
+
+
+@contextlib.contextmanager
+def senders(url: str, name: str, **options: Any) -> Iterator[dict[str, Load]]:
+    """A load by either client, each to a topic of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def awaited(value: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(value, loop).result(PATIENCE_S)
+
+    blocking, tasks = rmq.Client(url, timeout=5), rmq.AsyncClient(url, timeout=5)
+    loads = {
+        "sync": Load(sends(blocking.topic(f"{name}-sync"), lambda sent: sent, **options)),
+        "async": Load(sends(tasks.topic(f"{name}-async"), awaited, **options)),
+    }
+    try:
+        yield loads
+    finally:
+        for load in loads.values():
+            load.stop()
+        blocking.close()
+        awaited(tasks.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def bare_load(service: Sentinels) -> Load:
+    """A loop of redis-py as its documentation shows it."""
+    asked = redis.sentinel.Sentinel(service.hosts, socket_timeout=5)
+    master: Any = asked.master_for(SERVICE, socket_timeout=5)
+
+    def write(number: int) -> None:
+        master.set(f"bare-{number}", number)
+
+    return Load(write)
+
+
+def eventually(what: Callable[[], Any], text: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until, text
+        time.sleep(0.02)
+
+
+def test_a_killed_master_costs_no_confirmed_message_and_no_longer_gap_than_bare_redis_py(
+    service: Sentinels, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = service.url()
+    handled: dict[str, list[int]] = {"sync": [], "async": []}
+    held: list[tuple[int, bool]] = []
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(rmq.Client(url, timeout=5))
+        kinds = {kind: client.topic(f"{name}-{kind}") for kind in handled}
+        for kind, topic in kinds.items():
+            topic.handler()(lambda body, kind=kind: handled[kind].append(body))
+        long = client.topic(f"{name}-long", lease=5)
+
+        @long.handler()
+        def hold(body: int, d: rmq.Delivery) -> None:
+            """Holds its lease through the failover, which is longer than what is left of it."""
+            until = time.monotonic() + 8
+            while time.monotonic() < until and not d.lost:
+                time.sleep(0.05)
+            held.append((d.attempt, d.lost))
+
+        worker = rmq.Worker(client)
+        running = threading.Thread(target=worker.run, daemon=True)
+        running.start()
+        long.send(0, durability=rmq.Replicated(2, 4))
+        quick = stack.enter_context(senders(url, f"{name}-quick"))
+        kept = stack.enter_context(senders(url, name, durability=rmq.Replicated(1, 1)))
+        bare = bare_load(service)
+        stack.callback(bare.stop)
+        eventually(lambda: all(len(seen) > 20 for seen in handled.values()), "nothing is handled")
+
+        before = {kind: len(load.done) for kind, load in kept.items()}
+        service.fail_over(Server.kill)
+
+        for kind, load in (*kept.items(), *quick.items(), ("bare", bare)):
+            start = len(load.done)
+            eventually(lambda load=load, start=start: len(load.done) > start + 20,
+                       f"{kind} does not go on: {load.errors[-1:]}")  # fmt: skip
+        for load in (*kept.values(), *quick.values(), bare):
+            load.stop()
+        gaps = {kind: load.gap_s for kind, load in quick.items()}
+        for kind, load in kept.items():
+            assert len(load.done) > before[kind] > 0
+            eventually(lambda kind=kind, load=load: set(load.done) <= set(handled[kind]),
+                       f"{kind} lost {set(load.done) - set(handled[kind])}")  # fmt: skip
+        eventually(lambda: held, "the long message was not done")
+        worker.stop()
+        running.join(PATIENCE_S)
+
+    with capsys.disabled():
+        shown = ", ".join(f"{kind} {gap:.2f} s" for kind, gap in gaps.items())
+        again = sum(len(seen) - len(set(seen)) for seen in handled.values())
+        print(
+            f"\nFIG failover by Sentinel, kill -9: gaps {shown}, bare redis-py {bare.gap_s:.2f} s; "
+            f"replicated: {sum(len(load.done) for load in kept.values())} confirmed, 0 lost, "
+            f"{again} handled again"
+        )
+    assert held == [(1, False)]  # its lease was renewed at the new master
+    assert max(gaps.values()) <= GAP_LIMIT * bare.gap_s + GAP_SLACK_S
+
+
+def strays_after_waking(service: Sentinels, driver: Driver, name: str) -> int:
+    """Stop the master, let Sentinel replace it, wake it; send; count what the old one has got."""
+    topic = driver.client.topic(name)
+    for number in range(5):
+        driver.do(topic.send(number))
+    fill(driver, 4)
+    old, _ = service.fail_over(lambda master: master.signal(signal.SIGSTOP))
+    old.signal(signal.SIGCONT)
+    with old.raw(socket_timeout=5) as raw:
+        before: Any = raw.hlen(f"rmq:{{{name}_0}}:records")
+        for number in range(50):
+            driver.do(topic.send(number))
+            if number < 10:
+                time.sleep(0.05)
+        assert raw.role()[0] == b"master"  # it does not know yet, and would take them
+        after: Any = raw.hlen(f"rmq:{{{name}_0}}:records")
+    assert before == 5
+    return int(after - before)
+
+
+def test_nothing_is_sent_to_an_old_master_that_wakes_up(
+    service: Sentinels, drive: Callable[..., Driver], name: str
+) -> None:
+    driver = drive(service.url(), timeout=5)
+    assert strays_after_waking(service, driver, name) == 0
+    assert driver.do(driver.client.admin.stats(name))["priority"] >= 50
+
+
+def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
+    service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+
+    async def nothing(self: Any) -> None: ...
+
+    monkeypatch.setattr(MasterFinder, "refresh", lambda self: None)
+    monkeypatch.setattr(AsyncMasterFinder, "refresh", nothing)
+    monkeypatch.setattr(sentinel_transport, "check_role", lambda reply, connection: None)
+    driver = drive(service.url(), timeout=5)
+    assert strays_after_waking(service, driver, name) > 0
+
+
+def test_a_waiting_consumer_hears_of_messages_at_the_new_master(
+    service: Sentinels, name: str
+) -> None:
+    with rmq.Client(service.url(), timeout=2) as client, rmq.Client(service.url()) as other:
+        topic = client.topic(name)
+        topic.open()
+        got: list[Any] = []
+
+        def consume() -> None:
+            with topic.consumer(lease=5) as consumer:
+                while not got:
+                    with contextlib.suppress(rmq.Unavailable, rmq.OutcomeUnknown):
+                        batch = consumer.receive(1, wait=PATIENCE_S)
+                        got.extend(delivery.body for delivery in batch)
+                        consumer.ack(batch)
+
+        thread = threading.Thread(target=consume, daemon=True)
+        thread.start()
+        time.sleep(0.5)  # it waits
+        old, _ = service.fail_over(lambda master: master.signal(signal.SIGSTOP))
+        old.signal(signal.SIGCONT)
+        other.topic(name).send("here")
+        thread.join(PATIENCE_S)
+        assert got == ["here"]
