@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test older engines spark fmt lint types layers bench peers load pages build check clean
+.PHONY: help run quick test older engines spark fmt lint types layers bench peers load pages faults build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; C
 
 pages: $(VENV)/plots.stamp ## fill the tables and charts of bench/README.md and docs/capacity.md: make pages FILE=run.json
 	@$(BIN)/python -m bench.pages $(FILE)
+
+faults: $(VENV)/tests.stamp ## the fault matrix: kills, cuts, full disks, each with a control, as a table (about 10 min)
+	@$(BIN)/python -m bench.faults
 
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build

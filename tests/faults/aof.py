@@ -53,6 +53,12 @@ def commands(folder: Path) -> Iterator[list[bytes]]:
                 yield words
 
 
+def end_of(folder: Path) -> Path:
+    """The file to which a server appends: since Redis 7 an AOF has several parts."""
+    (path,) = (one for one in folder.rglob("*.aof") if ".base." not in one.name)
+    return path
+
+
 def lives(folder: Path, topics: Collection[str]) -> Lives:
     """Return the history of the messages of these topics."""
     found = Lives()

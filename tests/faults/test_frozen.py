@@ -31,6 +31,7 @@ class Frozen:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.fault("F32")
 def test_a_frozen_redis_loses_no_batch_and_burns_no_retry(
     own_server: Server, name: str, mode: Any
 ) -> None:

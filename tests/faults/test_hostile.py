@@ -18,7 +18,7 @@ from tests.faults.hostile import DRAIN_S, NETWORK, PROCESS, Hostile, Pair, figur
 
 LONG = bool(os.environ.get("RMQ_TEST_LONG"))
 SECONDS = 300.0 if LONG else 10.0
-SEEDS = (1, 2, 3) if LONG else (1,)
+SEEDS = (1, 2, 3) if LONG else (int(os.environ.get("RMQ_TEST_SEED") or 1),)
 
 pytestmark = pytest.mark.timeout(SECONDS + DRAIN_S + 300)
 
@@ -30,6 +30,7 @@ def servers() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.fault("F35")
 def test_nothing_is_lost_and_every_duplicate_has_a_cause(
     servers: Pair, seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +54,7 @@ def test_nothing_is_lost_and_every_duplicate_has_a_cause(
     assert sum(run.fired.values()) >= SECONDS / 4
 
 
+@pytest.mark.fault("F35", control=True)
 def test_workers_that_ack_before_they_handle_are_seen_to_lose_messages(
     servers: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

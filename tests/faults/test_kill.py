@@ -59,10 +59,12 @@ def killed_in_the_handler(
     return history, attempts, recovered
 
 
+@pytest.mark.fault("F4")
 def test_messages_of_a_killed_consumer_come_back_after_their_lease(
     server: Server, client: rmq.Client, name: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """Peer bug: a crash in the midst of a job loses it."""
     history, attempts, recovered = killed_in_the_handler(
         "hang", server, client, name, tmp_path / "log", LATE_S
     )
@@ -76,6 +78,7 @@ def test_messages_of_a_killed_consumer_come_back_after_their_lease(
     assert LEASE_S <= recovered < LEASE_S + LATE_S
 
 
+@pytest.mark.fault("F4", control=True)
 def test_at_most_once_loses_what_a_killed_consumer_had(
     server: Server, client: rmq.Client, name: str, tmp_path: Path
 ) -> None:
@@ -132,6 +135,7 @@ def written(server: Server) -> None:
             time.sleep(0.001)
 
 
+@pytest.mark.fault("F1")
 def test_a_killed_redis_loses_nothing_that_was_answered(
     durable: Server, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +158,7 @@ def test_a_killed_redis_loses_nothing_that_was_answered(
     assert verdict.state == "valid", verdict
 
 
+@pytest.mark.fault("F1", control=True)
 def test_a_redis_without_aof_is_seen_to_lose(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Negative control: the same kill without persistence, and the loss is seen."""
     server = Server(any_binary())

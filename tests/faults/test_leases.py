@@ -18,6 +18,7 @@ from tests.servers import Server
 LATE_S = 15.0  # a lease of 1 s, and whoever else is on this machine; one by default lasts longer
 
 
+@pytest.mark.fault("F5")
 def test_a_consumer_that_stalled_beyond_its_lease_changes_nothing(
     server: Server, client: rmq.Client, name: str, tmp_path: Path
 ) -> None:
@@ -41,9 +42,11 @@ def test_a_consumer_that_stalled_beyond_its_lease_changes_nothing(
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend", "reject"])
+@pytest.mark.fault("F5")
 def test_every_verb_of_a_lost_lease_says_so(
     client: rmq.Client, name: str, clock: Clock, verb: str
 ) -> None:
+    """Peer bug: a worker that has lost its lock still writes."""
     topic = client.topic(name, retry="immediate")
     topic.send(1)
     (stale,) = topic.consumer(lease=1).receive(1)

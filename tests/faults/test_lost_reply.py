@@ -56,6 +56,7 @@ def case(request: pytest.FixtureRequest, server: Server, name: str) -> Iterator[
 
 
 @pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.fault("F8")
 def test_a_send_whose_reply_is_lost_is_stored_once(case: Case, times: int) -> None:
     case.proxy.cut("send", times=times)
 
@@ -89,6 +90,7 @@ def test_a_merge_whose_reply_is_lost_is_collected_once(case: Case) -> None:
     assert case.stats()["merged"] == 1
 
 
+@pytest.mark.fault("F8")
 def test_a_prepare_whose_reply_is_lost_hands_over_the_same_batch(case: Case) -> None:
     case.do(case.topic.send_many([rmq.Outgoing({"n": n}) for n in range(5)]))
     case.proxy.cut("prepare")
@@ -104,6 +106,7 @@ def test_a_prepare_whose_reply_is_lost_hands_over_the_same_batch(case: Case) -> 
 
 
 @pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.fault("F8")
 def test_an_ack_whose_reply_is_lost_succeeds(case: Case, count: int) -> None:
     case.do(case.topic.send_many([rmq.Outgoing(n) for n in range(count)]))
     consumer, got = case.receive(count)
@@ -117,6 +120,7 @@ def test_an_ack_whose_reply_is_lost_succeeds(case: Case, count: int) -> None:
     assert case.drained() == []
 
 
+@pytest.mark.fault("F8")
 def test_a_nack_whose_reply_is_lost_costs_one_retry(case: Case) -> None:
     case.do(case.topic.send("x"))
     _, (delivery,) = case.receive(1)
@@ -153,6 +157,7 @@ def test_a_reject_whose_reply_is_lost_buries_once(case: Case) -> None:
     assert (case.stats()["dead"], case.stats()["buried"]) == (1, 1)
 
 
+@pytest.mark.fault("F8")
 def test_an_extend_whose_reply_is_lost_leaves_a_receipt_that_is_ours(case: Case) -> None:
     case.do(case.topic.send("x"))
     _, (delivery,) = case.receive(1, lease=5)
@@ -227,6 +232,7 @@ def test_a_late_copy_of_a_prepare_that_found_nothing_takes_nothing(case: Case) -
     impatient.close()
 
 
+@pytest.mark.fault("F8", control=True)
 def test_a_second_copy_is_seen_where_nothing_guards_against_it(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

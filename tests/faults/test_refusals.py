@@ -71,6 +71,7 @@ POPS = 3  # which of the calls below receives at most once
 @pytest.mark.parametrize(
     "spoilt", ["slot", "store", "prepare", "records", "dead", "failures", "merge", "settled0"]
 )
+@pytest.mark.fault("F26")
 def test_a_wrong_type_at_our_key_is_named_and_removes_nothing(
     driver: Driver, ours: Server, name: str, spoilt: str
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_wrong_type_at_our_key_is_named_and_removes_nothing(
             raw.rename("aside", key)
 
 
+@pytest.mark.fault("F27")
 def test_flushall_in_the_middle_is_reported_as_a_vanished_topic(
     driver: Driver, ours: Server, name: str
 ) -> None:
@@ -199,6 +201,7 @@ def _eventually(what: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.fault("F27")
 def test_an_idle_consumer_notices_a_flushall(ours: Server, name: str) -> None:
     told: list[BaseException] = []
     with rmq.Client(ours.url) as client:
@@ -220,6 +223,7 @@ def test_an_idle_consumer_notices_a_flushall(ours: Server, name: str) -> None:
     assert [type(error) for error in told] == [rmq.TopicVanished]
 
 
+@pytest.mark.fault("F18")
 def test_a_full_redis_refuses_sends_and_drains_to_the_last(
     driver: Driver, ours: Server, name: str
 ) -> None:
@@ -255,6 +259,7 @@ def test_a_full_redis_refuses_sends_and_drains_to_the_last(
             raw.config_set("maxmemory", 0)
 
 
+@pytest.mark.fault("F18")
 def test_a_full_redis_gives_lapsed_leases_back(ours: Server, name: str) -> None:
     with rmq.Client(ours.url) as client, ours.raw() as raw:
         topic = client.topic(name, retry="immediate")

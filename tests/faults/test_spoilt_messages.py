@@ -20,6 +20,7 @@ def spoil(server: Server, topic: str, id: rmq.MessageId, record: bytes | None) -
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+@pytest.mark.fault("F29")
 def test_an_undecodable_body_is_kept_as_a_dead_letter(
     server: Server, client: rmq.Client, name: str, mode: Any
 ) -> None:
@@ -35,6 +36,7 @@ def test_an_undecodable_body_is_kept_as_a_dead_letter(
     assert (kept.id, kept.failure.reason if kept.failure else "") == (bad.id, "undecodable")
 
 
+@pytest.mark.fault("F29")
 def test_a_record_that_is_cut_short_moves_nothing_and_can_be_cancelled(
     server: Server, client: rmq.Client, name: str
 ) -> None:

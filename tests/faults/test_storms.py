@@ -51,6 +51,7 @@ def judge(load: Load, fired: int, what: str, capsys: pytest.CaptureFixture[str])
     assert verdict.duplicates == 0
 
 
+@pytest.mark.fault("F24")
 def test_script_flush_every_20_ms_is_not_noticed(
     ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_script_flush_every_20_ms_is_not_noticed(
     judge(load, fired, f"SCRIPT FLUSH every 20 ms, {mode(is_async)}", capsys)
 
 
+@pytest.mark.fault("F25")
 def test_killed_connections_every_50_ms_are_not_noticed(
     ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +75,7 @@ def test_killed_connections_every_50_ms_are_not_noticed(
 
 
 @pytest.mark.parametrize("timeout", [10.0, 0.5])
+@pytest.mark.fault("F32")
 def test_a_redis_that_stands_still_for_two_seconds_is_waited_for(
     ours: Server, name: str, timeout: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_redis_that_stands_still_for_two_seconds_is_waited_for(
     judge(load, 1, f"SIGSTOP redis 2 s, timeout {timeout:g} s", capsys)
 
 
+@pytest.mark.fault("F9")
 def test_reset_connections_on_a_slow_line_are_not_noticed(
     ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +111,7 @@ def test_reset_connections_on_a_slow_line_are_not_noticed(
         judge(load, proxy.fired, f"RST every 300 ms, 10 ms delay, {mode(is_async)}", capsys)
 
 
+@pytest.mark.fault("F8")
 def test_replies_lost_at_random_double_nothing(
     ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +124,7 @@ def test_replies_lost_at_random_double_nothing(
         judge(load, proxy.fired, f"replies lost, in turn, {mode(is_async)}", capsys)
 
 
+@pytest.mark.fault("F10")
 def test_a_black_hole_ends_when_the_line_is_back(
     ours: Server, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

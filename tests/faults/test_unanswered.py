@@ -113,6 +113,7 @@ def scene(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.fault("F8")
 def test_a_batch_whose_reply_did_not_come_is_handed_over_by_the_next_receive(
     scene: Scene, mode: Any, times: int
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_lease_whose_reply_was_lost_costs_no_retry(scene: Scene) -> None:
     assert scene.all_of(scene.topic.consumer()) == [(n, 1) for n in range(3)]
 
 
+@pytest.mark.fault("F8", "F32", control=True)
 def test_a_caller_that_gives_the_number_up_loses_the_batch_from_sight(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_handler_that_does_not_see_its_lost_lease_is_caught(
     assert scene.account().state == "invalid"
 
 
+@pytest.mark.fault("F4", control=True)
 def test_a_worker_that_settles_before_it_handles_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,25 @@ def test_a_worker_that_settles_before_it_handles_is_caught(
     assert scene.account().state == "invalid"
 
 
+@pytest.mark.fault("F6", control=True)
+def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `test_sigterm_finishes_what_runs...` asks for, after SIGKILL."""
+    [running] = scene.send(1, do=("hold", 1.5))
+    first = scene.worker(concurrency=1)
+    scene.seen("deliver", n=running)
+    first.kill()
+    scene.worker()
+    scene.drained()
+
+    report(scene, capsys, "SIGKILL in place of SIGTERM")
+    assert scene.account().duplicates == 1
+    assert not scene.events("done", pid=first.pid)
+    assert scene.events("deliver", attempt=2)
+
+
+@pytest.mark.fault("F5", control=True)
 def test_an_ack_that_ignores_the_receipt_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +130,7 @@ def test_an_ack_that_ignores_the_receipt_is_caught(
     assert scene.account().state == "invalid"
 
 
+@pytest.mark.fault("F5", control=True)
 def test_a_zombie_that_begins_what_it_has_lost_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:

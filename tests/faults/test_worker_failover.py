@@ -63,6 +63,7 @@ def scenes_of(pair: Pair, name: str, tmp_path: Path, **options: Any) -> Any:
     return stages(server, name, tmp_path, KINDS, lease=4, **options)
 
 
+@pytest.mark.fault("F12")
 def test_a_failover_loses_nothing_that_the_replica_has(
     pair: Pair, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_failover_loses_nothing_that_the_replica_has(
             assert not scene.events("lost")
 
 
+@pytest.mark.fault("F12", control=True)
 def test_a_replica_that_missed_messages_is_seen_to_lose_them(
     pair: Pair, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ def at_work(scene: Scene, count: int) -> None:
     scene.seen("deliver", count, n=0)
 
 
+@pytest.mark.fault("F1")
 def test_a_killed_redis_costs_workers_nothing(
     own_server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,6 +51,7 @@ def test_a_killed_redis_costs_workers_nothing(
             assert found.duplicates == 0
 
 
+@pytest.mark.fault("F32")
 def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
 
 
 @pytest.mark.parametrize("heartbeat_dies", [False, True])
+@pytest.mark.fault("F32")
 def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
     name: str, tmp_path: Path, heartbeat_dies: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +115,7 @@ def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
         assert not scene.events("lost")
 
 
+@pytest.mark.fault("F25")
 def test_connections_cut_every_100_ms_cost_workers_nothing(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +148,7 @@ def test_connections_cut_every_100_ms_cost_workers_nothing(
 def test_a_worker_waits_for_a_redis_that_is_away_longer_than_its_watchdog(
     own_server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Peer bug: a worker stops consuming after an outage, and its health check is green."""
     with Scene(own_server, name, tmp_path, "sync") as scene:
         client = {"timeout": 10, "retry_for": 10}  # as they are when nobody says
         worker = scene.worker(worker={"watchdog": 2}, client=client)

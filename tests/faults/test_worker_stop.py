@@ -15,6 +15,7 @@ LEASE_S = 2.0  # of those who are to keep it on a busy machine
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault("F5")
 def test_a_zombie_changes_nothing_and_begins_nothing(
     server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,9 +48,11 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault("F6")
 def test_sigterm_finishes_what_runs_and_hands_back_the_rest_unburnt(
     server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Peer bug: jobs are lost or doubled at shutdown."""
     with Scene(server, name, tmp_path, kind, slots=1, lease=60) as scene:
         [running] = scene.send(1, do=("hold", 1.5))
         waiting = scene.send(5)
@@ -69,6 +72,7 @@ def test_sigterm_finishes_what_runs_and_hands_back_the_rest_unburnt(
 
 
 @pytest.mark.parametrize(("kind", "act"), [*((k, "hold") for k in KINDS), ("async", "block")])
+@pytest.mark.fault("F6")
 def test_what_runs_beyond_the_grace_time_is_handed_back_unburnt(
     server: Server, name: str, tmp_path: Path, kind: str, act: str,
     capsys: pytest.CaptureFixture[str],

@@ -195,6 +195,7 @@ def test_nesting_without_end_is_refused(api: Any, name: str) -> None:
         api.topic(name).send(deep)
 
 
+@pytest.mark.fault("F29")
 def test_a_body_over_the_limit_is_refused_and_one_at_the_limit_is_not(api: Any, name: str) -> None:
     topic = api.topic(name, max_body=1000, codec="bytes")
     assert topic.send(b"x" * 1000).status == "stored"

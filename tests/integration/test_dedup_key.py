@@ -186,6 +186,7 @@ def test_interceptors_see_the_key_and_may_give_one(link: Any, name: str) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.fault("F22")
 def test_two_processes_at_once_store_each_key_once(kind: str, server: Server, name: str) -> None:
     both = [
         Forked(

@@ -45,6 +45,7 @@ def test_a_replicated_send_names_the_level_and_is_on_the_replica(
             assert redis.hexists(f"rmq:{{{name}_0}}:records", one.id.member)
 
 
+@pytest.mark.fault("F11")
 def test_a_replica_that_does_not_answer_is_not_durable_and_a_resend_adds_nothing(
     kind: str, pair: tuple[Server, Server], name: str
 ) -> None:

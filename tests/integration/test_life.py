@@ -241,6 +241,7 @@ def test_peek_fills_its_limit_from_the_slots_that_have_messages(api: Any, name: 
     assert len(api.admin.peek(name, 1)) == 1
 
 
+@pytest.mark.fault("F30")
 def test_a_topic_is_opened_with_its_settings_or_refused(api: Any, name: str) -> None:
     assert api.topic(name, slots=3, lease=60).open() is True
     assert api.topic(name).open() is False

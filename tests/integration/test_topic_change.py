@@ -149,6 +149,7 @@ def test_lease_that_is_out_is_settled_over_a_change_of_every_setting(api: Any, n
 
 
 @pytest.mark.parametrize("setting", [{"slots": 4}, {"max_retries": 3}])
+@pytest.mark.fault("F30")
 def test_what_is_fixed_is_refused_with_a_reason(api: Any, name: str, setting: Any) -> None:
     api.topic(name).open()
 

@@ -64,6 +64,7 @@ def test_a_body_that_does_not_fit_is_reported_with_its_error(seen: Any, name: st
 def test_a_rejection_is_reported_with_what_was_raised_and_a_snooze_is_no_error(
     seen: Any, name: str
 ) -> None:
+    """Peer bug: a job that is discarded calls no hook."""
     client, watch = seen
     topic = client.topic(name)
 

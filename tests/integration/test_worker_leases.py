@@ -38,6 +38,7 @@ def deliveries(api: Any, name: str) -> int:
 def test_a_handler_that_runs_for_longer_than_its_lease_has_one_delivery(
     scene: Scene, api: Any, name: str, heartbeat: Any
 ) -> None:
+    """Peer bug: a lease is shorter than its job, and the job runs again and again."""
     lost: list[bool] = []
     topic = api.topic(name, retry="immediate")
 

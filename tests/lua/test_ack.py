@@ -217,6 +217,7 @@ def test_memory_of_settled_ids_is_bounded_by_two_windows(make_box):
     assert box.stats()["settled"] == 1500
 
 
+@pytest.mark.fault("F21")
 def test_clock_that_steps_back_forgets_nothing(box):
     ids = []
     for step in (70, -65, 0):

@@ -107,6 +107,7 @@ def test_every_state_in_one_call_is_answered_in_its_place(box):
     assert [age for _, age, _ in reply] == [0, 0, 5000, 0, 0] * 2
 
 
+@pytest.mark.fault("F21")
 def test_clock_that_went_back_makes_no_negative_age(box):
     take(box, NAME)
     box.clock.advance(-10)

@@ -124,7 +124,9 @@ def test_delayed_retry_without_a_priority_counts_down(box):
         box.clock.advance(1)
 
 
+@pytest.mark.fault("F28")
 def test_twenty_thousand_due_messages_drain(box):
+    """Peer bug: too many results to unpack: the queue stops once its backlog is large."""
     given = set()
     for _ in range(20):
         given |= set(box.send(1000, due=1000))

@@ -37,6 +37,7 @@ def test_reply_is_the_same_in_resp2_and_resp3(each_server, name, clock, script):
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.fault("F34")
 def test_message_lives_its_life_in_either_protocol(each_server, name, clock, protocol):
     client = each_server.raw(protocol=protocol)
     box = Box(client, name, clock)

@@ -44,7 +44,9 @@ def test_rollback_run_again_finds_nothing(box):
 
 
 @pytest.mark.parametrize("later_ms", [0, 1, 500, 999])
+@pytest.mark.fault("F21")
 def test_lease_is_never_taken_back_early(box, later_ms):
+    """Peer bug: a job is rescued while its worker still runs it."""
     box.clock.advance(later_ms / 1000)
     box.one()
     lease = box.take_one(lease_ms=1000)
@@ -179,7 +181,9 @@ def test_message_without_a_record_is_still_taken_back(box):
     assert box.order() == [id]
 
 
+@pytest.mark.fault("F28")
 def test_twenty_thousand_lapsed_leases_drain(box):
+    """Peer bug: a few jobs are restored in a sweep, and a large backlog is stuck."""
     given = set()
     for _ in range(20):
         given |= set(box.send(1000))

@@ -121,6 +121,7 @@ def test_large_sets_are_freed_beside_the_main_thread(box):
 
 
 @pytest.mark.parametrize("ahead_s", [61, 119, 120, 180, 86_400, 86_460])
+@pytest.mark.fault("F21")
 def test_turns_follow_a_clock_that_was_ahead_and_nothing_is_forgotten_early(box, ahead_s):
     box.clock.advance(ahead_s)
     during = settle(box)

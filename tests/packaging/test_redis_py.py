@@ -36,6 +36,7 @@ def library(version: str) -> Path:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.fault("F34")
 def test_a_message_lives_its_life_through_it(server: Server, version: str, protocol: int) -> None:
     with server.raw() as redis:
         redis.flushdb()
@@ -52,3 +53,28 @@ def test_a_message_lives_its_life_through_it(server: Server, version: str, proto
     assert used == version
     assert sync == sorted([*numbers, "merged"])
     assert asynchronous == sorted([*numbers, "late"])
+
+
+# What a library that decodes replies would do.
+DECODES = """
+import hiredis
+class Reader(hiredis.Reader):
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named | {"encoding": "latin-1"})
+hiredis.Reader = Reader
+"""
+
+
+@pytest.mark.fault("F34", control=True)
+def test_a_library_that_answers_otherwise_is_seen(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DECODES)
+    with server.raw() as redis:
+        redis.flushdb()
+
+    done = subprocess.run(
+        [sys.executable, str(LIFE), server.url],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode != 0

@@ -68,6 +68,7 @@ def explore(run: type[Machine], first: int, wanted: tuple[str, ...]) -> list[str
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.fault("F21")
 def test_rmq_keeps_its_promises_whatever_is_done_to_it(
     private: Server,
     capsys: pytest.CaptureFixture[str],

@@ -75,6 +75,7 @@ def flush(scene: Lossy) -> None:
         raw.flushall()
 
 
+@pytest.mark.fault("F27")
 def test_messages_that_waited_when_redis_was_flushed_all_come_back_once_and_are_counted(
     scene: Lossy,
 ) -> None:
@@ -226,6 +227,7 @@ def test_loop_outlives_an_outage_of_redis_and_stops_when_told(
 # --- killed --------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F23")
 def test_killed_between_send_and_mark_the_message_is_there_once_and_not_sent_once_more(
     scene: Lossy, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def _tail(queue: "multiprocessing.Queue[bytes]") -> None:
 
 
 def test_a_forked_child_makes_ids_of_its_own() -> None:
+    """Peer bug: two processes have the same name, and the jobs of a dead one are not rescued."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_tail, args=(queue,))

@@ -1,0 +1,105 @@
+"""The rows of the fault matrix: what goes wrong, and what has to hold then.
+
+A test names its row by a mark, `@pytest.mark.fault("F4")`, its negative control by
+`@pytest.mark.fault("F4", control=True)`. `bench.faults.peer_bugs` has what other queues had wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Lane = Literal["each run", "long run", "not yet"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault.
+
+    Attributes:
+        number: F and a number, which never changes.
+        fault: what goes wrong.
+        holds: what must be true, besides that no answered message is lost.
+        lane: whether its tests are part of every CI run, of long runs only, or still missing.
+        note: why it is missing, or what its tests leave out.
+    """
+
+    number: str
+    fault: str
+    holds: str
+    lane: Lane = "each run"
+    note: str = ""
+
+
+ROWS = (
+    Row("F0", "no fault", "no message is delivered twice; priorities are strict in a slot"),
+    Row("F1", "kill -9 of Redis with an AOF, then a restart",
+        "what was answered is there after the restart"),
+    Row("F2", "power loss: what was not synced is gone",
+        "`appendfsync always` loses nothing; `everysec` is the control, and loses"),
+    Row("F3", "an AOF whose end is torn off",
+        "Redis starts, and no message is half moved: each is in one queue"),
+    Row("F4", "kill -9 of a consumer in its handler",
+        "its messages come back once, after their lease, with the next attempt"),
+    Row("F5", "a consumer that is stopped for longer than its lease",
+        "its late ack, nack or extend is refused and changes nothing"),
+    Row("F6", "SIGTERM of a worker",
+        "what runs is finished or handed back at once, and costs no retry"),
+    Row("F7", "a message that kills the process of its handler",
+        "it is dead after its last try; other messages go on"),
+    Row("F8", "a connection that ends after the command and before its reply",
+        "the command is not done twice; its batch is handed over"),
+    Row("F9", "a slow line with resets", "heartbeats keep leases; nothing is delivered twice"),
+    Row("F10", "a line that passes nothing and tells nobody",
+        "the client notices within its timeout"),
+    Row("F11", "a replica that the master does not reach",
+        "a send that asks for a replica is not told to be durable"),
+    Row("F12", "a replica takes over that has missed writes",
+        "what was confirmed with `Replicated(1)` is there; without it, it is lost (the control)"),
+    Row("F13", "a failover by Sentinel", "work goes on; no write of the old master counts",
+        "not yet", "Sentinel URLs are being built"),
+    Row("F14", "the old master comes back", "no client writes to it",
+        "not yet", "Sentinel URLs are being built"),
+    Row("F15", "a master of a Cluster is killed", "other slots go on",
+        "not yet", "Cluster URLs are being built"),
+    Row("F16", "a slot of a Cluster moves under load", "no script is half done",
+        "not yet", "Cluster URLs are being built"),
+    Row("F17", "master and replica of a slot are both dead",
+        "sends there fail as not done; the others go on; nothing is lost when they return",
+        "not yet", "Cluster URLs are being built"),
+    Row("F18", "Redis is at maxmemory",
+        "sends are refused; what drains works, to the last message"),
+    Row("F19", "Redis may evict keys", "a missing part of a slot is an error that names it, and "
+        "nothing else moves", "not yet",
+        "RMQ does not look at maxmemory-policy: the README asks for noeviction"),
+    Row("F20", "the disk is full",
+        "sends are refused while it is; what was answered is there after a restart"),
+    Row("F21", "Redis' clock steps forward or back",
+        "backward: nothing is lost or early; forward: leases end early, nothing is lost"),
+    Row("F22", "several producers send the same ids or keys",
+        "each is stored once; the others are told that theirs is a duplicate"),
+    Row("F23", "a producer, relay or resender of the outbox dies between two steps",
+        "each committed message is sent, none of a rollback", note="needs a PostgreSQL"),
+    Row("F24", "SCRIPT FLUSH again and again", "nobody notices"),
+    Row("F25", "all connections are cut again and again", "nobody notices"),
+    Row("F26", "a key of RMQ holds another type", "an error names the key; nothing is removed"),
+    Row("F27", "FLUSHALL", "`TopicVanished`; the outbox sends again what was lost"),
+    Row("F28", "20 000 messages are due, or 20 000 leases have ended, in one slot",
+        "all come back, and no call does more than its limit"),
+    Row("F29", "a body that cannot be read", "it is a dead letter with its reason; "
+        "the slot goes on"),
+    Row("F30", "a live topic is opened with another number of slots",
+        "it is refused; no message is stranded"),
+    Row("F31", "many consumers find the same ended leases",
+        "each goes back once and costs one retry"),
+    Row("F32", "Redis stands still for longer than the client waits",
+        "no batch is lost, no retry is spent"),
+    Row("F33", "Redis rewrites its AOF under load, and is killed meanwhile",
+        "what was answered is there after the restart",
+        note="an AOF of a gigabyte is not tried"),
+    Row("F34", "redis-py 5 to 8, RESP2 and RESP3", "the same answers",
+        note="pip brings the versions"),
+    Row("F35", "everything at once, by a seed",
+        "nothing is lost, and every duplicate has a cause",
+        note="10 s in each run; RMQ_TEST_LONG=1 plays three seeds for five minutes each"),
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""Find the tests that are marked with a row of the fault matrix, without importing them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "mark.fault("
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A test that shows rows of the matrix.
+
+    Attributes:
+        file: its path from the root of the checkout.
+        test: the name of its function.
+        rows: numbers of the rows.
+        control: whether it is a negative control, which passes if a broken variant is caught.
+    """
+
+    file: str
+    test: str
+    rows: tuple[str, ...]
+    control: bool
+
+
+def marks(root: Path) -> list[Mark]:
+    """Return the marked tests of a checkout, by file and line."""
+    found: list[Mark] = []
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        if MARK in text:
+            found += _marks_of(text, str(path.relative_to(root)))
+    return found
+
+
+def docstring(root: Path, test: str) -> str | None:
+    """Return the docstring of a test ("" if it has none), or None if there is no such test.
+
+    Args:
+        root: of the checkout.
+        test: a file and a function, as pytest names them.
+    """
+    file, _, name = test.partition("::")
+    if not (root / file).is_file():
+        return None
+    for function in _functions(ast.parse((root / file).read_text())):
+        if function.name == name:
+            return ast.get_docstring(function) or ""
+    return None
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _functions(tree: ast.Module) -> Iterator[Function]:
+    for node in tree.body:
+        if isinstance(node, Function):
+            yield node
+
+
+def _marks_of(text: str, file: str) -> Iterator[Mark]:
+    for function in _functions(ast.parse(text)):
+        for call in function.decorator_list:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
+                rows = tuple(str(ast.literal_eval(word)) for word in call.args)
+                named = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+                yield Mark(file, function.name, rows, bool(named.get("control")))

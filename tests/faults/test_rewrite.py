@@ -1,0 +1,103 @@
+"""Redis rewrites its AOF while messages flow, and is killed during one of the rewrites."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+import rmq
+from tests.conftest import any_binary
+from tests.faults.aof import end_of
+from tests.faults.checker import History
+from tests.faults.load import Load
+from tests.faults.test_kill import drained
+from tests.servers import Server
+
+LATE_S = 15.0
+SLOW = ("--key-load-delay", "10")  # us for each command: clients meet LOADING
+
+
+@pytest.fixture
+def rewriting() -> Iterator[Server]:
+    # A rewrite is slow, so that a kill hits it.
+    made = Server(any_binary(), "--rdb-key-save-delay", "2000", *SLOW, aof=True)
+    yield made
+    made.stop()
+
+
+def fill(server: Server, count: int = 300) -> None:
+    with server.raw() as raw, raw.pipeline() as pipe:
+        for number in range(count):
+            pipe.set(f"filler:{number}", "x")
+        pipe.execute()
+
+
+@pytest.mark.fault("F33")
+def test_a_redis_that_is_killed_while_it_rewrites_loses_nothing(
+    rewriting: Server, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(rewriting)
+    began = 0
+    with Load(rewriting.url, name) as load, rewriting.raw() as raw:
+        for _ in range(3):
+            try:
+                raw.bgrewriteaof()
+            except redis.ResponseError:
+                continue  # one is at work
+            finally:
+                time.sleep(0.3)
+            began += 1
+        until = time.monotonic() + 10
+        while not raw.info("persistence")["aof_rewrite_in_progress"]:
+            assert time.monotonic() < until
+            try:
+                raw.bgrewriteaof()
+            except redis.ResponseError:
+                time.sleep(0.01)
+        rewriting.kill()
+        killed = time.monotonic()
+        rewriting.start()
+        while load.last_progress < killed + 0.3 and time.monotonic() < killed + LATE_S:
+            time.sleep(0.01)
+        recovered = time.monotonic() - killed
+        time.sleep(0.3)
+        load.drain()
+
+    verdict = load.history.verdict(fired=1)
+    with capsys.disabled():
+        print(f"\nFIG killed in a rewrite: {verdict}; {began} rewrites before, {recovered:.2f} s")
+    assert verdict.state == "valid", verdict
+
+
+@pytest.mark.fault("F33", control=True)
+def test_an_aof_whose_rewritten_part_is_gone_is_seen_to_lose(
+    own_server: Server, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History()
+    with rmq.Client(own_server.url, retry_for=5) as client, own_server.raw() as raw:
+        topic = client.topic(name)
+        for number in range(20):
+            history.attempt(number)
+            topic.send({"n": number})
+            history.answer(number)
+        raw.bgrewriteaof()
+        while raw.info("persistence")["aof_rewrite_in_progress"]:
+            time.sleep(0.01)
+        own_server.kill()
+        files = sorted(Path(own_server.dir).rglob("*"))
+        bases = [path for path in files if ".base." in path.name]
+        for path in bases or [end_of(Path(own_server.dir))]:
+            path.write_bytes(b"")
+        own_server.start()
+        with pytest.raises(rmq.TopicVanished):
+            topic.consumer().receive(1)
+        drained(client.topic(name), history)
+
+    verdict = history.verdict(fired=1)
+    with capsys.disabled():
+        print(f"\nFIG control, the rewritten part is gone: {verdict}")
+    assert len(verdict.lost) == 20

@@ -1,0 +1,104 @@
+"""A replica that has missed writes takes over: what was confirmed as replicated is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import rmq
+from tests.conftest import any_binary
+from tests.faults.checker import History
+from tests.faults.process import wait_for
+from tests.faults.proxy import Proxy, between
+from tests.faults.test_kill import drained
+from tests.servers import Server
+
+COUNT = 20
+
+
+class Pair:
+    """A master and its replica, which follows it through a proxy."""
+
+    def __init__(self, master: Server, replica: Server, line: Proxy) -> None:
+        self.master, self.replica, self.line = master, replica, line
+
+    def cut_off(self) -> None:
+        """Let nothing of the master reach the replica any more, and tell neither of them."""
+        self.line.hole = True
+        self.line.fired += 1
+
+    def fail_over(self) -> str:
+        """Kill the master and promote the replica; return its address."""
+        self.master.kill()
+        with self.replica.raw() as raw:
+            raw.execute_command("REPLICAOF", "NO", "ONE")
+        return self.replica.url
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with ExitStack() as stack:
+        master = Server(any_binary())
+        stack.callback(master.stop)
+        line = stack.enter_context(between(master.port))
+        replica = Server(any_binary(), "--replicaof", "127.0.0.1", str(line.port))
+        stack.callback(replica.stop)
+
+        def follows() -> Any:
+            with replica.raw() as raw:
+                return raw.info("replication").get("master_link_status") == "up"
+
+        wait_for(follows, "the replica follows")
+        yield Pair(master, replica, line)
+
+
+def play(pair: Pair, name: str, durability: Any) -> tuple[History, int]:
+    """Send before and after the replica is cut off, and drain it once it has taken over."""
+    history, refused = History(), 0
+    with rmq.Client(pair.master.url, retry_for=1) as client:
+        topic = client.topic(name)
+        topic.open()
+        for number in range(2 * COUNT):
+            if number == COUNT:
+                with pair.master.raw() as raw:
+                    assert raw.wait(1, 10_000) == 1
+                pair.cut_off()
+            history.attempt(number)
+            try:
+                topic.send({"n": number}, durability=durability)
+            except rmq.NotDurable:
+                refused += 1
+            else:
+                history.answer(number)
+    with rmq.Client(pair.fail_over()) as client:
+        drained(client.topic(name), history)
+    return history, refused
+
+
+@pytest.mark.fault("F11", "F12")
+def test_what_was_confirmed_as_replicated_survives_a_stale_replica(
+    pair: Pair, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history, refused = play(pair, name, rmq.Replicated(1, 0.1))
+
+    verdict = history.verdict(fired=pair.line.fired)
+    with capsys.disabled():
+        print(f"\nFIG stale replica, Replicated(1): {verdict}; {refused} told as not durable")
+    assert verdict.state == "valid", verdict
+    assert (verdict.answered, refused) == (COUNT, COUNT)
+
+
+@pytest.mark.fault("F11", "F12", control=True)
+def test_what_was_confirmed_in_memory_is_lost_by_a_stale_replica(
+    pair: Pair, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history, refused = play(pair, name, "memory")
+
+    verdict = history.verdict(fired=pair.line.fired)
+    with capsys.disabled():
+        print(f"\nFIG control, stale replica, memory: {verdict}")
+    assert verdict.lost == list(range(COUNT, 2 * COUNT))
+    assert refused == 0
