@@ -72,10 +72,13 @@ def caption(run: dict[str, Any]) -> str:
     spread = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     held = sum(row["verdict"] == "held" for row in run["rows"])
     tried = sum(row["verdict"] != "not yet" for row in run["rows"])
+    facts = [
+        str(about["date"]), f"RMQ {about['rmq']}", *servers, f"redis-py {about['redis-py']}",
+        f"Python {about['python']}", str(about["cpu"]),
+    ]  # fmt: skip
     return (
-        f"{held} of the {tried} rows that have tests are held. {about['date']}, "
-        f"RMQ {about['rmq']}, {', '.join(servers)}, redis-py {about['redis-py']}, Python {about['python']}, "
-        f"{about['cpu']}; seed {spread}; {run['seconds']:.0f} s with {run['jobs']} runs at a time."
+        f"{held} of the {tried} rows that have tests are held. {', '.join(facts)}; seed {spread}; "
+        f"{run['seconds']:.0f} s with {run['jobs']} files at a time."
     )
 
 
