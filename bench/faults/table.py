@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-WIDTH = 60  # of the fault and of the reason, in a terminal
+WIDTH = 60  # of the fault, in a terminal
+LONG = 240  # of a figure, on the page
+ZEROS = re.compile(
+    r", (stuck|unexpected|returned|recovered|dead|overlaps|zombies) 0\b| \(unexplained 0\)"
+)
 
 
 def _counts(row: dict[str, Any]) -> tuple[str, str]:
@@ -48,7 +53,7 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def figure(row: dict[str, Any]) -> str:
-    """Return one figure of a row: the first that a test of it printed, then that of a control."""
+    """Return one figure of the tests of a row, and one of its controls, without what is 0."""
     told = []
     for control in (False, True):
         found = [
@@ -58,7 +63,9 @@ def figure(row: dict[str, Any]) -> str:
             for figure in test["figures"]
         ]
         if found:
-            told.append(("control: " if control else "") + found[0].removeprefix("control, "))
+            verdicts = [figure for figure in found if "valid: " in figure]
+            line = ZEROS.sub("", (verdicts or found)[0].removeprefix("control, "))
+            told.append(("control: " if control else "") + textwrap.shorten(line, LONG))
     return "<br>".join(told).replace("|", "\\|")
 
 
