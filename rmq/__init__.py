@@ -36,6 +36,7 @@ from rmq.core.retry import Exponential, Immediate, Levels
 from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
 from rmq.core.worker_status import HandlerRun, HandlerStatus, WorkerStatus
 from rmq.errors import (
+    AccessDenied,
     AlreadySettled,
     ClaimLost,
     ConfigurationError,
@@ -68,6 +69,7 @@ from rmq.errors import (
     Unavailable,
     WorkRolledBack,
 )
+from rmq.protocol.acl import AclRules, acl_rules
 from rmq.protocol.flows.dead_letters import Redriven
 from rmq.protocol.flows.pages import Page, Span
 from rmq.protocol.flows.query_admin import HeldQuery, Sink
@@ -79,6 +81,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     # the doors
+    "AccessDenied",
+    "AclRules",
     "Admin",
     "AlreadySettled",
     "AsyncAdmin",
@@ -169,5 +173,6 @@ __all__ = [
     "WorkRolledBack",
     "Worker",
     "WorkerStatus",
+    "acl_rules",
     "idempotent",
 ]

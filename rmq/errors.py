@@ -79,6 +79,13 @@ class EmbeddedError(ConfigurationError):
     """An embedded Redis cannot be started or shared; the message names directory and fix."""
 
 
+class AccessDenied(ConfigurationError):
+    """The Redis user of this client lacks a right; the message names it, and the ACL rule to add.
+
+    `rmq acl generate` prints all rules of a role.
+    """
+
+
 class LifespanFailed(RMQError):
     """A lifespan, or a dependency that lives as long as the process, raised at the worker's start.
 

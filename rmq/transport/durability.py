@@ -7,6 +7,7 @@ from typing import Any
 from rmq.core.settings import Fsync, Replicated
 from rmq.core.validation import duration_ms
 from rmq.errors import ConfigurationError
+from rmq.transport.denied import denied
 from rmq.transport.redis_errors import code_of
 
 
@@ -36,7 +37,7 @@ def confirmed(durability: Replicated | Fsync, reply: Any) -> tuple[int, int]:
     """Return how many replicas and how many local disks confirmed.
 
     Raises:
-        ConfigurationError: this server cannot wait so.
+        ConfigurationError: this server cannot wait so, or this user may not.
     """
     if isinstance(reply, BaseException):
         if str(reply).startswith("unknown command"):
@@ -48,6 +49,8 @@ def confirmed(durability: Replicated | Fsync, reply: Any) -> tuple[int, int]:
             raise ConfigurationError(
                 "durability: fsync needs appendonly yes on the server"
             ) from reply
+        if code_of(reply) == "NOPERM":  # the messages are stored; every send would wait in vain
+            raise denied("durability", str(reply), []) from reply
         return 0, 0
     if isinstance(durability, Fsync):
         return int(reply[1]), int(reply[0])

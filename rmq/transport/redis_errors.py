@@ -22,6 +22,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
+from rmq.transport.denied import denied
 
 REDIS_ERRORS = (redis.RedisError, OSError)  # everything that a connection of redis-py raises
 
@@ -52,7 +53,9 @@ _NOT_YET = {
 }  # fmt: skip
 _ACCESS = {"NOAUTH", "WRONGPASS", "NOPERM"}
 # Replies that have no code of their own, by how they begin.
-_SCRIPT_ACCESS = "The user executing the script can't"
+_SCRIPT_ACCESS = ("The user executing the script can't", "ACL failure in script")
+# EXEC was refused; the code of its error follows.
+_DISCARDED = "Transaction discarded because of: "
 _TOO_MANY_CLIENTS = "max number of clients"
 _PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
 # Errors of RMQ's pools: there was no connection to send anything on.
@@ -70,6 +73,7 @@ def _read(error: BaseException) -> tuple[str, str]:
     for cls in type(error).__mro__:
         if cls.__name__ in _CLASSES:
             return _CLASSES[cls.__name__], text
+    text = text.removeprefix(_DISCARDED)
     line = _SCRIPT_LINE.match(text)
     if line:
         text = text[line.end() :]
@@ -161,6 +165,8 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
                 f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "
                 "redis://:PASSWORD@host:6379/0 or redis://USER:PASSWORD@host:6379/0 (RMQ_URL)"
             )
+        if code == "NOPERM":
+            return denied(script, text, keys)
         return ConfigurationError(
             f"{script}: Redis refused access ({text[:200]}); check user, password and ACL"
         )

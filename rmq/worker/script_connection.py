@@ -57,11 +57,15 @@ class ScriptConnection:
         try:
             if self._socket is None:
                 self._connect()
-            replies = self._send([self._words(call, "EVALSHA", 0) for call in calls])
+            replies = self._send([self._words(call) for call in calls])
             missing = [i for i, r in enumerate(replies) if _is_error(r, "NOSCRIPT")]
-            texts = self._send([self._words(calls[i], "EVAL", 1) for i in missing])
-            for i, reply in zip(missing, texts):  # noqa: B905 (as long as each other)
-                replies[i] = reply
+            if missing:
+                names = sorted({calls[i][0] for i in missing})
+                # Not EVAL: the ACL rule of loading scripts is enough for a worker.
+                self._send([["SCRIPT", "LOAD", self.scripts[name][1]] for name in names])
+                again = self._send([self._words(calls[i]) for i in missing])
+                for i, reply in zip(missing, again):  # noqa: B905 (as long as each other)
+                    replies[i] = reply
             if any(_is_error(reply, "READONLY", "MASTERDOWN", "LOADING") for reply in replies):
                 raise OSError("the server is no master now")
         except (OSError, ValueError, IndexError) as error:
@@ -95,9 +99,9 @@ class ScriptConnection:
         self._asked_at = time.monotonic()
         self._master = sentinel_question.master(self.options, lambda to: ScriptConnection(to, {}))
 
-    def _words(self, call: Call, verb: str, part: int) -> list[Any]:
+    def _words(self, call: Call) -> list[Any]:
         name, keys, args = call
-        return [verb, self.scripts[name][part], len(keys), *keys, *args]
+        return ["EVALSHA", self.scripts[name][0], len(keys), *keys, *args]
 
     def _send(self, commands: list[list[Any]]) -> list[Any]:
         lines = []

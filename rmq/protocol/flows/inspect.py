@@ -127,7 +127,7 @@ def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flo
     queue = check_place(place)
     yield from open_topic.ensure_open(context, create=False)
     if queue == "dead":
-        yield from tidy.tidy(context)
+        yield from tidy.tidy_if_allowed(context)
     slots = context.slots
     if slot is not None:
         slots = [slots[check_int(slot, "slot", 0, len(slots) - 1)]]
@@ -243,7 +243,7 @@ def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
 def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
     """Return what each slot holds and has done, after dropping what is past its retention."""
     yield from open_topic.ensure_open(context, create=False)
-    yield from tidy.tidy(context)
+    yield from tidy.tidy_if_allowed(context)
     return (yield from counts(context))
 
 

@@ -7,9 +7,10 @@ minute, and so does each call that reads a topic's figures or dead letters.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from rmq.core.topic_context import TopicContext
-from rmq.errors import StorageError
+from rmq.errors import AccessDenied, StorageError
 from rmq.protocol import commands
 from rmq.protocol.steps import Flow, pipeline
 
@@ -30,6 +31,12 @@ def tidy(context: TopicContext) -> Flow[int]:
         if not slots:
             break
     return dropped
+
+
+def tidy_if_allowed(context: TopicContext) -> Flow[None]:
+    """Tidy a topic, unless this user may only read."""
+    with suppress(AccessDenied):
+        yield from tidy(context)
 
 
 def try_tidy(context: TopicContext) -> Flow[None]:

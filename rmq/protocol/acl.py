@@ -1,0 +1,266 @@
+"""Redis ACL rules for the roles of RMQ, generated from the scripts.
+
+A role is what a program does with RMQ: it has the verbs (scripts) and the plain commands that
+such a program sends. Redis checks the commands inside a script against the user that calls it, so
+a role needs every command of its scripts. The rules name no password and no user's state.
+
+What rules cannot do: they bound commands, keys and channels, not the protocol. Roles whose scripts
+share commands can imitate each other (docs/security.md says how far).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+from rmq.core import keys
+from rmq.errors import InvalidType, InvalidValue
+from rmq.protocol import scripts
+
+Role = Literal["producer", "consumer", "worker", "operator", "viewer"]
+ServerVersion = Literal["6.2", "7.0", "7.2"]
+ROLES: tuple[Role, ...] = get_args(Role)
+SERVER_VERSIONS: tuple[ServerVersion, ...] = get_args(ServerVersion)
+
+W = TypeVar("W", bound=str)
+
+_OPEN = ("topic", "slot")
+_ROLLBACK = ("rollback", "lease_rollback", "queries", "query_rollback")
+_SCHEDULES = ("schedules", "schedule_set")
+_CONSUMER = (
+    *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "nack", "reject",
+    "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
+    "query_renew", "query_settle", "query_reject", "query_again", "stats",
+)  # fmt: skip
+_VIEWER = ("topic", "get", "peek", "stats", "schedules", "audit_open", "audit_scan")
+
+# The scripts of each role. A viewer's are called on what exists, where they write nothing.
+SCRIPTS: dict[Role, frozenset[str]] = {
+    "producer": frozenset((
+        *_OPEN, *_SCHEDULES, "send", "merge", "stage_push", "stage_keep", "publish", "sink_begin",
+        "sink_end", "cancel", "reschedule", "set_priority", "get", "locate", "audit_report",
+    )),
+    "consumer": frozenset(_CONSUMER),
+    "worker": frozenset((
+        *_CONSUMER, *_SCHEDULES, "get", "lease_renew", "lease_release", "schedule_due",
+        "schedule_send", "audit_open", "audit_scan",
+    )),
+    "operator": frozenset((
+        *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_close",
+        "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "purge", "tidy",
+        "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
+        "send",  # of a schedule, now
+    )),
+    "viewer": frozenset(_VIEWER),
+}  # fmt: skip
+
+# What every connection sends besides scripts. AUTH and HELLO need no right.
+_CONNECTION = ("evalsha", "script|load", "ping", "select", "client|setinfo")
+_LARGE_BODIES = ("multi", "exec", "hset")
+_CONSUMING = ("subscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
+
+# The plain commands of each role: transports, and RawCommand in `flows/`.
+COMMANDS: dict[Role, frozenset[str]] = {
+    "producer": frozenset((
+        *_CONNECTION, *_LARGE_BODIES, "sadd", "exists", "hmget", "wait", "waitaof",
+    )),
+    "consumer": frozenset((*_CONNECTION, *_CONSUMING)),
+    "worker": frozenset((
+        *_CONNECTION, *_CONSUMING, "smembers", "srem", "time", "zadd", "pexpire", "set",
+        "zremrangebyscore", "zrem", "unlink",
+    )),
+    "operator": frozenset((
+        *_CONNECTION, "info", "smembers", "sadd", "srem", "exists", "hmget", "scan", "unlink",
+        "get", "pttl", "del", "time", "zrangebyscore", "mget",
+    )),
+    "viewer": frozenset((
+        *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
+        "zrangebyscore", "mget",
+    )),
+}  # fmt: skip
+
+# Keys beside those of topics: the key, and the roles that write or only read it.
+_OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
+    ("topics", ("producer", "consumer", "worker", "operator"), ("viewer",)),
+    ("scheduled", ("producer", "worker", "operator"), ("viewer",)),
+    ("workers", ("worker",), ("operator", "viewer")),
+    ("worker:*", ("worker",), ("operator", "viewer")),
+)
+
+# Commands of scripts that change nothing in Redis: what a viewer may call.
+READS = frozenset((
+    "exists", "get", "hexists", "hget", "hgetall", "hlen", "hmget", "hscan", "lindex", "llen",
+    "lrange", "mget", "pttl", "pubsub|numsub", "scard", "smismember", "time", "type", "zcard",
+    "zcount", "zmscore", "zrange", "zrangebylex", "zrangebyscore", "zrevrangebylex",
+    "zrevrangebyscore", "zscore",
+))  # fmt: skip
+
+# Commands in scripts of a role that it never gets to: they belong to calls of other roles.
+_NOT_REACHED: dict[Role, frozenset[str]] = {
+    "producer": frozenset(("zrange",)),  # schedules, all of them: it asks for one by name
+    "operator": frozenset((
+        "zrevrangebylex",  # audit_report, of numbers sent: it reports numbers that are missing
+        "persist",  # lib/query, where the query holds more
+    )),
+}  # fmt: skip
+
+# Commands that an earlier server does not know: naming one refuses all of the rules.
+_SINCE: dict[str, ServerVersion] = {"waitaof": "7.2"}
+# 6.2 takes any word after a command; 7.0 checks it, and got this one in 7.2.
+_UNKNOWN_TO = {"client|setinfo": ("7.0",)}
+
+_CALL = re.compile(r"redis\.p?call\(\s*('([A-Za-z]+)'(?:\s*,\s*'([A-Z]+)')?)?")
+_CONTAINERS = ("pubsub",)  # commands of scripts whose first argument is a command, too
+SLOT_DIGITS = 4  # a topic has up to 1024 slots
+_PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,128}")
+
+
+class AclRules(NamedTuple):
+    """The rights of a Redis user.
+
+    Attributes:
+        roles: that it has.
+        keys: patterns of keys that it may read and write.
+        read_keys: patterns of keys that it may only read. Redis 6.2 does not know such; there
+            they are among `keys`.
+        channels: patterns of Pub/Sub channels.
+        commands: that it may call, with `|` before a subcommand.
+        server_version: for which they are.
+    """
+
+    roles: tuple[Role, ...]
+    keys: tuple[str, ...]
+    read_keys: tuple[str, ...]
+    channels: tuple[str, ...]
+    commands: tuple[str, ...]
+    server_version: ServerVersion
+
+    def words(self) -> list[str]:
+        """Return the rules for `ACL SETUSER`. They replace all rights, and no password."""
+        selectors = [] if self.server_version == "6.2" else ["clearselectors"]
+        return [*selectors, "resetkeys", "-@all", *self.file_words()]
+
+    def file_words(self) -> list[str]:
+        """Return the rules for a line of an ACL file, where a user begins without rights."""
+        return [
+            "resetchannels",  # without it a user has all channels on 6.2
+            *(f"~{key}" for key in self.keys),
+            *(f"%R~{key}" for key in self.read_keys),
+            *(f"&{channel}" for channel in self.channels),
+            *(f"+{command}" for command in self.commands),
+        ]
+
+
+def acl_rules(
+    roles: Role | Sequence[Role],
+    *,
+    topics: Sequence[str] = ("*",),
+    prefix: str = "rmq",
+    server_version: ServerVersion = "7.2",
+) -> AclRules:
+    """Return the rights that a Redis user needs for one or more roles.
+
+    Args:
+        roles: "producer", "consumer", "worker", "operator", "viewer".
+        topics: names, or patterns with `*` and `?`.
+        prefix: the first part of every key, as the clients of this user have it.
+        server_version: the oldest server that must take the rules: "6.2", "7.0", or "7.2" for Redis
+            7.2 and later and Valkey.
+
+    Raises:
+        InvalidValue, InvalidType: a role, pattern or version that is none.
+    """
+    chosen = tuple(_known(role, ROLES, "role") for role in _listed(roles, "roles"))
+    version = _known(server_version, SERVER_VERSIONS, "server_version")
+    patterns = [_check_pattern(topic) for topic in _listed(topics, "topics")]
+    stem = keys.check_name(prefix, "prefix")
+    commands: set[str] = set().union(*(commands_of(role) for role in chosen))
+    written = [key for pattern in patterns for key in _keys_of_topic(stem, pattern)]
+    read = []
+    for name, writers, readers in _OTHER_KEYS:
+        if set(chosen) & set(writers):
+            written.append(f"{stem}:{name}")
+        elif set(chosen) & set(readers):
+            read.append(f"{stem}:{name}")
+    if version == "6.2":
+        written, read = written + read, []
+    channels = []
+    if commands & {"publish", "subscribe"}:
+        channels = [f"{stem}:{{{pattern}}}:wake*" for pattern in patterns]
+        if "*" not in patterns:
+            channels.append(f"{stem}:{{ping}}:wake")  # Client.can_wake asks there
+    return AclRules(
+        chosen, tuple(written), tuple(read), tuple(channels),
+        tuple(sorted(command for command in commands if _is_known(command, version))),
+        version,
+    )  # fmt: skip
+
+
+@functools.cache
+def commands_of(role: Role) -> frozenset[str]:
+    """Return the commands of a role: of its scripts, and those that its clients send."""
+    inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
+    if role == "viewer":
+        inside &= READS
+    return COMMANDS[role] | inside - _NOT_REACHED.get(role, frozenset())
+
+
+@functools.cache
+def commands_in(script: str) -> frozenset[str]:
+    """Return the commands that a script calls, in lower case."""
+    return commands_of_text(scripts.load(script).text)
+
+
+def commands_of_text(text: str) -> frozenset[str]:
+    """Return the commands that a text in Lua calls, in lower case.
+
+    Raises:
+        ValueError: it computes the name of one.
+    """
+    found = set()
+    for call in _CALL.finditer(text):
+        literal, command, subcommand = call.groups()
+        if literal is None:
+            raise ValueError(f"the name of a command is computed: {call.group()}")
+        name = command.lower()
+        found.add(f"{name}|{subcommand.lower()}" if name in _CONTAINERS else name)
+    return frozenset(found)
+
+
+def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
+    """Return the patterns for the keys of topics, `{topic}` and `{topic_slot}`."""
+    if pattern.endswith("*"):
+        return [f"{prefix}:{{{pattern}}}:*"]  # which is true of its slots, too
+    # Not `{orders_*}`, which is true of the slots of a topic `orders_eu`.
+    slots = [f"{pattern}_{'[0-9]' * digits}" for digits in range(1, SLOT_DIGITS + 1)]
+    return [f"{prefix}:{{{tag}}}:*" for tag in (pattern, *slots)]
+
+
+def _is_known(command: str, version: ServerVersion) -> bool:
+    return _SINCE.get(command, version) <= version and version not in _UNKNOWN_TO.get(command, ())
+
+
+def _listed(given: str | Sequence[str], field: str) -> Sequence[str]:
+    named = (given,) if isinstance(given, str) else tuple(given)
+    if not named:
+        raise InvalidValue(f"{field}: none; give one at least")
+    return tuple(dict.fromkeys(named))
+
+
+def _known(word: object, known: Sequence[W], field: str) -> W:
+    for each in known:
+        if each == word:
+            return each
+    raise InvalidValue(f"{field}: {ascii(word)[:60]}; use one of {', '.join(known)}")
+
+
+def _check_pattern(pattern: object) -> str:
+    if not isinstance(pattern, str):
+        raise InvalidType(f"topic: {type(pattern).__name__}; give a str")
+    if not _PATTERN.fullmatch(pattern):
+        raise InvalidValue(
+            f"topic: {ascii(pattern)[:60]}; give a name, or a pattern of A-Z a-z 0-9 . _ - * ?"
+        )
+    return pattern
