@@ -22,6 +22,7 @@ ALL = sorted(commands(cli))
 
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
+        "acl generate",
         "audit", "cancel", "claim", "dlq ls", "dlq purge", "dlq redrive", "dlq show", "get",
         "ledger create", "ledger purge", "ledger show", "outbox create", "outbox ls",
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",

@@ -33,7 +33,7 @@ PLAIN_ENGLISH = {
     "fsync", "replicated", "exponential", "immediate", "levels", "snooze",
     # verbs of a command line and of a store
     "close", "create", "delete", "deleted", "forget", "get", "show", "ls", "tail", "run", "set",
-    "send", "peek", "ping", "resend", "void", "cancel", "stats", "take", "read",
+    "send", "peek", "generate", "ping", "resend", "void", "cancel", "stats", "take", "read",
     "next", "tidy", "begin", "end", "push", "keep", "again", "finish",
     "unclaim", "inspect", "locate",
     # scripts of the audit and of the query log

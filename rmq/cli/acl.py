@@ -1,0 +1,94 @@
+"""`rmq acl`: print the ACL rules of a Redis user who has a role of RMQ."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+import rmq
+from rmq.cli import output
+from rmq.cli.app import CommandGroup, common_options
+from rmq.protocol.acl import ROLES, SERVER_VERSIONS, Role, ServerVersion
+
+_USER = re.compile(r"[A-Za-z0-9._@-]{1,128}")
+
+
+@click.group(cls=CommandGroup)
+def acl() -> None:
+    """Print what a Redis user needs, and no more."""
+
+
+def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str | None:
+    if user is not None and not _USER.fullmatch(user):
+        raise click.BadParameter("use 1 to 128 of A-Z a-z 0-9 . _ @ -")
+    return user
+
+
+@acl.command(
+    examples=(
+        "rmq acl generate producer --topic orders --user shop | redis-cli",
+        "rmq acl generate worker producer --topic 'mail.*'",
+        "rmq acl generate viewer --format file >> users.acl",
+    )
+)
+@click.argument("roles", metavar="ROLE...", nargs=-1, required=True, type=click.Choice(ROLES))
+@click.option(
+    "--user", metavar="NAME", callback=_check_user, help="The Redis user; default rmq-ROLE."
+)
+@click.option(
+    "--topic", "topics", metavar="PATTERN", multiple=True,
+    help="A topic, or a pattern with * and ?; may be repeated. Default: all topics.",
+)  # fmt: skip
+@click.option(
+    "--server-version", type=click.Choice(SERVER_VERSIONS), default="7.2", show_default=True,
+    help="7.2: Redis 7.2 and later, and Valkey.",
+)  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(("command", "file")), default="command",
+    show_default=True, help="ACL SETUSER for redis-cli, or a line of an aclfile.",
+)  # fmt: skip
+def generate(
+    roles: tuple[Role, ...],
+    user: str | None,
+    topics: tuple[str, ...],
+    server_version: ServerVersion,
+    form: str,
+) -> None:
+    """Print the ACL rules of a user who has ROLE: producer, consumer, worker, operator, viewer.
+
+    Nothing is changed, and Redis is not asked. Rules of several roles are added up. They contain no
+    password: notes on stderr say how to give the user one.
+    """
+    common = common_options()
+    rules = rmq.acl_rules(
+        roles, topics=topics or ("*",), prefix=common.key_prefix, server_version=server_version
+    )
+    name = user or "rmq-" + "-".join(rules.roles)
+    if common.json:
+        output.document(
+            {
+                "user": name, "roles": rules.roles, "topics": topics or ("*",),
+                "server_version": server_version, "keys": rules.keys,
+                "read_keys": rules.read_keys, "channels": rules.channels,
+                "commands": rules.commands, "rules": rules.words(),
+            }
+        )  # fmt: skip
+        return
+    if form == "file":
+        click.echo(" ".join(("user", name, "on", *rules.file_words())))
+        common.note("# Add the password's SHA-256 to the line, as #HASH after `on`:")
+        common.note('#   printf %s "$PASSWORD" | sha256sum')
+        common.note("# and load the file: redis-cli ACL LOAD")
+    else:
+        click.echo(" ".join(("ACL SETUSER", name, "on", *rules.words())))
+        common.note("# Pipe the line to redis-cli, or type it there: a shell would expand it.")
+        common.note("# Passwords stay. To give one through stdin, which `ps` does not show:")
+        common.note(f"#   printf 'ACL SETUSER {name} >%s\\n' \"$PASSWORD\" | redis-cli")
+    if server_version == "6.2":
+        common.note(
+            "# Redis 6.2 has no keys that may only be read (%R~), and no selectors: those that the "
+            "role only reads are among those that it may write."
+        )
+    else:
+        common.note("# If an older server refuses a rule, give --server-version.")

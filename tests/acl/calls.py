@@ -1,0 +1,48 @@
+"""Note what the clients of a role call, and which commands a server ran meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rmq.transport.asyncio import AsyncTransport
+from rmq.transport.script_calls import ScriptCalls
+from rmq.transport.sync import Transport
+from tests.acl.scene import USER
+
+
+@contextmanager
+def noted(scripts: set[str]) -> Iterator[None]:
+    """Note the scripts that clients of the user call."""
+
+    def is_users(address: Any) -> bool:
+        return f"//{USER}:" in address.url
+
+    with pytest.MonkeyPatch.context() as patch:
+        for transport in (Transport, AsyncTransport):
+            command = transport._command
+
+            def call(self: Any, given: Any, command: Any = command) -> Any:
+                if is_users(self.address):
+                    scripts.add(given.script.name)
+                return command(self, given)
+
+            patch.setattr(transport, "_command", call)
+        pipeline = ScriptCalls.pipeline
+
+        def calls(self: Any, given: Any, durability: Any) -> Any:
+            if is_users(self._address):
+                scripts.update(command.script.name for command in given)
+            return pipeline(self, given, durability)
+
+        patch.setattr(ScriptCalls, "pipeline", calls)
+        yield
+
+
+def ran(raw: Any) -> set[str]:
+    """The commands that a server ran since its figures were reset, those of scripts among them."""
+    stats = raw.info("commandstats")
+    return {name.removeprefix("cmdstat_").lower() for name in stats}

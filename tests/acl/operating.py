@@ -1,0 +1,154 @@
+"""What operators and viewers do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import rmq
+from rmq.protocol.flows import (
+    worker_status,
+)
+from tests.acl.registry import (
+    LARGE,
+    RUN,
+    handed,
+    lose_one,
+    of,
+    settle_one_with_a_dedup_key,
+    waiting,
+)
+from tests.acl.scene import Scene
+
+
+@of("operator", "viewer")
+def looks(s: Scene) -> None:
+    s.topic(dead_retention=60)
+    topic = s.full.topic(s.name)
+    ids = [topic.send(n, priority=20 + n).id for n in range(3)] + [topic.send(LARGE).id]
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+        consumer.receive()
+        admin = s.api.admin
+        assert s.name in admin.topics()
+        assert admin.settings(s.name)
+        assert admin.stats(s.name)["dead"] == 1
+        assert len(admin.stats_by_slot(s.name)) == 1
+        for place in ("store", "prepare", "dead"):
+            assert admin.peek(s.name, 9, place=place)
+        spans = admin.spans(s.name, "store", 0, 2)
+        assert sum(len(admin.page(s.name, "store", span).messages) for span in spans) == 2
+        assert admin.get(s.name, ids[0])
+        assert s.api.server_info()
+
+
+@of("operator", "viewer")
+def looks_at_the_rest(s: Scene) -> None:
+    topic = s.full.topic(s.name)
+    topic.every("nightly", every=3600).declare()
+    stage = topic.stage()
+    stage.push([rmq.Outgoing(1, headers={"k": "1"})])
+    topic.publish([stage.staged], query="q", batch=1)
+    admin = s.api.admin
+    assert [state.name for state in admin.schedules(s.name)] == ["nightly"]
+    assert admin.schedule(s.name, "nightly").name == "nightly"
+    assert [sink.query for sink in admin.sinks(s.name)] == ["q"]
+    s.full._transport.run(worker_status.report("rmq", "1" * 8, lambda now_ms: "{}", 5000))
+    admin.workers()
+    s.full._transport.run(worker_status.forget("rmq", "1" * 8))
+    with topic.consumer() as consumer:
+        first = rmq.Claims().first(consumer.receive(), key=lambda body: "1")
+        assert len(first) == 1
+        assert admin.claim(s.name, "1").state == "consuming"
+
+
+@of("operator", "viewer")
+def looks_for_lost_messages(s: Scene) -> None:
+    lose_one(s)
+    assert s.api.admin.audit(s.name, older_than=timedelta(0)).missing == 1
+
+
+@of("operator")
+def changes_topics(s: Scene) -> None:
+    s.topic(limit=rmq.Rate(5, key="k"))
+    admin = s.api.admin
+    admin.topic_set(s.name, lease=77, limit=None)
+    admin.topic_pause(s.name)
+    admin.topic_resume(s.name)
+
+
+@of("operator")
+def creates_and_deletes_topics(s: Scene) -> None:
+    s.api.topic(s.name, slots=2).open()
+    s.full.topic(s.name).every("nightly", every=3600).declare()
+    stage = s.full.topic(s.name).stage()
+    stage.push([rmq.Outgoing(1)])
+    s.api.admin.topic_delete(s.name, force=True)
+
+
+@of("operator")
+def repairs(s: Scene) -> None:
+    s.topic(retry="immediate")
+    topic = s.full.topic(s.name)
+    ids = [topic.send(n, delay=60).id for n in range(2)]
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    mine, admin = s.api.topic(s.name), s.api.admin
+    mine.reschedule(ids[0], delay=30)
+    mine.set_priority(ids[0], 30)
+    mine.cancel(ids[1])
+    with topic.consumer() as consumer:
+        for delivery in consumer.receive(3):
+            delivery.reject("why")
+    assert admin.redrive(s.name)
+    assert admin.purge(s.name, "store")
+    admin.rollback(s.name)
+
+
+@of("operator")
+def redrives_to_one_that_waits(s: Scene) -> None:
+    s.topic(retry="immediate")
+    topic = s.full.topic(s.name)
+    topic.send(1)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    with waiting(s) as got:
+        s.api.admin.redrive(s.name)
+        handed(s, got)
+
+
+@of("operator")
+def operates_schedules(s: Scene) -> None:
+    settle_one_with_a_dedup_key(s)
+    s.full.topic(s.name).every("nightly", every=3600).declare()
+    admin = s.api.admin
+    admin.schedule_pause(s.name, "nightly")
+    admin.schedule_resume(s.name, "nightly")
+    admin.schedule_run(s.name, "nightly")
+    admin.schedule_delete(s.name, "nightly")
+
+
+@of("operator")
+def operates_queries(s: Scene) -> None:
+    most = 1001  # more than one call gives back
+    s.full.topic(s.name, retry="immediate").send_many([rmq.Outgoing(n) for n in range(most)])
+    s.full.topic(s.name).query(RUN, "there").take({})
+    admin = s.api.admin
+    assert [held.run for held in admin.queries(s.name)] == [RUN]
+    assert admin.release_query(s.name, RUN, force=True) == most
+    admin.forget_sink(s.name, "q")
+
+
+@of("operator")
+def forgets_claims(s: Scene) -> None:
+    topic = s.full.topic(s.name)
+    topic.send(1)
+    with topic.consumer() as consumer:
+        rmq.Claims().first(consumer.receive(), key=lambda body: "1")
+        assert s.api.admin.unclaim(s.name, "1")
+
+
+@of("operator")
+def accounts_for_lost_messages(s: Scene) -> None:
+    lose_one(s)
+    found = s.api.admin.audit(s.name, older_than=timedelta(0), forget=True)
+    assert found.missing == 1
+    assert s.api.admin.audit(s.name, older_than=timedelta(0)).missing == 0

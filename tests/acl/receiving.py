@@ -1,0 +1,265 @@
+"""What consumers and workers do."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import rmq
+from rmq.protocol import commands
+from rmq.protocol.flows import (
+    audit as audit_flow,
+    due_schedules,
+    open_topic,
+    rollback,
+    tidy,
+    worker_status,
+)
+from rmq.worker.dispatch import Dispatch
+from tests.acl.registry import (
+    LARGE,
+    RUN,
+    first,
+    handed,
+    inner_of,
+    of,
+    settle_one_with_a_dedup_key,
+    waiting,
+)
+from tests.acl.scene import Scene
+
+
+@of("consumer", "worker")
+def receives_and_settles(s: Scene) -> None:
+    s.topic(retry="immediate")
+    s.full.topic(s.name).send_many([rmq.Outgoing(n, priority=20 + n) for n in range(8)])
+    with s.api.topic(s.name).consumer() as consumer:
+        deliveries = consumer.receive(6)
+        deliveries[0].ack()
+        deliveries[1].nack(error="why")
+        deliveries[2].reject("why")
+        deliveries[3].release()
+        deliveries[4].extend(60)
+        assert consumer.ack(deliveries[4:]) == []
+        for delivery in consumer.receive(6):
+            delivery.nack(delay=60)
+
+
+@of("consumer", "worker")
+def receives_many(s: Scene) -> None:
+    s.topic(dedup_window=60)
+    s.full.topic(s.name).send_many([rmq.Outgoing(n) for n in range(400)])
+    with s.api.topic(s.name).consumer() as consumer:
+        assert consumer.ack(consumer.receive(400)) == []
+
+
+@of("consumer", "worker")
+def receives_timed(s: Scene) -> None:
+    s.topic()
+    s.full.topic(s.name).send_many(
+        [rmq.Outgoing(n, delay=10, priority=30 if n % 2 else None) for n in range(6)]
+    )
+    s.later(20)
+    with s.api.topic(s.name).consumer() as consumer:
+        assert len(consumer.receive(10)) == 6
+
+
+@of("consumer", "worker")
+def receives_large_bodies(s: Scene) -> None:
+    s.full.topic(s.name).send(LARGE)
+    with s.topic().consumer() as consumer:
+        (delivery,) = consumer.receive()
+        assert delivery.body == LARGE
+        delivery.ack()
+
+
+@of("consumer", "worker")
+def receives_audited(s: Scene) -> None:
+    with rmq.Client(s.server.url, interceptors=[rmq.Audit()]) as client:
+        client.topic(s.name).send_many([rmq.Outgoing(n) for n in range(3)])
+    with s.topic().consumer() as consumer:
+        for delivery in consumer.receive(3):
+            delivery.ack()
+
+
+@of("consumer", "worker")
+def rolls_back(s: Scene) -> None:
+    s.full.topic(s.name, lease=5, retry="immediate").send(1)
+    with s.full.topic(s.name).consumer() as consumer:
+        consumer.receive()
+        s.later(60)
+        with s.topic().consumer() as mine:
+            assert mine.receive()[0].attempt == 2
+
+
+@of("consumer", "worker", "operator")
+def rolls_back_shared_leases(s: Scene) -> None:
+    s.full.topic(s.name, lease=5, retry="immediate").send(1)
+    s.full.topic(s.name).query(RUN, "there", lease=5).take({})
+    s.later(60)
+    topic = inner_of(s.topic())
+    assert s.run(rollback.rollback_topic(topic._context)) == 1
+
+
+@of("consumer", "worker")
+def receives_in_order(s: Scene) -> None:
+    s.full.topic(s.name).send_many([rmq.Outgoing(n) for n in range(4)])
+    with s.topic().consumer(ordered=True) as consumer:
+        deliveries = consumer.receive(2)
+        deliveries[0].nack(delay=0)
+        deliveries[1].ack()
+        consumer.receive(2)
+
+
+@of("consumer", "worker")
+def receives_at_most_once(s: Scene) -> None:
+    s.full.topic(s.name).send(1)
+    with s.topic().consumer(mode="at_most_once") as consumer:
+        assert len(consumer.receive()) == 1
+
+
+@of("consumer", "worker")
+def keeps_limits(s: Scene) -> None:
+    s.topic(limit=rmq.Rate(2, per=1, key="k"))
+    s.full.topic(s.name).send_many([rmq.Outgoing(n, headers={"k": str(n % 2)}) for n in range(8)])
+    with s.api.topic(s.name).consumer() as consumer:
+        consumer.ack(consumer.receive(8))
+        s.later(600)
+        consumer.ack(consumer.receive(8))
+
+
+@of("consumer", "worker")
+def waits(s: Scene) -> None:
+    s.topic()
+    with s.api.topic(s.name).consumer() as consumer:
+        assert consumer.receive(wait=0.3) == []  # leaves a credit, and withdraws it
+        state = inner_of(consumer)._receive_state
+        refused = type(state.subscription.held).__name__ == "SubscriptionRefused"
+        if refused:  # it polls instead, and a log line says so
+            raise rmq.AccessDenied("+subscribe")
+
+
+@of("consumer", "worker")
+def gives_to_another_that_waits(s: Scene) -> None:
+    s.topic(retry="immediate")
+    s.full.topic(s.name).send(1)
+    with s.api.topic(s.name).consumer() as consumer:
+        (delivery,) = consumer.receive()
+        with waiting(s) as got:
+            delivery.release()
+            handed(s, got)
+
+
+@of("consumer", "worker")
+def claims_keys(s: Scene) -> None:
+    s.topic(retry="immediate")
+    s.full.topic(s.name).send_many([rmq.Outgoing({"k": n // 2}) for n in range(4)])
+    with s.api.topic(s.name).consumer() as consumer:
+        batch = consumer.receive(4)
+        won = first(s, batch, key=lambda body: str(body["k"]))
+        assert len(won) == 2
+        mine = [delivery for delivery in batch if inner_of(delivery) in won]
+        mine[0].extend(50)
+        mine[0].ack()
+        mine[1].release()
+
+
+@of("consumer", "worker")
+def finds_keys_claimed_by_others(s: Scene) -> None:
+    s.full.topic(s.name, retry="immediate").send_many([rmq.Outgoing(n) for n in range(2)])
+    with s.full.topic(s.name).consumer() as other, s.topic().consumer() as consumer:
+        assert len(rmq.Claims().first(other.receive(), key=lambda body: "1")) == 1
+        assert first(s, consumer.receive()) == []
+
+
+@of("consumer", "worker")
+def notices_a_key_that_is_no_claim(s: Scene) -> None:
+    s.full.topic(s.name).send(1)
+    s.raw.rpush(f"rmq:{{{s.name}_0}}:claim:default:1", "x")
+    with s.topic().consumer() as consumer, contextlib.suppress(rmq.ScriptFailed):
+        first(s, consumer.receive())
+
+
+@of("consumer", "worker")
+def replays_a_query(s: Scene) -> None:
+    topic = s.topic()
+    s.full.topic(s.name).send_many([rmq.Outgoing(n) for n in range(5)])
+    query = topic.query(RUN, "here")
+    end = query.take({}, 2)
+    assert sum(len(block.ids) for slot in end for block in query.read(slot, 0, end[slot])) == 2
+    assert query.begun("1", "me") == 1
+    query.again(end)
+    end = query.take({})
+    assert query.settle(end)[0] == 2
+    end = query.take(end, 2)
+    assert query.reject(end, "why") == 2
+    query.take(end)
+    query.renew(end)
+    assert query.release() == 1
+    query.wait(0.01)
+    query.close()
+
+
+@of("consumer", "worker")
+def drops_old_dead_letters(s: Scene) -> None:
+    s.topic(dead_retention=60, dedup_window=60)
+    s.full.topic(s.name).send_many([rmq.Outgoing(LARGE), rmq.Outgoing(2)])
+    with s.full.topic(s.name).consumer() as consumer:
+        consumer.receive()[0].reject("why")
+        consumer.receive()[0].ack()
+    s.later(600)
+    topic = inner_of(s.api.topic(s.name))
+    s.run(open_topic.open(topic._context))
+    s.run(tidy.tidy(topic._context))
+
+
+# --- workers ---------------------------------------------------------------------------------
+
+
+@of("worker")
+def reports_its_status(s: Scene) -> None:
+    s.run(worker_status.report("rmq", "0" * 8, lambda now_ms: "{}", 1000))
+    s.run(worker_status.forget("rmq", "0" * 8))
+
+
+@of("worker")
+def serves_schedules(s: Scene) -> None:
+    settle_one_with_a_dedup_key(s)
+    declaration = s.full.topic(s.name).every("quick", every=1)
+    declaration.declare()
+    s.later(5)
+    with rmq.Client(s.url, retry_for=0) as client:  # as a worker of an async client has one
+        ((_, reply),) = client._transport.run(due_schedules.read_due("rmq", [s.name]))
+        if isinstance(reply, rmq.RMQError):
+            raise reply
+        _, errors = client._transport.run(
+            due_schedules.send_due(declaration.context, reply.due, reply.now_ms)
+        )
+        for error in errors.values():
+            raise error
+        assert s.full.admin.stats(s.name)["records"] >= 1
+        s.full.admin.schedule_delete(s.name, "quick")
+        dispatch = Dispatch("rmq", client._transport, client._handlers, [declaration.context])
+        dispatch.send_due()  # removes the entry of the topic
+
+
+@of("worker")
+def keeps_and_gives_back_shared_leases(s: Scene) -> None:
+    id = s.full.topic(s.name).send(1).id
+    topic = inner_of(s.topic())
+    s.run(open_topic.open(topic._context))
+    (keys,) = topic._context.slots
+
+    def flow() -> Any:
+        assert (yield commands.get(keys, id))
+        yield commands.lease_renew(keys, 1, 60_000)
+        yield commands.lease_release(topic._context, keys, 1, 1)
+
+    s.run(flow())
+
+
+@of("worker")
+def audits_now_and_then(s: Scene) -> None:
+    s.full.topic(s.name).send(1)
+    topic = inner_of(s.topic())
+    s.run(audit_flow.audit(topic._context, 0, every_ms=1))

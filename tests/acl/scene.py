@@ -1,0 +1,94 @@
+"""A topic, a client that may do everything, and one whose user has the rules of a role."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import rmq
+from rmq.protocol import commands
+from rmq.protocol.acl import AclRules, Role, ServerVersion
+from tests.integration.driven import Driven, connect
+from tests.servers import Server
+
+USER, PASSWORD = "app", "secret"
+
+
+def version_of(server: Server) -> ServerVersion:
+    """The version of rules for a server."""
+    with server.raw() as raw:
+        info: Any = raw.info("server")
+    if "valkey_version" in info:
+        return "7.2"
+    told = ".".join(info["redis_version"].split(".")[:2])
+    return "6.2" if told < "7" else "7.0" if told == "7.0" else "7.2"
+
+
+class Scene:
+    """Where a step of a role takes place."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.kind = "sync"
+        self.raw = server.raw()
+        self.full = rmq.Client(server.url, retry_for=2)
+        self.url = server.url.replace("redis://", f"redis://{USER}:{PASSWORD}@")
+        self._made: list[Any] = []
+
+    def rules(self, role: Role | Iterable[Role], **options: Any) -> AclRules:
+        roles: Any = role if isinstance(role, str) else list(role)
+        given = {"topics": [self.name], "server_version": version_of(self.server)} | options
+        return rmq.acl_rules(roles, **given)
+
+    def grant(self, role: Role | Iterable[Role], without: str = "", **options: Any) -> AclRules:
+        """Give the user the rules of a role, one command left out."""
+        rules = self.rules(role, **options)
+        self.grant_words(word for word in rules.words() if word != f"+{without}")
+        return rules
+
+    def grant_words(self, words: Iterable[str]) -> None:
+        self.raw.execute_command("ACL", "SETUSER", USER, "on", "resetpass", f">{PASSWORD}", *words)
+
+    def connect(self, **options: Any) -> Any:
+        """A client of the user."""
+        made = connect(self.kind, self.url, retry_for=0, timeout=5, **options)
+        self._made.append(made.__enter__())
+        return self._made[-1]
+
+    @property
+    def api(self) -> Any:
+        """A client of the user; made by the first use."""
+        return self._made[0] if self._made else self.connect()
+
+    @property
+    def transport(self) -> Any:
+        """What drives flows for `api`."""
+        client = self.api.target if isinstance(self.api, Driven) else self.api
+        return client._transport
+
+    def run(self, flow: Any) -> Any:
+        """Run a flow as the user."""
+        if isinstance(self.api, Driven):
+            return self.api.loop.run_until_complete(self.transport.run(flow))
+        return self.transport.run(flow)
+
+    def topic(self, **settings: Any) -> Any:
+        """The topic, as the user sees it; it exists."""
+        self.full.topic(self.name, **settings).open()
+        return self.api.topic(self.name)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass for the scripts."""
+        commands.set_clock(round((time.time() + seconds) * 1_000_000))
+
+    def close(self) -> None:
+        for made in reversed(self._made):
+            made.__exit__(None, None, None)
+        self.full.close()
+        self.raw.execute_command("ACL", "DELUSER", USER)
+        self.raw.close()
+
+
+Step = Callable[[Scene], None]

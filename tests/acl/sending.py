@@ -1,0 +1,180 @@
+"""What every role does, and what producers do."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import rmq
+from rmq.protocol import commands
+from rmq.protocol.acl import ROLES
+from rmq.protocol.flows import (
+    locate,
+    open_topic,
+)
+from tests.acl.registry import (
+    LARGE,
+    handed,
+    inner_of,
+    of,
+    waiting,
+)
+from tests.acl.scene import Scene, version_of
+
+
+@of(*ROLES)
+def connects(s: Scene) -> None:
+    s.api.ping()
+    other = f"{s.url.rpartition('/')[0]}/1"
+    with rmq.Client(other, retry_for=0) as client:
+        client.ping()
+
+
+@of(*ROLES)
+def loads_scripts(s: Scene) -> None:
+    s.full.topic(s.name).open()
+    s.raw.script_flush()
+    s.api.topic(s.name).open(create=False)
+
+
+@of("producer", "consumer", "worker")
+def opens(s: Scene) -> None:
+    assert s.api.topic(s.name, slots=3).open()
+
+
+@of("producer", "consumer", "worker")
+def opens_anew(s: Scene) -> None:
+    s.full.topic(s.name).open()
+    s.raw.delete(f"rmq:{{{s.name}}}:topic")  # its slot is there still, and empty
+    time.sleep(0.002)
+    assert s.api.topic(s.name).open()
+
+
+@of("producer")
+def sends(s: Scene) -> None:
+    topic = s.topic()
+    topic.send(1)
+    topic.send(2, priority=900)
+    topic.send(3, delay=60)
+    topic.send_many([rmq.Outgoing(n, delay=60) for n in range(300)])
+    assert s.full.admin.stats(s.name)["records"] == 303
+
+
+@of("producer")
+def sends_after_old_sessions(s: Scene) -> None:
+    s.full.topic(s.name).send(1)
+    s.later(400)
+    s.topic().send(2)
+
+
+@of("producer")
+def sends_large_bodies(s: Scene) -> None:
+    id = s.topic().send(LARGE).id
+    assert s.api.topic(s.name).get(id).body == LARGE
+
+
+@of("producer")
+def sends_ids_that_it_keeps(s: Scene) -> None:
+    topic = s.topic(dedup_window=60)
+    id = topic.new_id()
+    topic.send(1, id=id)
+    with s.full.topic(s.name).consumer() as consumer:
+        consumer.receive()[0].ack()
+    assert topic.send(1, id=id).status == "duplicate"
+
+
+@of("producer")
+def sends_for_good(s: Scene) -> None:
+    topic = s.topic()
+    with contextlib.suppress(rmq.NotDurable):
+        topic.send(1, durability=rmq.Replicated(1, timeout=0.01))
+
+
+@of("producer")
+def sends_to_the_disk(s: Scene) -> None:
+    if version_of(s.server) == "7.2":
+        try:
+            s.topic().send(1, durability=rmq.Fsync(0, timeout=0.01))
+        except rmq.AccessDenied:
+            raise
+        except (rmq.ConfigurationError, rmq.NotDurable):
+            pass  # this server keeps no log
+
+
+@of("producer")
+def merges(s: Scene) -> None:
+    topic = s.topic()
+    for _ in range(2):
+        topic.send(1, merge_key="k", time_range=60, merge="last")
+
+
+@of("producer")
+def drops_the_lowest(s: Scene) -> None:
+    topic = s.topic(max_length=1, overflow="drop_lowest")
+    topic.send(LARGE, priority=20)
+    topic.send(1, priority=900)
+
+
+@of("producer")
+def hands_over(s: Scene) -> None:
+    with waiting(s) as got:
+        s.topic().send(1)
+        handed(s, got)
+
+
+@of("producer")
+def changes_what_waits(s: Scene) -> None:
+    topic = s.topic()
+    ids = [s.full.topic(s.name).send(n, delay=60).id for n in range(2)]
+    assert topic.reschedule(ids[0], delay=30) == "rescheduled"
+    topic.set_priority(ids[0], 30)
+    assert topic.cancel(ids[1]) == "cancelled"
+
+
+@of("producer")
+def stages_and_publishes(s: Scene) -> None:
+    topic = s.topic(dedup_window=60)
+    for number in range(2):
+        stage = topic.stage()
+        stage.push([rmq.Outgoing(n) for n in range(3)])
+        topic.publish([stage.staged], query="q", batch=number)
+    stage = topic.stage()
+    stage.push_bodies([1, 2])
+    stage.discard()
+
+
+@of("producer", "worker")
+def declares_schedules(s: Scene) -> None:
+    s.topic()
+    assert s.api.topic(s.name).every("nightly", every=3600).declare() == "created"
+
+
+@of("producer")
+def numbers_its_messages(s: Scene) -> None:
+    s.topic()
+    client = s.connect(interceptors=[rmq.Audit()])
+    for number in range(3):
+        client.topic(s.name).send(number, merge_key="k", time_range=60)
+        client.topic(s.name).send(number)
+    inner = inner_of(client)
+
+    def flow() -> Any:
+        for sequence in inner._hooks.producer_sequence.slot_sequences():
+            told = sequence.next_report()
+            yield commands.audit_report(
+                sequence.keys, sequence.producer, told.old, told.sent, told.ranges
+            )
+
+    if s.kind == "sync":
+        inner._transport.run(flow())
+    else:
+        client.loop.run_until_complete(inner._transport.run(flow()))
+
+
+@of("producer")
+def locates(s: Scene) -> None:
+    id = s.topic().send(1).id
+    topic = inner_of(s.api.topic(s.name))
+    s.run(open_topic.open(topic._context))
+    assert s.run(locate.locate(topic._context, lambda context: [id]))[0].place == "store"

@@ -1,0 +1,6 @@
+"""What each role does, in small steps. A step raises what its user is refused."""
+
+from __future__ import annotations
+
+from tests.acl import operating as operating, receiving as receiving, sending as sending
+from tests.acl.registry import STEPS as STEPS
