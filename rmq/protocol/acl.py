@@ -57,7 +57,8 @@ SCRIPTS: dict[Role, frozenset[str]] = {
 }  # fmt: skip
 
 # What every connection sends besides scripts. AUTH and HELLO need no right.
-_CONNECTION = ("evalsha", "script|load", "ping", "select", "client|setinfo")
+# ROLE is asked of the master that sentinels name.
+_CONNECTION = ("evalsha", "script|load", "ping", "select", "client|setinfo", "role")
 _LARGE_BODIES = ("multi", "exec", "hset")
 _CONSUMING = ("subscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
 

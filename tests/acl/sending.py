@@ -13,6 +13,7 @@ from rmq.protocol.flows import (
     locate,
     open_topic,
 )
+from rmq.protocol.steps import RawCommand
 from tests.acl.registry import (
     LARGE,
     handed,
@@ -29,6 +30,16 @@ def connects(s: Scene) -> None:
     other = f"{s.url.rpartition('/')[0]}/1"
     with rmq.Client(other, retry_for=0) as client:
         client.ping()
+
+
+@of(*ROLES)
+def asks_for_the_role_of_the_server(s: Scene) -> None:
+    """As connections to a master do that sentinels have named."""
+
+    def flow() -> Any:
+        return (yield RawCommand("connect", "ROLE"))
+
+    assert s.run(flow())[0] == b"master"
 
 
 @of(*ROLES)

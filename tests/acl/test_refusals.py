@@ -198,7 +198,7 @@ def test_a_worker_with_its_heartbeat_and_status(scene: Scene, caplog: Any) -> No
     topic.send(1)
     scene.raw.script_flush()  # the heartbeat has to load its scripts, too
     with caplog.at_level(logging.WARNING, "rmq"), rmq.Worker(client, concurrency=2) as worker:
-        assert type(worker._lease_heartbeat).__name__ == "HeartbeatProcess"
+        assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
         until = time.monotonic() + 20
         while not seen or scene.full.admin.stats(scene.name)["settled"] < 2:
             assert time.monotonic() < until

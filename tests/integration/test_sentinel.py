@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.protocol.scripts import Script
 from rmq.transport.master_finder import AsyncMasterFinder, MasterFinder
 from rmq.worker.script_connection import ScriptConnection
 from tests.conftest import any_binary
@@ -161,7 +162,8 @@ def test_a_forked_child_asks_with_a_connection_of_its_own(url: str, name: str) -
 
 
 def test_the_heartbeat_asks_the_sentinels_too(service: Sentinels, url: str) -> None:
-    scripts = {"number": ["e" * 40, "return 7"]}
+    script = Script("number", "return 7")
+    scripts = {"number": [script.sha, script.text]}
     with rmq.Client(url) as client:
         options = client._transport.connection_options()
     mine = ScriptConnection(options, scripts)

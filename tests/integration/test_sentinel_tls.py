@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rmq
+from rmq.protocol.scripts import Script
 from rmq.worker.script_connection import ScriptConnection
 from tests.integration.driven import connect
 from tests.integration.test_worker_tls import certificates
@@ -47,7 +48,8 @@ def test_clients_and_the_heartbeat_use_tls_to_sentinels_and_master(url: str, nam
             assert api.topic(name).send(kind).status == "stored"
     with rmq.Client(url) as client:
         options = client._transport.connection_options()
-    heartbeat = ScriptConnection(options, {"number": ["e" * 40, "return 7"]})
+    script = Script("number", "return 7")
+    heartbeat = ScriptConnection(options, {"number": [script.sha, script.text]})
     assert heartbeat.evaluate([("number", [], [])]) == [7]
     heartbeat.close()
 

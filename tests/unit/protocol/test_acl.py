@@ -100,7 +100,7 @@ def test_no_role_may_evaluate_text_in_one_go_nor_do_what_ends_a_server() -> None
 
 
 def test_a_viewer_has_no_command_that_writes() -> None:
-    sends = {"evalsha", "script|load", "ping", "select", "client|setinfo", "info", "scan"}
+    sends = {"evalsha", "script|load", "ping", "select", "client|setinfo", "info", "scan", "role"}
     assert set(rmq.acl_rules("viewer").commands) - sends - {"smembers"} <= acl.READS
 
 
