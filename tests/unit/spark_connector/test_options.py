@@ -36,6 +36,15 @@ def test_the_url_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert options.stream({"subscribe": "orders"}).at.url == "redis://elsewhere:6379/0"
 
 
+def test_a_url_of_sentinels_is_passed_on_as_it_is_and_its_passwords_are_in_no_repr() -> None:
+    url = "redis+sentinel://me:s3cret@h1,h2/orders/0?sentinel_password=s3cret"
+
+    found = options.stream({**AT, "url": url})
+
+    assert found.at.url == url
+    assert "s3cret" not in repr(found)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
