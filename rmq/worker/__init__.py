@@ -9,6 +9,7 @@ fetcher           receives for all topics, in one thread
 topic_feed        the deliveries of one topic, on their way to its handlers
 handler_queue     the deliveries of one handler: how many it holds, what waits
 handler_runs      the runs of one handler: begin, run, end
+lane              the work of one handler that waits for an executor
 executors         threads and tasks in which handlers run
 runner            one run of a handler, and how its deliveries are settled
 wrapped_call      calls a handler inside hooks, middleware and dependencies

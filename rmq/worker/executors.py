@@ -1,83 +1,28 @@
 """Executors: the threads, or the tasks of an event loop, in which all handlers of a process run.
 
-Each handler has a lane: its waiting work, and how much of it may run at a time. An executor has a
-limit for all lanes. A thread or task runs as much work of a lane as its weight says, and then that
-of the next lane that waits, so that no handler keeps the others waiting.
+Each handler has a lane (`rmq.worker.lane`), and an executor has a limit for all lanes. A thread or
+task runs as much work of a lane as its weight says, and then that of the next lane that waits, so
+that no handler keeps the others waiting.
 
-A work item is one delivery, a batch, or the deliveries of a slot in order. Threads and tasks are
-started when they are needed. A context variable that a handler sets is not seen by the next run.
+Threads and tasks are started when they are needed. A context variable that a handler sets is not
+seen by the next run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
-log = logging.getLogger("rmq")
+from rmq.worker.lane import Lane, Work
 
-Work = Any
-OnError = Callable[[Work, BaseException], None]
 YIELD_EVERY = 100  # work items in a row, after which a task yields to the event loop
 _UNSET = object()
-
-
-class Lane:
-    """The waiting work of one handler.
-
-    Args:
-        executor: runs it.
-        run: runs one work item; for tasks a coroutine function.
-        on_error: is told of work in which `run` raised.
-        count: how many work items may run at a time.
-        weight: how many run in a thread or task before it goes on to another lane that waits.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        run: Callable[[Work], Any],
-        on_error: OnError,
-        count: int,
-        weight: int = 1,
-    ) -> None:
-        self.run = run
-        self.on_error = on_error
-        self.count = count
-        self.weight = weight
-        self.ready: deque[Work] = deque()
-        self.permits = 0  # how many threads or tasks are assigned to it
-        self._executor = executor
-
-    def put(self, works: Sequence[Work]) -> None:
-        """Queue work items; from any thread."""
-        self._executor.put(self, works)
-
-    def waiting(self) -> int:
-        """Return how many work items have not begun."""
-        return len(self.ready)
-
-    def withdraw(self) -> list[Work]:
-        """Remove and return the work items that have not begun."""
-        works: list[Work] = []
-        while True:
-            try:
-                works.append(self.ready.popleft())
-            except IndexError:
-                return works
-
-    def report(self, work: Work, error: BaseException) -> None:
-        """Report work that raised. Whatever happens there, the thread or task goes on."""
-        try:
-            self.on_error(work, error)
-        except Exception:
-            log.exception("unexpected: a failure could not be reported")
 
 
 class Executor(Protocol):

@@ -15,9 +15,10 @@ from rmq.core.settings import BATCH_MAX
 from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.disposition import Disposition, Halt, Overrun
 from rmq.worker.event_loop import LoopHeartbeat
-from rmq.worker.executors import Executor, Lane
+from rmq.worker.executors import Executor
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_runs import HandlerRuns
+from rmq.worker.lane import Lane
 from rmq.worker.prefetch import IN_ORDER
 from rmq.worker.reports import ErrorState
 from rmq.worker.run_scope import Values

@@ -17,8 +17,8 @@ from typing import Any
 from rmq.client.handler import Handler
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.worker.disposition import ACK, RELEASE, Disposition, Halt
-from rmq.worker.executors import Work
 from rmq.worker.handler_consumer import HandlerConsumer
+from rmq.worker.lane import Work
 from rmq.worker.poison_messages import PoisonSuspects
 from rmq.worker.prefetch import RunTimes
 from rmq.worker.runner import Runner

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rmq.worker.event_loop import EventLoopThread
-from rmq.worker.executors import YIELD_EVERY, Executor, Lane, TaskExecutor, ThreadExecutor
+from rmq.worker.executors import YIELD_EVERY, Executor, TaskExecutor, ThreadExecutor
+from rmq.worker.lane import Lane
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 
