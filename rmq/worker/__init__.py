@@ -6,6 +6,7 @@ stop_signals      SIGTERM and SIGINT: stop, and stop at once
 chosen_topics     the topics whose handlers it runs, of those of its client
 engine            what receives, runs and settles the messages of all handlers
 fetcher           receives for all topics, in one thread
+due_feeds         whose turn it is: the topic that is due for longest
 topic_feed        the deliveries of one topic, on their way to its handlers
 handler_queue     the deliveries of one handler: how many it holds, what waits
 handler_runs      the runs of one handler: begin, run, end

@@ -4,19 +4,16 @@ It knows of each slot when it next has work: from what the last take said, from 
 from `next_ready`, which asks the slots of all topics at once. It asks before it sleeps, so that
 Redis knows that signals are awaited, and once in POLL_S, because a signal can get lost.
 
-Topics take turns: the one that is due for longest is next.
+Topics take turns (`rmq.worker.due_feeds`).
 """
 
 from __future__ import annotations
 
-import heapq
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count
 
 from rmq.core.keys import SlotKeys
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
@@ -25,10 +22,9 @@ from rmq.protocol.commands.receive import NEXT_READY_MAX
 from rmq.protocol.steps import POLL_S, Flow, pipeline
 from rmq.transport import Transport
 from rmq.transport.listener import Listener
+from rmq.worker.due_feeds import DueFeeds
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.topic_feed import NEVER, TopicFeed
-
-log = logging.getLogger("rmq")
 
 WAIT_S = 1.0  # the longest wait; each turn shows the watchdog that the fetcher runs
 VISIT_MOST = 64  # slots to receive from at the start; more are asked first
@@ -54,8 +50,7 @@ class Fetcher:
         self._stopping = threading.Event()
         self._freed: deque[TopicFeed] = deque()  # feeds of which deliveries were settled
         self._is_waiting = False
-        self._due: list[tuple[float, int, TopicFeed]] = []  # a heap
-        self._serial = count()
+        self._due = DueFeeds()
         self._unasked: dict[TopicFeed, None] = {}  # gave messages, and Redis wakes nobody for them
         self._asked_at = 0.0
         self._poll_at = self._listened_at = time.monotonic() + LISTEN_S  # first of all, receive
@@ -99,7 +94,7 @@ class Fetcher:
         for feed in self._feeds:
             if feed.context.is_open and slots > VISIT_MOST:
                 feed.begin_asked()
-            self._schedule(feed)
+            self._due.schedule(feed)
         while not self._stopping.is_set():
             self.last_turn = time.monotonic()
             try:
@@ -120,37 +115,18 @@ class Fetcher:
         while self._freed:
             feed = self._freed.popleft()
             feed.is_full = False
-            self._schedule(feed)
+            self._due.schedule(feed)
         if now >= self._poll_at:
             self._poll(now)
         elif now >= self._listened_at + LISTEN_S:
             self._listen(0.0)
-        due = self._next_due(now)
+        due = self._due.take(now)
         if self._unasked and (due is None or now >= self._asked_at + ASK_S):
             self._ask_again()
         elif due is None:
             self._wait(now)
         if due is not None:
             self._visit(due)
-
-    # --- what is due -----------------------------------------------------------------------------
-
-    def _schedule(self, feed: TopicFeed) -> None:
-        """Note when a feed is due."""
-        feed.next_at = feed.due_at()
-        if feed.next_at < NEVER:
-            heapq.heappush(self._due, (feed.next_at, next(self._serial), feed))
-
-    def _next_due(self, now: float) -> TopicFeed | None:
-        """Return the feed that is due for longest; None if none is."""
-        while self._due:
-            at, _, feed = self._due[0]
-            if at == feed.next_at and at > now:
-                return None
-            heapq.heappop(self._due)
-            if at == feed.next_at:
-                return feed
-        return None
 
     def _visit(self, feed: TopicFeed) -> None:
         """Receive from a topic."""
@@ -174,7 +150,7 @@ class Fetcher:
         except Exception as error:
             feed.note_error(error)
         finally:
-            self._schedule(feed)
+            self._due.schedule(feed)
             if feed.subscription.is_deaf:
                 self._listener.close_connection()
 
@@ -187,11 +163,11 @@ class Fetcher:
         for feed in list(self._by_own_channel.values()):
             if feed.has_credit:
                 feed.renew_credit()
-                self._schedule(feed)
+                self._due.schedule(feed)
         for feed in self._feeds:
             if feed.is_full:
                 feed.is_full = False
-                self._schedule(feed)
+                self._due.schedule(feed)
         self._ask([feed for feed in self._feeds if feed.ready_at])
         if now >= self._tidy_at:
             self._tidy_one()
@@ -203,7 +179,7 @@ class Fetcher:
             # Receiving from a single slot says as much, and takes what has come since.
             self._unasked.clear()
             feeds[0].ready_at[0] = 0.0
-            self._schedule(feeds[0])
+            self._due.schedule(feeds[0])
         else:
             self._ask(feeds)
 
@@ -220,7 +196,7 @@ class Fetcher:
             self._ask_slots(places[start : start + NEXT_READY_MAX])
         for feed in feeds:
             self._unasked.pop(feed, None)
-            self._schedule(feed)
+            self._due.schedule(feed)
 
     def _ask_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
         """Ask slots in one command. A topic that Redis refuses does not hide the others."""
@@ -245,7 +221,7 @@ class Fetcher:
             feed.error_state.clear()
 
     def _wait(self, now: float) -> None:
-        until = min(self._poll_at, self._due[0][0] if self._due else NEVER, now + WAIT_S)
+        until = min(self._poll_at, self._due.next_at(), now + WAIT_S)
         self._is_waiting = True
         try:
             if not self._freed:
@@ -274,7 +250,7 @@ class Fetcher:
                 slot = int(payload)
                 if feed is not None and 0 <= slot < len(feed.ready_at):
                     feed.ready_at[slot] = 0.0
-                    self._schedule(feed)
+                    self._due.schedule(feed)
         for channel in self._listener.added.difference(self._by_own_channel, self._by_channel):
             for feed in self._feeds:
                 if feed.own_channel == channel:
