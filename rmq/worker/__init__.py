@@ -20,6 +20,7 @@ unhandled         messages whose type no handler has
 disposition       how a delivery is settled after its run
 reports           collects the ends of runs for the settlers
 settler           settles deliveries, many in one call
+settler_thread    a thread that does the work of several settlers
 handler_consumer  the consumer of a topic: it receives, claims and settles
 prefetch          how many deliveries to hold, by the run times of a handler
 poison_messages   keeps messages apart that may kill their process

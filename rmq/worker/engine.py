@@ -5,7 +5,7 @@ feeds       one for each topic; find the handler of a delivery (`rmq.worker.topi
 queues      one for each handler; how many it holds, what waits (`rmq.worker.handler_queue`)
 executors   the threads and the tasks in which all handlers run (`rmq.worker.executors`)
 runs        one for each handler; begin, run and end a delivery (`rmq.worker.handler_runs`)
-settlers    two threads; settle what has been run (`rmq.worker.settler`)
+settlers    one for each handler; settle what has been run (`rmq.worker.settler`), in two threads
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_queue import HandlerQueue
 from rmq.worker.lease_tracker import LeaseTracker, WorkerMemory
 from rmq.worker.run_scope import Values
-from rmq.worker.settler import SettlerThread
+from rmq.worker.settler_thread import SettlerThread
 from rmq.worker.topic_feed import TopicFeed
 
 log = logging.getLogger("rmq")

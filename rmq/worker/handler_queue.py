@@ -23,7 +23,8 @@ from rmq.worker.prefetch import IN_ORDER
 from rmq.worker.reports import ErrorState
 from rmq.worker.run_scope import Values
 from rmq.worker.runner import Runner
-from rmq.worker.settler import Settler, SettlerThread
+from rmq.worker.settler import Settler
+from rmq.worker.settler_thread import SettlerThread
 from rmq.worker.unhandled import UnhandledRunner
 
 FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins

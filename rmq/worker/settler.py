@@ -1,15 +1,14 @@
 """Settlers: they settle the deliveries whose runs have ended.
 
-Each handler has a settler; a few threads do the work of all of them. A thread settles all reports
-that are queued with one call for each handler and verb. While a call is under way the next reports
-collect, so calls grow with the load.
+Each handler has a settler; a few threads (`rmq.worker.settler_thread`) do the work of all of them.
+All reports that are queued are settled with one call for each handler and verb. While a call is
+under way the next reports collect, so calls grow with the load.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,62 +25,11 @@ from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.disposition import Disposition, Overrun
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.reports import ErrorState, ReportBatch, deliveries_of
+from rmq.worker.settler_thread import SettlerThread
 
 log = logging.getLogger("rmq")
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
-
-
-class SettlerThread:
-    """A thread that does the work of several settlers, in turn."""
-
-    def __init__(self, number: int) -> None:
-        self._waiting: SimpleQueue[Settler | None] = SimpleQueue()  # settlers with reports
-        self._abandoned = threading.Event()
-        self.call_began = 0.0  # when the present call to Redis began; 0: none
-        self._thread = threading.Thread(target=self._run, name=f"rmq-settle-{number}", daemon=True)
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether calls are not repeated any more while Redis cannot be reached."""
-        return self._abandoned.is_set()
-
-    def start(self) -> None:
-        """Begin to settle."""
-        self._thread.start()
-
-    def put(self, settler: Settler) -> None:
-        """Queue a settler that has reports."""
-        self._waiting.put(settler)
-
-    def pause(self, seconds: float) -> None:
-        """Wait before a call is repeated."""
-        self._abandoned.wait(seconds)
-
-    def abandon(self) -> None:
-        """Settle what is queued, without retries while Redis cannot be reached, and end."""
-        self._abandoned.set()
-        self._waiting.put(None)
-
-    def join(self, wait_s: float) -> bool:
-        """Wait for the end of the thread; return whether it has ended."""
-        if self._thread.ident is not None:
-            self._thread.join(wait_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (settler := self._waiting.get()) is not None:
-            self._work_for(settler)
-        with suppress(Empty):
-            while True:  # those that had more than a batch
-                settler = self._waiting.get_nowait()
-                if settler is not None:
-                    self._work_for(settler)
-
-    def _work_for(self, settler: Settler) -> None:
-        self.call_began = time.monotonic()
-        settler.carry_out_queued()
-        self.call_began = 0.0
 
 
 class Settler:
@@ -137,7 +85,7 @@ class Settler:
         self._reports.put(report)
         if not self._is_queued:
             self._is_queued = True
-            self.thread.put(self)
+            self.thread.put(self.carry_out_queued)
 
     def flushed_event(self) -> threading.Event:
         """Return an event that is set when all reports queued so far are settled."""
@@ -164,7 +112,7 @@ class Settler:
                 items.append(get())
         if len(items) == BATCH_MAX and not self._is_queued:
             self._is_queued = True
-            self.thread.put(self)
+            self.thread.put(self.carry_out_queued)
         if not items:
             return
         self._counted.clear()

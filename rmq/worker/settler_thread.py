@@ -1,0 +1,69 @@
+"""The threads of the settlers.
+
+A thread knows nothing of deliveries. A settler queues a function when it gets its first report, and
+again when a batch was not all; pauses between tries are taken here, so that a stop can end them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+
+class SettlerThread:
+    """A thread that does the work of several settlers, in turn.
+
+    Args:
+        number: of the thread, for its name.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._abandoned = threading.Event()
+        self.call_began = 0.0  # when the present call to Redis began; 0: none
+        self._thread = threading.Thread(target=self._run, name=f"rmq-settle-{number}", daemon=True)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether calls are not repeated any more while Redis cannot be reached."""
+        return self._abandoned.is_set()
+
+    def start(self) -> None:
+        """Begin to settle."""
+        self._thread.start()
+
+    def put(self, carry_out: Callable[[], None]) -> None:
+        """Queue the function that settles what has been reported to one settler."""
+        self._waiting.put(carry_out)
+
+    def pause(self, seconds: float) -> None:
+        """Wait before a call is repeated."""
+        self._abandoned.wait(seconds)
+
+    def abandon(self) -> None:
+        """Settle what is queued, without retries while Redis cannot be reached, and end."""
+        self._abandoned.set()
+        self._waiting.put(None)
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for the end of the thread; return whether it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (carry_out := self._waiting.get()) is not None:
+            self._call(carry_out)
+        with suppress(Empty):
+            while True:  # those that had more than a batch
+                carry_out = self._waiting.get_nowait()
+                if carry_out is not None:
+                    self._call(carry_out)
+
+    def _call(self, carry_out: Callable[[], None]) -> None:
+        self.call_began = time.monotonic()
+        carry_out()
+        self.call_began = 0.0
