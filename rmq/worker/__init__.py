@@ -12,12 +12,14 @@ handler_queue     the deliveries of one handler: how many it holds, what waits
 handler_runs      the runs of one handler: begin, run, end
 lane              the work of one handler that waits for an executor
 executors         threads and tasks in which handlers run
-runner            one run of a handler, and how its deliveries are settled
+runner            one run of a handler, plain or async
+plain_runner      runs a plain handler, in a thread
+async_runner      runs an async handler, in an event loop
 wrapped_call      calls a handler inside hooks, middleware and dependencies
 run_scope         opens dependencies around a run, and closes them
 process_scope     opens lifespans and dependencies around all runs
 unhandled         messages whose type no handler has
-disposition       how a delivery is settled after its run
+disposition       how a delivery is settled after its run, and how that is decided
 reports           collects the ends of runs for the settlers
 settler           settles deliveries, many in one call
 settler_thread    a thread that does the work of several settlers

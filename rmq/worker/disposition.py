@@ -1,18 +1,25 @@
-"""Dispositions: how a delivery is settled after its run, and how that is decided."""
+"""Dispositions: how a delivery is settled after its run, and how that is decided.
+
+Nothing here runs a handler, or talks to Redis.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rmq.client.handler import Handler
 from rmq.core import failure
+from rmq.core.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
 from rmq.core.interceptor import Outcome
 from rmq.core.retry import Policy, draw_wait_ms
 from rmq.core.validation import TEN_YEARS_MS, duration_ms
-from rmq.errors import DecodeError, RMQError
+from rmq.errors import DecodeError, InvalidType, RMQError
+from rmq.worker.wrapped_call import WrappedRun
 
 log = logging.getLogger("rmq")
 
@@ -31,6 +38,7 @@ DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier
 RELEASE = Disposition("release", 0.0)
 
 Settled = tuple[DeliveryData, Disposition]
+Result = tuple[DeliveryData, Disposition, BaseException | None]  # with the raised exception
 
 
 class Overrun(NamedTuple):
@@ -111,3 +119,103 @@ def outcome_of(
     if delivery.lost:
         return Outcome("lost", seconds, error)
     return Outcome("own" if delivery._state == SETTLED else disposition.verb, seconds, error)
+
+
+def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[DeliveryData, Outcome]]:
+    """Yield the deliveries of a batch with their outcomes, for the hooks after a run.
+
+    Args:
+        results: of the batch.
+        started: when it began, by the monotonic clock.
+    """
+    for delivery, disposition, raised in results:
+        yield delivery, outcome_of(delivery, disposition, time.monotonic() - started, raised)
+
+
+class HandlerDispositions:
+    """Decides how the deliveries of one handler are settled: by claim, by body, by its errors."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    # --- before the handler is run ---------------------------------------------------------------
+
+    def by_claim(self, delivery: DeliveryData) -> Disposition | None:
+        """Decide by the state of its claim, before the handler is run; None: run it."""
+        claim = delivery._claim
+        if claim is None or claim.state == FIRST:
+            return None
+        if claim.state == DONE:
+            return DONE_BEFORE
+        if claim.state in (BUSY, UNSURE):
+            return Disposition("release", claim.wait_s)
+        assert claim.state == FAILED
+        assert claim.error is not None
+        if isinstance(claim.error, DecodeError):
+            return undecodable(claim.error)
+        return self.by_error(delivery, claim.error)
+
+    def split_by_claim(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[Settled]]:
+        """Return the deliveries to run, and the dispositions of those that claims decide."""
+        if self._handler.claims is None:
+            return batch, []
+        ready: list[DeliveryData] = []
+        decided: list[Settled] = []
+        for delivery in batch:
+            disposition = self.by_claim(delivery)
+            if disposition is None:
+                ready.append(delivery)
+            else:
+                decided.append((delivery, disposition))
+        return ready, decided
+
+    def split_by_fit(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[Result]]:
+        """Read the bodies; return the deliveries whose bodies fit, and the results of the rest."""
+        if self._handler.body_converter is None:
+            return batch, []
+        ready: list[DeliveryData] = []
+        results: list[Result] = []
+        for delivery in batch:
+            try:
+                self._handler.convert_body(delivery)
+                ready.append(delivery)
+            except DecodeError as error:
+                results.append((delivery, undecodable(error), error))
+        return ready, results
+
+    # --- after it --------------------------------------------------------------------------------
+
+    def check_returned(self, returned: object) -> None:
+        """Refuse a generator: none of its code has run, and the message would be acked."""
+        if inspect.isgenerator(returned):
+            returned.close()
+        elif not inspect.isasyncgen(returned):
+            return
+        raise InvalidType(
+            f"handler {self._handler.name}: it returned a generator, so none of its code has run; "
+            "a decorator hides a function with a yield. Remove the yield"
+        )
+
+    def by_error(self, delivery: DeliveryData, error: BaseException) -> Disposition:
+        """Decide by what the handler raised."""
+        return disposition_for(self._handler, delivery, error)
+
+    def of_wrapped(
+        self, run: WrappedRun, delivery: DeliveryData, raised: BaseException | None
+    ) -> Disposition:
+        """Decide for a run inside hooks, middleware and dependencies."""
+        if raised is None:
+            return DONE_BEFORE if run.was_done else ACK
+        if run.misfit is not None and raised is run.misfit:
+            return undecodable(run.misfit)
+        return self.by_error(delivery, raised)
+
+    def of_batch(self, batch: list[DeliveryData], raised: BaseException | None) -> list[Result]:
+        """Decide for all deliveries of a batch by what its one call raised."""
+        if raised is None:
+            return [(delivery, ACK, None) for delivery in batch]
+        return [(delivery, self.by_error(delivery, raised), raised) for delivery in batch]
+
+    def of_overrun(self, overrun: Overrun) -> Disposition:
+        """Decide for a delivery whose run goes on beyond its max_runtime."""
+        return self.by_error(overrun.delivery, runtime_exceeded(overrun.max_runtime_s))

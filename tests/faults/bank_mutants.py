@@ -10,10 +10,9 @@ from rmq.protocol.flows import claim as claim_flow
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.tables import CONSUMED
-from rmq.worker.disposition import DONE_BEFORE
+from rmq.worker.disposition import DONE_BEFORE, HandlerDispositions
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.lease_tracker import LeaseTracker
-from rmq.worker.runner import Runner
 
 LONG_MS = 600_000
 DAY_MS = 86_400_000
@@ -40,13 +39,13 @@ def acks_busy(faults: Any) -> None:
     Claims live on for a while when their owner is dead, so that a test need not hit the second.
     Nobody renews them: the heartbeat is a process without this patch, and would shorten their life.
     """
-    disposition_by_claim = Runner.disposition_by_claim
+    by_claim = HandlerDispositions.by_claim
 
-    def acks(self: Runner, one: Any) -> Any:
+    def acks(self: HandlerDispositions, one: Any) -> Any:
         busy = one._claim is not None and one._claim.state == BUSY
-        return DONE_BEFORE if busy else disposition_by_claim(self, one)
+        return DONE_BEFORE if busy else by_claim(self, one)
 
-    Runner.disposition_by_claim = acks  # type: ignore[method-assign]
+    HandlerDispositions.by_claim = acks  # type: ignore[method-assign]
     claim_flow.BEYOND_MS = LONG_MS
     LeaseTracker.add_claims = lambda *_: None  # type: ignore[method-assign]
 

@@ -12,7 +12,8 @@ import pytest
 import rmq
 from rmq.client.consumer import AsyncDelivery
 from rmq.core.interceptor import Hooks
-from rmq.worker.disposition import ACK
+from rmq.worker.disposition import ACK, HandlerDispositions
+from rmq.worker.plain_runner import PlainRunner
 from rmq.worker.runner import Runner
 from tests.unit.worker.test_runner import delivered, registered
 
@@ -152,5 +153,11 @@ def test_a_call_that_was_not_awaited_does_not_settle_the_message(returns: bool) 
 
 
 def test_a_handler_without_anything_around_it_is_called_directly() -> None:
-    assert Runner(registered(), Hooks([rmq.Interceptor()])).wrapped is None
-    assert Runner(registered(), Hooks([Around([], "a")])).wrapped is not None
+    handler = registered()
+
+    def wrapped(interceptor: rmq.Interceptor) -> object:
+        hooks = Hooks([interceptor])
+        return PlainRunner(handler, HandlerDispositions(handler), hooks, {}).wrapped
+
+    assert wrapped(rmq.Interceptor()) is None
+    assert wrapped(Around([], "a")) is not None
