@@ -6,6 +6,7 @@ import random
 import time
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.transport import tls_errors
 from rmq.transport.pool import ConnectionsBusy, StaleConnection
 from rmq.transport.redis_errors import Kind, kind_of
 from rmq.transport.url import Address, redact
@@ -65,7 +66,10 @@ class RetryDeadline:
             )
         if isinstance(error, ConnectionsBusy):
             return Unavailable(f"{self._name}: {text}; nothing was done")
+        fix = None
+        if self._address.is_tls:
+            fix = tls_errors.advice(str(error), "ssl_certfile=" in self._address.url)
         return Unavailable(
             f"{self._name}: {server} cannot be reached or is not ready ({text}); nothing was done. "
-            "Check that Redis runs there: redis-cli ping"
+            f"{fix or 'Check that Redis runs there: redis-cli ping'}"
         )
