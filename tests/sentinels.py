@@ -135,7 +135,7 @@ class Sentinels:
     def _master_port(self) -> int | None:
         for sentinel in self.sentinels:
             with contextlib.suppress(redis.RedisError), sentinel.raw(socket_timeout=1) as raw:
-                state: Any = raw.sentinel_master(SERVICE)
+                state: Any = raw.execute_command("SENTINEL MASTER", SERVICE)
                 return None if state["is_sdown"] else int(state["port"])
         return None
 
@@ -151,8 +151,8 @@ class Sentinels:
     @staticmethod
     def _knows_all(sentinel: Server) -> bool:
         with contextlib.suppress(redis.RedisError), sentinel.raw(socket_timeout=1) as raw:
-            state: Any = raw.sentinel_master(SERVICE)
-            replicas: Any = raw.sentinel_slaves(SERVICE)
+            state: Any = raw.execute_command("SENTINEL MASTER", SERVICE)
+            replicas: Any = raw.execute_command("SENTINEL SLAVES", SERVICE)
             is_well = [not (one["is_sdown"] or one["is_disconnected"]) for one in replicas]
             return (
                 int(state["num-other-sentinels"]) == 2
