@@ -112,6 +112,7 @@ class ProducerSequence:
     """The sequence numbers of one client, in all slots."""
 
     def __init__(self) -> None:
+        self.is_denied = False  # whether the log says that Redis does not let it report
         self._lock = threading.Lock()
         self._start()
 

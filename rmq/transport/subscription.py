@@ -94,6 +94,7 @@ class SubscriptionRefused:
 
     RETRY_S = 60.0
     logged = False  # one line in the log of a process is enough
+    no_hand_over_logged = False
 
     def __init__(self, channel: bytes) -> None:
         self.until = time.monotonic() + self.RETRY_S
@@ -104,6 +105,17 @@ class SubscriptionRefused:
                 "consumer notices new messages up to %g s late. Give the user the channels: "
                 "ACL SETUSER <user> '&%s*'",
                 channel.decode(), POLL_S, channel.decode().split("{")[0],
+            )  # fmt: skip
+
+    @classmethod
+    def log_no_hand_over(cls, channel: bytes) -> None:
+        """Log that a subscription has the channel of its topic, and none of its own."""
+        if not cls.no_hand_over_logged:
+            cls.no_hand_over_logged = True
+            log.warning(
+                "Redis does not let this user SUBSCRIBE to %s:*: nothing is handed over to it, so "
+                "it asks for each message. Give the user the channels: ACL SETUSER <user> '&%s*'",
+                channel.decode(), channel.decode().split("{")[0],
             )  # fmt: skip
 
 
@@ -152,6 +164,8 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
         connection: SubscribedConnection = yield Subscribe([subscription.channel], own_channels)
         heard_on = [channel for channel in own_channels if channel not in connection.refused]
         subscription.forget_messages(*heard_on)  # without one, nothing is handed over
+        if len(heard_on) < len(own_channels):
+            SubscriptionRefused.log_no_hand_over(subscription.channel)
         return connection
 
     try:

@@ -12,6 +12,7 @@ import redis
 
 import rmq
 from rmq.protocol import acl
+from rmq.protocol.flows import audit_report
 from rmq.transport.redis_errors import code_of
 from rmq.transport.subscription import SubscriptionRefused
 from tests.acl.scene import Scene
@@ -163,6 +164,44 @@ def test_without_channels_everything_works_and_is_told_once(
     told = [line for line in caplog.messages if "SUBSCRIBE" in line]
     assert len(told) == 1
     assert "ACL SETUSER <user> '&rmq:*'" in told[0]
+
+
+def test_a_consumer_without_channels_of_its_own_is_told_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SubscriptionRefused, "no_hand_over_logged", False)
+    rules = scene.rules("consumer")
+    scene.grant_words([*(word for word in rules.words() if word[0] != "&"),
+                       f"&rmq:{{{scene.name}}}:wake"])  # fmt: skip
+    scene.full.topic(scene.name).open()
+
+    with caplog.at_level(logging.WARNING, "rmq"):
+        for number in range(2):
+            with scene.api.topic(scene.name).consumer() as consumer:
+                scene.full.topic(scene.name).send(number, delay=0.1)
+                assert len(consumer.receive(wait=20)) == 1
+                consumer.receive(wait=0.05)
+
+    told = [line for line in caplog.messages if "handed over" in line]
+    assert len(told) == 1
+    assert "ACL SETUSER <user> '&rmq:*'" in told[0]
+
+
+def test_a_producer_that_may_not_report_to_the_audit_is_told_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.grant("producer", without="zrevrangebylex")
+    client = scene.connect(interceptors=[rmq.Audit()])
+    scene.full.topic(scene.name).open()
+
+    with caplog.at_level(logging.WARNING, "rmq"):
+        for number in range(3):
+            client.topic(scene.name).send(number)
+            client._transport.run(audit_report.report(client._hooks.producer_sequence, again=False))
+
+    told = [line for line in caplog.messages if "audit" in line]
+    assert len(told) == 1
+    assert "+zrevrangebylex" in told[0]
 
 
 def test_with_the_channels_of_a_topic_alone_a_client_may_wake(scene: Scene) -> None:

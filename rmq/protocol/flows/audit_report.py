@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rmq.core.sequence import REPORT_S, ProducerSequence, Report, SlotSequence
-from rmq.errors import StorageError
+from rmq.errors import AccessDenied, StorageError
 from rmq.protocol import commands
 from rmq.protocol.steps import Command, Flow, InBackground, Pipeline, pipeline
 
@@ -59,6 +59,9 @@ def report(producer: ProducerSequence, again: bool = True) -> Flow[None]:
             for (sequence, report), reply in zip(part, replies, strict=True):
                 if isinstance(reply, Exception):
                     failed = True
+                    if isinstance(reply, AccessDenied) and not producer.is_denied:
+                        producer.is_denied = True
+                        log.warning("the audit cannot account for sent messages: %s", reply)
                 else:
                     sequence.confirm(report)
         if failed:
