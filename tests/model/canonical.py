@@ -1,0 +1,80 @@
+"""One state for all that differ only in names: numbers of deliveries, calls and shared leases.
+
+Deliveries and leases are compared for equality, and a new one differs from all; so they may be
+counted anew. The last number of a session matters only while somebody may still send a call of it.
+"""
+
+from __future__ import annotations
+
+from tests.model.protocol import PLAIN, SLEEPER, WORKER, Call, Receipt, Server, put
+from tests.model.world import State
+
+
+def canonical(state: State) -> State:
+    clients, copy = state.clients, state.copy
+    servers = (state.server, *state.older)
+    for who in (PLAIN, WORKER, SLEEPER):
+        client = clients[who]
+        waits = client.call is not None or client.asleep or (copy is not None and copy.who == who)
+        credit = who == SLEEPER and any(server.credit is not None for server in servers)
+        if client.number and client.alive and not waits and not credit:
+            clients = put(clients, who, client._replace(number=0))
+            servers = tuple(s._replace(sessions=put(s.sessions, who, (0, ()))) for s in servers)
+    names = {0: 0}
+    leases = {0: 0}
+    for server in servers:
+        for receipt in server.prepare:
+            if receipt is not None:
+                names.setdefault(receipt.delivery, len(names))
+                if receipt.lease > 0:
+                    leases.setdefault(receipt.lease, len(leases))
+        if server.lease is not None:
+            leases.setdefault(server.lease[0], len(leases))
+        for _, answer in server.sessions:
+            if type(answer) is tuple:
+                for _, delivery in answer:
+                    names.setdefault(delivery, len(names))
+    for client in clients:
+        for held in client.held:
+            names.setdefault(held.delivery, len(names))
+        if client.call is not None:
+            names.setdefault(client.call.delivery, len(names))
+    if copy is not None:
+        names.setdefault(copy.delivery, len(names))
+        copy = _called(copy, names, leases)
+    servers = tuple(_server(server, names, leases) for server in servers)
+    renamed = []
+    for client in clients:
+        if client.held or client.call is not None or client.lease:
+            client = client._replace(
+                held=tuple(h._replace(delivery=names[h.delivery]) for h in client.held),
+                call=client.call and _called(client.call, names, leases),
+                lease=leases.get(client.lease, 0),
+            )
+        renamed.append(client)
+    return state._replace(server=servers[0], older=servers[1:], clients=tuple(renamed), copy=copy)
+
+
+def _called(call: Call, names: dict[int, int], leases: dict[int, int]) -> Call:
+    lease = leases.get(call.lease, 0) if call.lease > 0 else call.lease
+    return call._replace(delivery=names[call.delivery], lease=lease)
+
+
+def _server(server: Server, names: dict[int, int], leases: dict[int, int]) -> Server:
+    return server._replace(
+        prepare=tuple(
+            receipt
+            and Receipt(
+                names[receipt.delivery], receipt.left, leases.get(receipt.lease, receipt.lease)
+            )
+            for receipt in server.prepare
+        ),
+        delivered=len(names) - 1,
+        sessions=tuple(
+            (last, tuple((m, names[d]) for m, d in answer))
+            if type(answer) is tuple and answer
+            else (last, answer)
+            for last, answer in server.sessions
+        ),
+        lease=server.lease and (leases[server.lease[0]], server.lease[1]),
+    )

@@ -1,0 +1,61 @@
+"""RMQ without one of its rules: the search must find what each rule is for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.model.world import Bounds
+
+
+class Mutant(NamedTuple):
+    """A rule that is left out, how far to search, and the promise that must be seen to break."""
+
+    rule: str
+    breaks: str
+    bounds: Bounds
+
+
+ONE, TWO = Bounds(messages=1), Bounds()
+PLAIN_RUN = Bounds(faults=0)
+DEATH = Bounds(messages=1, releases=0, sleeps=0, kinds=frozenset({"death"}))
+FOUND_AGAIN = "a delivery whose reply was lost is found again by its consumer"
+ONE_QUEUE = "a message is in exactly one queue, or settled"
+RETRY = "only a failed delivery costs a retry, and it costs one"
+
+MUTANTS = {
+    "an ack, nack or release does not compare the receipt": Mutant(
+        "fence", "an old receipt changes nothing", PLAIN_RUN
+    ),
+    "a repeated send is stored again": Mutant("replay_send", ONE_QUEUE, ONE),
+    "a repeated take takes anew": Mutant("replay_take", FOUND_AGAIN, ONE),
+    "a repeated ack is carried out again": Mutant(
+        "replay_ack", "a repeated ack is answered as the first one", ONE
+    ),
+    "a late copy is carried out": Mutant("refuse_late", ONE_QUEUE, TWO),
+    "a repeated take that found nothing is not remembered": Mutant("keep_empty", FOUND_AGAIN, ONE),
+    "what was published to nobody is moved": Mutant(
+        "count_publish", "nothing is handed over to a consumer whose connection has ended", ONE
+    ),
+    "it is published although only a replica's listener hears": Mutant(
+        "ask_numsub", "what a consumer has under a valid lease is in the PrepareQueue", ONE
+    ),
+    "what is handed over is not kept as the answer to a take": Mutant(
+        "answer_is_kept", FOUND_AGAIN, ONE
+    ),
+    "a repeated take leaves the credit that it had offered": Mutant(
+        "repeat_withdraws", FOUND_AGAIN, TWO
+    ),
+    "a credit is not withdrawn before its owner goes on": Mutant("withdraw", FOUND_AGAIN, ONE),
+    "what is handed over stays in the StoreQueue": Mutant("move_once", ONE_QUEUE, PLAIN_RUN),
+    "an ack that finds nothing is counted": Mutant(
+        "count_once", "each settled message is counted once", PLAIN_RUN
+    ),
+    "a lease that ended costs no retry": Mutant("rollback_costs", RETRY, PLAIN_RUN),
+    "a release costs a retry": Mutant("release_is_free", RETRY, PLAIN_RUN),
+    "a shared lease that ended is not rolled back": Mutant(
+        "shared_rollback", "no message may be stuck: nothing settles it from here", DEATH
+    ),
+    "a durable send does not wait for the replica": Mutant(
+        "wait_for_replica", "a confirmed message is not lost", ONE
+    ),
+}

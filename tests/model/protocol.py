@@ -1,0 +1,303 @@
+"""RMQ's protocol in small: what Redis has, and what each script does to it.
+
+Two messages and one slot. A script is one step, as in Redis. Time is "this lease has ended", which
+may be at any moment. Where a script chooses by something that is not modelled (which message goes
+first, whether one take in five is due, whether a credit has lapsed), every choice is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any, NamedTuple
+
+MESSAGES = (0, 1)
+RETRIES = 1  # deliveries of a message that may fail, beyond the first one
+ENDED = -1  # in place of a lease: its deadline has passed
+REVOKED = -2  # in place of a shared lease that was rolled back: its receipts hold no longer
+OWN = 0  # in place of a lease: one of the delivery's own, which has not ended
+
+PRODUCER, PLAIN, WORKER, SLEEPER = range(4)  # sessions, and who has them
+NAMES = ("producer", "plain consumer", "worker", "sleeper")
+
+# Where the connection is on which the sleeper listens. LIVE: at this server, and read. UNREAD:
+# dead, but still counted here. GONE: nowhere. REPLICA: at a replica, which repeats what is
+# published here.
+LIVE, UNREAD, GONE, REPLICA = "live", "unread", "gone", "at a replica"
+
+LATE = "late"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules that keep the promises; a mutant is RMQ without one of them."""
+
+    fence: bool = True  # ack, nack and release compare the receipt
+    replay_send: bool = True  # a repeated send is answered, and adds nothing
+    replay_take: bool = True  # a repeated take gives the batch of the first one
+    replay_ack: bool = True  # a repeated ack is answered as the first one
+    refuse_late: bool = True  # a number below the last one of its session is refused
+    keep_empty: bool = True  # a repeated take that found nothing is remembered
+    count_publish: bool = True  # only what a PUBLISH was counted for is moved
+    ask_numsub: bool = True  # nothing is published that only a replica's listener hears
+    answer_is_kept: bool = True  # what is handed over is the answer to the sleeper's take
+    probe: bool = True  # a credit is kept only if its channel was counted
+    withdraw: bool = True  # a credit is withdrawn before its owner does anything else
+    repeat_withdraws: bool = True  # a repeated take withdraws the credit that it had offered
+    new_channel: bool = True  # each subscription has a channel of its own
+    move_once: bool = True  # what is handed over leaves the StoreQueue
+    count_once: bool = True  # only a delivery that is settled is counted
+    rollback_costs: bool = True  # a lease that ended costs a retry
+    release_is_free: bool = True  # what is released keeps its retries
+    shared_rollback: bool = True  # a shared lease that ended is rolled back
+    gone_lease_is_new: bool = True  # a lease that was given back is not renewed
+    wait_for_replica: bool = True  # a durable send is confirmed by a replica
+
+
+class Receipt(NamedTuple):
+    """A member of the PrepareQueue."""
+
+    delivery: int
+    left: int  # retries
+    lease: int  # OWN, ENDED, REVOKED, or the number of a shared lease
+
+
+class Server(NamedTuple):
+    """What Redis has: what a replica has too, if it is not behind."""
+
+    store: tuple[int, ...] = (-1, -1)  # retries left of what waits; -1: it is not there
+    prepare: tuple[Receipt | None, ...] = (None, None)
+    dead: tuple[bool, ...] = (False, False)
+    settled: tuple[bool, ...] = (False, False)
+    failed: tuple[int, ...] = (0, 0)  # how often each message was nacked or rolled back
+    counted: int = 0  # the slot's counter of settled messages
+    delivered: int = 0
+    sessions: tuple[tuple[int, Any], ...] = ((0, ()),) * 4  # the last number, and its answer
+    credit: tuple[int, int] | None = None  # channel, and the number of the take that it is for
+    lease: tuple[int, bool] | None = None  # the shared lease: its number, whether it has ended
+
+
+class Call(NamedTuple):
+    """A command: a script and its arguments."""
+
+    verb: str
+    who: int
+    number: int = 0  # in the session of `who`
+    message: int = -1
+    delivery: int = 0
+    channel: int = -1  # of the credit that a take offers, or that is withdrawn
+    lease: int = -1  # the number of a take's shared lease; -1: it takes leases of their own
+    again: bool = False
+
+
+class Outcome(NamedTuple):
+    """What a script did: what Redis has now, the reply, and what was heard on the channel."""
+
+    server: Server
+    reply: Any
+    heard: tuple[int, int] | None = None  # message, delivery
+
+
+Subscription = tuple[int, str]  # the channel, and where its connection is
+
+
+def put(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
+    """Return the values with another one in a place."""
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def remember(server: Server, call: Call, answer: Any) -> Server:
+    return server._replace(sessions=put(server.sessions, call.who, (call.number, answer)))
+
+
+def run(rules: Rules, server: Server, listener: Subscription, call: Call) -> Iterator[Outcome]:
+    """Run a script; every outcome that it may have."""
+    if call.again and call.channel >= 0 and rules.repeat_withdraws:
+        if server.credit is not None and server.credit[0] == call.channel:
+            server = server._replace(credit=None)
+        call = call._replace(channel=-1)
+    if call.number:
+        last, answer = server.sessions[call.who]
+        if last == call.number and _replays(rules, call):
+            yield Outcome(server, _still_held(server, answer) if call.verb == "take" else answer)
+            return
+        if last > call.number and rules.refuse_late:
+            yield Outcome(server, LATE)
+            return
+    if call.verb == "take":
+        yield from _take(rules, server, listener, call)
+    elif call.verb == "withdraw":
+        stands = server.credit is not None and server.credit[0] == call.channel
+        yield Outcome(server._replace(credit=None) if stands else server, stands)
+    elif call.verb == "ack":
+        yield _ack(rules, server, call)
+    elif call.verb == "lease_rollback":
+        yield Outcome(_end_lease(rules, server), None)
+    else:
+        made, reply = _give(rules, server, call)
+        for after, heard in (
+            serve_credit(rules, made, listener) if made != server else ((made, None),)
+        ):
+            yield Outcome(after, reply, heard)
+
+
+def _replays(rules: Rules, call: Call) -> bool:
+    by_verb = {"send": rules.replay_send, "take": rules.replay_take, "ack": rules.replay_ack}
+    return by_verb.get(call.verb, True)
+
+
+def _still_held(server: Server, answer: Any) -> tuple[tuple[int, int], ...]:
+    """The deliveries of an answer whose receipts still stand."""
+    return tuple(
+        (message, delivery)
+        for message, delivery in answer
+        if (receipt := server.prepare[message]) is not None
+        and receipt.delivery == delivery
+        and receipt.lease != REVOKED
+    )
+
+
+def _lease(server: Server, message: int, lease: int) -> tuple[Server, tuple[int, int]]:
+    """Move a message that waits to the PrepareQueue."""
+    delivery = server.delivered + 1
+    receipt = Receipt(delivery, server.store[message], lease)
+    moved = server._replace(
+        store=put(server.store, message, -1),
+        prepare=put(server.prepare, message, receipt),
+        delivered=delivery,
+    )
+    return moved, (message, delivery)
+
+
+def _take(rules: Rules, server: Server, listener: Subscription, call: Call) -> Iterator[Outcome]:
+    waiting = [message for message in MESSAGES if server.store[message] >= 0]
+    if not waiting:
+        made = remember(server, call, ()) if call.again and rules.keep_empty else server
+        channel, where = listener
+        if call.channel >= 0 and (
+            (call.channel == channel and where in (LIVE, UNREAD)) or not rules.probe
+        ):
+            yield Outcome(made._replace(credit=(call.channel, call.number)), ())
+        yield Outcome(made, ())
+        return
+    if call.lease < 0:
+        for message in waiting:
+            moved, delivery = _lease(server, message, OWN)
+            yield Outcome(remember(moved, call, (delivery,)), (delivery,))
+        return
+    # A shared lease: as many as there are. One that has ended, but is not given back, goes on.
+    known = server.lease is not None and server.lease[0] == call.lease
+    number = call.lease if known else max(call.lease, server.lease[0] if server.lease else 0) + 1
+    if server.lease is not None and not known:
+        # A failover has brought an older lease back: of the times at which it may end, the first.
+        server = _end_lease(rules, server._replace(lease=(server.lease[0], True)))
+    for order in permutations(waiting):
+        moved = server._replace(lease=(number, False))
+        batch: tuple[tuple[int, int], ...] = ()
+        for message in order:
+            moved, delivery = _lease(moved, message, number)
+            batch += (delivery,)
+        yield Outcome(remember(moved, call, batch), batch)
+
+
+def _held(rules: Rules, server: Server, call: Call) -> Receipt | None:
+    receipt = server.prepare[call.message]
+    if receipt is None:
+        return None
+    stands = receipt.delivery == call.delivery and receipt.lease != REVOKED
+    return receipt if stands or not rules.fence else None
+
+
+def _ack(rules: Rules, server: Server, call: Call) -> Outcome:
+    if _held(rules, server, call) is None:
+        if not rules.count_once:
+            server = server._replace(counted=server.counted + 1)
+        return Outcome(server, "lost")
+    settled = server._replace(
+        prepare=put(server.prepare, call.message, None),
+        settled=put(server.settled, call.message, True),
+        counted=server.counted + 1,
+    )
+    return Outcome(remember(settled, call, "done"), "done")
+
+
+def _end_lease(rules: Rules, server: Server) -> Server:
+    """The deliveries of a shared lease that ended become such whose deadline has passed."""
+    if server.lease is None or not server.lease[1] or not rules.shared_rollback:
+        return server
+    number = server.lease[0]
+    return server._replace(
+        lease=None if rules.gone_lease_is_new else server.lease,
+        prepare=tuple(
+            receipt._replace(lease=REVOKED) if receipt and receipt.lease == number else receipt
+            for receipt in server.prepare
+        ),
+    )
+
+
+def _fail(server: Server, message: int, costs: int = 1) -> Server:
+    """Give a delivery back as failed."""
+    receipt = server.prepare[message]
+    assert receipt is not None
+    server = server._replace(
+        prepare=put(server.prepare, message, None),
+        failed=put(server.failed, message, server.failed[message] + 1),
+    )
+    if receipt.left < costs:
+        return server._replace(dead=put(server.dead, message, True))
+    return server._replace(store=put(server.store, message, receipt.left - costs))
+
+
+def _give(rules: Rules, server: Server, call: Call) -> tuple[Server, Any]:
+    """Scripts that make messages available."""
+    if call.verb == "send":
+        stored = server._replace(store=put(server.store, call.message, RETRIES))
+        return remember(stored, call, "stored"), "stored"
+    if call.verb == "rollback":
+        for message in MESSAGES:
+            receipt = server.prepare[message]
+            if receipt is not None and receipt.lease < OWN:
+                server = _fail(server, message, 1 if rules.rollback_costs else 0)
+        return server, None
+    receipt = _held(rules, server, call)
+    if receipt is None:
+        return server, "lost"
+    if call.verb == "nack":
+        return remember(_fail(server, call.message), call, "done"), "done"
+    left = receipt.left if rules.release_is_free else max(0, receipt.left - 1)
+    given = server._replace(
+        prepare=put(server.prepare, call.message, None),
+        store=put(server.store, call.message, left),
+    )
+    return remember(given, call, "done"), "done"
+
+
+def serve_credit(
+    rules: Rules, server: Server, listener: Subscription
+) -> Iterator[tuple[Server, tuple[int, int] | None]]:
+    """Hand over what waits for a credit, or leave it to the next take."""
+    waiting = [message for message in MESSAGES if server.store[message] >= 0]
+    if server.credit is None or not waiting:
+        yield server, None
+        return
+    channel, number = server.credit
+    yield server, None  # it is not plain: left to the next take
+    dropped = server._replace(credit=None)
+    yield dropped, None  # the credit has lapsed, or was not counted
+    at_all = listener[0] == channel
+    counted = at_all and listener[1] in (LIVE, UNREAD)
+    heard = at_all and listener[1] in (LIVE, REPLICA)
+    if not counted and rules.ask_numsub and rules.count_publish:
+        return
+    for message in waiting:
+        moved, delivery = _lease(dropped, message, OWN)
+        if not counted and rules.count_publish:
+            yield dropped, delivery if heard else None
+            continue
+        if rules.answer_is_kept:
+            answered = put(moved.sessions, SLEEPER, (number, (delivery,)))
+            moved = moved._replace(sessions=answered)
+        if not rules.move_once:
+            moved = moved._replace(store=server.store)
+        yield moved, delivery if heard else None

@@ -1,0 +1,188 @@
+"""A real slot that does the steps of the model, and says what it has in the model's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from rmq.core.retry import Immediate
+from rmq.protocol import commands
+from rmq.protocol.commands import Offer
+from tests.lua.box import Box, Lease
+from tests.lua.crediting import Sleeper
+from tests.model.protocol import (
+    ENDED,
+    LATE,
+    MESSAGES,
+    OWN,
+    RETRIES,
+    REVOKED,
+    WORKER,
+    Call,
+    Receipt,
+    Server,
+)
+from tests.model.world import State, Step
+
+SHARED_S = 3_000_000_000
+LEASE_STEP_MS = 60_000  # each lease is longer than the one before, so that they end one by one
+
+
+class RealSlot:
+    """A slot on a server, and the subscription of the sleeper."""
+
+    def __init__(self, client: redis.Redis, name: str, clock: Any) -> None:
+        self.box = Box(client, name, clock, max_retries=RETRIES, retry=Immediate())
+        self.ids = self.box.ids(len(MESSAGES))
+        self.sessions = [self.box.session() for _ in range(4)]
+        self.lease_ms = 0
+        self.offers = 0
+        self.subscriptions = 0
+        self.known: dict[int, Lease] = {}  # by delivery number
+        self.shared: dict[int, int] = {0: 0}  # numbers of shared leases, by those of the model
+        self.subscribe()
+
+    def subscribe(self) -> None:
+        self.subscriptions += 1
+        self.sleeper = Sleeper(self.box, f"s{self.subscriptions}")
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def do(self, step: Step) -> Any:
+        """Do what the step says; return the reply of its script in the model's terms."""
+        if step.runs:
+            assert step.call is not None
+            self.box.clock.advance(0.01)
+            return self._run(step.call)
+        if step.what == "the server notices the dead connection":
+            self.sleeper.close()
+        elif step.what == "the sleeper subscribes anew":
+            self.sleeper.close()
+            self.subscribe()
+        return None
+
+    def end_first_lease(self) -> None:
+        """Move the clock to the end of the lease that ends first."""
+        self.box.clock.advance((min(self.ends().values()) - self.box.clock.now_ms + 1) / 1000)
+
+    def ends(self) -> dict[str, int]:
+        """When each lease ends that has not, epoch ms, by the step that says so."""
+        found, now = {}, self.box.clock.now_ms
+        raw: Any = self.box.redis
+        for _, score in raw.zrange(self.box.keys.prepare, 0, -1, withscores=True):
+            deadline = int(score // 1000)
+            if deadline < SHARED_S:
+                delivery = round(score % 1 * 2048)
+                found[f"the lease of delivery {delivery} ends"] = deadline * 1000
+        for _, end in raw.zrange(self.box.keys.leases, 0, -1, withscores=True):
+            found["the shared lease ends"] = int(end)
+        return {what: end for what, end in found.items() if end > now}
+
+    def _run(self, call: Call) -> Any:
+        box = self.box
+        try:
+            if call.verb == "take":
+                return self._take(call)
+            if call.verb == "withdraw":
+                self.offers += 1
+                return (
+                    box.run(commands.withdraw([box.keys], self.sleeper.channel, self.offers))[1] > 0
+                )
+            if call.verb == "rollback":
+                box.rollback()
+                return None
+            if call.verb == "lease_rollback":
+                box.run(commands.lease_rollback(box.keys, 10))
+                return None
+            return self._numbered(call)
+        except redis.ResponseError as error:
+            if "LATE" not in str(error):
+                raise
+            return LATE
+
+    def _numbered(self, call: Call) -> str:
+        session = self.sessions[call.who]
+        session.number = call.number
+        if call.verb == "send":
+            self.box.run(self.box.send_command([self.ids[call.message]], session))
+            return "stored"
+        lease = self.known[call.delivery]
+        build = getattr(self.box, f"{call.verb}_command")
+        letter = self.box.run(build([lease], session))
+        return "lost" if letter == "0" else "done"
+
+    def _take(self, call: Call) -> tuple[tuple[int, int], ...]:
+        box, session = self.box, self.sessions[call.who]
+        session.number = call.number
+        self.lease_ms += LEASE_STEP_MS
+        waits: Any = False
+        self.offers += 1
+        if call.channel >= 0 and call.again:
+            box.run(commands.withdraw([box.keys], self.sleeper.channel, self.offers))
+        elif call.channel >= 0:
+            waits = Offer(self.offers, self.sleeper.channel)
+        is_worker = call.who == WORKER
+        shared = self.shared[call.lease] if is_worker else None
+        command = commands.prepare(
+            box.keys, session, 2 if is_worker else 1, self.lease_ms, waits, shared=shared
+        )
+        batch = box.run(command.again() if call.again else command)
+        return tuple(
+            (self.ids.index(id), batch.first_delivery + place)
+            for place, id in enumerate(batch.ids)
+            if id in self.ids
+        )
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def note(self, server: Server) -> None:
+        """Remember the deliveries and the shared lease that the model has now, by its numbers."""
+        for message in MESSAGES:
+            receipt, id = server.prepare[message], self.ids[message]
+            if receipt is not None and receipt.delivery not in self.known:
+                score, state = self.box.score(id, "prepare"), self.box.state()
+                assert score is not None
+                record = state["records"][id]
+                self.known[receipt.delivery] = Lease(
+                    id, score, record, receipt.left, receipt.delivery
+                )
+        leases: Any = self.box.redis.zrange(self.box.keys.leases, 0, -1)
+        if server.lease is not None and leases:
+            self.shared[server.lease[0]] = int(leases[0])
+
+    def seen(self, state: State) -> tuple[Any, ...]:
+        """What the model says of the queues, as `looks` says it."""
+        server = state.server
+        prepare = tuple(r and r._replace(lease=min(r.lease, 1)) for r in server.prepare)
+        return (
+            server.store, prepare, server.dead, server.counted, server.delivered,
+            server.credit is not None, server.lease is not None,
+        )  # fmt: skip
+
+    def looks(self) -> tuple[Any, ...]:
+        """What the slot has: retries of what waits, receipts, dead letters, counters, credit."""
+        found, now_s = self.box.state(), self.box.clock.now_ms // 1000
+        store, prepare = [], []
+        for id in self.ids:
+            score = found.get("store", {}).get(id)
+            left = -1
+            if score is not None:
+                entry = found.get("failures", {}).get(id)
+                left = int(score) - 1 if score < 17 else entry[0] - 1 if entry else RETRIES
+            store.append(left)
+            score = found.get("prepare", {}).get(id)
+            receipt = None
+            if score is not None:
+                deadline = int(score // 1000)
+                lease = 1 if deadline > SHARED_S else OWN
+                if deadline <= now_s:
+                    lease = REVOKED if deadline == 1 else ENDED
+                receipt = Receipt(round(score % 1 * 2048), int(score % 1000), lease)
+            prepare.append(receipt)
+        slot = found["slot"]
+        return (
+            tuple(store), tuple(prepare), tuple(id in found.get("dead", {}) for id in self.ids),
+            int(slot.get("settled", 0)), int(slot.get("delivered", 0)),
+            bool(slot.get("credits")), bool(found.get("leases")),
+        )  # fmt: skip

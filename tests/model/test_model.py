@@ -1,0 +1,64 @@
+"""Every state of the protocol in small, and of its broken variants."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.model.mutants import MUTANTS
+from tests.model.promises import broken_promise, is_end
+from tests.model.protocol import Rules
+from tests.model.search import search
+from tests.model.world import KINDS, Bounds
+
+SEARCHES = {
+    "one message, any fault": Bounds(messages=1, kinds=frozenset(KINDS)),
+    "two messages, a lost reply or a death": Bounds(
+        releases=0, kinds=frozenset({"reply", "death"})
+    ),
+    "two messages, a failover": Bounds(releases=0, sleeps=0, kinds=frozenset({"failover"})),
+}
+STATES_MIN = 100_000  # of all searches: a bound that became smaller by accident is noticed
+
+# What a search must have met: else it proves nothing.
+MET = (
+    "send: the reply is lost", "take: the reply is lost", "ack: the reply is lost",
+    "nack: the reply is lost", "release: the reply is lost", "send: lost on its way",
+    "send: a late copy arrives", "take: a late copy arrives", "ack: a late copy arrives",
+    "rollback: done", "lease_rollback: done", "the shared lease ends", "withdraw: answered",
+    "the worker dies", "the sleeper dies", "the sleeper's connection dies", "failover",
+    "failover to a replica that is behind", "the sleeper subscribes anew",
+)  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_no_state_of_the_protocol_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    total, met = 0, set()
+    for name, bounds in SEARCHES.items():
+        began = time.process_time()
+        found = search(Rules(), bounds, broken_promise, is_end)
+        spent = time.process_time() - began
+        total += found.states
+        met |= set(found.seen)
+        with capsys.disabled():
+            print(f"\nFIG model, {name}: {found.figures()}, {spent:.1f} s of CPU")
+        assert not found.broken, "\n  ".join((found.broken, *found.trace))
+    assert total > STATES_MIN
+    assert set(MET) <= met
+
+
+@pytest.mark.timeout(600)
+def test_the_search_catches_every_broken_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    caught = 0
+    for name, mutant in MUTANTS.items():
+        found = search(
+            Rules(**{mutant.rule: False}), mutant.bounds, broken_promise, is_end, most=200_000
+        )
+        caught += found.broken == mutant.breaks
+        with capsys.disabled():
+            trace = "\n  ".join(found.trace)
+            print(f"\n{name}, so this breaks: {found.broken or 'nothing'}\n  {trace}")
+        assert found.broken == mutant.breaks, name
+    with capsys.disabled():
+        print(f"\nFIG model, mutants: {caught} of {len(MUTANTS)} caught")

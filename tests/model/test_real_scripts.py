@@ -1,0 +1,96 @@
+"""The real scripts do what the model says: random walks through both, compared at every step."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.conftest import Clock
+from tests.lua.crediting import break_script
+from tests.model.protocol import Rules
+from tests.model.real_slot import RealSlot
+from tests.model.world import Bounds, State, first_state, steps
+from tests.servers import Server
+
+WALKS, STEPS = 300, 40
+BOUNDS = Bounds(faults=3, releases=2, sleeps=4, kinds=frozenset({"reply", "copy", "death"}))
+RULES = Rules()
+
+
+def walk(slot: RealSlot, seed: int, done: Counter[str]) -> None:
+    """Do random steps in the slot; each must lead where the model says that it may lead."""
+    choose = random.Random(seed)
+    state: State = first_state(BOUNDS)
+    told = [f"seed {seed}"]
+    for _ in range(STEPS):
+        ends = slot.ends()
+        first = min(ends, key=lambda what: ends[what]) if ends else ""
+        possible = [
+            (step, after)
+            for step, after in steps(RULES, BOUNDS, state)
+            if step.what == first or "lease" not in step.what
+        ]
+        if not possible:
+            return
+        step, _ = choose.choice(possible)
+        told.append(step.told())
+        if step.what == first:
+            slot.end_first_lease()
+        reply = slot.do(step)
+        found = slot.looks()
+        allowed = [(s, after) for s, after in possible if s[:4] == step[:4]]
+        matching = [(s, after) for s, after in allowed if slot.seen(after) == found]
+        wanted = " or ".join(str(slot.seen(after)) for _, after in allowed)
+        assert matching, "\n".join((*told, f"the slot has {found}", f"the model: {wanted}"))
+        if step.what == "answered":
+            replies = [s.reply for s, _ in matching]
+            assert reply in replies, "\n".join((*told, f"{reply} instead of {replies}"))
+            matching = [(s, after) for s, after in matching if s.reply == reply]
+        moved = matching[0][1].server.delivered > state.server.delivered
+        done["steps"] += 1
+        done["hand-overs"] += moved and step.call is not None and step.call.verb != "take"
+        done["faults"] += step.is_fault
+        state = matching[0][1]
+        slot.note(state.server)
+
+
+def test_the_real_scripts_go_where_the_model_goes(
+    server: Server, name: str, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: Counter[str] = Counter()
+    client = server.raw(protocol=2)
+
+    for seed in range(WALKS):
+        slot = RealSlot(client, f"{name}-{seed}", clock)
+        walk(slot, seed, done)
+        slot.sleeper.close()
+
+    client.close()
+    with capsys.disabled():
+        print(f"\nFIG model, real scripts: {WALKS} walks, {dict(done)}")
+    assert min(done["hand-overs"], done["faults"]) > WALKS // 10
+    assert done["steps"] > 10 * WALKS
+
+
+@pytest.mark.parametrize(
+    ("verb", "before", "after"),
+    [
+        ("ack", "tonumber(score) == tonumber(receipt)", "true"),
+        ("release", "math.floor(receipts[m] % 1000) + 1", "math.floor(receipts[m] % 1000)"),
+        ("rollback", "if left == 0 then", "if left == 5 then"),
+    ],
+)
+def test_control_a_broken_script_leaves_the_model(
+    server: Server, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch,
+    verb: str, before: str, after: str,
+) -> None:  # fmt: skip
+    break_script(monkeypatch, verb, before, after)
+    client = server.raw(protocol=2)
+
+    with pytest.raises(AssertionError):  # noqa: PT012
+        for seed in range(WALKS):
+            walk(RealSlot(client, f"{name}-{seed}", clock), seed, Counter())
+
+    client.close()

@@ -1,0 +1,362 @@
+"""The clients around the scripts, and what goes wrong: every step from a state.
+
+A call and its reply are one step, unless a fault comes between. A fault costs one of `faults`. A
+client whose call has no reply repeats it, unchanged, before it does anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tests.model.protocol import (
+    ENDED,
+    GONE,
+    LATE,
+    LIVE,
+    MESSAGES,
+    NAMES,
+    OWN,
+    PLAIN,
+    PRODUCER,
+    REPLICA,
+    SLEEPER,
+    UNREAD,
+    WORKER,
+    Call,
+    Outcome,
+    Rules,
+    Server,
+    Subscription,
+    put,
+    run,
+)
+
+DURABLE = 0  # the message that is sent with a durability: it is confirmed by a replica
+LAG = 2  # commands that a replica may be behind
+KINDS = ("reply", "copy", "death", "failover")
+VERBS = {PLAIN: ("ack", "nack", "release"), WORKER: ("ack",), SLEEPER: ("ack", "release")}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far the search goes."""
+
+    messages: int = 2
+    faults: int = 1
+    releases: int = 1
+    sleeps: int = 1  # how often the sleeper leaves a credit
+    kinds: frozenset[str] = frozenset(KINDS)  # of faults
+
+
+class Held(NamedTuple):
+    """A delivery that a consumer has, and whether its lease is valid."""
+
+    message: int
+    delivery: int
+    valid: bool
+
+
+class Client(NamedTuple):
+    """The producer, or a consumer."""
+
+    alive: bool = True
+    number: int = 0  # of the last command of its session
+    call: Call | None = None  # it has no reply yet
+    held: tuple[Held, ...] = ()
+    asleep: bool = False  # it has left a credit
+    lease: int = 0  # the number of its shared lease
+
+
+class State(NamedTuple):
+    """All there is at one moment."""
+
+    server: Server = Server()
+    clients: tuple[Client, ...] = (Client(),) * 4
+    listener: Subscription = (1, LIVE)  # of the sleeper
+    copy: Call | None = None  # a copy of a command that is still in the network
+    older: tuple[Server, ...] = ()  # what a replica may still have
+    confirmed: tuple[bool, ...] = (False, False)  # what the producer was told
+    faults: int = 0  # that may still come
+    releases: int = 0
+    sleeps: int = 0
+    unsent: int = len(MESSAGES)
+    lost: bool = False  # a failover has lost commands
+
+
+class Step(NamedTuple):
+    """What happens: a text with the names, and what the real scripts need to do the same."""
+
+    what: str
+    call: Call | None = None
+    is_fault: bool = False
+    runs: bool = False  # the script of the call runs
+    reply: Any = None
+
+    def told(self) -> str:
+        call = self.call
+        if call is None:
+            return self.what
+        words = [NAMES[call.who], call.verb.replace("_", " ")]
+        words += [f"message {call.message}"] if call.message >= 0 else []
+        words += ["and offers a credit"] if call.verb == "take" and call.channel >= 0 else []
+        words += ["again"] if call.again else []
+        return f"{' '.join(words)}: {self.what}"
+
+
+Steps = Iterator[tuple[Step, State]]
+
+
+def first_state(bounds: Bounds) -> State:
+    return State(
+        faults=bounds.faults, releases=bounds.releases, sleeps=bounds.sleeps, unsent=bounds.messages
+    )
+
+
+def steps(rules: Rules, bounds: Bounds, state: State) -> Steps:
+    """Everything that may happen next."""
+    for who, client in enumerate(state.clients):
+        if client.alive:
+            for call in calls(state, who, client):
+                yield from _calling(rules, bounds, state, call)
+    yield from _leases_end(state)
+    for verb in ("rollback", "lease_rollback"):
+        yield from _system(rules, bounds, state, Call(verb, PLAIN))
+    yield from _listening(rules, state)
+    if state.faults:
+        yield from _faults(bounds, state)
+    if state.copy is not None:
+        step = Step("a late copy arrives", state.copy, runs=True)
+        for outcome in run(rules, state.server, state.listener, state.copy):
+            made = _written(bounds, state, outcome.server)._replace(copy=None)
+            yield step, _heard(made, outcome)
+
+
+# --- calls ---------------------------------------------------------------------------------------
+
+
+def calls(state: State, who: int, client: Client) -> Iterator[Call]:
+    """What a client may call next."""
+    if client.asleep:
+        # Its number is that of the take which found nothing: it is used again if need be.
+        yield Call("withdraw", who, channel=state.listener[0])
+    elif client.call is not None:
+        yield client.call
+    elif who == PRODUCER:
+        if state.unsent:
+            yield Call("send", who, client.number + 1, message=client.number)
+    else:
+        number = client.number + 1
+        for held in client.held:
+            for verb in VERBS[who]:
+                if verb != "release" or state.releases:
+                    yield Call(verb, who, number, held.message, held.delivery)
+        if not client.held:
+            if who == WORKER:
+                yield Call("take", who, number, lease=client.lease)
+            else:
+                yield Call("take", who, number)
+                if who == SLEEPER and state.sleeps and state.listener[1] in (LIVE, REPLICA):
+                    yield Call("take", who, number, channel=state.listener[0])
+
+
+def _calling(rules: Rules, bounds: Bounds, state: State, call: Call) -> Steps:
+    outcomes = list(run(rules, state.server, state.listener, call))
+    for outcome in outcomes:
+        made = _written(bounds, state, outcome.server)
+        yield (
+            Step("answered", call, runs=True, reply=outcome.reply),
+            _answered(rules, made, call, outcome),
+        )
+    if not state.faults or call.verb == "withdraw":
+        return
+    waiting = _waiting(state, call)._replace(faults=state.faults - 1)
+    if "reply" in bounds.kinds and not call.again:
+        yield Step("lost on its way", call, is_fault=True), waiting
+    for outcome in outcomes:
+        if "reply" in bounds.kinds:
+            made = _written(bounds, waiting, outcome.server)
+            yield Step("the reply is lost", call, is_fault=True, runs=True), _heard(made, outcome)
+    if "copy" in bounds.kinds and state.copy is None:
+        yield Step("delayed", call, is_fault=True), waiting._replace(copy=call)
+
+
+def _waiting(state: State, call: Call) -> State:
+    """The client repeats the call before its next one."""
+    client = state.clients[call.who]._replace(call=call._replace(again=True), number=call.number)
+    return state._replace(clients=put(state.clients, call.who, client))
+
+
+def _written(bounds: Bounds, state: State, server: Server) -> State:
+    """What Redis has now; a replica may still be where it was."""
+    if server == state.server:
+        return state
+    older: tuple[Server, ...] = ()
+    if "failover" in bounds.kinds and state.faults:
+        older = (*state.older, state.server)[-LAG:]
+    return state._replace(server=server, older=older)
+
+
+def _answered(rules: Rules, state: State, call: Call, outcome: Outcome) -> State:
+    """The client has the reply."""
+    client, reply = state.clients[call.who], outcome.reply
+    written = state.server.sessions[call.who][0] == call.number
+    if call.verb == "withdraw":
+        # A credit that was gone was used or has lapsed: its take is repeated, which tells.
+        again = None
+        if not reply and rules.answer_is_kept:
+            again = Call("take", call.who, client.number, again=True)
+        client = client._replace(asleep=False, call=again)
+        return state._replace(clients=put(state.clients, call.who, client))
+    # A number that no server and no network knows may be used again: it makes no difference.
+    used = call.number if written or call.again or reply == LATE else call.number - 1
+    client = client._replace(call=None, number=used)
+    if call.verb == "send":
+        client = client._replace(number=call.number)
+        confirmed = put(state.confirmed, call.message, True)
+        state = state._replace(confirmed=confirmed, unsent=state.unsent - 1)
+        if call.message == DURABLE and rules.wait_for_replica:
+            state = state._replace(older=())  # WAIT: the replica has all of this
+    elif call.verb == "take":
+        client = _received(rules, state, client, call, reply)
+        state = state._replace(sleeps=state.sleeps - client.asleep)
+    else:
+        client = client._replace(held=tuple(h for h in client.held if h.delivery != call.delivery))
+        if call.verb == "release" and reply == "done":
+            state = state._replace(releases=max(0, state.releases - 1))
+    return _heard(state._replace(clients=put(state.clients, call.who, client)), outcome)
+
+
+def _received(rules: Rules, state: State, client: Client, call: Call, reply: Any) -> Client:
+    """A consumer has the answer to its take."""
+    server = state.server
+    if reply == LATE:
+        return client
+    held = []
+    for message, delivery in reply:
+        receipt = server.prepare[message]
+        valid = receipt is not None and receipt.delivery == delivery and receipt.lease >= OWN
+        held.append(Held(message, delivery, valid and not _has_ended(server, receipt.lease)))
+    if call.who == WORKER and reply and server.lease is not None:
+        client = client._replace(lease=server.lease[0])
+    if call.channel >= 0 and not reply and server.credit == (call.channel, call.number):
+        client = client._replace(asleep=True, number=call.number)
+    return client._replace(held=tuple(held))
+
+
+def _has_ended(server: Server, lease: int) -> bool:
+    return lease > 0 and (server.lease is None or server.lease[0] != lease or server.lease[1])
+
+
+def _heard(state: State, outcome: Outcome) -> State:
+    """The sleeper hears what was handed over, if it awaits it."""
+    client = state.clients[SLEEPER]
+    if outcome.heard is None or not client.asleep:
+        return state
+    message, delivery = outcome.heard
+    client = client._replace(asleep=False, held=(Held(message, delivery, True),))
+    return state._replace(clients=put(state.clients, SLEEPER, client))
+
+
+def _system(rules: Rules, bounds: Bounds, state: State, call: Call) -> Steps:
+    """Rollbacks, by whoever comes first; they have no session and are safe to repeat."""
+    for outcome in run(rules, state.server, state.listener, call):
+        if outcome.server != state.server:
+            made = _written(bounds, state, outcome.server)
+            yield Step("done", call, runs=True), _heard(made, outcome)
+
+
+# --- time and faults -----------------------------------------------------------------------------
+
+
+def _leases_end(state: State) -> Steps:
+    """A lease ends. All leases of receipts that the server does not have are ended by then."""
+    server = state.server
+    for message in MESSAGES:
+        receipt = server.prepare[message]
+        if receipt is not None and receipt.lease == 0:
+            ended = receipt._replace(lease=ENDED)
+            made = server._replace(prepare=put(server.prepare, message, ended))
+            told = f"the lease of delivery {receipt.delivery} ends"
+            yield Step(told), _invalid(state._replace(server=made), {receipt.delivery})
+    if server.lease is not None and not server.lease[1]:
+        number = server.lease[0]
+        deliveries = {r.delivery for r in server.prepare if r is not None and r.lease == number}
+        made = server._replace(lease=(number, True))
+        yield Step("the shared lease ends"), _invalid(state._replace(server=made), deliveries)
+
+
+def _invalid(state: State, deliveries: set[int]) -> State:
+    return state._replace(
+        clients=tuple(
+            client._replace(
+                held=tuple(
+                    h._replace(valid=False) if h.delivery in deliveries else h for h in client.held
+                )
+            )
+            if client.held
+            else client
+            for client in state.clients
+        )
+    )
+
+
+def _listening(rules: Rules, state: State) -> Steps:
+    """What becomes of the sleeper's connection."""
+    channel, where = state.listener
+    if where == UNREAD:
+        yield (
+            Step("the server notices the dead connection"),
+            state._replace(listener=(channel, GONE)),
+        )
+    sleeper = state.clients[SLEEPER]
+    if where != LIVE and sleeper.alive and (not sleeper.asleep or not rules.withdraw):
+        new = channel + 1 if rules.new_channel else channel
+        awake = put(state.clients, SLEEPER, sleeper._replace(asleep=False))
+        yield (
+            Step("the sleeper subscribes anew"),
+            state._replace(listener=(new, LIVE), clients=awake),
+        )
+
+
+def _faults(bounds: Bounds, state: State) -> Steps:
+    state = state._replace(faults=state.faults - 1)
+    channel, where = state.listener
+    if "death" in bounds.kinds:
+        yield from _deaths(state, channel, where)
+    if "failover" not in bounds.kinds:
+        return
+    moved = channel, REPLICA if where == LIVE else GONE
+    for server in dict.fromkeys((state.server, *state.older)):
+        behind = server != state.server
+        told = "failover to a replica that is behind" if behind else "failover"
+        yield (
+            Step(told, is_fault=True),
+            state._replace(
+                server=server,
+                older=(),
+                listener=moved,
+                lost=state.lost or behind,
+                faults=state.faults,
+            ),
+        )
+
+
+def _deaths(state: State, channel: int, where: str) -> Steps:
+    if where == LIVE:
+        yield (
+            Step("the sleeper's connection dies", is_fault=True),
+            state._replace(listener=(channel, UNREAD)),
+        )
+    for who in (WORKER, SLEEPER):
+        client = state.clients[who]
+        if client.alive:
+            dead = client._replace(alive=False, call=None, asleep=False)
+            listener = (channel, UNREAD if where == LIVE else where) if who == SLEEPER else None
+            yield (
+                Step(f"the {NAMES[who]} dies", is_fault=True),
+                state._replace(
+                    clients=put(state.clients, who, dead), listener=listener or state.listener
+                ),
+            )
