@@ -82,11 +82,13 @@ class Server:
             what it has not written yet, and a kill -9 on a busy disk loses it.
     """
 
-    def __init__(self, binary: str, *options: str, aof: bool = False) -> None:
+    def __init__(
+        self, binary: str, *options: str, aof: bool = False, port: int | None = None
+    ) -> None:
         self.binary = binary
         self.options = options
         self.aof = aof
-        self.port = free_port()
+        self.port = port or free_port()
         self.dir = tempfile.mkdtemp(prefix="rmq-test-")
         self.process: subprocess.Popen[bytes] | None = None
         self.start()

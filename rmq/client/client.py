@@ -26,7 +26,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, RMQError, StorageError
 from rmq.protocol.flows import audit_report
-from rmq.transport import AsyncTransport, Transport, url as urls
+from rmq.transport import open_async_transport, open_transport, url as urls
 from rmq.transport.url import Address
 
 _audited: weakref.WeakKeyDictionary[ProducerSequence, Address] = weakref.WeakKeyDictionary()
@@ -37,7 +37,7 @@ def _report_at_exit() -> None:
     for numbers, address in list(_audited.items()):
         if any(slot.next_report() for slot in numbers.slot_sequences()):
             with contextlib.suppress(RMQError):
-                transport = Transport(address, 0, EXIT_S)
+                transport = open_transport(address, 0, EXIT_S)
                 try:
                     transport.run(audit_report.report(numbers, again=False))
                 finally:
@@ -149,7 +149,7 @@ class Client(_ClientBase):
     ) -> None:
         super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
         self._hooks.refuse_async("rmq.Client", ("before_send", "after_send"))
-        self._transport = Transport(self._address, self._retry_s, self._timeout_s)
+        self._transport = open_transport(self._address, self._retry_s, self._timeout_s)
         self.admin = Admin(self._transport, self._prefix, self._sessions)
 
     def topic(
@@ -220,7 +220,7 @@ class AsyncClient(_ClientBase):
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
         super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
-        self._transport = AsyncTransport(self._address, self._retry_s, self._timeout_s)
+        self._transport = open_async_transport(self._address, self._retry_s, self._timeout_s)
         self.admin = AsyncAdmin(self._transport, self._prefix, self._sessions)
 
     def topic(

@@ -102,7 +102,9 @@ class AsyncTransport:
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
         embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
-        self._connector = Connector(address, timeout_s, aredis.ConnectionPool, Retry, embedded)
+        self._connector = Connector(
+            address.of_a_node, timeout_s, aredis.ConnectionPool, Retry, embedded
+        )
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[asyncio.Task[None]] = set()
@@ -153,7 +155,7 @@ class AsyncTransport:
             values, reply = await self._pipeline(step.commands, step.durability)
             return (values, *confirmed(step.durability, reply))
         if isinstance(step, AwaitSignal):
-            deadline, epoch = self._calls.deadline("listen"), self._current_pool().epoch
+            deadline, epoch = self._calls.deadline("listen"), self.epoch
             return await self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
@@ -244,6 +246,11 @@ class AsyncTransport:
         return self._pool
 
     @property
+    def epoch(self) -> int:
+        """Grows when connections have died: a subscription of before is made anew."""
+        return self._current_pool().epoch
+
+    @property
     def _idle(self) -> list[PooledConnection]:
         """The connections that are open and not in use; for tests."""
         return self._current_pool().idle
@@ -282,9 +289,11 @@ class AsyncTransport:
     # --- subscriptions ---------------------------------------------------------------------------
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
-        pool, refused = self._current_pool(), set[bytes]()
-        epoch, connection = pool.epoch, pool.new(protocol=2)
+        return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))
+
+    async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
+        """Subscribe on a new connection, of RESP2: there a signal is an ordinary reply."""
+        epoch, refused = self.epoch, set[bytes]()
         try:
             await connection.connect()
             await connection.send_packed_command((wanted.packed(),), check_health=False)

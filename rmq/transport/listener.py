@@ -95,7 +95,7 @@ class Listener:
             elif reply[0] == b"subscribe":
                 self.added.add(reply[1])
 
-        if held.epoch != self._transport._current_pool().epoch:
+        if held.epoch != self._transport.epoch:
             raise redis.ConnectionError("other connections of this client have died")
         self._transport._drive(read_until(held, until, lambda: bool(signals), note))
         while (reply := held.waiting.read(0)) not in (None, RUNG):

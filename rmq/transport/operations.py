@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import hiredis
 
 from rmq.protocol.steps import Subscription
+from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
 from rmq.transport.redis_errors import REDIS_ERRORS, Kind, kind_of
 from rmq.transport.retry_deadline import RetryDeadline
 
@@ -99,7 +100,17 @@ class Read:
         self.timeout_s = timeout_s
 
 
-Operation = Exchange | Pause | RestartEmbedded | Subscribe | Unsubscribe | SendPing | Read
+Operation = (
+    Exchange
+    | Pause
+    | RestartEmbedded
+    | Subscribe
+    | Unsubscribe
+    | SendPing
+    | Read
+    | ExchangeAll
+    | RefreshTable
+)
 Operations = Generator[Operation, Any, T]
 
 

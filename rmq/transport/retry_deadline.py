@@ -35,6 +35,10 @@ class RetryDeadline:
         self._may_be_done = False
         self._retried_stale = False  # whether a stale connection was replaced by a new one already
 
+    def note_partly_done(self) -> None:
+        """Note that a part of the command was done: it cannot end with nothing done."""
+        self._may_be_done = True
+
     def next_pause(self, error: BaseException) -> float:
         """Return the seconds to wait before the next attempt.
 

@@ -140,7 +140,7 @@ class ScriptCalls:
             if isinstance(reply, BaseException):
                 values.append((yield from self._explain(command, reply)))
             else:
-                values.append(_parsed(command, reply))
+                values.append(parsed(command, reply))
         return values, replies[-1]
 
     def raw_command(self, name: str, words: Sequence[Any]) -> Operations[Any]:
@@ -181,7 +181,7 @@ class ScriptCalls:
                 types = []
                 for key in command.keys:
                     types.append((yield from call("TYPE", key)))
-                wrong_key = _key_of_wrong_type(command, types)
+                wrong_key = key_of_wrong_type(command, types)
         keys = [rmq_keys.printable(key) for key in command.keys]
         return translate(error, command.script.name, keys, wrong_key)
 
@@ -191,7 +191,7 @@ def _needs_loading(reply: Any) -> bool:
     return isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
 
 
-def _key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
+def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
     """Describe the key of a command that holds another type than RMQ keeps there."""
     for key, kind in zip(command.keys, types, strict=True):
         expected = rmq_keys.type_of(key)
@@ -200,7 +200,7 @@ def _key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
     return ""
 
 
-def _parsed(command: Command[Any], reply: Any) -> Any:
+def parsed(command: Command[Any], reply: Any) -> Any:
     """Return the value of a reply, or the RMQError that reading it raised."""
     try:
         return command.parse(reply)

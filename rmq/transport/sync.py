@@ -105,10 +105,14 @@ class Transport:
         timeout_s: how long to wait for one reply.
     """
 
+    takes_hand_overs = True  # a consumer that waits here may be handed what others send
+
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
         embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
-        self._connector = Connector(address, timeout_s, redis.ConnectionPool, Retry, embedded)
+        self._connector = Connector(
+            address.of_a_node, timeout_s, redis.ConnectionPool, Retry, embedded
+        )
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[threading.Timer] = set()
@@ -150,18 +154,29 @@ class Transport:
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
         """Let an interrupted flow hand back the messages it holds, within HAND_BACK_S."""
-        brief = copy.copy(self)
-        brief.retry_for, brief.timeout_s = 0.0, min(HAND_BACK_S, self.timeout_s)
-        brief._connector = self._connector.with_timeout(brief.timeout_s)
-        brief._calls = ScriptCalls(self.address, 0.0, brief.timeout_s, self._calls.loaded)
-        brief._pool = brief._new_pool()
-        brief._pool.epoch = self._pool.epoch  # of the subscription that the flow may still read
+        brief = self._brief(min(HAND_BACK_S, self.timeout_s))
         try:
             return brief.run(flow, error)
         except Exception as failure:
             raise error from failure
         finally:
-            brief._pool.close()
+            brief._end_brief()
+
+    def _brief(self, timeout_s: float) -> Transport:
+        """Return a transport to the same server that repeats nothing, with connections of its own.
+
+        `_end_brief` closes them.
+        """
+        brief = copy.copy(self)
+        brief.retry_for, brief.timeout_s = 0.0, timeout_s
+        brief._connector = self._connector.with_timeout(timeout_s)
+        brief._calls = ScriptCalls(self.address, 0.0, timeout_s, self._calls.loaded)
+        brief._pool = brief._new_pool()
+        brief._pool.epoch = self._pool.epoch  # of the subscription that the flow may still read
+        return brief
+
+    def _end_brief(self) -> None:
+        self._pool.close()
 
     def _step(self, step: Step) -> Any:
         if isinstance(step, Pipeline):
@@ -173,7 +188,7 @@ class Transport:
             if step.subscription.wait is not None:
                 step.subscription.wait(step.seconds)
                 return set()
-            deadline, epoch = self._calls.deadline("listen"), self._current_pool().epoch
+            deadline, epoch = self._calls.deadline("listen"), self.epoch
             return self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
@@ -267,6 +282,11 @@ class Transport:
         return self._pool
 
     @property
+    def epoch(self) -> int:
+        """Grows when connections have died: a subscription of before is made anew."""
+        return self._current_pool().epoch
+
+    @property
     def _idle(self) -> list[PooledConnection]:
         """The connections that are open and not in use; for tests."""
         return self._current_pool().idle
@@ -305,9 +325,11 @@ class Transport:
     # --- subscriptions ---------------------------------------------------------------------------
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed; RESP2, where a signal is an ordinary reply."""
-        pool, refused = self._current_pool(), set[bytes]()
-        epoch, connection = pool.epoch, pool.new(protocol=2)
+        return self._subscribed_on(wanted, self._current_pool().new(protocol=2))
+
+    def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
+        """Subscribe on a new connection, of RESP2: there a signal is an ordinary reply."""
+        epoch, refused = self.epoch, set[bytes]()
         try:
             connection.connect()
             connection.send_packed_command((wanted.packed(),), check_health=False)

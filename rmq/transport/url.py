@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from rmq.errors import ConfigurationError
-from rmq.transport import sentinel_url
+from rmq.transport import cluster_url, sentinel_url
 from rmq.transport.sentinel_url import Sentinels
 
-SCHEMES = ("redis", "rediss", "unix", "embedded", *sentinel_url.SCHEMES)
-LATER = ("redis+cluster",)
+SCHEMES = ("redis", "rediss", "unix", "embedded", *sentinel_url.SCHEMES, *cluster_url.SCHEMES)
 # Enough to keep one Redis busy from one process; a client that gathers thousands of calls at once
 # keeps few descriptors. Subscriptions are not counted.
 MAX_CONNECTIONS = 64
@@ -27,6 +26,7 @@ class Address:
     max_connections: int = MAX_CONNECTIONS
     is_default: bool = False  # neither the caller nor RMQ_URL gave it
     sentinels: Sentinels | None = None  # which know where the server is
+    nodes: tuple[cluster_url.HostPort, ...] = ()  # some nodes of a cluster
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -35,6 +35,15 @@ class Address:
     def is_tls(self) -> bool:
         """Whether connections are encrypted."""
         return self.scheme.startswith("rediss")
+
+    @property
+    def of_a_node(self) -> Address:
+        """Of a cluster the address of its first node, with all options; else this one."""
+        if not self.nodes:
+            return self
+        scheme = self.scheme.removesuffix("+cluster")
+        url = cluster_url.of_a_node(self.url, scheme, self.nodes[0])
+        return replace(self, url=url, scheme=scheme, nodes=())
 
     @property
     def shown(self) -> str:
@@ -69,10 +78,6 @@ def parse(url: object) -> Address:
             f"url: {shown!r}; give redis://host:6379/0, rediss://, unix:///path or embedded:///dir"
         )
     scheme = url.split("://", 1)[0].lower()
-    if scheme in LATER:
-        raise ConfigurationError(
-            f"url: {scheme}:// is not served by this version yet; use the address of one server"
-        )
     if scheme not in SCHEMES:
         raise ConfigurationError(f"url: scheme {scheme!r} is unknown; use {', '.join(SCHEMES)}")
     options = parse_qs(url.partition("?")[2], keep_blank_values=True)
@@ -85,6 +90,9 @@ def parse(url: object) -> Address:
     if scheme in sentinel_url.SCHEMES:
         sentinels = sentinel_url.read(url, redact(url))
         return Address(url, scheme, max_connections=most, sentinels=sentinels)
+    if scheme in cluster_url.SCHEMES:
+        nodes = cluster_url.nodes(url, redact(url))
+        return Address(url, scheme, max_connections=most, nodes=nodes)
     parts = urlsplit(url)
     if scheme == "embedded":
         directory = unquote(parts.netloc + parts.path)

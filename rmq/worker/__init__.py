@@ -33,6 +33,7 @@ shared_memory     what the worker and its heartbeat know of each other
 heartbeat         renews leases, in a process that handlers cannot starve
 heartbeat_process starts the heartbeat, and another when it dies
 script_connection the heartbeat's connection to Redis
+cluster_connection the same to the nodes of a Redis Cluster
 watchdog          checks the engine: limits, health, a stuck worker
 event_loop        an event loop in a thread, and a heartbeat for any loop
 redis_outage      opens topics, and logs, while Redis cannot be reached

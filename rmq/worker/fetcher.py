@@ -45,6 +45,8 @@ class Fetcher:
         self._transport = transport
         self._feeds = feeds
         self._by_channel = {feed.context.channel: feed for feed in feeds}
+        for feed in feeds:
+            feed.subscription.takes_batches &= transport.takes_hand_overs
         self._by_own_channel: dict[bytes, TopicFeed] = {}
         self._listener = Listener(transport, list(self._by_channel))
         self._stopping = threading.Event()

@@ -19,7 +19,8 @@ import signal
 import sys
 import time
 
-from rmq.worker.script_connection import RedisError, ScriptConnection
+from rmq.worker.cluster_connection import connect
+from rmq.worker.script_connection import RedisError
 from rmq.worker.shared_memory import SLOTS_MAX, SharedMemory
 
 TYPE_CHECKING = False  # not imported: `typing` would be a tenth of the heartbeat's memory
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from rmq.worker.script_connection import Call
+    from rmq.worker.cluster_connection import ClusterConnection
+    from rmq.worker.script_connection import Call, ScriptConnection
 
 RENEW_PARTS = 3  # a lease is renewed when a third of it has passed
 ROUNDS_PER_LEASE = 6  # rounds of the heartbeat during the shortest lease
@@ -70,7 +72,7 @@ class Heartbeat:
     def __init__(
         self,
         memory: SharedMemory,
-        connection: ScriptConnection,
+        connection: ScriptConnection | ClusterConnection,
         topics: list[Topic],
         report: Callable[[str], object],
         now_us: Callable[[], bytes] = bytes,
@@ -249,7 +251,7 @@ def main(fd: int) -> None:
         line += part
     task = json.loads(line)
     parent = task["parent"]
-    connection = ScriptConnection(task["redis"], task["scripts"])
+    connection = connect(task["redis"], task["scripts"])
     topics = [Topic(given) for given in task["topics"]]
     heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), connection, topics, _say)
     pause = 0.0

@@ -17,9 +17,9 @@ from rmq.core.keys import SlotKeys
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, commands, scripts
 from rmq.transport import Transport
+from rmq.worker.cluster_connection import connect
 from rmq.worker.heartbeat import BYE, RETRY_S, Heartbeat, Topic
 from rmq.worker.lease_tracker import WorkerMemory
-from rmq.worker.script_connection import ScriptConnection
 
 log = logging.getLogger("rmq")
 
@@ -72,7 +72,7 @@ class HeartbeatThread:
     ) -> None:
         task = _task(memory, transport, contexts)
         self._transport = transport
-        self._connection = ScriptConnection(task["redis"], task["scripts"])
+        self._connection = connect(task["redis"], task["scripts"])
         topics = [Topic(given) for given in task["topics"]]
         self._heartbeat = Heartbeat(
             memory.shared, self._connection, topics, log.warning, lambda: clock.now_us

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from rmq.client.handler import Handler
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.protocol.flows import open_topic
-from rmq.transport import Transport
+from rmq.transport import Transport, open_transport
 
 log = logging.getLogger("rmq")
 
@@ -23,7 +23,7 @@ LOOK_EVERY_S = 0.025  # whether the worker was asked to stop
 def ping_error(transport: Transport) -> RMQError | None:
     """Send a PING to Redis on a new connection; return the error, None if Redis answers."""
     try:
-        probe = Transport(transport.address, 0.0, PROBE_S)
+        probe = open_transport(transport.address, 0.0, PROBE_S)
         try:
             probe.raw_command("ping", "PING")
         finally:

@@ -20,7 +20,7 @@ from rmq.core.codec import JSON
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, InvalidValue, RMQError
-from rmq.transport import Transport
+from rmq.transport import Transport, open_transport
 from rmq.worker.dispatch import RETRY_S, Dispatch
 
 log = logging.getLogger("rmq")
@@ -110,7 +110,7 @@ class Scheduler:
             self._transport = client._transport
         else:
             theirs = client._transport
-            self._transport = Transport(theirs.address, theirs.retry_for, theirs.timeout_s)
+            self._transport = open_transport(theirs.address, theirs.retry_for, theirs.timeout_s)
             self._own_transport = self._transport
         contexts, make_context = [], None
         if topics is None:

@@ -38,8 +38,10 @@ class ScriptConnection:
             self._socket.close()
             self._socket = None
 
-    def evaluate(self, calls: list[Call]) -> list[Any]:
+    def evaluate(self, calls: list[Call], asking: bool = False) -> list[Any]:
         """Evaluate scripts (verb, keys, arguments); return replies, errors among them.
+
+        `asking`: each behind ASKING, as a node of a cluster wants it of a slot that it is given.
 
         Raises:
             OSError: Redis did not answer.
@@ -48,22 +50,22 @@ class ScriptConnection:
             if self.options.get("sentinels"):
                 self._follow_master()
             try:
-                return self._evaluate(calls)
+                return self._evaluate(calls, asking)
             except OSError:
                 pass  # a connection that was idle may be dead; scripts may be run twice
-        return self._evaluate(calls)
+        return self._evaluate(calls, asking)
 
-    def _evaluate(self, calls: list[Call]) -> list[Any]:
+    def _evaluate(self, calls: list[Call], asking: bool) -> list[Any]:
         try:
             if self._socket is None:
                 self._connect()
-            replies = self._send([self._words(call) for call in calls])
+            replies = self._send_all([self._words(call) for call in calls], asking)
             missing = [i for i, r in enumerate(replies) if _is_error(r, "NOSCRIPT")]
             if missing:
                 names = sorted({calls[i][0] for i in missing})
                 # Not EVAL: the ACL rule of loading scripts is enough for a worker.
                 self._send([["SCRIPT", "LOAD", self.scripts[name][1]] for name in names])
-                again = self._send([self._words(calls[i]) for i in missing])
+                again = self._send_all([self._words(calls[i]) for i in missing], asking)
                 for i, reply in zip(missing, again):  # noqa: B905 (as long as each other)
                     replies[i] = reply
             if any(_is_error(reply, "READONLY", "MASTERDOWN", "LOADING") for reply in replies):
@@ -102,6 +104,11 @@ class ScriptConnection:
     def _words(self, call: Call) -> list[Any]:
         name, keys, args = call
         return ["EVALSHA", self.scripts[name][0], len(keys), *keys, *args]
+
+    def _send_all(self, commands: list[list[Any]], asking: bool) -> list[Any]:
+        if not asking:
+            return self._send(commands)
+        return self._send([words for one in commands for words in (["ASKING"], one)])[1::2]
 
     def _send(self, commands: list[list[Any]]) -> list[Any]:
         lines = []

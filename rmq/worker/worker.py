@@ -14,7 +14,7 @@ from rmq.core.interceptor import Hooks, Interceptor, call_hook
 from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, LifespanFailed, TopicNotFound
 from rmq.protocol.flows import open_topic
-from rmq.transport import Transport
+from rmq.transport import Transport, open_transport
 from rmq.worker import heartbeat_process
 from rmq.worker.chosen_topics import check_hooks, chosen_topics
 from rmq.worker.event_loop import EventLoopThread
@@ -176,7 +176,7 @@ class Worker:
         theirs = self._client._transport
         if isinstance(theirs, Transport):
             return theirs
-        return Transport(theirs.address, theirs.retry_for, theirs.timeout_s)
+        return open_transport(theirs.address, theirs.retry_for, theirs.timeout_s)
 
     def _disconnect(self, transport: Transport) -> None:
         if transport is not self._client._transport:

@@ -1,0 +1,195 @@
+"""The asyncio transport on a Redis Cluster. Twin of `cluster_sync`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import redis
+
+from rmq.core import fork
+from rmq.core.settings import Fsync, Replicated
+from rmq.protocol.scripts import Script
+from rmq.protocol.steps import AwaitSignal, Command, Step
+from rmq.transport.asyncio import AsyncTransport
+from rmq.transport.cluster_calls import ClusterCalls
+from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
+from rmq.transport.cluster_slots import Node, SlotTable
+from rmq.transport.connector import Connector
+from rmq.transport.operations import Operation, Subscribe
+from rmq.transport.pool import AsyncPool, NotConnected, PooledConnection, as_stale, is_not_master
+from rmq.transport.redis_errors import REDIS_ERRORS
+from rmq.transport.subscription import SubscribedConnection
+from rmq.transport.url import Address
+
+T = TypeVar("T")
+
+
+class AsyncNodePools:
+    """The connections to the nodes of a cluster, for the tasks of one loop. Twin of `NodePools`."""
+
+    def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
+        self._connector = connector
+        self._limits = size, wait_s, timeout_s
+        self._generation = fork.generation
+        self._by_node: dict[Node, AsyncPool] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
+        self.refreshing = asyncio.Lock()
+        self.epoch = 0
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process has forked since: the connections are its parent's."""
+        return self._generation != fork.generation
+
+    @property
+    def idle(self) -> list[PooledConnection]:
+        """The connections that are open and not in use."""
+        return [pooled for pool in self._by_node.values() for pooled in pool.idle]
+
+    async def keep(self, nodes: frozenset[Node]) -> None:
+        """Close the connections to all other nodes."""
+        for node in self._by_node.keys() - nodes:
+            self.epoch += 1
+            await self._by_node.pop(node).close()
+
+    async def close(self) -> None:
+        """Close the connections that are not in use."""
+        for pool in list(self._by_node.values()):
+            await pool.close()
+
+    async def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
+        """Send to all nodes at once; return the replies of each, or the error that ended it."""
+        if len(parts) == 1:
+            return [await self._exchange(parts[0])]
+        return list(await asyncio.gather(*map(self._exchange, parts)))
+
+    async def _exchange(self, part: NodeExchange) -> Any:
+        pool = self._pool_of(part.node)
+        try:
+            pooled = await pool.take()
+        except REDIS_ERRORS as error:
+            return error
+        connection = pooled.connection
+        replies: list[Any] = []
+        wrong_server = False
+        try:
+            await connection.send_packed_command((part.packed,), check_health=False)
+            for _ in range(part.count):
+                try:
+                    replies.append(await connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    wrong_server = wrong_server or is_not_master(error)
+        except REDIS_ERRORS as error:
+            was_used = pooled.used_at > 0
+            await self._discard(pool, pooled, with_idle=was_used or is_not_master(error))
+            return as_stale(error) if was_used else error
+        except BaseException:
+            # A late reply must not answer the next command.
+            await pool.discard(pooled, with_idle=False)
+            raise
+        if wrong_server:
+            await self._discard(pool, pooled, with_idle=True)
+        else:
+            pool.give(pooled)
+        return replies
+
+    async def _discard(self, pool: AsyncPool, pooled: PooledConnection, with_idle: bool) -> None:
+        before = pool.epoch
+        await pool.discard(pooled, with_idle)
+        if pool.epoch != before:
+            self.epoch += 1
+
+    def _pool_of(self, node: Node) -> AsyncPool:
+        pool = self._by_node.get(node)
+        if pool is None:
+            new = partial(self._connector.new, host=node[0], port=node[1])
+            pool = self._by_node[node] = AsyncPool(new, *self._limits)
+        return pool
+
+
+class AsyncClusterTransport(AsyncTransport):
+    """Drives flows inside one event loop, on a cluster. Twin of `ClusterTransport`."""
+
+    def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
+        super().__init__(address, retry_for, timeout_s)
+        self._table = SlotTable(address.nodes)
+        self._loaded: dict[Node, set[Script]] = {}
+        self._cluster_calls = ClusterCalls(address, retry_for, timeout_s, self._table, self._loaded)
+        self._pools = self._new_pools()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await super().close()
+        await self._current_pools().close()
+
+    @property
+    def epoch(self) -> int:
+        """Grows when connections have died: a subscription of before is made anew."""
+        return self._current_pools().epoch
+
+    @property
+    def _idle(self) -> list[PooledConnection]:
+        return self._current_pools().idle
+
+    async def raw_command(self, name: str, *words: Any) -> Any:
+        """As `Transport.raw_command`."""
+        return await self._drive(self._cluster_calls.raw_command(name, words))
+
+    async def _command(self, command: Command[T]) -> T:
+        value: T = await self._drive(self._cluster_calls.command(command))
+        return value
+
+    async def _pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> tuple[list[Any], Any]:
+        return await self._drive(self._cluster_calls.pipeline(commands, durability))
+
+    async def _step(self, step: Step) -> Any:
+        if isinstance(step, AwaitSignal):
+            step.subscription.takes_batches = False
+        return await super()._step(step)
+
+    async def _perform(self, operation: Operation) -> Any:
+        if isinstance(operation, ExchangeAll):
+            return await self._current_pools().exchange_all(operation.parts)
+        if isinstance(operation, RefreshTable):
+            return await self._refresh(operation.version)
+        return await super()._perform(operation)
+
+    def _new_pools(self) -> AsyncNodePools:
+        wait_s = self.timeout_s + self.retry_for
+        return AsyncNodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
+
+    def _current_pools(self) -> AsyncNodePools:
+        """Return the pools of this event loop; a program may run one loop after another."""
+        loop = asyncio.get_running_loop()
+        if self._pools.is_inherited or self._pools.loop not in (None, loop):
+            self._pools = self._new_pools()
+        self._pools.loop = loop
+        return self._pools
+
+    async def _refresh(self, version: int) -> None:
+        """Read the table of slots; once for all tasks that ask at the same time."""
+        pools = self._current_pools()
+        async with pools.refreshing:
+            if self._table.version == version:
+                await self._drive(self._cluster_calls.read_table())
+                await pools.keep(self._table.nodes)
+
+    async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
+        """Return a connection that is subscribed, at any node: each hears what others publish."""
+        if not self._table.version:
+            await self._refresh(0)
+        node = self._table.any_node()
+        if node is None:
+            raise NotConnected("no node of the cluster is known")
+        connection = self._connector.new(protocol=2, host=node[0], port=node[1])
+        try:
+            return await self._subscribed_on(wanted, connection)
+        except NotConnected:
+            self._table.suspects.add(node)
+            raise

@@ -1,0 +1,463 @@
+"""Script calls on a Redis Cluster: send each to the node of its slot, follow what has moved.
+
+A call goes to the master of the hash slot of its first key; all its keys are in that one. What a
+node refuses is repeated, and nothing else:
+
+* MOVED: the slot is served elsewhere. Repeat there.
+* ASK: this call's keys have gone elsewhere already, while the slot is being moved. Repeat there,
+  behind ASKING, in one write.
+* TRYAGAIN: the slot is being moved, and the call's keys are divided, or one of them does not exist.
+  Pause and repeat.
+* NOSCRIPT: repeat behind SCRIPT LOAD, on the node that said so.
+* CLUSTERDOWN, READONLY, LOADING, a lost connection: read the table of slots again, and repeat.
+
+Only a lost reply leaves open whether a call was done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import hiredis
+import redis
+from redis.exceptions import AskError, MovedError
+
+from rmq.core import keys as rmq_keys
+from rmq.core.settings import Fsync, Replicated
+from rmq.errors import RMQError, Unavailable
+from rmq.protocol.divide import divide
+from rmq.protocol.scripts import Script
+from rmq.protocol.steps import Command
+from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
+from rmq.transport.cluster_slots import Node, SlotTable, address_of, hash_slot
+from rmq.transport.durability import check_wait, wait_words
+from rmq.transport.operations import Operations, Pause
+from rmq.transport.pool import NotConnected
+from rmq.transport.redis_errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
+from rmq.transport.retry_deadline import RetryDeadline
+from rmq.transport.script_calls import key_of_wrong_type, parsed, reply_of, request_of
+from rmq.transport.url import Address
+
+AT_ONCE_MOST = 5  # rounds without a pause: more redirections than that are no progress
+TRYAGAIN_PAUSE_S = 0.1  # the longest: a slot of a few keys moves in milliseconds
+_ASKING = hiredis.pack_command(("ASKING",))
+_SLOTS_WORDS: tuple[Any, ...] = ("CLUSTER", "SLOTS")
+_SLOTS = hiredis.pack_command(_SLOTS_WORDS)
+_ON_ANY_NODE = {"PING", "INFO", "TIME", "PUBLISH"}  # commands without a key
+
+
+class Task:
+    """One call on its way.
+
+    Args:
+        slot: the hash slot of its keys; None: any node may carry it out.
+        call: a command, or the words of a plain one.
+        node: the node that it is for, whatever serves the slot.
+
+    Attributes:
+        asked: the node to send it to behind ASKING.
+        error: why it is to be sent again; None: it is done, and `reply` is its reply or refusal.
+    """
+
+    __slots__ = ("asked", "call", "count", "error", "node", "reply", "slot")
+
+    def __init__(
+        self, slot: int | None, call: Command[Any] | Sequence[Any], node: Node | None = None
+    ) -> None:
+        self.slot = slot
+        self.call = call
+        self.node = node
+        self.asked: Node | None = None
+        self.count = 0  # replies that come back
+        self.error: BaseException | None = redis.RedisError("not sent yet")
+        self.reply: Any = None
+
+    @property
+    def script(self) -> Script | None:
+        """The script that it calls."""
+        return self.call.script if isinstance(self.call, Command) else None
+
+    def pack(self) -> bytes:
+        """Return what is sent."""
+        if isinstance(self.call, Command):
+            packed, self.count = request_of(self.call)
+        else:
+            packed, self.count = hiredis.pack_command(tuple(self.call)), 1
+        if self.asked is not None:
+            packed, self.count = _ASKING + packed, self.count + 1
+        return packed
+
+    def note_lost(self, error: BaseException) -> None:
+        """Note that no reply came."""
+        self.error, self.asked = error, None
+        if isinstance(self.call, Command) and kind_of(error) is Kind.UNKNOWN:
+            self.call = self.call.again()
+
+
+class ClusterCalls:
+    """Carries out the commands of one transport on a cluster.
+
+    Args:
+        address: for errors.
+        retry_for: seconds in which a command is repeated.
+        timeout_s: how long a connection waits for a reply.
+        table: of the cluster; the transport and this class share it.
+        loaded: the scripts that each node is believed to have.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        retry_for: float,
+        timeout_s: float,
+        table: SlotTable,
+        loaded: dict[Node, set[Script]],
+    ) -> None:
+        self._address = address
+        self._retry_for = retry_for
+        self._timeout_s = timeout_s
+        self._table = table
+        self.loaded = loaded
+
+    def deadline(self, name: str) -> RetryDeadline:
+        """Begin the retry deadline of a command."""
+        return RetryDeadline(name, self._address, self._retry_for)
+
+    def command(self, command: Command[Any]) -> Operations[Any]:
+        """Carry out a command; return its value.
+
+        Raises:
+            RMQError: it was refused, or the retry deadline has passed.
+        """
+        (value,), _ = yield from self.pipeline([command], None)
+        if isinstance(value, RMQError):
+            raise value
+        return value
+
+    def pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> Operations[tuple[list[Any], Any]]:
+        """Carry out several commands, those of a node in one round trip, and all nodes at once.
+
+        Returns:
+            The value of each command or its RMQError, and the reply to the wait for copies if there
+            is a `durability`: the least count of all nodes, or the first error.
+        """
+        if durability is not None:
+            check_wait(durability, self._timeout_s)
+        divided = [divide(command, hash_slot) for command in commands]
+        tasks = [
+            [Task(hash_slot(part.keys[0]), part) for part in (pieces.parts if pieces else [whole])]
+            for whole, pieces in zip(commands, divided, strict=True)
+        ]
+        confirmed = yield from self._run(
+            [task for group in tasks for task in group], commands[0].script.name, durability
+        )
+        values: list[Any] = []
+        for command, pieces, group in zip(commands, divided, tasks, strict=True):
+            found = []
+            for task in group:
+                found.append((yield from self._value(task)))
+            values.append(found[0] if pieces is None else _joined(command, pieces.join, found))
+        return values, _least(confirmed, durability)
+
+    def raw_command(self, name: str, words: Sequence[Any]) -> Operations[Any]:
+        """Carry out a plain command; return its reply. SCAN walks the keys of all masters.
+
+        Raises:
+            RMQError: it was refused, or the retry deadline has passed.
+        """
+        verb = words[0]
+        if verb == "SCAN":
+            return (yield from self._scan(name, words))
+        if verb not in _MANY_KEYS:
+            tasks = [Task(None if verb in _ON_ANY_NODE else hash_slot(words[1]), words)]
+            yield from self._run(tasks, name, None)
+            self._raise_refusal(tasks[0], name, words)
+            return tasks[0].reply
+        by_slot: dict[int, list[int]] = {}
+        for place, key in enumerate(words[1:]):
+            by_slot.setdefault(hash_slot(key), []).append(place)
+        tasks = [
+            Task(slot, [verb, *(words[1 + place] for place in places)])
+            for slot, places in by_slot.items()
+        ]
+        yield from self._run(tasks, name, None)
+        for task in tasks:
+            self._raise_refusal(task, name, words)
+        order = [place for places in by_slot.values() for place in places]
+        return _MANY_KEYS[verb](order, [task.reply for task in tasks])
+
+    def read_table(self) -> Operations[None]:
+        """Read from any node which node serves which slot.
+
+        Raises:
+            redis.RedisError: no node told it. ConfigurationError: they are no cluster.
+        """
+        last: BaseException = NotConnected("no node of the cluster is known")
+        for node in self._table.candidates():
+            (replies,) = yield ExchangeAll([NodeExchange(node, _SLOTS, 1)])
+            reply = replies if isinstance(replies, BaseException) else replies[0]
+            if not isinstance(reply, BaseException):
+                self._table.suspects.discard(node)
+                if reply:
+                    self._table.read(reply, node)
+                    return
+                last = NotConnected(f"{node[0]}:{node[1]} serves no slots, and knows of none")
+                continue
+            self._table.suspects.add(node)
+            last = reply
+            if "cluster support disabled" in str(reply):
+                raise translate(reply, "cluster slots", [])
+        if kind_of(last) is Kind.UNKNOWN:
+            last = NotConnected(str(last) or type(last).__name__)  # it asked, and changed nothing
+        raise last
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def _run(
+        self, tasks: Sequence[Task], name: str, durability: Replicated | Fsync | None
+    ) -> Operations[list[Any]]:
+        """Carry out tasks; return the replies to the waits for copies."""
+        deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
+        error: BaseException | None
+        try:
+            while True:
+                error = None
+                if not self._table.version:
+                    try:
+                        yield RefreshTable(0)
+                    except REDIS_ERRORS as failure:
+                        error = failure
+                if error is None:
+                    yield from self._round(
+                        [task for task in tasks if task.error is not None], durability, confirmed
+                    )
+                    left = [task for task in tasks if task.error is not None]
+                    if not left:
+                        return confirmed
+                    if len(left) < len(tasks):
+                        deadline.note_partly_done()
+                    error = _worst(left)
+                    at_once += 1
+                    if _is_redirection(error) and at_once <= AT_ONCE_MOST:
+                        continue
+                if kind_of(error) is Kind.REFUSED and not _is_redirection(error):
+                    raise error
+                pause_s = deadline.next_pause(error)
+                if code_of(error) == "TRYAGAIN":
+                    yield Pause(min(pause_s, TRYAGAIN_PAUSE_S))
+                    continue
+                yield Pause(pause_s)
+                with contextlib.suppress(*REDIS_ERRORS):  # the next round says what is wrong
+                    yield RefreshTable(self._table.version)
+        except REDIS_ERRORS as failure:
+            raise translate(failure, name, []) from failure
+
+    def _round(
+        self,
+        tasks: Sequence[Task],
+        durability: Replicated | Fsync | None,
+        confirmed: list[Any],
+    ) -> Operations[None]:
+        """Send each task once; note its reply, or why it is to be sent again."""
+        by_node: dict[Node, list[Task]] = {}
+        for task in tasks:
+            node = task.asked or task.node or self._node_of(task.slot)
+            if node is None:
+                task.error = redis.exceptions.ClusterDownError("CLUSTERDOWN no node serves a slot")
+            else:
+                by_node.setdefault(node, []).append(task)
+        # A single command goes without: its node has the script, or says that it has not.
+        loads = {
+            node: _missing(part, self.loaded.setdefault(node, set()), len(tasks) > 1)
+            for node, part in by_node.items()
+        }
+        wait = hiredis.pack_command(wait_words(durability)) if durability is not None else b""
+        exchange = ExchangeAll(
+            [
+                NodeExchange(node, *_packed(loads[node], part, wait))
+                for node, part in by_node.items()
+            ]
+        )
+        results = (yield exchange) if by_node else []
+        for sent, replies in zip(exchange.parts, results, strict=True):
+            part = by_node[sent.node]
+            if isinstance(replies, BaseException):
+                self._table.suspects.add(sent.node)
+                for task in part:
+                    task.note_lost(replies)
+                continue
+            self._table.suspects.discard(sent.node)
+            yield from self._note_replies(sent.node, part, loads[sent.node], iter(replies))
+            if durability is not None and any(task.error is None for task in part):
+                confirmed.append(replies[-1])
+
+    def _note_replies(
+        self, node: Node, part: Sequence[Task], loads: Sequence[Script], replies: Iterator[Any]
+    ) -> Operations[None]:
+        for script, reply in zip(loads, replies, strict=False):
+            if not isinstance(reply, BaseException):
+                self.loaded[node].add(script)
+        is_stale = False
+        for task in part:
+            own = list(islice(replies, task.count))
+            is_stale |= self._note_reply(node, task, own[1:] if task.asked is not None else own)
+        if is_stale:
+            with contextlib.suppress(*REDIS_ERRORS):
+                yield RefreshTable(self._table.version)
+
+    def _note_reply(self, node: Node, task: Task, replies: Sequence[Any]) -> bool:
+        """Note the reply to a task; return whether to read the whole table again."""
+        reply = reply_of(replies)
+        asked, task.asked, task.error = task.asked, None, None
+        if not isinstance(reply, BaseException):
+            task.reply = reply
+            return False
+        if isinstance(reply, MovedError):  # before AskError, of which it is one
+            task.error = reply
+            return self._table.note_moved(reply.slot_id, address_of(reply.host, reply.port, node))
+        if isinstance(reply, AskError):
+            task.error, task.asked = reply, address_of(reply.host, reply.port, node)
+        elif kind_of(reply) is Kind.RELOAD and task.script is not None:
+            self.loaded[node].discard(task.script)
+            task.error, task.asked = reply, asked
+        elif kind_of(reply) is Kind.AGAIN:
+            task.error = reply
+        else:
+            task.reply = reply
+        return False
+
+    def _node_of(self, slot: int | None) -> Node | None:
+        return self._table.any_node() if slot is None else self._table.node_of(slot)
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def _value(self, task: Task) -> Operations[Any]:
+        """Return the value of a command's task, or its RMQError."""
+        assert isinstance(task.call, Command)
+        if not isinstance(task.reply, BaseException):
+            return parsed(task.call, task.reply)
+        wrong_key = ""
+        if code_of(task.reply) == "WRONGTYPE":
+            asks = [Task(task.slot, ("TYPE", key)) for key in task.call.keys]
+            with contextlib.suppress(RMQError):
+                yield from self._run(asks, task.call.script.name, None)
+                wrong_key = key_of_wrong_type(task.call, [ask.reply for ask in asks])
+        keys = [rmq_keys.printable(key) for key in task.call.keys]
+        return translate(task.reply, task.call.script.name, keys, wrong_key)
+
+    def _raise_refusal(self, task: Task, name: str, words: Sequence[Any]) -> None:
+        if isinstance(task.reply, BaseException):
+            shown = [w.decode() if isinstance(w, bytes) else str(w) for w in words[1:2]]
+            raise translate(task.reply, name, shown) from task.reply
+
+    def _scan(self, name: str, words: Sequence[Any]) -> Operations[Any]:
+        """Walk the keys of one master after the other.
+
+        The cursor is b"0" at the beginning and the end, else `<host>:<port>/<cursor of that node>`.
+        """
+        if not self._table.version:
+            yield RefreshTable(0)
+        text = words[1].decode() if isinstance(words[1], bytes) else str(words[1])
+        place, slash, cursor = text.rpartition("/")
+        masters = self._table.masters()
+        host, _, port = place.rpartition(":")
+        node = (host, int(port)) if slash else masters[0]
+        if node not in masters:
+            raise Unavailable(
+                f"{name}: {place} is no master any more, and its keys were not all looked at; "
+                "call again"
+            )
+        task = Task(None, [words[0], cursor or "0", *words[2:]], node)
+        yield from self._run([task], name, None)
+        self._raise_refusal(task, name, words)
+        following, page = task.reply
+        if following == b"0":
+            later = [master for master in masters if master > node]
+            if not later:
+                return [b"0", page]
+            node = later[0]
+        return [b"%s:%d/%s" % (node[0].encode(), node[1], following), page]
+
+
+def _packed(loads: Sequence[Script], part: Sequence[Task], wait: bytes) -> tuple[bytes, int]:
+    """Return what is sent to a node, and how many replies come back."""
+    words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
+    texts = map(hiredis.pack_command, words)
+    packed = b"".join([*texts, *(task.pack() for task in part), wait])
+    return packed, len(words) + sum(task.count for task in part) + bool(wait)
+
+
+def _missing(part: Iterable[Task], loaded: set[Script], beforehand: bool) -> list[Script]:
+    """Return the scripts to load with a part.
+
+    Those of several commands are loaded beforehand: a command that is repeated alone would come
+    after its successors.
+    """
+    scripts = {
+        task.script: None
+        for task in part
+        if task.script is not None
+        and (beforehand or task.asked is not None or _is_unloaded(task.error))
+    }
+    return [script for script in scripts if script not in loaded]
+
+
+def _is_unloaded(error: BaseException | None) -> bool:
+    return error is not None and kind_of(error) is Kind.RELOAD
+
+
+def _is_redirection(error: BaseException) -> bool:
+    """Whether to repeat at once: the error says where, or what is missing."""
+    return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
+
+
+def _worst(tasks: Sequence[Task]) -> BaseException:
+    """Return the error that decides when to go on: a lost reply before all others."""
+
+    def weight(error: BaseException) -> int:
+        if kind_of(error) is Kind.UNKNOWN:
+            return 0
+        return 3 if _is_redirection(error) else 2 if code_of(error) == "TRYAGAIN" else 1
+
+    return min((task.error for task in tasks if task.error is not None), key=weight)
+
+
+def _joined(
+    command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
+) -> Any:
+    try:
+        return parsed(command, join(values))
+    except RMQError as error:
+        return error
+
+
+def _least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
+    """Return of the replies to several waits for copies the least, or the first error."""
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            return reply
+    if not replies:
+        return [0, 0] if isinstance(durability, Fsync) else 0
+    if isinstance(durability, Fsync):
+        return [min(disks) for disks in zip(*replies, strict=True)]
+    return min(replies)
+
+
+def _in_order(order: list[int], replies: list[Any]) -> list[Any]:
+    """Return the values of all keys, in the order in which they were named."""
+    flat = [value for reply in replies for value in reply]
+    return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
+
+
+def _sum(_: list[int], replies: list[Any]) -> int:
+    return sum(replies)
+
+
+# How the replies of the parts become one, given the places of their keys in the whole.
+_MANY_KEYS: dict[str, Callable[[list[int], list[Any]], Any]]
+_MANY_KEYS = {"MGET": _in_order, "UNLINK": _sum, "DEL": _sum, "EXISTS": _sum}

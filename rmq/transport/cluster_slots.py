@@ -1,0 +1,97 @@
+"""The hash slots of a Redis Cluster: which of them a key is in, and which node serves each.
+
+A node says of each range of slots who serves it (CLUSTER SLOTS). Between two such readings MOVED
+replies correct single slots.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from redis.crc import key_slot
+
+HASH_SLOTS = 16_384
+MOVED_MOST = 5  # so many MOVED replies since the last reading say that much has moved: read again
+_NO_HOST = ("", "?", "None")  # a node that does not know its own address
+
+Node = tuple[str, int]  # host and port
+
+
+def hash_slot(key: bytes | str) -> int:
+    """Return the hash slot of a key: that of its hash tag, if it has one."""
+    return key_slot(key.encode() if isinstance(key, str) else key, HASH_SLOTS)
+
+
+def address_of(host: Any, port: Any, answered: Node) -> Node:
+    """Return the address of a node as another one tells it.
+
+    Args:
+        host: may be missing; it is that of the node that answered then.
+        port: of the node.
+        answered: the node that told it.
+    """
+    name = host.decode() if isinstance(host, bytes) else str(host or "")
+    return (answered[0] if name in _NO_HOST else name, int(port))
+
+
+class SlotTable:
+    """Which node serves each hash slot.
+
+    Args:
+        seeds: the nodes of the URL.
+
+    Attributes:
+        version: how often the whole table was read.
+        nodes: those of the last reading, replicas included.
+        suspects: nodes that did not answer when they were last asked.
+    """
+
+    def __init__(self, seeds: Sequence[Node]) -> None:
+        self._seeds = tuple(seeds)
+        self._masters: list[Node | None] = [None] * HASH_SLOTS  # by hash slot
+        self._moved = 0  # MOVED replies since the last reading
+        self.version = 0
+        self.nodes: frozenset[Node] = frozenset()
+        self.suspects: set[Node] = set()
+
+    def node_of(self, slot: int) -> Node | None:
+        """Return the master of a hash slot; None if none is known."""
+        return self._masters[slot]
+
+    def masters(self) -> list[Node]:
+        """Return all masters, sorted."""
+        return sorted({node for node in self._masters if node is not None})
+
+    def any_node(self) -> Node | None:
+        """Return a master that is believed to answer; None if none is known."""
+        masters = self.masters()
+        good = [node for node in masters if node not in self.suspects]
+        return random.choice(good or masters) if masters else None
+
+    def candidates(self) -> list[Node]:
+        """Return the nodes to ask for the table, those that answered last first."""
+        known = list(self.nodes)
+        random.shuffle(known)
+        nodes = list(dict.fromkeys([*known, *self._seeds]))
+        return sorted(nodes, key=lambda node: node in self.suspects)
+
+    def note_moved(self, slot: int, node: Node) -> bool:
+        """Note that a slot is served elsewhere; return whether to read the whole table."""
+        self._masters[slot] = node
+        self._moved += 1
+        return self._moved >= MOVED_MOST
+
+    def read(self, reply: Sequence[Any], answered: Node) -> None:
+        """Take the reply to CLUSTER SLOTS, which `answered` gave."""
+        masters: list[Node | None] = [None] * HASH_SLOTS
+        nodes = set()
+        for first, last, master, *replicas in reply:
+            node = address_of(master[0], master[1], answered)
+            masters[first : last + 1] = [node] * (last + 1 - first)
+            nodes.add(node)
+            nodes.update(address_of(one[0], one[1], answered) for one in replicas)
+        self._masters, self.nodes = masters, frozenset(nodes)
+        self._moved = 0
+        self.version += 1

@@ -1,0 +1,21 @@
+"""Choose the transport of an address."""
+
+from __future__ import annotations
+
+from rmq.transport.asyncio import AsyncTransport
+from rmq.transport.cluster_asyncio import AsyncClusterTransport
+from rmq.transport.cluster_sync import ClusterTransport
+from rmq.transport.sync import Transport
+from rmq.transport.url import Address
+
+
+def open_transport(address: Address, retry_for: float, timeout_s: float) -> Transport:
+    """Return a blocking transport to the server or cluster of an address."""
+    kind = ClusterTransport if address.nodes else Transport
+    return kind(address, retry_for, timeout_s)
+
+
+def open_async_transport(address: Address, retry_for: float, timeout_s: float) -> AsyncTransport:
+    """Return an asyncio transport to the server or cluster of an address."""
+    kind = AsyncClusterTransport if address.nodes else AsyncTransport
+    return kind(address, retry_for, timeout_s)

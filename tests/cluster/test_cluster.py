@@ -1,0 +1,374 @@
+"""A topic on a real cluster: its slots on all masters, through a reshard and a kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+
+import rmq
+from rmq.core.keys import SlotKeys, topic_key
+from rmq.transport import cluster_calls
+from rmq.transport.cluster_slots import SlotTable, hash_slot
+from tests.cluster.conftest import ClusterAsServer
+from tests.clusters import Cluster
+from tests.patience import asleep
+
+SLOTS = 16
+HASH_SLOT_PAUSE_S = 0.03  # between two keys of a slot that moves: about ten keys
+
+
+def receive_all(topic: Any, count: int, wait_s: float = 30) -> Counter[Any]:
+    """Receive and ack until so many messages have come, and nothing more does for a moment."""
+    bodies: Counter[Any] = Counter()
+    until = time.monotonic() + wait_s
+    with topic.consumer(lease=30) as consumer:
+        while bodies.total() < count and time.monotonic() < until:
+            batch = consumer.receive(max_messages=100, wait=1)
+            assert consumer.ack(batch) == []
+            bodies.update(d.body for d in batch)
+        bodies.update(d.body for d in consumer.receive(max_messages=100, wait=0))
+    return bodies
+
+
+def test_slots_are_spread_over_all_masters_and_evenly(
+    cluster: Cluster, api: Any, name: str
+) -> None:
+    topic = api.topic(name, slots=SLOTS)
+    results = topic.send_many([rmq.Outgoing(n) for n in range(1600)])
+
+    of_master: Counter[int] = Counter()
+    for result in results:
+        of_master[cluster.master_of(SlotKeys("rmq", name, result.slot).slot).port] += 1
+    assert len(of_master) == 3
+    by_slot = [slot["accepted"] for slot in api.admin.stats_by_slot(name)]
+    assert sum(by_slot) == 1600
+    assert max(by_slot) <= 2 * min(by_slot)
+    assert receive_all(topic, 1600) == Counter(range(1600))
+    assert api.admin.stats(name)["settled"] == 1600
+
+
+def test_a_consumer_is_woken_by_a_send_to_any_slot(
+    server: ClusterAsServer, api: Any, name: str
+) -> None:
+    topic = api.topic(name, slots=SLOTS)
+    topic.open()
+    sent: list[float] = []
+
+    def send_soon(number: int) -> None:
+        asleep(server, name)  # type: ignore[arg-type]
+        with rmq.Client(server.url) as other:
+            sent.append(time.monotonic())
+            other.topic(name).send(number, slot_basis=str(number))
+
+    late = []
+    with topic.consumer() as consumer:
+        for number in range(8):
+            sender = threading.Thread(target=send_soon, args=(number,))
+            sender.start()
+            (d,) = consumer.receive(wait=20)
+            sender.join()
+            late.append(time.monotonic() - sent[-1])
+            d.ack()
+    assert sorted(late)[4] < 0.5, "woken by the signal, not by the look once a second"
+
+
+def test_scripts_that_a_node_has_lost_are_loaded_again(
+    cluster: Cluster, api: Any, name: str
+) -> None:
+    topic = api.topic(name, slots=SLOTS)
+    topic.send_many([rmq.Outgoing(n) for n in range(100)])
+    cluster.flush_scripts()
+    topic.send(100)
+    cluster.flush_scripts()
+    topic.send_many([rmq.Outgoing(n) for n in range(101, 200)])
+    cluster.flush_scripts()
+
+    assert receive_all(topic, 200) == Counter(range(200))
+
+
+def test_durability_is_the_least_of_all_nodes(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=SLOTS)
+    results = topic.send_many(
+        [rmq.Outgoing(n) for n in range(100)], durability=rmq.Replicated(1, 5)
+    )
+    assert {result.durable for result in results} == {"replicated"}
+    with pytest.raises(rmq.NotDurable, match="1 replicas"):
+        topic.send_many([rmq.Outgoing(n) for n in range(100)], durability=rmq.Replicated(2, 0.1))
+
+
+def test_a_deleted_topic_leaves_no_key_on_any_master(cluster: Cluster, api: Any, name: str) -> None:
+    topic = api.topic(name, slots=SLOTS)
+    topic.send_many([rmq.Outgoing(n) for n in range(100)])
+    topic.stage("left").push([rmq.Outgoing(n, slot_basis=str(n)) for n in range(100)])
+
+    api.admin.topic_delete(name, force=True)
+
+    left = [key for node in cluster.masters() for key in node.raw().scan_iter(f"*{name}*")]
+    assert left == []
+
+
+@pytest.mark.parametrize("keeper", ["process", "thread"])
+def test_a_worker_keeps_leases_on_every_master(
+    cluster: Cluster, client: rmq.Client, name: str, keeper: Any
+) -> None:
+    topic = client.topic(name, slots=SLOTS, lease=2)
+    runs: Counter[Any] = Counter()
+
+    @topic.handler(concurrency=SLOTS)
+    def slow(body: int) -> None:
+        runs[body] += 1
+        time.sleep(5)
+
+    for number in range(SLOTS):
+        topic.send(number, slot_basis=str(number))
+    with rmq.Worker(client, heartbeat=keeper):
+        until = time.monotonic() + 40
+        while client.admin.stats(name)["settled"] < SLOTS and time.monotonic() < until:
+            time.sleep(0.1)
+    assert runs == Counter(range(SLOTS)), "no lease has ended"
+    assert client.admin.stats(name)["rolled_back"] == 0
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[rmq.Client]:
+    with rmq.Client(cluster.url) as made:
+        yield made
+
+
+# --- a slot moves --------------------------------------------------------------------------------
+
+
+class Load:
+    """Producers, and a consumer, of a topic; what was sent, what has come, and every error."""
+
+    def __init__(self, url: str, name: str, durability: Any = None, **options: Any) -> None:
+        self.client = rmq.Client(url, **options)
+        self.topic = self.client.topic(name, slots=SLOTS, lease=30)
+        # Messages of later and of remembered keys, so that a slot has several keys at all times.
+        self.later = self.topic.send_many(
+            [rmq.Outgoing(-n, slot_basis=str(n), delay=3600, dedup_key=str(n)) for n in range(200)]
+        )
+        self.durability = durability
+        self.sent: list[tuple[float, int, int]] = []  # when, the slot, the number
+        self.unconfirmed = 0
+        self.received: Counter[int] = Counter()
+        self.errors: list[BaseException] = []
+        self._stopping = threading.Event()
+        self._is_sent = threading.Event()
+        self._producers = [
+            threading.Thread(target=self._guard(self._produce), args=(n,)) for n in range(4)
+        ]
+        self._consumer = threading.Thread(target=self._guard(self._consume))
+        for thread in (*self._producers, self._consumer):
+            thread.start()
+
+    def _guard(self, work: Callable[..., None]) -> Callable[..., None]:
+        def guarded(*args: int) -> None:
+            try:
+                work(*args)
+            except BaseException as error:
+                self.errors.append(error)
+
+        return guarded
+
+    def _produce(self, number: int) -> None:
+        count = number
+        while not self._stopping.is_set():
+            try:
+                result = self.topic.send(count, slot_basis=str(count), durability=self.durability)
+                self.sent.append((time.monotonic(), result.slot, count))
+            except rmq.NotDurable:
+                self.unconfirmed += 1  # a replica that was promoted has none of its own
+            count += len(self._producers)
+            time.sleep(0.001)
+
+    def _consume(self) -> None:
+        with self.topic.consumer() as consumer:
+            while True:
+                ending = self._is_sent.is_set()
+                batch = consumer.receive(max_messages=100, wait=0.5)
+                consumer.ack(batch)
+                self.received.update(d.body for d in batch)
+                if ending and not batch:
+                    return
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._producers:
+            thread.join(60)
+        self._is_sent.set()
+        self._consumer.join(60)
+        self.client.close()
+
+    def lost(self) -> set[int]:
+        return {number for _, _, number in self.sent} - set(self.received)
+
+
+def busiest_slot(name: str) -> int:
+    return hash_slot(SlotKeys("rmq", name, 0).slot)
+
+
+def reshard(cluster: Cluster, name: str, pause_s: float = HASH_SLOT_PAUSE_S) -> None:
+    """Move the hash slot of slot 0 to another master, and back."""
+    home = cluster.master_of(SlotKeys("rmq", name, 0).slot)
+    other = next(node for node in cluster.masters() if node is not home)
+    slot = busiest_slot(name)
+    for target in (other, home):
+        assert cluster.move(slot, target, pause_s) > 1
+        time.sleep(0.2)
+
+
+def test_a_slot_moves_under_load_without_an_error_or_a_loss(cluster: Cluster, name: str) -> None:
+    load = Load(cluster.url, name)
+    try:
+        time.sleep(0.5)
+        reshard(cluster, name)
+    finally:
+        load.stop()
+
+    assert load.errors == []
+    assert len(load.sent) > 100
+    assert load.lost() == set()
+    assert max(load.received.values()) == 1
+    with rmq.Client(cluster.url) as client:
+        (stats, *_) = client.admin.stats_by_slot(name)
+        later = sum(result.slot == 0 for result in load.later)
+        assert stats["accepted"] - later == stats["settled"] > 0
+        assert stats["records"] == stats["later"] == later  # no script was applied by halves
+
+
+def test_an_async_client_follows_a_slot_that_moves(cluster: Cluster, name: str) -> None:
+    async def main() -> int:
+        async with rmq.AsyncClient(cluster.url) as client:
+            topic = client.topic(name, slots=SLOTS)
+            await topic.open()
+            sent, moving = 0, asyncio.create_task(asyncio.to_thread(reshard, cluster, name))
+            basis = [str(n) for n in range(64)]
+            while not moving.done() or sent == 0:
+                results = await topic.send_many([rmq.Outgoing(n, slot_basis=n) for n in basis])
+                sent += len(results)
+            await moving
+            return sent
+
+    with rmq.Client(cluster.url) as client:
+        topic = client.topic(name, slots=SLOTS)
+        topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(64)])  # keys to move
+        sent = asyncio.run(main())
+        assert client.admin.stats(name)["accepted"] == sent + 64
+
+
+@pytest.fixture
+def moving(cluster: Cluster, client: rmq.Client, name: str) -> Iterator[rmq.Client]:
+    """A client whose topic's key has moved, while its hash slot has not yet."""
+    client.topic(name).open()
+    home = cluster.master_of(topic_key("rmq", name))
+    other = next(node for node in cluster.masters() if node is not home)
+    slot = hash_slot(topic_key("rmq", name))
+    assert cluster.begin_move(slot, other) is home
+    cluster.migrate(slot, home, other)
+    other.raw().script_flush()
+    yield client
+    cluster.end_move(slot, home, other)
+    assert client.admin.settings(name).slots == 1
+
+
+def test_what_has_gone_ahead_of_its_slot_is_asked_for(moving: rmq.Client, name: str) -> None:
+    assert moving.admin.settings(name).slots == 1
+
+
+def test_control_without_asking_what_has_gone_ahead_is_not_found(
+    cluster: Cluster, moving: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_calls, "_ASKING", b"*1\r\n$4\r\nPING\r\n")
+    with rmq.Client(cluster.url, retry_for=0.5) as client, pytest.raises(rmq.Unavailable):
+        client.admin.settings(name)
+    monkeypatch.undo()
+
+
+def test_control_without_the_table_a_slot_that_moved_is_never_found(
+    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rmq.Client(cluster.url, retry_for=1) as client:
+        topic = client.topic(name, slots=1)
+        topic.send(1)
+        monkeypatch.setattr(SlotTable, "note_moved", lambda *_: False)
+        monkeypatch.setattr(SlotTable, "read", lambda *_: None)
+        home = cluster.master_of(SlotKeys("rmq", name, 0).slot)
+        other = next(node for node in cluster.masters() if node is not home)
+        cluster.move(busiest_slot(name), other)
+        with pytest.raises(rmq.Unavailable):
+            topic.send(2)
+        monkeypatch.undo()
+        assert topic.send(2).status == "stored"
+
+
+# --- a master dies -------------------------------------------------------------------------------
+
+
+class BareLoop:
+    """redis-py alone: writes to one key as often as it can; its gap is what RMQ's is held to."""
+
+    def __init__(self, cluster: Cluster, key: str) -> None:
+        self.times: list[float] = []
+        self._key = key
+        self._client = redis.RedisCluster(host="127.0.0.1", port=cluster.masters()[-1].port)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._client.set(self._key, 1)
+                self.times.append(time.monotonic())
+            except (redis.RedisError, OSError):
+                pass
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+
+
+def longest_gap(times: list[float]) -> float:
+    ordered = sorted(times)
+    return max((b - a for a, b in pairwise(ordered)), default=float("inf"))
+
+
+def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_lost(
+    own_cluster: Cluster, name: str
+) -> None:
+    cluster = own_cluster
+    load = Load(cluster.url, name, durability=rmq.Replicated(1, 0.2))
+    victim_key = SlotKeys("rmq", name, 0).slot
+    bare = BareLoop(cluster, victim_key.decode().replace(":slot", ":bare"))
+    try:
+        time.sleep(1)
+        victim = cluster.master_of(victim_key)
+        slots_of_victim = {
+            n for n in range(SLOTS) if cluster.master_of(SlotKeys("rmq", name, n).slot) is victim
+        }
+        killed_at = time.monotonic()
+        victim.kill()
+        time.sleep(6)
+    finally:
+        load.stop()
+        bare.stop()
+
+    print("errors", load.errors, "sent", len(load.sent))
+    bare_gap = longest_gap(bare.times)
+    gap = longest_gap([at for at, slot, _ in load.sent if slot in slots_of_victim])
+    others = longest_gap([at for at, slot, _ in load.sent if slot not in slots_of_victim])
+    print(f"bare {bare_gap:.2f} s, slots of the dead master {gap:.2f} s, others {others:.2f} s")
+    assert load.errors == []
+    assert load.lost() == set()
+    assert any(at > killed_at + 4 for at, slot, _ in load.sent if slot in slots_of_victim)
+    assert gap < 1.5 * bare_gap + 1
