@@ -122,7 +122,8 @@ class Client(_ClientBase):
 
     Args:
         url: redis://, rediss://, unix://, embedded:///directory, or for Redis Sentinel
-            redis+sentinel://h1,h2,h3/service; default: RMQ_URL, else redis://localhost:6379/0.
+            redis+sentinel://h1,h2,h3/service, or redis+cluster://h1:7000,h2:7000; default:
+            RMQ_URL, else redis://localhost:6379/0.
             Options of redis-py may follow, as `?protocol=3`.
         prefix: the first part of every key; default: RMQ_PREFIX, else "rmq".
         retry_for: how long a call goes on trying while Redis cannot be reached, seconds or

@@ -43,6 +43,7 @@ from rmq.transport.url import Address
 
 AT_ONCE_MOST = 5  # rounds without a pause: more redirections than that are no progress
 TRYAGAIN_PAUSE_S = 0.1  # the longest: a slot of a few keys moves in milliseconds
+PAUSE_S = 0.2  # the longest while a node is away: the others know of its successor in moments
 _ASKING = hiredis.pack_command(("ASKING",))
 _SLOTS_WORDS: tuple[Any, ...] = ("CLUSTER", "SLOTS")
 _SLOTS = hiredis.pack_command(_SLOTS_WORDS)
@@ -251,7 +252,7 @@ class ClusterCalls:
                 if code_of(error) == "TRYAGAIN":
                     yield Pause(min(pause_s, TRYAGAIN_PAUSE_S))
                     continue
-                yield Pause(pause_s)
+                yield Pause(min(pause_s, PAUSE_S))
                 with contextlib.suppress(*REDIS_ERRORS):  # the next round says what is wrong
                     yield RefreshTable(self._table.version)
         except REDIS_ERRORS as failure:

@@ -387,7 +387,7 @@ URLS = [
     ("redis://localhost/orders", "database number"),
     ("embedded://", "names no directory"),
     ("unix://", "names no socket"),
-    ("redis+cluster://a,b", "not served by this version"),
+    ("redis+cluster://a,b/3", "no database but 0"),
     ("redis+sentinel://a,b", "names no service"),
     ("redis://localhost?decode_responses=true", "RMQ's to set"),
 ]

@@ -48,8 +48,8 @@ class QueryAdmin(AdminPart):
         """Return the last batch that each query has published to a topic (`Topic.publish`, Spark).
 
         There is no index of these records: SCAN walks all keys of the database, 1000 in a call. It
-        blocks nobody, and takes long if there are many millions. It asks one server, so on a
-        Redis Cluster it would miss those of other nodes.
+        blocks nobody, and takes long if there are many millions. On a Redis Cluster it walks the
+        masters one after the other, and may miss a key whose hash slot moves meanwhile.
 
         Args:
             topic: its name.
