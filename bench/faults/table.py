@@ -76,7 +76,7 @@ def caption(run: dict[str, Any]) -> str:
         f"{name} {about[name]}" for name in ("valkey-server", "redis-server") if name in about
     ]
     seeds = run["seeds"]
-    spread = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    spread = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     held = sum(row["verdict"] == "held" for row in run["rows"])
     tried = sum(row["verdict"] != "not yet" for row in run["rows"])
     facts = [
@@ -84,7 +84,7 @@ def caption(run: dict[str, Any]) -> str:
         f"Python {about['python']}", str(about["cpu"]),
     ]  # fmt: skip
     return (
-        f"{held} of the {tried} rows that have tests are held. {', '.join(facts)}; seed {spread}; "
+        f"{held} of the {tried} rows that have tests are held. {', '.join(facts)}; {spread}; "
         f"{run['seconds']:.0f} s with {run['jobs']} files at a time."
     )
 

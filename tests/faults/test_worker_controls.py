@@ -46,6 +46,7 @@ def test_a_heartbeat_that_renews_for_a_stopped_process_is_caught(
         assert scene.account().lost == [0]
 
 
+@pytest.mark.fault("F9", control=True)
 def test_a_worker_that_renews_nothing_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
