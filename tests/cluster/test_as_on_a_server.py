@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from tests.cluster.adopting import adopt
 
 MODULES = (
-    "test_life", "test_sending", "test_schedules", "test_pages", "test_durability",
-    "test_worker", "test_topic_change", "test_query",
+    "test_life", "test_sending", "test_schedules", "test_pages", "test_durability", "test_worker",
+    "test_topic_change", "test_query", "test_worker_batches", "test_topic_pause", "test_limits",
+    "test_ordered",
 )  # fmt: skip
 # These look at one server: at an ACL that only one node has, at the pool of its connections.
 OF_ONE_SERVER = {
@@ -15,8 +16,4 @@ OF_ONE_SERVER = {
 }
 
 for _module in MODULES:
-    for _name, _value in vars(import_module(f"tests.integration.{_module}")).items():
-        _is_fixture = type(_value).__name__ == "FixtureFunctionDefinition"
-        if _is_fixture or (_name.startswith("test_") and _name not in OF_ONE_SERVER):
-            assert globals().get(_name, _value) is _value, f"{_name} is there twice"
-            globals()[_name] = _value
+    adopt(_module, globals(), OF_ONE_SERVER)

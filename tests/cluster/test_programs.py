@@ -1,0 +1,114 @@
+"""Programs on a cluster: the command line, a worker of it, an outbox, a scheduler, a fork."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.outbox import Outbox, Relay
+from tests.clusters import Cluster, until
+from tests.conftest import any_binary
+from tests.databases import Database
+from tests.servers import Server, die_with_parent
+from tests.sql.stubs import fill, prepared
+
+SLOTS = 8
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[rmq.Client]:
+    with rmq.Client(cluster.url) as made:
+        yield made
+
+
+def rmq_command(url: str, *words: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "rmq", *words, "--json"],
+        env={**os.environ, "RMQ_URL": url}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) if done.stdout.strip() else None
+
+
+def test_the_command_line_serves_a_cluster(cluster: Cluster, client: rmq.Client, name: str) -> None:
+    rmq_command(cluster.url, "ping")
+    rmq_command(cluster.url, "topic", "create", name, "--slots", str(SLOTS))
+    rmq_command(cluster.url, "send", name, '{"n": 1}')
+    client.topic(name).send_many([rmq.Outgoing(n) for n in range(99)])
+
+    assert rmq_command(cluster.url, "stats", name)["accepted"] == 100
+    rmq_command(cluster.url, "topic", "delete", name, "--force", "--yes")
+    assert name not in client.admin.topics()
+
+
+def test_a_worker_of_the_command_line_drains_a_cluster(
+    cluster: Cluster, client: rmq.Client, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import rmq\n"
+        f"client = rmq.Client({cluster.url!r})\n"
+        f"@client.topic({name!r}, slots={SLOTS}).handler()\n"
+        "def run(body: int) -> None: ...\n"
+    )
+    client.topic(name, slots=SLOTS).send_many([rmq.Outgoing(n) for n in range(200)])
+
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "rmq", "worker", "shop"], cwd=tmp_path,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
+    )  # fmt: skip
+    try:
+        until(lambda: client.admin.stats(name)["settled"] == 200)
+        assert [status.pid for status in client.admin.workers()] == [worker.pid]
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+    assert client.admin.workers() == []
+
+
+def test_an_outbox_is_relayed_to_a_cluster(client: rmq.Client, name: str, tmp_path: Path) -> None:
+    client.topic(name, slots=SLOTS).open()
+    engine, outbox = prepared(Database("sqlite", None, f"{tmp_path}/outbox.sqlite")), Outbox()
+    fill(engine, outbox, name, range(100))
+
+    relay = Relay(outbox, engine, client)
+    assert sum(iter(relay.run_once, 0)) == 100
+
+    assert client.admin.stats(name)["accepted"] == 100
+
+
+def test_a_child_that_was_forked_uses_connections_of_its_own(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, slots=SLOTS)
+    topic.send_many([rmq.Outgoing(n) for n in range(50)])
+
+    child = os.fork()
+    if child == 0:
+        try:
+            topic.send_many([rmq.Outgoing(n) for n in range(50)])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    topic.send_many([rmq.Outgoing(n) for n in range(50)])
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.admin.stats(name)["accepted"] == 150
+
+
+def test_a_url_of_a_server_that_is_no_cluster_is_refused(tmp_path: Path) -> None:
+    server = Server(any_binary())
+    try:
+        with (
+            rmq.Client(f"redis+cluster://127.0.0.1:{server.port}", retry_for=5) as client,
+            pytest.raises(rmq.RMQError, match="cluster support disabled"),
+        ):
+            client.ping()
+    finally:
+        server.stop()
