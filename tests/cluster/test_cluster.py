@@ -18,7 +18,8 @@ from rmq.core.keys import SlotKeys, topic_key
 from rmq.transport import cluster_calls
 from rmq.transport.cluster_slots import SlotTable, hash_slot
 from tests.cluster.conftest import ClusterAsServer
-from tests.clusters import Cluster
+from tests.clusters import MASTERS, Cluster
+from tests.conftest import any_binary
 from tests.patience import asleep
 
 SLOTS = 16
@@ -382,3 +383,40 @@ def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_los
     assert any(at > killed_at + 4 for at, slot in load.stored if slot in slots_of_victim)
     assert gap < 1.5 * bare_gap + 1
     assert min(others) < bare_gap / 2, "other slots go on"
+
+
+def test_while_a_slot_has_no_node_the_others_go_on_and_nothing_is_lost_at_its_return(
+    name: str,
+) -> None:
+    cluster = Cluster(any_binary(), "--appendonly", "yes")
+    try:
+        with rmq.Client(cluster.url, retry_for=1) as client:
+            topic = client.topic(name, slots=SLOTS)
+            results = topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(200)])
+            master = cluster.master_of(SlotKeys("rmq", name, 0).slot)
+            replica = cluster.nodes[cluster.nodes.index(master) + MASTERS]
+            dead = {
+                slot
+                for slot in range(SLOTS)
+                if cluster.master_of(SlotKeys("rmq", name, slot).slot) is master
+            }
+            replica.kill()
+            master.kill()
+
+            stored = 0
+            for number, result in enumerate(results[:40]):
+                if result.slot in dead:
+                    continue
+                stored += topic.send(number, slot_basis=str(number)).status == "stored"
+            assert stored > 10
+            lost = next(n for n, result in enumerate(results) if result.slot in dead)
+            with pytest.raises(rmq.StorageError):  # the first may have lost its reply
+                topic.send(lost, slot_basis=str(lost))
+            with pytest.raises(rmq.Unavailable, match="nothing was done"):
+                topic.send(lost, slot_basis=str(lost))
+
+            master.start()
+            cluster.wait_ok()
+            assert receive_all(topic, 200 + stored).total() == 200 + stored
+    finally:
+        cluster.stop()
