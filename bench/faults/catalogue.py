@@ -67,7 +67,7 @@ ROWS = (
         "not yet", "tests/cluster/test_cluster.py has tests, which are not marked yet"),
     Row("F17", "master and replica of a slot are both dead",
         "sends there fail as not done; the others go on; nothing is lost when they return",
-        "not yet", "no test"),
+        "not yet", "tests/cluster/test_cluster.py has a test, which is not marked yet"),
     Row("F18", "Redis is at maxmemory",
         "sends are refused; what drains works, to the last message"),
     Row("F19", "Redis may evict keys", "a missing part of a slot is an error that names it, and "
