@@ -9,12 +9,14 @@ ARGV[2]   waits                1: the caller sleeps now, and wants to be woken f
                                which the first two are +<number> <channel> or =<number> <channel>, then limit (1 to
                                1000), lease_ms (1000 to 43 200 000), and for each slot the call: <session> <number>
 ARGV[3..] created              the topic's stamp as the caller opened it; another stamp is an error. Or a stamp for each slot:
-                               then -2 stands for a slot of another stamp, and the others are answered
+                               then -2 stands for a slot of another stamp, and the others are answered. With a credit:
+                               the stamp, and 1 where an earlier copy of this call had no reply
 Returns   for each slot, us until it has work: 0 now, -1 never as things stand. A slot in order has none while something
           is in flight, until that lease ends, nor before its hold. A paused slot,
           and one with as much in flight as its limit allows, has none but leases that end. Where the last take found
           messages of held keys alone, there is none until its note ends.
-          With a credit, then for each slot 1 if it stands there, else 0.
+          With a credit, then for each slot 1 if it stands there, else 0; for a call that is repeated, which removes
+          the credits and leaves none, -1 less the hand-overs for which it was still good
 Cost      O(s log L), s = slots, at most 1024
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
           others to settle), and that at most every 1.5 s; and the credits.
@@ -31,7 +33,8 @@ local reply, asleep, gives, words = {}, {}, {}, {}
 if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
-local stamps = #ARGV - 2
+local again = #ARGV[2] > 1 and ARGV[4] == '1'
+local stamps = again and 1 or #ARGV - 2
 if stamps ~= 1 and stamps ~= #KEYS / 3 then
   fail('ARG', 'created')
 end
@@ -87,9 +90,12 @@ if #words > 0 then
   end
   for n = 1, slots do
     local i, call = 3 * n - 2, words[3 + 2 * n] .. ' ' .. words[4 + 2 * n]
-    local kept = all_sleep and gives[n]
+    local kept = not again and all_sleep and gives[n]
       and keep_credit(KEYS[i], KEYS[i + 1], words[1] .. ' ' .. words[2], words[3], words[4], call, now)
     reply[slots + n] = kept and 1 or 0
+    if again then
+      reply[slots + n] = -1 - remove_credit(KEYS[i], words[2])
+    end
   end
 end
 return reply

@@ -17,8 +17,9 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken; or a credit (lib/credits) that
-                               it leaves then, for `limit` and `lease_ms`: +<number> <channel>, or =<number> <channel>
-                               for one that it has left before, which this renews or, where it finds messages, removes
+                               it leaves then, for `limit` and `lease_ms`: +<number> <channel> and calls, or =<number> <channel>
+                               for one that it has left before, which this renews or, where it finds messages, removes.
+                               A call that is repeated removes it in any case, and leaves none
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and only one
                                message where a message of the slot has failed; 0: not in order, see below
 ARGV[7]   created              the topic's stamp as the caller opened it; another stamp is an error
@@ -28,7 +29,8 @@ ARGV[8]   shared         ''    each delivery has a deadline of its own; or the n
 ARGV[9]   again                1 where an earlier copy of this call had no reply; else left out
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if one of
           a query or a shared one has, 4 more if records refer to large bodies, 8 more if the credit stands now,
-          16 times the hand-overs for which one that this removed was still good,
+          16 more if this call repeats one with a credit, 32 times the hand-overs for which one that this removed
+          was still good,
           deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery, acceptance number of
           the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
@@ -119,17 +121,24 @@ local now, now_us = clock(ARGV[1])
 limit = whole_number(ARGV[3], 1, 1000, 'limit')
 local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
 local waits, ordered = ARGV[5], ARGV[6] == '1'
+local again, credit_bits = ARGV[9] == '1', 0
 if #waits > 1 then
   --- @include "lib/credits"
   read_offer(waits)
 end
 session, number = session_of(call)
 local before = answer_in(slot, known, number)
+if again and #waits > 1 then -- an earlier copy may have left the credit, and its caller does not know
+  --- @include "lib/credits"
+  local _, _, channel = read_offer(waits)
+  credit_bits, waits = 16 + 32 * remove_credit(slot, channel), '1'
+end
 if before then
   local deadline, first, leased = string.match(before, '^(%d+):(%d+):(.*)$')
   deadline, first = tonumber(deadline), tonumber(first)
   --- @include "lib/large_bodies"
-  local reply, marks = { 0, 0, deadline, first, tonumber(s[7] or 0), '', {}, {} }, {}
+  local any_large
+  local reply, marks = { 0, credit_bits, deadline, first, tonumber(s[7] or 0), '', {}, {} }, {}
   for i = 1, #leased / MEMBER do
     local id = string.sub(leased, (i - 1) * MEMBER + 1, i * MEMBER)
     local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
@@ -141,14 +150,15 @@ if before then
     marks[i] = string.char(left)
     reply[7][i], reply[8][i] = id, record
     if is_large(record) then
-      reply[2] = 4
+      any_large = true
     end
   end
+  reply[2] = reply[2] + (any_large and 4 or 0)
   reply[6] = table.concat(marks)
   return reply
 end
 
-local created, again = ARGV[7], ARGV[9] == '1'
+local created = ARGV[7]
 local shared, lease_end = ARGV[8] ~= '' and whole_number(ARGV[8], 0, 900000000, 'shared'), 0
 if shared then
   lease_end = tonumber(redis.call('ZSCORE', KEYS[10], ARGV[8]) or 0)
@@ -178,10 +188,10 @@ if not known then
   sweep_sessions(slot, now, 20)
 end
 reply[3] = deadline
-if string.byte(ARGV[5], 1) == 61 then -- =
+if string.byte(waits, 1) == 61 then -- =
   --- @include "lib/credits"
-  local _, _, channel = read_offer(ARGV[5])
-  reply[2] = reply[2] + 16 * remove_credit(slot, channel)
+  local _, _, channel = read_offer(waits)
+  reply[2] = reply[2] + 32 * remove_credit(slot, channel)
 end
 if ordered then
   reply[1] = shared and lease_end * 1000 - now_us or deadline * 1000000 - now_us

@@ -61,7 +61,7 @@ redis.call('ZCARD', queries)
 redis.call('ZCARD', KEYS[13])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
-local call, again, credit_lease = nil, false, nil
+local call, again, credit_lease, credit_bits = nil, false, nil, 0
 local function take()
   local session = 'created' -- the log answers a call that is repeated, so there is none
   --- @include "lib/inline/take_fields"

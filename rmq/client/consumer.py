@@ -190,7 +190,7 @@ class Consumer(ConsumerFlows[Delivery]):
         """
         if not self._closed:
             self._interrupt()
-            if self._receiving.owner == threading.get_ident():
+            if self._receive_state.lock.owner == threading.get_ident():
                 return
             try:
                 self._transport.run(self._close())

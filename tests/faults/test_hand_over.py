@@ -16,12 +16,13 @@ import rmq
 from rmq.protocol import scripts
 from rmq.protocol.flows import receive
 from rmq.protocol.flows.receive import ReceiveState
-from rmq.protocol.steps import AwaitSignal, Flow, Step
+from rmq.protocol.steps import AwaitSignal, Command, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.faults.proxy import between
 from tests.forkserver import Forked
 from tests.integration.driven import connect
 from tests.integration.test_hand_over import credits_in, eventually
+from tests.lua.crediting import break_script
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
@@ -199,6 +200,91 @@ def test_hand_overs_of_one_credit_that_were_not_heard_cost_no_retry(
         assert client.admin.stats(topic.name)["in_flight"] == 3
         assert not any(batch.lefts for _, batch in again)  # none of them failed
         assert credits_in(server, topic.name) == [0]
+
+
+@pytest.mark.parametrize("hand_overs", [1, 4])
+@pytest.mark.parametrize("sent", [0, 1, 2, 3])
+def test_a_take_that_its_connection_repeats_forgets_no_hand_over(
+    server: Server, topic: rmq.Topic, client: rmq.Client, hand_overs: int, sent: int
+) -> None:
+    check_that_a_repeated_take_forgets_nothing(server, topic, client, hand_overs, sent)
+
+
+def check_that_a_repeated_take_forgets_nothing(
+    server: Server, topic: rmq.Topic, client: rmq.Client, hand_overs: int, sent: int
+) -> None:
+    """The reply is lost, messages are handed over, and the connection repeats the take."""
+    with listening(topic, hand_overs) as (state, run):
+        flow = receive.receive_ready(state, LIMIT)
+        take = next(flow)
+        assert isinstance(take, Command)
+        run(_once(take))
+        assert credits_in(server, topic.name) == [1]
+        for number in range(sent):
+            topic.send({"n": number})
+        topic.send({"n": "later"}, delay=0.2)
+
+        given = _go_on(flow, run, run(_once(take.again())))
+        until = time.monotonic() + 3
+        while len(given) <= sent and time.monotonic() < until:
+            state.ready_at = [0.0]
+            given += run(receive.receive_ready(state, LIMIT))
+            run(_once(AwaitSignal(state.subscription, 0.05)))
+            given += run(receive.take_handed_over(state))
+
+        ids = [id for _, batch in given for id in batch.ids]
+        assert len(ids) == len(set(ids)) == sent + 1
+        assert not any(batch.lefts.strip(b"\x10") for _, batch in given)  # no retry is spent
+        assert client.admin.stats(topic.name)["in_flight"] == sent + 1
+
+
+def test_control_a_repeated_take_that_leaves_its_credit_forgets_hand_overs(
+    server: Server, topic: rmq.Topic, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken on purpose: what the repetition removes the credit for."""
+    break_script(monkeypatch, "prepare", "if again and #waits > 1 then", "if false then")
+
+    with pytest.raises(AssertionError):
+        check_that_a_repeated_take_forgets_nothing(server, topic, client, 4, 2)
+
+
+def test_what_a_cancelled_call_left_is_not_handed_back_while_the_next_call_takes(
+    topic: rmq.Topic, client: rmq.Client
+) -> None:
+    check_that_a_take_under_way_is_left_alone(topic, client, receive.hand_back_later)
+
+
+def check_that_a_take_under_way_is_left_alone(
+    topic: rmq.Topic, client: rmq.Client, hand_back: Any
+) -> None:
+    with listening(topic, 1) as (state, run):
+        topic.send({"n": 1})
+        assert state.lock.acquire()
+        flow = receive.receive_ready(state, LIMIT)
+        take = next(flow)
+        run(hand_back(state))  # in a task of its own, while the take is on its way
+        given = _go_on(flow, run, run(_once(take)))
+        state.lock.release()
+
+        assert [len([id for id in batch.ids if id]) for _, batch in given] == [1]
+        assert client.admin.stats(topic.name)["in_flight"] == 1
+
+
+def test_control_a_take_under_way_that_is_handed_back_is_somebody_else_s(
+    topic: rmq.Topic, client: rmq.Client
+) -> None:
+    """Broken on purpose: what the look at the lock is for."""
+    with pytest.raises((AssertionError, rmq.ScriptFailed)):
+        check_that_a_take_under_way_is_left_alone(topic, client, receive.hand_back)
+
+
+def _go_on(flow: Flow[Any], run: Any, value: Any) -> Any:
+    """Run a flow to its end, from the value of the step where it is."""
+    try:
+        while True:
+            value = run(_once(flow.send(value)))
+    except StopIteration as stop:
+        return stop.value
 
 
 def _once(step: Step) -> Flow[Any]:

@@ -113,18 +113,17 @@ def remember(server: Server, call: Call, answer: Any) -> Server:
 
 def run(rules: Rules, server: Server, listener: Subscription, call: Call) -> Iterator[Outcome]:
     """Run a script; every outcome that it may have."""
+    last, answer = server.sessions[call.who] if call.number else (0, ())
+    if last > call.number and rules.refuse_late:
+        yield Outcome(server, LATE)
+        return
     if call.again and call.channel >= 0 and rules.repeat_withdraws:
         if server.credit is not None and server.credit[0] == call.channel:
             server = server._replace(credit=None)
         call = call._replace(channel=-1)
-    if call.number:
-        last, answer = server.sessions[call.who]
-        if last == call.number and _replays(rules, call):
-            yield Outcome(server, _still_held(server, answer) if call.verb == "take" else answer)
-            return
-        if last > call.number and rules.refuse_late:
-            yield Outcome(server, LATE)
-            return
+    if call.number and last == call.number and _replays(rules, call):
+        yield Outcome(server, _still_held(server, answer) if call.verb == "take" else answer)
+        return
     if call.verb == "take":
         yield from _take(rules, server, listener, call)
     elif call.verb == "withdraw":

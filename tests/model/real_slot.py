@@ -118,9 +118,7 @@ class RealSlot:
         self.lease_ms += LEASE_STEP_MS
         waits: Any = False
         self.offers += 1
-        if call.channel >= 0 and call.again:
-            box.run(commands.withdraw([box.keys], self.sleeper.channel, self.offers))
-        elif call.channel >= 0:
+        if call.channel >= 0:
             waits = Offer(self.offers, self.sleeper.channel)
         is_worker = call.who == WORKER
         shared = self.shared[call.lease] if is_worker else None

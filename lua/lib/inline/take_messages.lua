@@ -6,6 +6,7 @@ run, which is costly for a script that takes one message.
 Reads:     slot, store, prepare, records, dead, failures, merge, audit, bodies, rates: keys
            now, now_us, limit, waits, ordered
            credit_lease: where waits is an offer
+           credit_bits: for the reply, what a repeated call has done to a credit; else 0
            s: the fields of the slot, from take_fields
            takes: the number of this take; the caller writes it to the slot, with that of the last delivery
            created: the topic's stamp, as the caller opened it
@@ -42,7 +43,7 @@ local ids, retries_left, promoted, hold, gate = {}, false, 0, nil, nil
 local key_limit, keys, want, bucket
 local on_top, priorities = false, 0 -- whether the first so many ids are the highest priorities
 local shared_expired = s[10] and tonumber(s[10]) <= now -- a lease that stands for many deliveries
-local reply = { 0, (expired_leases > 0 and 1 or 0) + (shared_expired and 2 or 0), 0, tonumber(s[5] or 0) + 1,
+local reply = { 0, (expired_leases > 0 and 1 or 0) + (shared_expired and 2 or 0) + credit_bits, 0, tonumber(s[5] or 0) + 1,
   tonumber(s[7] or 0), '', {}, {} }
 
 if s[12] then

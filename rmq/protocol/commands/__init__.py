@@ -58,6 +58,7 @@ from rmq.protocol.commands.receive import (
     LEASES_EXPIRED as LEASES_EXPIRED,
     LONG_EXPIRED as LONG_EXPIRED,
     Batch as Batch,
+    CreditState as CreditState,
     HandOver as HandOver,
     Offer as Offer,
     RollbackReply as RollbackReply,

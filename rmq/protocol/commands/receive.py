@@ -19,7 +19,7 @@ LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 1024  # slots in one call of next_ready
-_ANY_LARGE, _CREDIT_KEPT, _UNUSED = 4, 8, 16  # beside them in the reply; a count from there on
+_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _UNUSED = 4, 8, 16, 32  # beside them; then a count
 
 
 class Offer(NamedTuple):
@@ -37,6 +37,14 @@ class Offer(NamedTuple):
         return b" ".join((b"%c%d %s" % (way, self.number, self.channel), *calls))
 
 
+class CreditState(NamedTuple):
+    """What a script says of a credit that was offered to it, or was to be renewed."""
+
+    stands: bool = False
+    unused: int = 0  # the hand-overs for which one was still good that it removed
+    is_repeat: bool = False  # of an earlier copy, which may have left the credit; now it is gone
+
+
 class Batch(NamedTuple):
     """The reply to prepare."""
 
@@ -49,8 +57,7 @@ class Batch(NamedTuple):
     ids: list[bytes]
     records: list[bytes]
     any_large: bool = False  # records refer to large bodies
-    credit_kept: bool = False  # the credit that was offered stands now
-    unused: int = 0  # hand-overs for which a credit was good that was to be renewed, and is gone
+    credit: CreditState = CreditState()
     lease: SharedLease | None = None  # under which they were taken; not from the reply
 
 
@@ -87,8 +94,9 @@ def prepare(
 
     def parse(reply: list[Any]) -> Batch:
         bits, ids = reply[1], keys.ids_of(reply[6])
-        marks = bits & _ANY_LARGE > 0, bits & _CREDIT_KEPT > 0, bits // _UNUSED
-        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], *marks, None))
+        credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _UNUSED, bits & _REPEATED > 0)
+        large = bits & _ANY_LARGE > 0
+        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], large, credit, None))
 
     return Command(
         scripts.load("prepare"),
@@ -128,21 +136,26 @@ def next_ready_or_credit(
     limit: int,
     lease_ms: int,
     sessions: Sequence[ReplaySession],
-) -> Command[tuple[list[int], list[bool]]]:
+) -> Command[tuple[list[int], list[CreditState]]]:
     """As next_ready, for a caller that leaves a credit in each slot if none has work.
 
-    `sessions`: of each slot's credit. Returns the microseconds, and whether each credit stands.
+    `sessions`: of each slot's credit. Returns the microseconds, and what is said of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
-    def parse(reply: list[int]) -> tuple[list[int], list[bool]]:
-        return reply[: len(slots)], [kept == 1 for kept in reply[len(slots) :]]
+    def parse(reply: list[int]) -> tuple[list[int], list[CreditState]]:
+        states = reply[len(slots) :]
+        return reply[: len(slots)], [
+            CreditState(state == 1) if state >= 0 else CreditState(False, -1 - state, True)
+            for state in states
+        ]
 
     words = [offer.encode(), b"%d %d" % (limit, lease_ms), *(session.call for session in sessions)]
 
     return Command(
-        scripts.load("next_ready"), keys, [clock.now_us, b" ".join(words), slots[0].created], parse
-    )
+        scripts.load("next_ready"), keys, [clock.now_us, b" ".join(words), slots[0].created], parse,
+        marks_repeats=True,
+    )  # fmt: skip
 
 
 def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:

@@ -81,7 +81,6 @@ class ConsumerFlows(Generic[D]):
         self._open: dict[bytes, D] = {}  # by message id: to be handed back at the end
         self._tidy_at = TIDY_FROM
         self._closed = False
-        self._receiving = receive.ReceiveLock()
         self._settles: object = self  # its verbs settle the deliveries
         self._missing_replies = MissingReplies()
         self._receipt_acks = ReceiptAcks(context)
@@ -101,7 +100,7 @@ class ConsumerFlows(Generic[D]):
     def _receive_by(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> Flow[list[D]]:
         if self._closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
-        if not self._receiving.acquire():
+        if not self._receive_state.lock.acquire():
             raise InvalidValue(
                 "consumer: receive is running already, in another thread or task; "
                 "give each its own topic.consumer()"
@@ -134,7 +133,7 @@ class ConsumerFlows(Generic[D]):
             if deliveries and not self._at_most_once:
                 self._keep(deliveries)  # before close may look
         finally:
-            self._receiving.release()
+            self._receive_state.lock.release()
         return deliveries
 
     def _keep(self, deliveries: Sequence[D]) -> None:
@@ -474,7 +473,7 @@ class ConsumerFlows(Generic[D]):
         At most once, deliveries whose settling has no reply are given up.
         """
         self._closed = True
-        yield from self._receiving.wait()
+        yield from self._receive_state.lock.wait()
         if self._at_most_once:
             self._missing_replies.clear()
         yield from self._missing_replies.repeat()

@@ -24,7 +24,7 @@ from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.score import shared_lease
 from rmq.protocol import commands
-from rmq.protocol.commands import Batch, Offer
+from rmq.protocol.commands import Batch, CreditState, Offer
 from rmq.protocol.steps import AwaitSignal, Command, Flow, Subscription
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Take(NamedTuple):
     session: ReplaySession
     command: Command[Batch]
     began: float = 0.0  # by the monotonic clock; leases that it takes are no older
+    offer: Offer | None = None
 
 
 # The hand-overs of a credit that may still come: by their numbers, their sessions, which stay where
@@ -117,10 +118,6 @@ class Credits:
             and state.until - time.monotonic() >= WAIT_MIN_S
         )
 
-    def is_of(self, session: ReplaySession) -> bool:
-        """Whether a credit that may stand has this session."""
-        return any(session in credit.values() for credit in self.standing.values())
-
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
         """Note that a hand-over has come; return whether it was awaited."""
         credit = self.standing.get(slot)
@@ -139,34 +136,13 @@ class Credits:
             for number in sorted(credit)[-unused:] if unused else ():
                 self.end(state, slot, number)
 
-    def note(
-        self, state: ReceiveState, offer: Offer, slot: int, stands: bool, unused: int = 0
-    ) -> None:
-        """Take note of the answer to an offer.
-
-        Args:
-            state: of the consumer.
-            offer: the offer.
-            slot: where it was made.
-            stands: whether the credit stands there now.
-            unused: how many hand-overs it was good for that stood there until now.
-        """
-        if not stands and not offer.renews:
+    def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
+        """Take note of what a script says of an offer."""
+        if not (credit.stands or credit.is_repeat or offer.renews):
             self.remove(state, slot, self.hand_overs)
-        self.remove(state, slot, unused)
-        if not stands and not unused and slot in self.standing:
+        self.remove(state, slot, credit.unused)
+        if not credit.stands and slot in self.standing and (credit.is_repeat or not credit.unused):
             self.in_doubt = True
-
-
-def take_instead(state: ReceiveState, take: Take) -> Flow[Take]:
-    """Withdraw the credit of a take that has no reply; return a take of its number without one."""
-    credits = state.credits
-    slot, number = take.keys.index, credits.next_number()
-    _, unused = yield commands.withdraw([take.keys], credits.channel, number)
-    credits.remove(state, slot, min(unused, len(credits.standing[slot]) - 1))  # it may come late
-    state.unanswered, *further = _again(state, take.keys)
-    state.unheard += further
-    return state.unanswered
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[Take]:

@@ -13,7 +13,6 @@ the command under its number, which gives the same batch, and releases that. It 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -25,9 +24,10 @@ from rmq.core.topic_context import TopicContext
 from rmq.core.validation import duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
-from rmq.protocol.commands import LONG_EXPIRED, Batch
+from rmq.protocol.commands import LONG_EXPIRED, Batch, CreditState
 from rmq.protocol.flows import hand_over, large_bodies, open_topic, rollback, settle, tidy
 from rmq.protocol.flows.hand_over import Credits, SlotBatch, Take
+from rmq.protocol.flows.receive_lock import RECHECK_S, ReceiveLock
 from rmq.protocol.steps import (
     POLL_S,
     AwaitSignal,
@@ -40,36 +40,6 @@ from rmq.protocol.steps import (
 ASK_S = 0.05  # a busy consumer asks its other slots again after so long
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 NEVER = float("inf")
-END_S = 5.0  # how long close waits for a receive that it has interrupted
-RECHECK_S = 0.01  # between two looks at what another thread or task is handing back
-
-
-class ReceiveLock:
-    """Held while a consumer receives: one call at a time."""
-
-    __slots__ = ("_lock", "owner")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.owner = 0  # the thread that receives
-
-    def acquire(self) -> bool:
-        """Begin to receive, unless another call does."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        self.owner = threading.get_ident()
-        return True
-
-    def release(self) -> None:
-        """End it."""
-        self.owner = 0
-        self._lock.release()
-
-    def wait(self) -> Flow[None]:
-        """Wait until the call has ended that was interrupted, END_S at most."""
-        until = time.monotonic() + END_S
-        while self._lock.locked() and time.monotonic() < until:
-            yield Sleep(RECHECK_S)
 
 
 class ReceiveState:
@@ -83,6 +53,7 @@ class ReceiveState:
         "handing_back",
         "interrupted",
         "lease_ms",
+        "lock",
         "must_ask",
         "ordered",
         "ready_at",
@@ -101,6 +72,7 @@ class ReceiveState:
         self.lease_ms = lease_ms
         self.ordered = ordered  # one slot's messages at a time, in order
         self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
+        self.lock = ReceiveLock()
         self.interrupted = False  # take nothing more; set from another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
@@ -291,11 +263,11 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     else:
         assert state.lease_ms is not None
         state.visited_at = state.asked_at  # what is handed over was leased no earlier
-        waits_us, kept = yield commands.next_ready_or_credit(
+        waits_us, found = yield commands.next_ready_or_credit(
             slots, offer, limit, state.lease_ms, sessions
         )
-        for index, stands in enumerate(kept):
-            credits.note(state, offer, index, stands)
+        for index, credit in enumerate(found):
+            credits.note(state, offer, index, credit)
         if offer.renews:
             state.context.sessions.give(*sessions)
     now = time.monotonic()
@@ -366,24 +338,12 @@ def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[
     command = commands.prepare(
         keys, session, limit, state.lease_ms, offer or waits, state.ordered, shared
     )
-    take = Take(keys, session, command, time.monotonic())
-    is_credit = offer is not None and not offer.renews
-    try:
-        batch = yield from _run_take(state, take, keeps_session=is_credit)
-    except Exception:
-        if offer is not None and not offer.renews and state.unanswered is None:
-            credits.note(state, offer, index, stands=False)  # refused: there is none
-        raise
-    if offer is not None:
-        credits.note(state, offer, index, batch.credit_kept, batch.unused)
-    return batch
+    take = Take(keys, session, command, time.monotonic(), offer)
+    return (yield from _run_take(state, take))
 
 
-def _run_take(state: ReceiveState, take: Take, keeps_session: bool = False) -> Flow[Batch]:
-    """Run a take, for the first time or again. Until it is answered it stays in `unanswered`.
-
-    `keeps_session`: it is the session of a credit, too.
-    """
+def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
+    """Run a take, for the first time or again. Until it is answered it stays in `unanswered`."""
     is_first = state.unanswered is None
     state.unanswered = take
     try:
@@ -392,9 +352,8 @@ def _run_take(state: ReceiveState, take: Take, keeps_session: bool = False) -> F
         if not isinstance(error, OutcomeUnknown) and (
             is_first or not isinstance(error, Unavailable)
         ):
-            state.unanswered = None  # nothing was taken
-            if not keeps_session:
-                state.context.sessions.give(take.session)
+            state.unanswered = None  # nothing was taken, nor a credit left
+            _end_take(state, take, CreditState(is_repeat=not is_first))
         raise
     if state.shared is not None and batch.ids and is_first:
         # Known at once: the next take is under the same lease. What a repeated take gives is
@@ -407,9 +366,19 @@ def _run_take(state: ReceiveState, take: Take, keeps_session: bool = False) -> F
         records = yield from large_bodies.fetch(take.keys, batch.ids, batch.records)
         batch = batch._replace(records=records)
     state.unanswered = None
-    if not keeps_session:
-        state.context.sessions.give(take.session)
+    _end_take(state, take, batch.credit)
     return batch
+
+
+def _end_take(state: ReceiveState, take: Take, credit: CreditState) -> None:
+    """Give the session of an answered take back, unless it is that of a credit which stands."""
+    offer, slot = take.offer, take.keys.index
+    if offer is None or offer.renews:
+        state.context.sessions.give(take.session)
+    elif credit.is_repeat:
+        state.credits.end(state, slot, offer.number)  # the answer was all there is for this number
+    if offer is not None:
+        state.credits.note(state, offer, slot, credit)
 
 
 def hand_back_interrupted(
@@ -427,7 +396,18 @@ def hand_back_interrupted(
         with suppress(RMQError):
             yield from hand_back(state)
     else:
-        yield InBackground(0, lambda: hand_back(state))
+        yield InBackground(0, lambda: hand_back_later(state))
+
+
+def hand_back_later(state: ReceiveState) -> Flow[None]:
+    """Hand back what an interrupted call left, unless another call runs: that one began with it.
+
+    What is unanswered then is a take of that call, which must not be repeated and released.
+    """
+    while state.handing_back:
+        yield Sleep(RECHECK_S)
+    if not state.lock.is_held():
+        yield from hand_back(state)
 
 
 def hand_back(state: ReceiveState) -> Flow[None]:
@@ -440,8 +420,6 @@ def hand_back(state: ReceiveState) -> Flow[None]:
     try:
         take = state.unanswered
         if take is not None:
-            if state.credits.is_of(take.session):
-                take = yield from hand_over.take_instead(state, take)
             yield from _run_take_again(state, take)
         if state.credits.standing:
             state.undelivered += yield from hand_over.withdraw(state)
