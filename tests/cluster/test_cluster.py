@@ -116,9 +116,9 @@ def test_a_deleted_topic_leaves_no_key_on_any_master(cluster: Cluster, api: Any,
     assert left == []
 
 
-@pytest.mark.parametrize("keeper", ["process", "thread"])
+@pytest.mark.parametrize("heartbeat", ["process", "thread"])
 def test_a_worker_keeps_leases_on_every_master(
-    cluster: Cluster, client: rmq.Client, name: str, keeper: Any
+    cluster: Cluster, client: rmq.Client, name: str, heartbeat: Any
 ) -> None:
     topic = client.topic(name, slots=SLOTS, lease=2)
     runs: Counter[Any] = Counter()
@@ -130,7 +130,7 @@ def test_a_worker_keeps_leases_on_every_master(
 
     for number in range(SLOTS):
         topic.send(number, slot_basis=str(number))
-    with rmq.Worker(client, heartbeat=keeper):
+    with rmq.Worker(client, heartbeat=heartbeat):
         until = time.monotonic() + 40
         while client.admin.stats(name)["settled"] < SLOTS and time.monotonic() < until:
             time.sleep(0.1)
