@@ -232,6 +232,7 @@ def reshard(cluster: Cluster, name: str, pause_s: float = HASH_SLOT_PAUSE_S) -> 
         time.sleep(0.2)
 
 
+@pytest.mark.fault("F16")
 def test_a_slot_moves_under_load_without_an_error_or_a_loss(cluster: Cluster, name: str) -> None:
     load = Load(cluster.url, name)
     try:
@@ -286,10 +287,12 @@ def moving(cluster: Cluster, client: rmq.Client, name: str) -> Iterator[rmq.Clie
     assert client.admin.settings(name).slots == 1
 
 
+@pytest.mark.fault("F16")
 def test_what_has_gone_ahead_of_its_slot_is_asked_for(moving: rmq.Client, name: str) -> None:
     assert moving.admin.settings(name).slots == 1
 
 
+@pytest.mark.fault("F16", control=True)
 def test_control_without_asking_what_has_gone_ahead_is_not_found(
     cluster: Cluster, moving: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +302,7 @@ def test_control_without_asking_what_has_gone_ahead_is_not_found(
     monkeypatch.undo()
 
 
+@pytest.mark.fault("F15", "F16", control=True)
 def test_control_without_the_table_a_slot_that_moved_is_never_found(
     cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +353,7 @@ def longest_gap(times: list[float]) -> float:
     return max((b - a for a, b in pairwise(ordered)), default=float("inf"))
 
 
+@pytest.mark.fault("F15")
 def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_lost(
     own_cluster: Cluster, name: str
 ) -> None:

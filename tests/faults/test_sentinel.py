@@ -135,6 +135,7 @@ def eventually(what: Callable[[], Any], text: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.fault("F13")
 def test_a_killed_master_costs_no_confirmed_message_and_no_longer_gap_than_bare_redis_py(
     service: Sentinels, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +217,7 @@ def strays_after_waking(service: Sentinels, driver: Driver, name: str) -> int:
     return int(after - before)
 
 
+@pytest.mark.fault("F13", "F14")
 def test_nothing_is_sent_to_an_old_master_that_wakes_up(
     service: Sentinels, drive: Callable[..., Driver], name: str
 ) -> None:
@@ -224,6 +226,7 @@ def test_nothing_is_sent_to_an_old_master_that_wakes_up(
     assert driver.do(driver.client.admin.stats(name))["priority"] >= 50
 
 
+@pytest.mark.fault("F13", "F14", control=True)
 def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
     service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
