@@ -1,8 +1,12 @@
-"""Read a URL of Redis Cluster: `redis+cluster://user:password@h1:7000,h2,[::1]:7002`."""
+"""Read a URL of Redis Cluster: `redis+cluster://user:password@h1:7000,h2,[::1]:7002`.
+
+`urllib` reads URLs of one host only, and refuses brackets behind a comma, so the parts are taken
+apart here.
+"""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from rmq.errors import ConfigurationError
 
@@ -22,11 +26,11 @@ def nodes(url: str, shown: str) -> tuple[HostPort, ...]:
     Raises:
         ConfigurationError: a part is missing or malformed.
     """
-    parts = urlsplit(url)
-    if parts.path.strip("/") not in ("", "0"):
+    _, hosts, path, _ = _parts(url)
+    if path.strip("/") not in ("", "0"):
         raise ConfigurationError(f"url: {shown!r}: a cluster has no database but 0")
     found = []
-    for text in parts.netloc.rpartition("@")[2].split(","):
+    for text in hosts.split(","):
         try:
             node = urlsplit(f"//{text}")
             host, port = node.hostname, node.port
@@ -43,8 +47,15 @@ def nodes(url: str, shown: str) -> tuple[HostPort, ...]:
 
 def of_a_node(url: str, scheme: str, node: HostPort) -> str:
     """Return the URL of one node, with the user, the password and the options of a cluster's."""
-    parts = urlsplit(url)
-    user, at, _ = parts.netloc.rpartition("@")
+    user, _, _, query = _parts(url)
     host, port = node
-    netloc = f"{user}{at}[{host}]:{port}" if ":" in host else f"{user}{at}{host}:{port}"
-    return urlunsplit((scheme, netloc, "", parts.query, ""))
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{scheme}://{user}{place}{query}"
+
+
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """Return user and password with their `@`, the hosts, the path, and the query with its `?`."""
+    place, mark, query = url.partition("://")[2].partition("?")
+    authority, _, path = place.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    return user + at, hosts, path, mark + query

@@ -93,7 +93,13 @@ def parse(url: object) -> Address:
     if scheme in cluster_url.SCHEMES:
         nodes = cluster_url.nodes(url, redact(url))
         return Address(url, scheme, max_connections=most, nodes=nodes)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError(
+            f"url: {redact(url)!r}: its host cannot be read; an IPv6 address stands in brackets, "
+            "as redis://[::1]:6379/0"
+        ) from None
     if scheme == "embedded":
         directory = unquote(parts.netloc + parts.path)
         if not parts.path.strip("/") and not parts.netloc:
