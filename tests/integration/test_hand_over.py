@@ -125,6 +125,29 @@ def test_a_worker_leaves_a_credit_for_eight_messages(
     assert min(made) <= 16 * 2 + 2 + 3  # sends, acks, two takes that leave credits; it asks each s
 
 
+def test_a_message_for_a_credit_of_a_lease_that_is_renewed_no_more_is_taken_anew(
+    server: Server, topic: rmq.Topic, client: rmq.Client
+) -> None:
+    """As after a delivery that Redis refuses to settle: its lease ends."""
+    ran: list[tuple[str, int]] = []
+
+    @topic.handler()
+    def note(delivery: rmq.Delivery) -> None:
+        ran.append((delivery.body, delivery.attempt))
+
+    with rmq.Worker(client, heartbeat="thread") as worker:
+        for number in range(3):  # the first come by signals
+            topic.send("warm")
+            eventually(lambda: len(ran) > number)  # noqa: B023
+        eventually(lambda: credits_in(server, topic.name) == [1])
+        worker._running.engine.feeds[0].consumer.stop_renewing()
+        topic.send("x")
+        topic.send("y")
+        eventually(lambda: len(ran) == 5)
+
+    assert sorted(ran[3:]) == [("x", 1), ("y", 1)]
+
+
 def test_a_message_wakes_one_of_many_consumers(
     kind: str, server: Server, topic: rmq.Topic, client: rmq.Client
 ) -> None:

@@ -167,12 +167,14 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
     for payload in payloads:
         handed = commands.read_hand_over(payload, state.context.slots)
         if handed is not None and credits.end(state, handed.slot, handed.number):
-            batch = handed.batch
+            batch, is_retired = handed.batch, False
             if state.shared is not None:
                 number = shared_lease(batch.deadline_s * 1000)
+                is_retired = number != state.shared.number(handed.slot)  # it is renewed no more
                 batch = batch._replace(lease=state.shared.handed_over(handed.slot, number))
+                credits.in_doubt = credits.in_doubt or is_retired
             slot_batch = state.context.slots[handed.slot], batch
-            (state.undelivered if is_late else batches).append(slot_batch)
+            (state.undelivered if is_late or is_retired else batches).append(slot_batch)
     return batches
 
 

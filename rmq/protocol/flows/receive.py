@@ -214,7 +214,14 @@ def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     give and release what is returned here.
     """
     yield from _begin(state, keeps_credits=True)
-    return hand_over.take_payloads(state)
+    batches = hand_over.take_payloads(state)
+    if state.undelivered:
+        try:
+            yield from hand_back(state)
+        except Exception:
+            if not batches:
+                raise  # else the next call does it
+    return batches
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
