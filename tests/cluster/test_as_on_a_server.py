@@ -9,8 +9,10 @@ MODULES = (
     "test_topic_change", "test_query", "test_worker_batches", "test_topic_pause", "test_limits",
     "test_ordered",
 )  # fmt: skip
-# These look at one server: at an ACL that only one node has, at the pool of its connections.
+# These look at one server: at an ACL that only one node has, at the pool of its connections, at the
+# counts of all slots at one moment (nodes are asked one by one, so a message may be counted twice).
 OF_ONE_SERVER = {
+    "test_no_more_than_prefetch_are_in_flight",
     "test_a_refusal_is_logged_once_and_the_worker_goes_on",
     "test_nothing_is_left_of_a_worker_that_has_stopped",
 }
