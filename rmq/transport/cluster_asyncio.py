@@ -4,111 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeVar
 
-import redis
-
-from rmq.core import fork
 from rmq.core.settings import Fsync, Replicated
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import AwaitSignal, Command, Step
 from rmq.transport.asyncio import AsyncTransport
 from rmq.transport.cluster_calls import ClusterCalls
-from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
+from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
 from rmq.transport.cluster_slots import Node, SlotTable
-from rmq.transport.connector import Connector
+from rmq.transport.node_pools import AsyncNodePools
 from rmq.transport.operations import Operation, Subscribe
-from rmq.transport.pool import AsyncPool, NotConnected, PooledConnection, as_stale, is_not_master
-from rmq.transport.redis_errors import REDIS_ERRORS
+from rmq.transport.pool import NotConnected, PooledConnection
 from rmq.transport.subscription import SubscribedConnection
 from rmq.transport.url import Address
 
 T = TypeVar("T")
-
-
-class AsyncNodePools:
-    """The connections to the nodes of a cluster, for the tasks of one loop. Twin of `NodePools`."""
-
-    def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
-        self._connector = connector
-        self._limits = size, wait_s, timeout_s
-        self._generation = fork.generation
-        self._by_node: dict[Node, AsyncPool] = {}
-        self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
-        self.refreshing = asyncio.Lock()
-        self.epoch = 0
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this process has forked since: the connections are its parent's."""
-        return self._generation != fork.generation
-
-    @property
-    def idle(self) -> list[PooledConnection]:
-        """The connections that are open and not in use."""
-        return [pooled for pool in self._by_node.values() for pooled in pool.idle]
-
-    async def keep(self, nodes: frozenset[Node]) -> None:
-        """Close the connections to all other nodes."""
-        for node in self._by_node.keys() - nodes:
-            self.epoch += 1
-            await self._by_node.pop(node).close()
-
-    async def close(self) -> None:
-        """Close the connections that are not in use."""
-        for pool in list(self._by_node.values()):
-            await pool.close()
-
-    async def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
-        """Send to all nodes at once; return the replies of each, or the error that ended it."""
-        if len(parts) == 1:
-            return [await self._exchange(parts[0])]
-        return list(await asyncio.gather(*map(self._exchange, parts)))
-
-    async def _exchange(self, part: NodeExchange) -> Any:
-        pool = self._pool_of(part.node)
-        try:
-            pooled = await pool.take()
-        except REDIS_ERRORS as error:
-            return error
-        connection = pooled.connection
-        replies: list[Any] = []
-        wrong_server = False
-        try:
-            await connection.send_packed_command((part.packed,), check_health=False)
-            for _ in range(part.count):
-                try:
-                    replies.append(await connection.read_response())
-                except redis.ResponseError as error:
-                    replies.append(error)
-                    wrong_server = wrong_server or is_not_master(error)
-        except REDIS_ERRORS as error:
-            was_used = pooled.used_at > 0
-            await self._discard(pool, pooled, with_idle=was_used or is_not_master(error))
-            return as_stale(error) if was_used else error
-        except BaseException:
-            # A late reply must not answer the next command.
-            await pool.discard(pooled, with_idle=False)
-            raise
-        if wrong_server:
-            await self._discard(pool, pooled, with_idle=True)
-        else:
-            pool.give(pooled)
-        return replies
-
-    async def _discard(self, pool: AsyncPool, pooled: PooledConnection, with_idle: bool) -> None:
-        before = pool.epoch
-        await pool.discard(pooled, with_idle)
-        if pool.epoch != before:
-            self.epoch += 1
-
-    def _pool_of(self, node: Node) -> AsyncPool:
-        pool = self._by_node.get(node)
-        if pool is None:
-            new = partial(self._connector.new, host=node[0], port=node[1])
-            pool = self._by_node[node] = AsyncPool(new, *self._limits)
-        return pool
 
 
 class AsyncClusterTransport(AsyncTransport):

@@ -131,6 +131,18 @@ class _PoolState:
             self._free.appendleft(None)
         return removed
 
+    def _failure(
+        self, pooled: PooledConnection, error: BaseException
+    ) -> tuple[BaseException, bool]:
+        """Return the error that the user of a connection gets, and whether idle ones are like it.
+
+        An interrupted connection has to go, too: a late reply must not answer the next command.
+        """
+        if not isinstance(error, REDIS_ERRORS):
+            return error, False
+        was_used = pooled.used_at > 0
+        return as_stale(error) if was_used else error, was_used or is_not_master(error)
+
     def _busy(self) -> ConnectionsBusy:
         return ConnectionsBusy(
             f"all {self._size} connections of this client were in use for {self._wait_s:g} s; "
@@ -196,6 +208,40 @@ class Pool(_PoolState):
         self._free.append(pooled)
         if self._waiting:
             self._serve()
+
+    def send(self, packed: bytes) -> PooledConnection:
+        """Send commands; return the connection, for `read`."""
+        pooled = self.take()
+        try:
+            pooled.connection.send_packed_command((packed,), check_health=False)
+            return pooled
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        self.discard(pooled, with_idle)
+        raise failure
+
+    def read(self, pooled: PooledConnection, count: int) -> list[Any]:
+        """Return so many replies, server errors included; the connection is given back."""
+        replies: list[Any] = []
+        wrong_server = False
+        connection = pooled.connection
+        try:
+            for _ in range(count):
+                try:
+                    replies.append(connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    wrong_server = wrong_server or is_not_master(error)
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        else:
+            if wrong_server:
+                self.discard(pooled, with_idle=True)
+            else:
+                self.give(pooled)
+            return replies
+        self.discard(pooled, with_idle)
+        raise failure
 
     def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
         """Close a connection. `with_idle`: and all idle ones, which share its fate."""
@@ -311,6 +357,40 @@ class AsyncPool(_PoolState):
         pooled.used_at = time.monotonic()
         pooled.epoch = self.epoch
         self._put(pooled)
+
+    async def send(self, packed: bytes) -> PooledConnection:
+        """Send commands; return the connection, for `read`."""
+        pooled = await self.take()
+        try:
+            await pooled.connection.send_packed_command((packed,), check_health=False)
+            return pooled
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        await self.discard(pooled, with_idle)
+        raise failure
+
+    async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
+        """Return so many replies, server errors included; the connection is given back."""
+        replies: list[Any] = []
+        wrong_server = False
+        connection = pooled.connection
+        try:
+            for _ in range(count):
+                try:
+                    replies.append(await connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    wrong_server = wrong_server or is_not_master(error)
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        else:
+            if wrong_server:
+                await self.discard(pooled, with_idle=True)
+            else:
+                self.give(pooled)
+            return replies
+        await self.discard(pooled, with_idle)
+        raise failure
 
     async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
         """Close a connection. `with_idle`: and all idle ones, which share its fate."""

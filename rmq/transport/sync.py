@@ -49,7 +49,7 @@ from rmq.transport.operations import (
     Subscribe,
     Unsubscribe,
 )
-from rmq.transport.pool import Pool, PooledConnection, as_not_connected, as_stale, is_not_master
+from rmq.transport.pool import Pool, PooledConnection, as_not_connected
 from rmq.transport.redis_errors import REDIS_ERRORS
 from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
 from rmq.transport.sentinel import SentinelPool
@@ -294,33 +294,7 @@ class Transport:
     def _exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send commands on one connection; return their replies, server errors included."""
         pool = self._current_pool()
-        pooled = pool.take()
-        connection, replies, wrong_server = pooled.connection, [], False
-        try:
-            connection.send_packed_command((packed,), check_health=False)
-            for _ in range(count):
-                try:
-                    replies.append(connection.read_response())
-                except redis.ResponseError as error:
-                    replies.append(error)
-                    wrong_server = wrong_server or is_not_master(error)
-        except REDIS_ERRORS as error:
-            was_used = pooled.used_at > 0
-            pool.discard(pooled, with_idle=was_used or is_not_master(error))
-            if not was_used:
-                raise
-            failure = as_stale(error)
-        except BaseException:
-            # A late reply must not answer the next command.
-            pool.discard(pooled, with_idle=False)
-            raise
-        else:
-            if wrong_server:
-                pool.discard(pooled, with_idle=True)
-            else:
-                pool.give(pooled)
-            return replies
-        raise failure
+        return pool.read(pool.send(packed), count)
 
     # --- subscriptions ---------------------------------------------------------------------------
 

@@ -1,0 +1,163 @@
+"""Pools of connections to the nodes of a Redis Cluster: one for each node.
+
+`NodePools` is for threads, `AsyncNodePools` for the tasks of one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from rmq.core import fork
+from rmq.transport.cluster_operations import NodeExchange
+from rmq.transport.cluster_slots import Node
+from rmq.transport.connector import Connector
+from rmq.transport.pool import AsyncPool, Pool, PooledConnection
+from rmq.transport.redis_errors import REDIS_ERRORS
+
+P = TypeVar("P", Pool, AsyncPool)
+
+
+class _NodePoolsState(Generic[P]):
+    """The pools, for threads or for tasks.
+
+    Args:
+        kind: of the pools.
+        connector: makes connections.
+        size: how many there may be to one node.
+        wait_s: how long a caller waits for one.
+        timeout_s: how long a connection waits for a reply.
+
+    Attributes:
+        base_epoch: of pools that are gone.
+    """
+
+    def __init__(
+        self,
+        kind: Callable[..., P],
+        connector: Connector,
+        size: int,
+        wait_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._kind: Callable[..., P] = kind
+        self._connector = connector
+        self._limits = size, wait_s, timeout_s
+        self._generation = fork.generation
+        self._by_node: dict[Node, P] = {}
+        self.base_epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """Grows when connections to any node have died, or the nodes have changed."""
+        return self.base_epoch + sum(pool.epoch for pool in list(self._by_node.values()))
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process has forked since: the connections are its parent's."""
+        return self._generation != fork.generation
+
+    @property
+    def idle(self) -> list[PooledConnection]:
+        """The connections that are open and not in use."""
+        return [pooled for pool in list(self._by_node.values()) for pooled in pool.idle]
+
+    def _pool_of(self, node: Node) -> P:
+        pool = self._by_node.get(node)
+        if pool is None:
+            new = partial(self._connector.new, host=node[0], port=node[1])
+            pool = self._by_node.setdefault(node, self._kind(new, *self._limits))
+        return pool
+
+    def _remove_others(self, nodes: frozenset[Node]) -> list[P]:
+        """Return the pools of all other nodes, to be closed."""
+        removed = [self._by_node.pop(node) for node in self._by_node.keys() - nodes]
+        self.base_epoch += sum(pool.epoch + 1 for pool in removed)
+        return removed
+
+
+class NodePools(_NodePoolsState[Pool]):
+    """Connections for threads."""
+
+    def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
+        super().__init__(Pool, connector, size, wait_s, timeout_s)
+        self.refreshing = threading.Lock()
+
+    def keep(self, nodes: frozenset[Node]) -> None:
+        """Close the connections to all other nodes."""
+        for pool in self._remove_others(nodes):
+            pool.close()
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        for pool in list(self._by_node.values()):
+            pool.close()
+
+    def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
+        """Write to all nodes, then read from all; return the replies of each, or its error."""
+        # A thread holds the connections of several nodes; as all take them in the same order, no
+        # two wait for each other.
+        unread: list[tuple[Pool, PooledConnection] | BaseException] = []
+        results: list[Any] = []
+        try:
+            for part in parts:
+                unread.append(self._send(part))
+            for part in parts:
+                sent = unread.pop(0)
+                results.append(sent if isinstance(sent, BaseException) else _read(part, *sent))
+        except BaseException:
+            # A late reply must not answer the next command.
+            for sent in unread:
+                if not isinstance(sent, BaseException):
+                    sent[0].discard(sent[1], with_idle=False)
+            raise
+        return results
+
+    def _send(self, part: NodeExchange) -> tuple[Pool, PooledConnection] | BaseException:
+        pool = self._pool_of(part.node)
+        try:
+            return pool, pool.send(part.packed)
+        except REDIS_ERRORS as error:
+            return error
+
+
+def _read(part: NodeExchange, pool: Pool, pooled: PooledConnection) -> Any:
+    try:
+        return pool.read(pooled, part.count)
+    except REDIS_ERRORS as error:
+        return error
+
+
+class AsyncNodePools(_NodePoolsState[AsyncPool]):
+    """Connections for the tasks of one event loop. Twin of `NodePools`."""
+
+    def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
+        super().__init__(AsyncPool, connector, size, wait_s, timeout_s)
+        self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
+        self.refreshing = asyncio.Lock()
+
+    async def keep(self, nodes: frozenset[Node]) -> None:
+        """Close the connections to all other nodes."""
+        for pool in self._remove_others(nodes):
+            await pool.close()
+
+    async def close(self) -> None:
+        """Close the connections that are not in use."""
+        for pool in list(self._by_node.values()):
+            await pool.close()
+
+    async def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
+        """Send to all nodes at once; return the replies of each, or the error that ended it."""
+        if len(parts) == 1:
+            return [await self._exchange(parts[0])]
+        return list(await asyncio.gather(*map(self._exchange, parts)))
+
+    async def _exchange(self, part: NodeExchange) -> Any:
+        pool = self._pool_of(part.node)
+        try:
+            return await pool.read(await pool.send(part.packed), part.count)
+        except REDIS_ERRORS as error:
+            return error
