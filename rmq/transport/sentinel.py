@@ -12,8 +12,9 @@ Where no sentinel answers, the client goes on with the master that it knows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import hiredis
 import redis
@@ -25,6 +26,7 @@ from rmq.transport.pool import AsyncPool, Pool, PooledConnection
 from rmq.transport.sentinel_url import HostPort, Sentinels
 from rmq.transport.url import Address
 
+F = TypeVar("F", MasterFinder, AsyncMasterFinder)
 _ROLE = hiredis.pack_command(("ROLE",))
 
 
@@ -97,9 +99,7 @@ class SentinelPool(Pool):
     def __init__(
         self, connector: Connector, address: Address, wait_s: float, timeout_s: float
     ) -> None:
-        sentinels = _sentinels_of(address)
-        connect = partial(_sentinel_connection, connector, sentinels, timeout_s)
-        self._finder = MasterFinder(sentinels, address.shown, connect)
+        self._finder = _finder(MasterFinder, connector, address, timeout_s)
         self._moves = 0  # of the finder, when the connections here were looked at
         kind = MasterSSLConnection if address.is_tls else MasterConnection
         new = partial(connector.new, kind, finder=self._finder)
@@ -129,9 +129,7 @@ class AsyncSentinelPool(AsyncPool):
     def __init__(
         self, connector: Connector, address: Address, wait_s: float, timeout_s: float
     ) -> None:
-        sentinels = _sentinels_of(address)
-        connect = partial(_sentinel_connection, connector, sentinels, timeout_s)
-        self._finder = AsyncMasterFinder(sentinels, address.shown, connect)
+        self._finder = _finder(AsyncMasterFinder, connector, address, timeout_s)
         self._moves = 0
         kind = AsyncMasterSSLConnection if address.is_tls else AsyncMasterConnection
         new = partial(connector.new, kind, finder=self._finder)
@@ -155,9 +153,11 @@ class AsyncSentinelPool(AsyncPool):
         await self._finder.close()
 
 
-def _sentinels_of(address: Address) -> Sentinels:
-    assert address.sentinels is not None
-    return address.sentinels
+def _finder(kind: Callable[..., F], connector: Connector, address: Address, timeout_s: float) -> F:
+    sentinels = address.sentinels
+    assert sentinels is not None
+    connect = partial(_sentinel_connection, connector, sentinels, timeout_s)
+    return kind(sentinels, address.shown, connect)
 
 
 def _sentinel_connection(
