@@ -8,7 +8,9 @@ how long to go on.
 """
 
 from rmq.transport.asyncio import AsyncTransport
-from rmq.transport.open import open_async_transport, open_transport
+from rmq.transport.open import as_blocking, open_async_transport, open_transport
 from rmq.transport.sync import Transport
 
-__all__ = ["AsyncTransport", "Transport", "open_async_transport", "open_transport"]
+__all__ = [
+    "AsyncTransport", "Transport", "as_blocking", "open_async_transport", "open_transport",
+]  # fmt: skip

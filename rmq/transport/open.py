@@ -15,6 +15,13 @@ def open_transport(address: Address, retry_for: float, timeout_s: float) -> Tran
     return kind(address, retry_for, timeout_s)
 
 
+def as_blocking(transport: Transport | AsyncTransport) -> Transport:
+    """Return a blocking transport to the same Redis: the same one, if it blocks."""
+    if isinstance(transport, Transport):
+        return transport
+    return open_transport(transport.address, transport.retry_for, transport.timeout_s)
+
+
 def open_async_transport(address: Address, retry_for: float, timeout_s: float) -> AsyncTransport:
     """Return an asyncio transport to the server or cluster of an address."""
     kind = AsyncClusterTransport if address.nodes else AsyncTransport

@@ -20,7 +20,7 @@ from rmq.core.codec import JSON
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, InvalidValue, RMQError
-from rmq.transport import Transport, open_transport
+from rmq.transport import as_blocking
 from rmq.worker.dispatch import RETRY_S, Dispatch
 
 log = logging.getLogger("rmq")
@@ -105,13 +105,7 @@ class Scheduler:
             raise InvalidType(f"topics: {topics!r}; give a list of names, or 'all'")
         self._client = client
         self._sessions = ReplaySessions()
-        self._own_transport: Transport | None = None
-        if isinstance(client, Client):
-            self._transport = client._transport
-        else:
-            theirs = client._transport
-            self._transport = open_transport(theirs.address, theirs.retry_for, theirs.timeout_s)
-            self._own_transport = self._transport
+        self._transport = as_blocking(client._transport)
         contexts, make_context = [], None
         if topics is None:
             contexts = [handler.context for handler in client._handlers.by_topic.values()]
@@ -154,8 +148,8 @@ class Scheduler:
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
-        if self._own_transport is not None:
-            self._own_transport.close()
+        if self._transport is not self._client._transport:
+            self._transport.close()
 
     def run(self, started: Callable[[], object] | None = None) -> None:
         """Work until SIGTERM or SIGINT, in the main thread.

@@ -14,7 +14,7 @@ from rmq.core.interceptor import Hooks, Interceptor, call_hook
 from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, LifespanFailed, TopicNotFound
 from rmq.protocol.flows import open_topic
-from rmq.transport import Transport, open_transport
+from rmq.transport import Transport, as_blocking
 from rmq.worker import heartbeat_process
 from rmq.worker.chosen_topics import check_hooks, chosen_topics
 from rmq.worker.event_loop import EventLoopThread
@@ -113,7 +113,7 @@ class Worker:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
             StorageError: Redis cannot be asked.
         """
-        transport, exists = self._connect(), {}
+        transport, exists = as_blocking(self._client._transport), {}
         try:
             for handler in self.handlers:
                 try:
@@ -138,7 +138,7 @@ class Worker:
         if self._running is not None:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
-        transport, loop_thread = self._connect(), None
+        transport, loop_thread = as_blocking(self._client._transport), None
         self._scope = ProcessScope(
             self._client._handlers.lifespans, [each.dependencies for each in self.handlers]
         )
@@ -170,13 +170,6 @@ class Worker:
 
     def _is_asked_to_stop(self) -> bool:
         return self._signals.asked or self._stopping.is_set()
-
-    def _connect(self) -> Transport:
-        """Return the client's transport; for an async client, a blocking one to the same Redis."""
-        theirs = self._client._transport
-        if isinstance(theirs, Transport):
-            return theirs
-        return open_transport(theirs.address, theirs.retry_for, theirs.timeout_s)
 
     def _disconnect(self, transport: Transport) -> None:
         if transport is not self._client._transport:
