@@ -13,6 +13,7 @@ handler_runs      the runs of one handler: begin, run, end
 lane              the work of one handler that waits for an executor
 executors         threads and tasks in which handlers run
 runner            one run of a handler, plain or async
+handler_runner    what the next two have in common
 plain_runner      runs a plain handler, in a thread
 async_runner      runs an async handler, in an event loop
 wrapped_call      calls a handler inside hooks, middleware and dependencies

@@ -8,52 +8,29 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from rmq.client.handler import Handler
 from rmq.core.delivery import DeliveryData
-from rmq.core.interceptor import Hooks, call_hooks_async
-from rmq.core.middleware import active
+from rmq.core.interceptor import call_hooks_async
 from rmq.errors import DecodeError, RMQError
 from rmq.worker.disposition import (
     ACK,
     DONE_BEFORE,
     RELEASE,
     Disposition,
-    HandlerDispositions,
     Settled,
     outcome_of,
     outcomes,
     runtime_exceeded,
     undecodable,
 )
-from rmq.worker.run_scope import Values
-from rmq.worker.wrapped_call import WrappedRun, wrapped_call
+from rmq.worker.handler_runner import HandlerRunner
+from rmq.worker.wrapped_call import WrappedRun
 
 
-class AsyncRunner:
+class AsyncRunner(HandlerRunner):
     """Runs one async handler, with its middleware and the hooks of interceptors.
 
     A run is cancelled at its `max_runtime`.
-
-    Args:
-        handler: is run.
-        dispositions: of its deliveries.
-        hooks: of the interceptors.
-        process_values: of the dependencies and lifespans of this process; filled before the first
-            run.
     """
-
-    def __init__(
-        self,
-        handler: Handler,
-        dispositions: HandlerDispositions,
-        hooks: Hooks,
-        process_values: Values,
-    ) -> None:
-        self._handler = handler
-        self._dispositions = dispositions
-        self._hooks = hooks
-        self._middleware = active(handler.middleware)
-        self.wrapped = wrapped_call(handler, hooks, self._middleware, process_values, self._call)
 
     async def run(self, delivery: DeliveryData) -> Disposition:
         """Run the handler for one delivery."""

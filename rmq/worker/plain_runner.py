@@ -6,48 +6,24 @@ import inspect
 import time
 from typing import Any
 
-from rmq.client.handler import Handler
 from rmq.core.delivery import DeliveryData
-from rmq.core.interceptor import Hooks, call_hook
-from rmq.core.middleware import active
+from rmq.core.interceptor import call_hook
 from rmq.errors import DecodeError, InvalidType
 from rmq.worker.disposition import (
     ACK,
     DONE_BEFORE,
     Disposition,
-    HandlerDispositions,
     Settled,
     outcome_of,
     outcomes,
     undecodable,
 )
-from rmq.worker.run_scope import Values
-from rmq.worker.wrapped_call import WrappedCall, WrappedRun, wrapped_call
+from rmq.worker.handler_runner import HandlerRunner
+from rmq.worker.wrapped_call import WrappedCall, WrappedRun
 
 
-class PlainRunner:
-    """Runs one plain handler, with its middleware and the hooks of interceptors.
-
-    Args:
-        handler: is run.
-        dispositions: of its deliveries.
-        hooks: of the interceptors.
-        process_values: of the dependencies and lifespans of this process; filled before the first
-            run.
-    """
-
-    def __init__(
-        self,
-        handler: Handler,
-        dispositions: HandlerDispositions,
-        hooks: Hooks,
-        process_values: Values,
-    ) -> None:
-        self._handler = handler
-        self._dispositions = dispositions
-        self._hooks = hooks
-        self._middleware = active(handler.middleware)
-        self.wrapped = wrapped_call(handler, hooks, self._middleware, process_values, self._call)
+class PlainRunner(HandlerRunner):
+    """Runs one plain handler, with its middleware and the hooks of interceptors."""
 
     def run(self, delivery: DeliveryData) -> Disposition:
         """Run the handler for one delivery."""
