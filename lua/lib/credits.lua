@@ -20,6 +20,9 @@ local CREDIT_MS = 3000 -- how long a credit lasts; its consumer renews it once a
 local CALLS_MAX = 16 -- of a credit
 local HAND_OVER_BYTES = 16384 -- a consumer that has stopped holds so much in Redis' memory, and no more
 
+-- A credit in front of others: channel, number, until, limit, lease, session and sequence number of its first call, the others.
+local FIRST_CREDIT = '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);'
+
 -- The (way, number, channel, further calls, how many these are) of an offer.
 local function read_offer(waits)
   local way, number, channel, calls = string.match(waits, '^([+=])(%d+) ([^ ;]+)(.*)$')

@@ -31,8 +31,7 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
       and tonumber(s[8] or 0) > -4294967296 and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
     local past, failed, moved = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0
     for _ = 1, CREDITS_MAX do
-      local _, last, own_channel, number, till, limit, lease, session, call_number, calls = string.find(credits,
-        '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);')
+      local _, last, own_channel, number, till, limit, lease, session, call_number, calls = string.find(credits, FIRST_CREDIT)
       if not last then
         credits = ''
         break

@@ -22,8 +22,7 @@ if credits ~= '' and not c[5] and not c[6] and not c[7] and #ARGV[9] + 8 <= HAND
   local delivery = tonumber(c[3] or 0) + 1
   redis.call('HSET', records, first, record)
   for _ = 1, CREDITS_MAX do
-    local _, last, channel, credit, till, limit, lease, taker, taken, calls = string.find(credits,
-      '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);')
+    local _, last, channel, credit, till, limit, lease, taker, taken, calls = string.find(credits, FIRST_CREDIT)
     credits = last and string.sub(credits, last + 1) or ''
     if last and tonumber(till) > now_ms then
       local deadline = deadline_of(lease, now_ms)
