@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -145,6 +146,21 @@ class Server:
             self.process.kill()
             self.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def following(port: int, binary: str) -> Iterator[Server]:
+    """A replica of the server at a port, once it follows."""
+    made = Server(binary, "--replicaof", "127.0.0.1", str(port))
+    try:
+        until = time.monotonic() + 60
+        with made.raw() as raw:
+            while raw.info("replication").get("master_link_status") != "up":  # type: ignore[union-attr]
+                assert time.monotonic() < until, "the replica does not follow"
+                time.sleep(0.01)
+        yield made
+    finally:
+        made.stop()
 
 
 if __name__ == "__main__":  # for `make engines`: all but the newest of pip, which `make test` has

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.conftest import any_binary
 from tests.faults.proxy import Proxy, between
 from tests.patience import PATIENCE_S
 from tests.property.driver import Driver
@@ -18,13 +17,6 @@ from tests.servers import Server
 
 IDLE = 12
 SOON_S = 8.0  # on a busy machine; less than one timeout of the clients that are measured by it
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
 
 
 @pytest.fixture

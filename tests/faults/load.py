@@ -87,6 +87,11 @@ class Load:
             self.last_progress = now
         return len(got)
 
+    def wait_for_progress(self, since: float, until: float) -> None:
+        """Wait until something was received after a moment; moments are of the monotonic clock."""
+        while self.last_progress < since and time.monotonic() < until:
+            time.sleep(0.01)
+
     def drain(self) -> None:
         """Stop sending, and take what is left."""
         for event, thread in zip(self._running, self._threads, strict=True):

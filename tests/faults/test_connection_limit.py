@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.faults.connections import drive, ours
+from tests.faults.connections import drive
 from tests.patience import PATIENCE_S
 from tests.property.driver import Driver
 from tests.servers import Server
 
-__all__ = ["drive", "ours"]  # fixtures
+__all__ = ["drive"]  # fixtures
 
 
 def connections_of(server: Server) -> int:

@@ -15,13 +15,13 @@ import pytest
 import rmq
 from rmq.transport import pool
 from tests.conftest import any_binary
-from tests.faults.connections import IDLE, SOON_S, drive, eventually, fill, idle, ours, proxy
+from tests.faults.connections import IDLE, SOON_S, drive, eventually, fill, idle, proxy
 from tests.faults.proxy import Proxy, between
 from tests.patience import PATIENCE_S
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
 
-__all__ = ["drive", "ours", "proxy"]  # fixtures
+__all__ = ["drive", "proxy"]  # fixtures
 
 
 # --- connections that die together ---------------------------------------------------------------

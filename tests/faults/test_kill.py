@@ -146,8 +146,7 @@ def test_a_killed_redis_loses_nothing_that_was_answered(
         killed = time.monotonic()
         time.sleep(0.2)
         durable.start()
-        while load.last_progress < killed + 0.3 and time.monotonic() < killed + LATE_S:
-            time.sleep(0.01)
+        load.wait_for_progress(killed + 0.3, killed + LATE_S)
         recovered = time.monotonic() - killed
         time.sleep(0.4)
         load.drain()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +20,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import rmq
-from tests.conftest import any_binary
 from tests.faults.proxy import Proxy, between
 from tests.faults.worker_scene import Scene
 from tests.patience import PATIENCE_S
@@ -28,13 +27,6 @@ from tests.servers import Server
 
 DELAY_S = 0.15  # of each request and each reply
 LEASE_S = 2.0
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
 
 
 @pytest.mark.fault("F24", control=True)

@@ -61,8 +61,7 @@ def test_a_redis_that_is_killed_while_it_rewrites_loses_nothing(
         rewriting.kill()
         killed = time.monotonic()
         rewriting.start()
-        while load.last_progress < killed + 0.3 and time.monotonic() < killed + LATE_S:
-            time.sleep(0.01)
+        load.wait_for_progress(killed + 0.3, killed + LATE_S)
         recovered = time.monotonic() - killed
         time.sleep(0.3)
         load.drain()

@@ -14,18 +14,11 @@ import rmq
 from rmq.core.keys import SlotKeys
 from rmq.protocol import scripts
 from rmq.protocol.flows.consumer import ConsumerFlows
-from tests.conftest import Clock, any_binary
+from tests.conftest import Clock
 from tests.property.mutants import MUTANTS, Change, loader
 from tests.servers import Server
 
 Break = Callable[[list[Change]], None]
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -205,7 +198,7 @@ def test_an_unreadable_message_that_nobody_rejects_is_no_dead_letter(
 def test_a_number_of_slots_that_is_edited_in_redis_strands_messages(
     shop: rmq.Client, ours: Server, name: str
 ) -> None:
-    """What RMQ refuses to do, done by hand."""
+    """Done by hand, as RMQ refuses to do it."""
     topic = shop.topic(name, slots=4)
     topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(40)])
     with ours.raw() as raw, rmq.Client(ours.url) as other:

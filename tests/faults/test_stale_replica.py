@@ -11,10 +11,9 @@ import pytest
 import rmq
 from tests.conftest import any_binary
 from tests.faults.checker import History
-from tests.faults.process import wait_for
 from tests.faults.proxy import Proxy, between
 from tests.faults.test_kill import drained
-from tests.servers import Server
+from tests.servers import Server, following
 
 COUNT = 20
 
@@ -44,14 +43,7 @@ def pair() -> Iterator[Pair]:
         master = Server(any_binary())
         stack.callback(master.stop)
         line = stack.enter_context(between(master.port))
-        replica = Server(any_binary(), "--replicaof", "127.0.0.1", str(line.port))
-        stack.callback(replica.stop)
-
-        def follows() -> Any:
-            with replica.raw() as raw:
-                return raw.info("replication").get("master_link_status") == "up"
-
-        wait_for(follows, "the replica follows")
+        replica = stack.enter_context(following(line.port, any_binary()))
         yield Pair(master, replica, line)
 
 

@@ -87,8 +87,7 @@ def test_a_redis_that_stands_still_for_two_seconds_is_waited_for(
         finally:
             ours.signal(signal.SIGCONT)
         resumed = time.monotonic()
-        while load.last_progress < resumed and time.monotonic() < resumed + LATE_S:
-            time.sleep(0.01)
+        load.wait_for_progress(resumed, resumed + LATE_S)
         recovered = time.monotonic() - resumed
         time.sleep(0.3)
         load.drain()

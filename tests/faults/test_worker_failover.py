@@ -15,7 +15,7 @@ import rmq
 from tests.conftest import any_binary
 from tests.faults.proxy import Proxy, between
 from tests.faults.worker_scene import KINDS, Scene, stages, wait_for
-from tests.servers import Server
+from tests.servers import Server, following
 
 
 class Pair:
@@ -46,14 +46,7 @@ def pair() -> Iterator[Pair]:
     with ExitStack() as stack:
         master = Server(any_binary())
         stack.callback(master.stop)
-        replica = Server(any_binary(), "--replicaof", "127.0.0.1", str(master.port))
-        stack.callback(replica.stop)
-
-        def follows() -> Any:
-            with replica.raw() as raw:
-                return raw.info("replication").get("master_link_status") == "up"
-
-        wait_for(follows, "the replica follows")
+        replica = stack.enter_context(following(master.port, any_binary()))
         proxy = stack.enter_context(between(master.port))
         yield Pair(master, replica, proxy)
 

@@ -13,7 +13,7 @@ from tests.lua.box import Box
 from tests.lua.crediting import WAYS, Sleeper, break_script, credits_of, send_way
 from tests.lua.test_credits import check_that_an_unheard_probe_leaves_no_credit
 from tests.patience import PATIENCE_S
-from tests.servers import Server
+from tests.servers import following
 
 LEASE_MS = 30_000
 PUBLISHED = "publish(channel, cmsgpack.pack(deliveries)) > 0"
@@ -157,9 +157,8 @@ def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
 
 @pytest.fixture
 def replica(box):
-    made = Server(any_binary(), "--replicaof", "127.0.0.1", str(port_of(box)))
-    yield made
-    made.stop()
+    with following(port_of(box), any_binary()) as made:
+        yield made
 
 
 @pytest.mark.parametrize("way", WAYS)
