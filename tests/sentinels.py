@@ -19,7 +19,7 @@ DOWN_AFTER_MS = 1000
 
 
 class SentinelServer(Server):
-    """One sentinel. Its configuration is a file, which it rewrites as it learns.
+    """A sentinel. Its configuration is a file, which it rewrites as it learns.
 
     Args:
         binary: of the server.

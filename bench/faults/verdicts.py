@@ -19,7 +19,7 @@ NO_FAULT = re.compile(r"(^|: )unknown: ")  # as the checkers of tests/faults pri
 
 @dataclass(frozen=True)
 class Result:
-    """What a test found.
+    """The outcome of a test.
 
     Attributes:
         test: its name, as pytest has it.

@@ -51,7 +51,7 @@ _ON_ANY_NODE = {"PING", "INFO", "TIME", "PUBLISH"}  # commands without a key
 
 
 class Task:
-    """One call on its way.
+    """A call on its way.
 
     Args:
         slot: the hash slot of its keys; None: any node may carry it out.

@@ -40,7 +40,7 @@ class NoMaster(redis.ConnectionError):
 
 
 class _FinderState:
-    """What the sentinels said last.
+    """The last answer of the sentinels, and how to ask again.
 
     Args:
         sentinels: whom to ask.

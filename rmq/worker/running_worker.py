@@ -34,7 +34,7 @@ ABANDON_S = 5.0  # for other handlers to finish when one is stuck
 
 
 class Options(NamedTuple):
-    """What the user has chosen for a worker as a whole."""
+    """The user's choices for a worker as a whole."""
 
     grace_s: float
     concurrency: int | None
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What is open before the parts of a worker are made, and what a stop closes with them."""
+    """Scope and loop, opened before the parts of a worker are made; a stop closes them, too."""
 
     scope: ProcessScope
     loop: asyncio.AbstractEventLoop | None  # of async handlers

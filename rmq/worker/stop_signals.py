@@ -14,7 +14,7 @@ END_S = 2.0  # from a second signal to the end of the process, whatever it does
 
 
 class StopSignals:
-    """What signals have asked for while `received` was open."""
+    """The signals that came while `received` was open."""
 
     def __init__(self) -> None:
         self.asked = False  # by a first signal

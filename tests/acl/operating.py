@@ -1,4 +1,4 @@
-"""What operators and viewers do."""
+"""The steps of operators and viewers."""
 
 from __future__ import annotations
 

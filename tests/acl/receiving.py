@@ -1,4 +1,4 @@
-"""What consumers and workers do."""
+"""The steps of consumers and workers."""
 
 from __future__ import annotations
 

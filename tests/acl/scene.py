@@ -64,7 +64,7 @@ class Scene:
 
     @property
     def transport(self) -> Any:
-        """What drives flows for `api`."""
+        """Drives flows for `api`."""
         client = self.api.target if isinstance(self.api, Driven) else self.api
         return client._transport
 

@@ -1,4 +1,4 @@
-"""What every role does, and what producers do."""
+"""The steps of every role, and of producers."""
 
 from __future__ import annotations
 

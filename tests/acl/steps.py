@@ -1,4 +1,4 @@
-"""What each role does, in small steps. A step raises what its user is refused."""
+"""The work of each role, in small steps. A step raises what its user is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a role is not for is refused; the error names the right and the rule that grants it."""
+"""A role is refused the work of others; the error names the right and the rule that grants it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_worker_that_settles_before_it_handles_is_caught(
 def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `test_sigterm_finishes_what_runs...` asks for, after SIGKILL."""
+    """As `test_sigterm_finishes_what_runs...` asks, but after SIGKILL."""
     [running] = scene.send(1, do=("hold", 1.5))
     first = scene.worker(concurrency=1)
     scene.seen("deliver", n=running)

@@ -1,4 +1,6 @@
-"""One state for all that differ only in names: numbers of deliveries, calls and shared leases.
+"""Canonical states: one for all that differ only in names.
+
+Names are the numbers of deliveries, calls and shared leases.
 
 Deliveries and leases are compared for equality, and a new one differs from all; so they may be
 counted anew. The last number of a session matters only while somebody may still send a call of it.

@@ -1,4 +1,4 @@
-"""What RMQ promises, as checks of a state and of the step that led to it."""
+"""RMQ's promises, as checks of a state and of the step that led to it."""
 
 from __future__ import annotations
 

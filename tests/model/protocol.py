@@ -64,7 +64,7 @@ class Receipt(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What Redis has: what a replica has too, if it is not behind."""
+    """The data in Redis; a replica has the same, if it is not behind."""
 
     store: tuple[int, ...] = (-1, -1)  # retries left of what waits; -1: it is not there
     prepare: tuple[Receipt | None, ...] = (None, None)
@@ -92,7 +92,7 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a script did: what Redis has now, the reply, and what was heard on the channel."""
+    """The outcome of a script: the data afterwards, its reply, and what was heard."""
 
     server: Server
     reply: Any

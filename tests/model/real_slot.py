@@ -150,7 +150,7 @@ class RealSlot:
             self.shared[server.lease[0]] = int(leases[0])
 
     def seen(self, state: State) -> tuple[Any, ...]:
-        """What the model says of the queues, as `looks` says it."""
+        """The queues as the model has them, in the form of `looks`."""
         server = state.server
         prepare = tuple(r and r._replace(lease=min(r.lease, 1)) for r in server.prepare)
         return (
@@ -159,7 +159,7 @@ class RealSlot:
         )  # fmt: skip
 
     def looks(self) -> tuple[Any, ...]:
-        """What the slot has: retries of what waits, receipts, dead letters, counters, credit."""
+        """The slot's retries of what waits, receipts, dead letters, counters, credit, lease."""
         found, now_s = self.box.state(), self.box.clock.now_ms // 1000
         store, prepare = [], []
         for id in self.ids:

@@ -13,7 +13,7 @@ from tests.model.world import Bounds, State, Step, first_state, steps
 
 
 class Found(NamedTuple):
-    """What a search has found: a broken promise and its trace, or nothing."""
+    """The result of a search: a broken promise and its trace, or nothing."""
 
     states: int
     edges: int

@@ -86,7 +86,7 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What happens: a text with the names, and what the real scripts need to do the same."""
+    """An event: a text with the names, and what the real scripts need to do the same."""
 
     what: str
     call: Call | None = None
@@ -137,7 +137,7 @@ def steps(rules: Rules, bounds: Bounds, state: State) -> Steps:
 
 
 def calls(state: State, who: int, client: Client) -> Iterator[Call]:
-    """What a client may call next."""
+    """The calls that a client may make next."""
     if client.asleep:
         # Its number is that of the take which found nothing: it is used again if need be.
         yield Call("withdraw", who, channel=state.listener[0])
@@ -189,7 +189,7 @@ def _waiting(state: State, call: Call) -> State:
 
 
 def _written(bounds: Bounds, state: State, server: Server) -> State:
-    """What Redis has now; a replica may still be where it was."""
+    """The data in Redis now; a replica may still be where it was."""
     if server == state.server:
         return state
     older: tuple[Server, ...] = ()
@@ -303,7 +303,7 @@ def _invalid(state: State, deliveries: set[int]) -> State:
 
 
 def _listening(rules: Rules, state: State) -> Steps:
-    """What becomes of the sleeper's connection."""
+    """The fates of the sleeper's connection."""
     channel, where = state.listener
     if where == UNREAD:
         yield (

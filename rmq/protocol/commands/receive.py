@@ -38,7 +38,7 @@ class Offer(NamedTuple):
 
 
 class CreditState(NamedTuple):
-    """What a script says of a credit that was offered to it, or was to be renewed."""
+    """The part of a reply that is about a credit: one offered, or one to be renewed."""
 
     stands: bool = False
     unused: int = 0  # the hand-overs for which one was still good that it removed

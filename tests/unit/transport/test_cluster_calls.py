@@ -1,4 +1,4 @@
-"""What a call on a cluster sends next, after each refusal of a node."""
+"""The next thing that a call on a cluster sends, after each refusal of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the sentinels' answers. Real ones: tests/integration/test_sentinel.py."""
+"""The use that is made of the sentinels' answers. Real ones: tests/integration/test_sentinel.py."""
 
 from __future__ import annotations
 
