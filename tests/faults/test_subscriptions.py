@@ -14,13 +14,13 @@ import rmq
 from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, Subscription
 from rmq.transport import subscription
 from tests.conftest import any_binary
-from tests.faults.connections import drive, eventually, ours, proxy
+from tests.faults.connections import drive, eventually, proxy
 from tests.faults.proxy import Proxy, between
 from tests.patience import PATIENCE_S, asleep, quick
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
 
-__all__ = ["drive", "ours", "proxy"]  # fixtures
+__all__ = ["drive", "proxy"]  # fixtures
 
 
 def test_a_waiting_consumer_moves_its_subscription_to_the_new_master(name: str) -> None:
