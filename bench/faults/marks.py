@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "mark.fault("
+ATTEMPTS = 10  # to parse a file
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def docstring(root: Path, test: str) -> str | None:
     file, _, name = test.partition("::")
     if not (root / file).is_file():
         return None
-    for function in _functions(ast.parse((root / file).read_text())):
+    for function in _functions((root / file).read_text()):
         if function.name == name:
             return ast.get_docstring(function) or ""
     return None
@@ -56,14 +58,26 @@ def docstring(root: Path, test: str) -> str | None:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _functions(tree: ast.Module) -> Iterator[Function]:
-    for node in tree.body:
+def _functions(text: str) -> Iterator[Function]:
+    for node in _parsed(text).body:
         if isinstance(node, Function):
             yield node
 
 
+def _parsed(text: str) -> ast.Module:
+    """Parse a file.
+
+    Python before 3.11.5 raises a SystemError where another thread formats a traceback meanwhile,
+    which parses, too (python/cpython, issue 106905). Then the same text is parsed again.
+    """
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(SystemError):
+            return ast.parse(text)
+    return ast.parse(text)
+
+
 def _marks_of(text: str, file: str) -> Iterator[Mark]:
-    for function in _functions(ast.parse(text)):
+    for function in _functions(text):
         for call in function.decorator_list:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
                 rows = tuple(str(ast.literal_eval(word)) for word in call.args)

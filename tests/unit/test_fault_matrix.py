@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,3 +129,20 @@ def test_the_table_shows_counts_and_figures() -> None:
         "a: lost 0<br>control: b: lost 3 |"
     )
     assert markdown(run).startswith("0 of the 1 rows that have tests are held. 2026-11-22, RMQ 0.1")
+
+
+def test_a_file_is_parsed_again_where_another_thread_came_between(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parse, errors = ast.parse, [SystemError("AST constructor recursion depth mismatch")] * 2
+
+    def failing(text: str) -> ast.Module:
+        if errors:
+            raise errors.pop()
+        return parse(text)
+
+    (tmp_path / "test_one.py").write_text('def test_one():\n    """It is."""\n')
+    monkeypatch.setattr(ast, "parse", failing)
+
+    assert docstring(tmp_path, "test_one.py::test_one") == "It is."
+    assert errors == []
