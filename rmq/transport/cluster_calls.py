@@ -43,7 +43,7 @@ from rmq.transport.url import Address
 
 AT_ONCE_MOST = 5  # rounds without a pause: more redirections than that are no progress
 TRYAGAIN_PAUSE_S = 0.1  # the longest: a slot of a few keys moves in milliseconds
-PAUSE_S = 0.2  # the longest while a node is away: the others know of its successor in moments
+PAUSE_S = 0.1  # the longest while a node is away: the others know of its successor in moments
 _ASKING = hiredis.pack_command(("ASKING",))
 _SLOTS_WORDS: tuple[Any, ...] = ("CLUSTER", "SLOTS")
 _SLOTS = hiredis.pack_command(_SLOTS_WORDS)
@@ -272,9 +272,11 @@ class ClusterCalls:
                 task.error = redis.exceptions.ClusterDownError("CLUSTERDOWN no node serves a slot")
             else:
                 by_node.setdefault(node, []).append(task)
-        # A single command goes without: its node has the script, or says that it has not.
+        # A single command goes without: its node has the script, or says that it has not. Behind
+        # that refusal a wait for copies would last for as long as it may.
+        beforehand = len(tasks) > 1 or durability is not None
         loads = {
-            node: _missing(part, self.loaded.setdefault(node, set()), len(tasks) > 1)
+            node: _missing(part, self.loaded.setdefault(node, set()), beforehand)
             for node, part in by_node.items()
         }
         wait = hiredis.pack_command(wait_words(durability)) if durability is not None else b""
@@ -289,6 +291,7 @@ class ClusterCalls:
             part = by_node[sent.node]
             if isinstance(replies, BaseException):
                 self._table.suspects.add(sent.node)
+                self.loaded[sent.node].clear()  # it may have started anew, without any
                 for task in part:
                     task.note_lost(replies)
                 continue

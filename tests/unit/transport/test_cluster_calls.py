@@ -122,6 +122,22 @@ def test_a_script_is_loaded_only_after_its_node_said_so() -> None:
     assert [b"LOAD" in packed for _, packed in nodes.sent] == [False, True, False]
 
 
+def test_a_script_is_loaded_beforehand_where_a_wait_for_copies_follows() -> None:
+    nodes = Nodes([b"sha", 7, 1])
+
+    assert nodes.drive(nodes.calls.pipeline([command()], Replicated(1, 0.2))) == ([7], 1)
+    assert b"LOAD" in nodes.sent[0][1], "behind NOSCRIPT the wait would last for its timeout"
+
+
+def test_a_node_that_was_away_may_have_lost_its_scripts() -> None:
+    nodes = Nodes([b"sha", 7, 1], redis.ConnectionError("lost"), [b"sha", 8, 1])
+
+    for value in (7, 8):
+        written = nodes.calls.pipeline([command()], Replicated(1, 0.2))
+        assert nodes.drive(written) == ([value], 1)
+    assert [b"LOAD" in packed for _, packed in nodes.sent] == [True, False, True]
+
+
 def test_tryagain_pauses_briefly_and_reads_no_table() -> None:
     nodes = Nodes(*[TryAgainError("no")] * 8, 7)
 
