@@ -23,6 +23,8 @@ from tests.conftest import any_binary
 from tests.patience import asleep
 
 SLOTS = 16
+REPLICA_WAIT_S = 0.2  # for a confirmation; a replica that was promoted has none of its own
+NOISE_S = 0.3  # two cores run six nodes, their clients and other tests
 HASH_SLOT_PAUSE_S = 0.03  # between two keys of a slot that moves: about ten keys
 
 
@@ -241,6 +243,12 @@ def test_a_slot_moves_under_load_without_an_error_or_a_loss(cluster: Cluster, na
     finally:
         load.stop()
 
+    gaps = [longest_gap([at for at, slot in load.stored if slot == one]) for one in range(SLOTS)]
+    print(
+        f"\nFIG longest gap {gaps[0]:.2f} s in the slot that moved twice, {max(gaps[1:]):.2f} s "
+        f"in others; {len(load.sent)} sent, errors {len(load.errors)}, lost {len(load.lost())}, "
+        f"delivered twice {sum(count > 1 for count in load.received.values())}"
+    )
     assert load.errors == []
     assert len(load.sent) > 100
     assert load.lost() == set()
@@ -358,7 +366,7 @@ def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_los
     own_cluster: Cluster, name: str
 ) -> None:
     cluster = own_cluster
-    load = Load(cluster.url, name, durability=rmq.Replicated(1, 0.2))
+    load = Load(cluster.url, name, durability=rmq.Replicated(1, REPLICA_WAIT_S))
     victim_key = SlotKeys("rmq", name, 0).slot
     bare = BareLoop(cluster, victim_key.decode().replace(":slot", ":bare"))
     try:
@@ -381,12 +389,14 @@ def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_los
         for other in set(range(SLOTS)) - slots_of_victim
     ]
     print(
-        f"bare {bare_gap:.2f} s, slots of the dead master {gap:.2f} s, others {max(others):.2f} s"
+        f"\nFIG longest gap {gap:.2f} s in the slots of the dead master, {bare_gap:.2f} s for "
+        f"redis-py alone, {max(others):.2f} s in other slots; {len(load.sent)} sent, "
+        f"errors {len(load.errors)}, lost {len(load.lost())}"
     )
     assert load.errors == []
     assert load.lost() == set()
     assert any(at > killed_at + 4 for at, slot in load.stored if slot in slots_of_victim)
-    assert gap < 1.5 * bare_gap + 1
+    assert gap < 1.5 * bare_gap + REPLICA_WAIT_S + NOISE_S
     assert min(others) < bare_gap / 2, "other slots go on"
 
 
@@ -408,11 +418,13 @@ def test_while_a_slot_has_no_node_the_others_go_on_and_nothing_is_lost_at_its_re
             replica.kill()
             master.kill()
 
-            stored = 0
+            stored, longest_s = 0, 0.0
             for number, result in enumerate(results[:40]):
                 if result.slot in dead:
                     continue
+                began = time.monotonic()
                 stored += topic.send(number, slot_basis=str(number)).status == "stored"
+                longest_s = max(longest_s, time.monotonic() - began)
             assert stored > 10
             lost = next(n for n, result in enumerate(results) if result.slot in dead)
             with pytest.raises(rmq.StorageError):  # the first may have lost its reply
@@ -422,6 +434,12 @@ def test_while_a_slot_has_no_node_the_others_go_on_and_nothing_is_lost_at_its_re
 
             master.start()
             cluster.wait_ok()
-            assert receive_all(topic, 200 + stored).total() == 200 + stored
+            received = receive_all(topic, 200 + stored).total()
+            print(
+                f"\nFIG {len(dead)} of {SLOTS} slots without a node: {stored} sends to the others, "
+                f"the longest {longest_s * 1000:.0f} ms; {received} of {200 + stored} received "
+                "after the return"
+            )
+            assert received == 200 + stored
     finally:
         cluster.stop()
