@@ -23,7 +23,7 @@ import click
 import rmq
 from rmq.cli.output import neutral
 
-OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED = range(7)
+OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED, UNPROVEN = range(8)
 INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which not every platform names
 
@@ -39,6 +39,7 @@ Exit codes:
   4  partly done; the message says how far
   5  Redis, or the database, cannot be reached, or did not answer
   6  refused for safety: not confirmed, or a driver runs the query
+  7  nothing is proven: the verdict of rmq soak or rmq check is unknown
   70 a worker was stuck; see rmq worker --help
   130 stopped with Ctrl-C
   141 the reader of a pipe closed it

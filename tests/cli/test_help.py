@@ -23,7 +23,8 @@ ALL = sorted(commands(cli))
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
-        "audit", "cancel", "claim", "dlq ls", "dlq purge", "dlq redrive", "dlq show", "get",
+        "audit", "cancel", "check", "claim", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
+        "get",
         "ledger create", "ledger purge", "ledger show", "outbox create", "outbox ls",
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",
         "ping", "priority", "purge", "query ls", "query release", "reschedule",
@@ -56,7 +57,7 @@ def test_every_command_is_in_the_manual(path, request):
 def test_help_names_every_exit_code(run):
     shown = run("--help").stdout
 
-    for code in ("0", "1", "2", "3", "4", "5", "6", "130", "141"):
+    for code in ("0", "1", "2", "3", "4", "5", "6", "7", "130", "141"):
         assert f"\n    {code} " in shown
 
 

@@ -1,0 +1,8 @@
+"""Soak tests: RMQ under faults for minutes or hours, and the check of the recorded history.
+
+history     one event of a history, the recorder and the reader of its file
+checker     what must hold in a history, and the verdict
+deliveries  the checks of messages that were delivered more than once, and of their order
+per_id      linearizability of the operations of each message
+figures     what each fault cost: the time without an answer, acked messages per second
+"""

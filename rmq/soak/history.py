@@ -1,0 +1,166 @@
+"""A history: the events that producers, consumers and faults recorded, one JSON object a line.
+
+The recorder belongs to the programs that use the queue, not to the queue: it notes what they asked
+and what they were told, so a history can contradict RMQ's own counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+TYPES = ("invoke", "ok", "fail", "unknown")
+# The fields that an operation cannot do without, besides the type, the times and the process.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "start": (),  # of a run; `settings` has its seed and the settings of its topic
+    "send": ("id",),
+    "deliver": ("id", "receipt"),  # ok: a consumer has received it
+    "handle": ("id",),  # ok: its work is done
+    "ack": ("id", "receipt"),
+    "nack": ("id", "receipt"),
+    "release": ("id", "receipt"),
+    "extend": ("id", "receipt"),
+    "dead": ("id",),  # ok: it is in the DeadQueue at the end
+    "drain": (),  # ok: nothing waits or is in flight
+    "fault": ("name",),  # invoke: it begins; ok: it is over; fail: it did not happen
+    "control": ("name",),  # ok: a broken variant was caught; fail: it was not
+}
+
+
+@dataclass(slots=True)
+class Event:
+    """One event.
+
+    Attributes:
+        type: invoke, ok, fail (it did not happen) or unknown (it may have happened).
+        op: a key of `REQUIRED`.
+        t: monotonic ns, one clock for all processes of a machine.
+        wall: epoch ms, the clock that the Redis of this machine uses.
+        pid: the process that recorded it.
+        id: the message's id.
+        digest: of its body.
+        receipt: of its delivery.
+        attempt: the number of the delivery, from 1.
+        due: epoch ms; 0 for a message that is due when it is sent.
+        priority: 0 for none.
+        slot: -1 if it is not known.
+        level: the durability that the send reached.
+        since: monotonic ns at which the call that received it began.
+        until: epoch ms at which its lease ends.
+        producer: who sent it; with `number` the message's identity apart from its id.
+        number: the number that its producer gave it; -1 for none.
+        name: of a fault or a control.
+        target: the process that a fault hits; 0 for Redis, or the line to it.
+        reason: of a failure, or of a dead letter.
+        settings: of the run.
+    """
+
+    type: str
+    op: str
+    t: int
+    wall: int
+    pid: int
+    id: str = ""
+    digest: str = ""
+    receipt: str = ""
+    attempt: int = 0
+    due: int = 0
+    priority: int = 0
+    slot: int = -1
+    level: str = ""
+    since: int = 0
+    until: int = 0
+    producer: str = ""
+    number: int = -1
+    name: str = ""
+    target: int = 0
+    reason: str = ""
+    settings: dict[str, Any] | None = None
+
+
+_ALWAYS = ("type", "op", "t", "wall", "pid")
+_KINDS = {
+    one.name: {"str": str, "int": int, "dict[str, Any] | None": dict}[str(one.type)]
+    for one in fields(Event)
+}
+_KIND_WORDS = {str: "a text", int: "a whole number", dict: "an object"}
+
+
+class HistoryError(ValueError):
+    """A line that is no event; the message names the line and the field."""
+
+
+class Recorder:
+    """Appends events to a file, each in one write, so that several processes may share the file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        self._pid = os.getpid()
+
+    def record(self, type: str, op: str, **facts: Any) -> None:
+        """Append one event with the times of now."""
+        event = {
+            "type": type, "op": op, "t": time.monotonic_ns(), "wall": time.time_ns() // 1_000_000,
+            "pid": self._pid, **facts,
+        }  # fmt: skip
+        data = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        written = os.write(self._file, data)
+        if written != len(data):
+            raise OSError(f"the history takes no more: {written} of {len(data)} bytes were written")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Event]:
+    """Read the events of a file, without a last line that has no end.
+
+    Raises:
+        HistoryError: a line is no event.
+        OSError: the file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # its process was killed in the write, or writes still
+            yield parse(line, number)
+
+
+def parse(line: bytes, number: int) -> Event:
+    """Parse the line with this number.
+
+    Raises:
+        HistoryError: it is no event.
+    """
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise HistoryError(f"line {number} is not JSON: {error}") from error
+    if not isinstance(facts, dict):
+        raise HistoryError(f"line {number} is not a JSON object")
+    for name, value in facts.items():
+        kind = _KINDS.get(name)
+        if kind is None:
+            raise HistoryError(f"line {number}: no event has the field {name!r}")
+        if type(value) is not kind:  # a bool is an int to isinstance
+            raise HistoryError(
+                f"line {number}: field {name!r} is {value!r}, not {_KIND_WORDS[kind]}"
+            )
+    op = facts.get("op", "")
+    for name in _ALWAYS + REQUIRED.get(op, ()):
+        if facts.get(name, "") == "":
+            raise HistoryError(f"line {number}: field {name!r} is missing")
+    if op not in REQUIRED:
+        raise HistoryError(f"line {number}: field 'op' is {op!r}, not one of {', '.join(REQUIRED)}")
+    if facts["type"] not in TYPES:
+        raise HistoryError(
+            f"line {number}: field 'type' is {facts['type']!r}, not one of {', '.join(TYPES)}"
+        )
+    return Event(**facts)
