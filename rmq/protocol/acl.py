@@ -57,8 +57,9 @@ SCRIPTS: dict[Role, frozenset[str]] = {
 }  # fmt: skip
 
 # What every connection sends besides scripts. AUTH and HELLO need no right.
-# ROLE is asked of the master that sentinels name.
-_CONNECTION = ("evalsha", "script|load", "ping", "select", "client|setinfo", "role")
+# ROLE is asked of the master that sentinels name. Rules are the same for every kind of server.
+CLUSTER = frozenset(("cluster|slots", "asking"))
+_CONNECTION = ("evalsha", "script|load", "ping", "select", "client|setinfo", "role", *CLUSTER)
 _LARGE_BODIES = ("multi", "exec", "hset")
 _CONSUMING = ("subscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
 

@@ -309,7 +309,9 @@ class ClusterCalls:
         is_stale = False
         for task in part:
             own = list(islice(replies, task.count))
-            is_stale |= self._note_reply(node, task, own[1:] if task.asked is not None else own)
+            if task.asked is not None and not isinstance(own[0], redis.ResponseError):
+                del own[0]  # ASKING was granted
+            is_stale |= self._note_reply(node, task, own)
         if is_stale:
             with contextlib.suppress(*REDIS_ERRORS):
                 yield RefreshTable(self._table.version)

@@ -65,7 +65,8 @@ def _commands(what: str, text: str) -> list[str]:
 
 def _with_subcommand(command: str) -> str:
     """Return the rule for a command; Redis 6.2 does not name the subcommand."""
-    return {"script": "script|load", "pubsub": "pubsub|numsub"}.get(command, command)
+    rules = {"script": "script|load", "pubsub": "pubsub|numsub", "cluster": "cluster|slots"}
+    return rules.get(command, command)
 
 
 def _pattern(key: str) -> str:

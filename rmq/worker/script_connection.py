@@ -108,7 +108,11 @@ class ScriptConnection:
     def _send_all(self, commands: list[list[Any]], asking: bool) -> list[Any]:
         if not asking:
             return self._send(commands)
-        return self._send([words for one in commands for words in (["ASKING"], one)])[1::2]
+        replies = self._send([words for one in commands for words in (["ASKING"], one)])
+        return [
+            asked if isinstance(asked, RedisError) else reply
+            for asked, reply in zip(replies[::2], replies[1::2])  # noqa: B905 (as long)
+        ]
 
     def _send(self, commands: list[list[Any]]) -> list[Any]:
         lines = []

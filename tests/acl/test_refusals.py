@@ -222,7 +222,7 @@ def test_without_the_keys_of_a_topic_the_error_names_them(scene: Scene) -> None:
 
 def test_a_worker_with_its_heartbeat_and_status(scene: Scene, caplog: Any) -> None:
     scene.grant("worker")
-    topic = scene.full.topic(scene.name, lease=1, retry="immediate")
+    topic = scene.full.topic(scene.name, lease=3, retry="immediate")
     seen: list[tuple[int, bool]] = []
     client = rmq.Client(scene.url, retry_for=1)
     mine = client.topic(scene.name)
@@ -231,7 +231,7 @@ def test_a_worker_with_its_heartbeat_and_status(scene: Scene, caplog: Any) -> No
     @mine.handler
     def hold(d: rmq.Delivery) -> None:
         if d.body == 1:
-            time.sleep(1.6)
+            time.sleep(4)
             seen.append((d.attempt, d.lost))
 
     topic.send(1)

@@ -15,7 +15,12 @@ from tests.acl.steps import STEPS
 from tests.servers import Server
 
 ALL_STEPS = [(role, name) for role in STEPS for name in STEPS[role]]
-ALL_COMMANDS = [(role, name) for role in acl.ROLES for name in acl.acl_rules(role).commands]
+ALL_COMMANDS = [
+    (role, name)
+    for role in acl.ROLES
+    for name in acl.acl_rules(role).commands
+    if name not in acl.CLUSTER  # test_cluster.py has those
+]
 # Commands whose lack stops no verb, and what it costs.
 NOT_FATAL = {
     "client|setinfo": "redis-py names itself to the server, and ignores an error",

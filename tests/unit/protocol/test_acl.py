@@ -101,7 +101,14 @@ def test_no_role_may_evaluate_text_in_one_go_nor_do_what_ends_a_server() -> None
 
 def test_a_viewer_has_no_command_that_writes() -> None:
     sends = {"evalsha", "script|load", "ping", "select", "client|setinfo", "info", "scan", "role"}
-    assert set(rmq.acl_rules("viewer").commands) - sends - {"smembers"} <= acl.READS
+    others = sends | acl.CLUSTER | {"smembers"}
+    assert set(rmq.acl_rules("viewer").commands) - others <= acl.READS
+
+
+@pytest.mark.parametrize("version", acl.SERVER_VERSIONS)
+@pytest.mark.parametrize("role", acl.ROLES)
+def test_every_role_may_use_a_cluster(role: acl.Role, version: acl.ServerVersion) -> None:
+    assert set(rmq.acl_rules(role, server_version=version).commands) >= acl.CLUSTER
 
 
 def test_several_roles_have_what_each_has() -> None:

@@ -11,13 +11,14 @@ from redis.exceptions import (
     AskError,
     ClusterDownError,
     MovedError,
+    NoPermissionError,
     NoScriptError,
     ResponseError,
     TryAgainError,
 )
 
 from rmq.core.settings import Replicated
-from rmq.errors import OutcomeUnknown, ScriptFailed, Unavailable
+from rmq.errors import AccessDenied, OutcomeUnknown, ScriptFailed, Unavailable
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command
 from rmq.transport import url
@@ -102,6 +103,15 @@ def test_ask_goes_with_asking_in_one_write_and_is_not_remembered() -> None:
     asking = nodes.sent[1][1]
     assert asking.index(b"ASKING") < asking.index(b"EVALSHA")
     assert b"ASKING" not in nodes.sent[2][1]
+
+
+def test_a_right_to_ask_that_is_missing_is_an_error_and_not_asked_for_again() -> None:
+    refused = NoPermissionError("User app has no permissions to run the 'asking' command")
+    moved = MovedError(f"{hash_slot(KEY)} a:1")
+    nodes = Nodes(AskError(f"{hash_slot(KEY)} b:2"), [refused, moved], [7])
+
+    with pytest.raises(AccessDenied, match=r"\+asking"):
+        run(nodes)
 
 
 def test_a_script_that_the_asked_node_lacks_is_loaded_there() -> None:

@@ -26,6 +26,8 @@ OLD = "The user executing the script can't"
         ("this user has no permissions to run the 'script' command or its subcommand",
          "<user> +script|load"),
         ("User app has no permissions to run the 'script|load' command", "app +script|load"),
+        ("this user has no permissions to run the 'cluster' command or its subcommand",
+         "<user> +cluster|slots"),
         ("ACL failure in script: User app has no permissions to run the 'pubsub|numsub' command "
          "script: on @user_script:3.", "app +pubsub|numsub"),
         (f"Error running script (call to f_{'a' * 40}): @user_script:{LINE}: @user_script: {LINE}: "

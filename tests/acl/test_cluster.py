@@ -1,0 +1,194 @@
+"""The rules of roles on a real Redis Cluster: what works, what is refused, what is needed there."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import rmq
+from rmq.core.keys import topic_key
+from rmq.protocol import acl, commands, scripts
+from rmq.transport.cluster_slots import hash_slot
+from rmq.worker import cluster_connection
+from tests.acl.scene import PASSWORD, USER, Scene
+from tests.acl.steps import STEPS
+from tests.acl.test_refusals import (
+    OTHERS,
+    STEP,
+    test_a_worker_with_its_heartbeat_and_status as test_a_worker_with_its_heartbeat_and_status,
+)
+from tests.cluster.conftest import ClusterAsServer
+from tests.clusters import Cluster
+from tests.conftest import EACH
+from tests.servers import engines
+
+# What a cluster has not: databases, a question for the role of the only server, hand-overs.
+FORBIDDEN = [
+    ("FLUSHALL",), ("CLUSTER", "RESET"), ("CLUSTER", "FAILOVER"), ("CLUSTER", "NODES"),
+    ("CLUSTER", "SETSLOT", "1", "STABLE"), ("CLUSTER", "MEET", "127.0.0.1", "1"),
+    ("CLUSTER", "ADDSLOTS", "1"), ("MIGRATE", "127.0.0.1", "1", "k", "0", "1"), ("READONLY",),
+    ("EVAL", "return 1", "0"), ("CONFIG", "GET", "*"), ("KEYS", "*"),
+]  # fmt: skip
+ELSEWHERE = {
+    "connects", "asks_for_the_role_of_the_server", "hands_over", "gives_to_another_that_waits",
+    "redrives_to_one_that_waits",
+}  # fmt: skip
+ALL_STEPS = [(role, step) for role in STEPS for step in STEPS[role] if step not in ELSEWHERE]
+
+
+class ClusterScene(Scene):
+    """A scene on a cluster. Each node has users of its own; replicas, too."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        server: Any = ClusterAsServer(cluster)
+        super().__init__(server, name)
+        self.url = cluster.url.replace("://", f"://{USER}:{PASSWORD}@")
+
+    def grant_words(self, words: Iterable[str]) -> None:
+        given = list(words)
+        for node in self.cluster.nodes:
+            with node.raw() as raw:
+                raw.execute_command(
+                    "ACL", "SETUSER", USER, "on", "resetpass", f">{PASSWORD}", *given
+                )
+
+    def close(self) -> None:
+        super().close()
+        for node in self.cluster.nodes:
+            with node.raw() as raw:
+                raw.execute_command("ACL", "DELUSER", USER)
+
+
+@pytest.fixture(scope="module", params=EACH)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of each engine in turn."""
+    made = Cluster(engines()[request.param])
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def scene(cluster: Cluster, name: str) -> Iterator[ClusterScene]:
+    made = ClusterScene(cluster, name)
+    yield made
+    made.close()
+    commands.set_clock(None)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("role", "step"), ALL_STEPS)
+def test_a_role_may_do_what_it_is_for(
+    scene: ClusterScene, role: acl.Role, step: str, kind: str
+) -> None:
+    scene.kind = kind
+    scene.grant(role)
+
+    STEPS[role][step](scene)
+
+
+@contextlib.contextmanager
+def moved_half_way(s: ClusterScene) -> Iterator[bytes]:
+    """The key of a topic's settings, while it is at a master that does not have its slot yet."""
+    key = topic_key("rmq", s.name)
+    s.full.topic(s.name).open()
+    source, slot = s.cluster.master_of(key), hash_slot(key)
+    target = next(node for node in s.cluster.masters() if node is not source)
+    s.cluster.begin_move(slot, target)
+    try:
+        assert s.cluster.migrate(slot, source, target) >= 1
+        yield key
+    finally:
+        s.cluster.end_move(slot, source, target)
+
+
+def open_half_way(s: ClusterScene) -> None:
+    with moved_half_way(s):
+        s.api.topic(s.name).open(create=False)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("role", acl.ROLES)
+def test_a_role_follows_a_slot_that_moves(scene: ClusterScene, role: acl.Role, kind: str) -> None:
+    scene.kind = kind
+    scene.grant(role)
+
+    open_half_way(scene)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("command", sorted(acl.CLUSTER))
+@pytest.mark.parametrize("role", acl.ROLES)
+def test_each_command_for_clusters_is_needed_and_named(
+    scene: ClusterScene, role: acl.Role, command: str, kind: str
+) -> None:
+    scene.kind = kind
+    scene.grant(role, without=command)
+
+    with pytest.raises(rmq.AccessDenied, match=rf"SETUSER \S+ {re.escape(f'+{command} (')}"):
+        open_half_way(scene)
+
+
+@pytest.mark.parametrize("without", ["", "asking"])
+def test_the_heartbeat_of_a_worker_follows_or_says_what_it_lacks(
+    scene: ClusterScene, without: str
+) -> None:
+    scene.grant("worker", without=without)
+    script = scripts.load("topic")
+    options = scene.api._transport.connection_options()
+    heartbeat = cluster_connection.connect(options, {"topic": [script.sha, script.text]})
+
+    with moved_half_way(scene) as key:
+        (reply,) = heartbeat.evaluate([("topic", [key], ["", "0"])])
+    heartbeat.close()
+
+    assert (f"'{without}' command" in str(reply)) if without else b"created" in reply
+
+
+@pytest.mark.parametrize(
+    ("role", "step"),
+    [(role, step) for role in OTHERS for step in OTHERS[role] if step not in ELSEWHERE],
+)
+def test_a_role_is_refused_what_others_are_for(
+    scene: ClusterScene, role: acl.Role, step: str
+) -> None:
+    scene.grant(role)
+
+    with pytest.raises(rmq.AccessDenied, match=r"ACL SETUSER \S+ '?[+~&]|\+subscribe"):
+        STEP[step](scene)
+
+
+@pytest.mark.parametrize("role", acl.ROLES)
+def test_what_ends_or_rebuilds_a_cluster_is_refused(scene: ClusterScene, role: acl.Role) -> None:
+    scene.grant(role)
+    for node in scene.cluster.nodes:
+        with node.raw(username=USER, password=PASSWORD) as user:
+            for words in FORBIDDEN:
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    user.execute_command(*words)
+
+
+@pytest.mark.parametrize("role", acl.ROLES)
+def test_topics_that_were_not_named_are_refused(scene: ClusterScene, role: acl.Role) -> None:
+    scene.grant(role)
+    other = f"{scene.name}_eu"
+    scene.full.topic(other).open()
+
+    with pytest.raises(rmq.AccessDenied, match=re.escape(f"'~rmq:{{{other}}}:*'")):
+        scene.api.topic(other).open(create=False)
+
+
+def test_a_user_that_one_node_does_not_know_is_refused_there(scene: ClusterScene) -> None:
+    scene.grant("producer")
+    topic = scene.topic(slots=16)
+    topic.send_many([rmq.Outgoing(n) for n in range(100)])
+    with scene.cluster.masters()[1].raw() as raw:
+        raw.execute_command("ACL", "DELUSER", USER)
+
+    with pytest.raises(rmq.ConfigurationError, match="check user, password and ACL"):
+        scene.connect().topic(scene.name).send_many([rmq.Outgoing(n) for n in range(100)])
