@@ -66,9 +66,10 @@ ROWS = (
         "not yet", "tests/cluster/test_cluster.py has a test, but no control"),
     Row("F18", "Redis is at maxmemory",
         "sends are refused; what drains works, to the last message"),
-    Row("F19", "Redis may evict keys", "a missing part of a slot is an error that names it, and "
-        "nothing else moves", "not yet",
-        "RMQ does not look at maxmemory-policy: the README asks for noeviction"),
+    Row("F19", "Redis may evict keys",
+        "a warning names the policy; a missing topic, slot or record is an error that names it, "
+        "and nothing else moves; a missing queue shows in `stats`",
+        note="no warning where the user may not call INFO"),
     Row("F20", "the disk is full",
         "sends are refused while it is; what was answered is there after a restart"),
     Row("F21", "Redis' clock steps forward or back",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from rmq.client.handler import Handler
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
-from rmq.protocol.flows import open_topic
+from rmq.protocol.flows import eviction, open_topic
 from rmq.transport import Transport, open_transport
 
 log = logging.getLogger("rmq")
@@ -124,3 +124,4 @@ class _TopicOpener:
                 return  # each of the others would take as long
             except StorageError as error:
                 log.error("%s: its topic cannot be opened yet: %s", handler, error)
+        self._transport.run(eviction.warn())

@@ -38,6 +38,7 @@ def test_the_roles_work_on_the_command_line(run, server, user, topic):
     sent = run("send", topic.name, '"hello"', **env)
     assert sent.exit_code == 0
     assert "wakes" not in run("ping", **env).stdout
+    assert json.loads(run("ping", "--json", **env).stdout)["maxmemory_policy"] is None
     assert run("send", "another", '"hello"', **env).exit_code == 2
 
     env = grant(run, server, user, "viewer", "--topic", topic.name)

@@ -8,7 +8,9 @@ import pytest
 
 import rmq
 from rmq.core import retry, settings, validation
+from tests.conftest import any_binary
 from tests.old_topic import write_old_topic
+from tests.servers import Server
 
 
 def test_ping_tells_address_time_and_server(run, server):
@@ -19,6 +21,7 @@ def test_ping_tells_address_time_and_server(run, server):
     assert told["server"] in ("redis", "valkey")
     assert re.match(r"\d+\.\d+", told["version"])
     assert told["wakes"] is True
+    assert told["maxmemory_policy"] == "noeviction"
     assert run("ping").stdout.startswith(f"{server.url}: ")
 
 
@@ -31,6 +34,22 @@ def test_ping_says_what_a_user_without_channels_lacks(run, server):
 
     assert json.loads(told.stdout)["wakes"] is False
     assert "ACL SETUSER <user> '&rmq:*'" in shown.stdout
+
+
+def test_ping_and_create_warn_of_a_redis_that_may_evict_keys(run, shell, name):
+    server = Server(any_binary(), "--maxmemory-policy", "allkeys-lru")
+    try:
+        told = run("ping", "--json", "--url", server.url)
+        shown = run("ping", "--url", server.url)
+        created = shell("topic", "create", name, "--url", server.url)
+    finally:
+        server.stop()
+
+    assert json.loads(told.stdout)["maxmemory_policy"] == "allkeys-lru"
+    assert (told.exit_code, shown.exit_code, created.returncode) == (0, 0, 0)
+    for text in (shown.stdout, created.stderr):
+        assert "maxmemory-policy of this Redis is allkeys-lru" in text
+        assert "CONFIG SET maxmemory-policy noeviction" in text
 
 
 def test_create_with_every_setting_and_show_them(run, name):

@@ -15,6 +15,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
+from rmq.protocol.flows import eviction
 from rmq.protocol.steps import Flow, RawCommand, Sleep, pipeline
 
 SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
@@ -56,6 +57,8 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     context.is_ready = True
     with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
         yield RawCommand("topics", "SADD", context.topics_key, context.name)
+    if reply.state:
+        yield from eviction.warn()
     return bool(reply.state)
 
 

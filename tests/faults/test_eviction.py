@@ -1,0 +1,261 @@
+"""Redis may evict keys: RMQ warns of it, and names what is missing where that has happened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+import rmq
+from rmq.core.keys import SlotKeys
+from rmq.protocol import scripts
+from rmq.protocol.flows import eviction
+from tests.conftest import any_binary
+from tests.property.driver import Driver
+from tests.property.mutants import Change, loader
+from tests.servers import Server
+
+TOPICS, COUNT = 60, 5
+BODY = "x" * 4000
+ROOM = 100_000  # bytes that are left when the policy begins to matter
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def evicting(ours: Server) -> Iterator[Server]:
+    """A server whose policy is the wrong one; its memory is not full."""
+    with ours.raw() as raw:
+        raw.flushall()
+        raw.config_set("maxmemory-policy", "allkeys-lru")
+        yield ours
+        raw.config_set("maxmemory-policy", "noeviction")
+        raw.config_set("maxmemory", 0)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    caplog.clear()
+    return [text for text in found if "maxmemory-policy" in text]
+
+
+@pytest.mark.fault("F19")
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_creating_a_topic_names_a_policy_that_evicts(
+    evicting: Server, name: str, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver(evicting.url, is_async)
+    try:
+        driver.do(driver.client.topic(name).send(1))
+        (told,) = warnings(caplog)
+        driver.do(driver.client.topic(name).send(2))
+        driver.do(driver.client.topic(name).open())
+        later = warnings(caplog)
+    finally:
+        driver.close()
+
+    assert "is allkeys-lru" in told
+    assert "CONFIG SET maxmemory-policy noeviction" in told
+    assert later == []
+
+
+@pytest.mark.fault("F19")
+def test_each_start_of_a_worker_names_a_policy_that_evicts(
+    evicting: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rmq.Client(evicting.url) as client:
+        topic = client.topic(name)
+        topic.open()
+        topic.handler(lambda body: None)
+        warnings(caplog)
+
+        for _ in range(2):
+            with rmq.Worker(client, heartbeat="thread"):
+                pass
+            (told,) = warnings(caplog)
+            assert "is allkeys-lru" in told
+
+
+@pytest.mark.fault("F19")
+def test_nothing_is_said_where_nothing_is_evicted_or_info_is_denied(
+    evicting: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with evicting.raw() as raw, rmq.Client(evicting.url) as client:
+        raw.config_set("maxmemory-policy", "noeviction")
+        client.topic(name).open()
+        assert warnings(caplog) == []
+
+        raw.config_set("maxmemory-policy", "volatile-ttl")
+        client.topic(f"{name}-2").open()
+        assert "is volatile-ttl" in warnings(caplog)[0]
+
+        words = rmq.acl_rules("producer").words()
+        raw.execute_command("ACL", "SETUSER", "poor", "on", ">pw", *words)
+        url = evicting.url.replace("redis://", "redis://poor:pw@")
+        with rmq.Client(url) as poor:
+            assert poor.topic(f"{name}-3").open() is True
+        raw.execute_command("ACL", "DELUSER", "poor")
+        assert warnings(caplog) == []
+
+
+@pytest.mark.fault("F19", control=True)
+def test_a_creation_that_does_not_look_says_nothing(
+    evicting: Server,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(eviction, "advice", lambda policy: None)
+    with rmq.Client(evicting.url) as client:
+        client.topic(name).open()
+
+    assert warnings(caplog) == []
+
+
+# --- keys are evicted ----------------------------------------------------------------------------
+
+
+def evict(raw: redis.Redis, keys: list[bytes], enough: int) -> int:
+    """Write until so many of the keys are gone, then let nothing be evicted; return how many."""
+    memory: Any = raw.info("memory")
+    raw.config_set("maxmemory", memory["used_memory"] + ROOM)
+    gone = number = 0
+    while gone < enough:
+        assert number < 50_000, "nothing is evicted"
+        with raw.pipeline(transaction=False) as pipe:
+            for _ in range(50):
+                pipe.set(f"filler:{number}", BODY)
+                number += 1
+            pipe.execute()
+        gone = len(keys) - int(str(raw.exists(*keys)))
+    raw.config_set("maxmemory-policy", "noeviction")
+    raw.config_set("maxmemory", 0)
+    return gone
+
+
+class Losses(NamedTuple):
+    """What came of topics, one slot each, after parts of them were evicted.
+
+    Attributes:
+        whole: topics that delivered all.
+        named: topics whose next receive, or `stats`, was an error that named what is missing.
+        counted: topics without a queue, of whose messages `stats` tells.
+        silent: topics that delivered less than all, and nothing tells of it.
+        moved: topics whose receive has changed something, though parts of its messages were gone.
+    """
+
+    whole: int
+    named: int
+    counted: int
+    silent: int
+    moved: int
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {word}" for word, count in self._asdict().items())
+
+
+def parts(name: str) -> list[bytes]:
+    keys = SlotKeys("rmq", name, 0)
+    return [keys.slot, keys.store, keys.records]
+
+
+def outcome(client: rmq.Client, name: str, told: str) -> str:
+    """Return what is known of a topic that has delivered less than was sent."""
+    if told:
+        return "named"
+    try:
+        stats = client.admin.stats(name)
+    except (rmq.TopicNotFound, rmq.TopicVanished):
+        return "named"
+    held = sum(stats[part] for part in ("priority", "retries", "in_flight", "dead"))
+    unaccounted = stats["accepted"] - stats["settled"] > held
+    return "counted" if unaccounted else "silent"
+
+
+def after_eviction(server: Server, name: str) -> Losses:
+    """Send to many topics, let half of their keys be evicted, and receive from each."""
+    names = [f"{name}-{number}" for number in range(TOPICS)]
+    counts = dict.fromkeys(Losses._fields, 0)
+    with server.raw() as raw, rmq.Client(server.url) as client:
+        topics = [client.topic(each) for each in names]
+        for topic in topics:
+            topic.send_many([rmq.Outgoing(BODY) for _ in range(COUNT)])
+        keys = [key for each in names for key in parts(each)]
+        evict(raw, keys, len(keys) // 2)
+        for each, topic in zip(names, topics, strict=True):
+            missing = {key.decode() for key in parts(each) if not raw.exists(key)}
+            before = [raw.dump(key) for key in parts(each)]
+            told, received = "", 0
+            try:
+                received = len(topic.consumer().receive(COUNT))
+            except (rmq.TopicVanished, rmq.ScriptFailed) as error:
+                told = str(error)
+                assert any(key in told for key in missing), (missing, told)
+            _, store, records = (key.decode() for key in parts(each))
+            if told or (records in missing and store not in missing):
+                counts["moved"] += before != [raw.dump(key) for key in parts(each)]
+            counts["whole" if received == COUNT else outcome(client, each, told)] += 1
+    return Losses(**counts)
+
+
+@pytest.mark.fault("F19")
+def test_what_is_evicted_is_named_or_counted_and_nothing_else_moves(
+    evicting: Server, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Peer bug: Redis evicts keys of a queue, and nobody is told."""
+    found = after_eviction(evicting, name)
+
+    with capsys.disabled():
+        print(f"\nFIG allkeys-lru, {TOPICS} topics, half of their keys evicted: {found}")
+    assert found.named > 0
+    assert found.counted > 0
+    assert (found.silent, found.moved) == (0, 0)
+
+
+TOLERANT: list[Change] = [
+    (
+        "prepare",
+        "if not record or #record < 8 then\n      fail('RECORD', records)",
+        "if not record or #record < 8 then\n      record = string.rep('\\0', 8)\n"
+        "      batch[i] = record",
+    )
+]
+
+
+@pytest.mark.fault("F19", control=True)
+def test_a_take_that_tolerates_missing_records_moves_what_is_left_of_messages(
+    evicting: Server,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scripts, "load", loader(TOLERANT))
+    found = after_eviction(evicting, name)
+
+    with capsys.disabled():
+        print(f"\nFIG control, a take that needs no record: {found}")
+    assert found.moved > 0
+
+
+@pytest.mark.fault("F19", control=True)
+def test_a_bare_queue_is_empty_and_tells_nobody(
+    evicting: Server, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [f"bare:{name}:{number}".encode() for number in range(TOPICS)]
+    with evicting.raw() as raw:
+        for key in keys:
+            raw.lpush(key, *[BODY] * COUNT)
+        evict(raw, keys, TOPICS // 2)
+        received = sum(raw.rpop(key) is not None for key in keys for _ in range(COUNT))
+
+    with capsys.disabled():
+        print(f"\nFIG control, lists: {TOPICS * COUNT - received} of {TOPICS * COUNT} lost, 0 told")
+    assert 0 < received < TOPICS * COUNT
