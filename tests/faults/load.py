@@ -15,11 +15,13 @@ class Load:
     """A producer and a consumer of one topic, each a thread with a client of its own."""
 
     def __init__(
-        self, url: str, topic: str, *, is_async: bool = False, timeout: float = 10.0, slots: int = 1
-    ) -> None:
+        self, url: str, topic: str, *, is_async: bool = False, timeout: float = 10.0,
+        slots: int = 1, pad: int = 0,
+    ) -> None:  # fmt: skip
         self.history = History()
         self.errors: list[BaseException] = []
         self.name = topic
+        self._pad = "x" * pad  # of each body
         self.drivers = [
             Driver(url, is_async, timeout=timeout, retry_for=15) for _ in ("send", "take")
         ]
@@ -59,7 +61,7 @@ class Load:
         while self._running[0].is_set():
             self.history.attempt(number)
             try:
-                do(topic.send({"n": number}))
+                do(topic.send({"n": number, "pad": self._pad}))
             except rmq.OutcomeUnknown:
                 pass
             else:
@@ -76,6 +78,7 @@ class Load:
         do = self.drivers[1].do
         got = do(consumer.receive(20, wait=0.2))
         for one in got:
+            assert one.body["pad"] == self._pad
             self.history.deliver(one.body["n"])
         lost = {one.id for one in do(consumer.ack(got))} if got else set()
         for one in got:

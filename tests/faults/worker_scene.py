@@ -136,12 +136,12 @@ class Scene:
 
     def send(
         self, count: int = 1, do: Iterable[Any] = ("quick",), again: Iterable[Any] = ("quick",),
-        **options: Any,
+        pad: int = 0, **options: Any,
     ) -> list[int]:  # fmt: skip
         """Send messages that say what is to be done with them; their numbers."""
         numbers = list(range(len(self.sent), len(self.sent) + count))
         for n in numbers:
-            body = {"n": n, "do": list(do), "again": list(again)}
+            body = {"n": n, "do": list(do), "again": list(again), "pad": "x" * pad}
             self.ids[n] = self.topic.send(body, **options).id
             self.sent.append(n)
         return numbers

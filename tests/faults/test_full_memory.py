@@ -1,0 +1,140 @@
+"""Redis at maxmemory with many messages in it: sends are refused, and all that drains goes on.
+
+A run in CI has 20 000 messages; `RMQ_TEST_LONG=1 pytest tests/faults/test_full_memory.py -s` has a
+million.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+import rmq
+from tests.conftest import any_binary
+from tests.faults.deep import CALL, LONG, WAITING, Deep
+from tests.servers import Server
+
+ROOM = 2 << 20  # bytes that the producer may still fill
+PART = WAITING // 10  # messages of a drain that is timed
+SLOWEST = 0.3  # of the rate without a limit; timed with a million only
+
+pytestmark = pytest.mark.timeout(1800 if LONG else 300)
+
+
+@pytest.fixture
+def raw() -> Iterator[redis.Redis]:
+    server = Server(any_binary(), "--maxmemory-policy", "noeviction")
+    with server.raw() as made:
+        yield made
+    server.stop()
+
+
+def url_of(raw: redis.Redis) -> str:
+    return f"redis://127.0.0.1:{raw.get_connection_kwargs()['port']}/0"
+
+
+def used(raw: redis.Redis) -> int:
+    return int(raw.info("memory")["used_memory"])  # type: ignore[index]
+
+
+def settle_in_every_way(deep: Deep) -> None:
+    """Extend, release, retry, bury, roll back and look, all of which a full Redis has to allow."""
+    admin, name = deep.client.admin, deep.topic.name
+    extended, released, failed, *rejected = deep.take(13)
+    extended.extend(600)
+    deep.again(released).release()
+    deep.again(failed).nack(delay=0, error="no")
+    for delivery in rejected:
+        delivery.reject("bad")
+    deep.ack([extended])
+
+    short = deep.topic.consumer(lease=1)
+    lapsed = deep.take(100, short)
+    for delivery in lapsed:
+        deep.again(delivery)
+    time.sleep(2.5)
+    assert admin.rollback(name) == len(lapsed) == 100
+
+    assert admin.stats(name)["dead"] == len(rejected) == 10
+    assert len(admin.peek(name, 20, "dead")) == 10
+    assert len(admin.peek(name, 20)) == 20
+    with pytest.raises(rmq.QueueFull, match="maxmemory"):
+        admin.redrive(name)
+    assert admin.stats(name)["dead"] == 10  # a redrive that is refused moves none
+    for delivery in rejected:
+        deep.again(delivery)
+
+
+@pytest.mark.fault("F18")
+def test_many_messages_are_drained_at_maxmemory_and_the_producer_goes_on(
+    raw: redis.Redis, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Deep(url_of(raw), name) as deep:
+        empty = used(raw)
+        deep.fill()
+        free_rate = deep.drain(PART)
+
+        full = used(raw)
+        raw.config_set("maxmemory", full + ROOM)
+        deep.start_producer(url_of(raw))
+        deep.wait_for_refusals()
+        assert set(deep.refused) == {"QueueFull"}
+        assert deep.stored > 0  # until then
+        raw.config_set("maxmemory", empty + (full - empty) // 2)
+        full_rate = deep.drain(PART)
+        settle_in_every_way(deep)
+        refused_meanwhile, stored = deep.refused.total(), deep.stored
+        deep.wait_for_refusals(refused_meanwhile + 1)
+        assert deep.stored == stored
+
+        while deep.stored == stored:
+            deep.drain(CALL)
+        deep.wait_for_progress()  # the limit is as it was
+        deep.stop_producer()
+        deep.drain()
+        redriven = deep.client.admin.redrive(name)
+        deep.drain()
+        held = deep.client.admin.stats(name)
+
+    verdict = deep.history.verdict(fired=deep.refused.total())
+    ratio = full_rate / free_rate
+    with capsys.disabled():
+        print(
+            f"\nFIG maxmemory, {WAITING:,} waiting: {verdict}; {deep.refused.total()} calls of the "
+            f"producer refused, drained {full_rate:,.0f}/s, {ratio:.2f} of the rate without a limit"
+        )
+    assert verdict.state == "valid", verdict
+    assert redriven.sent == 10
+    assert not any(held[one] for one in ("priority", "retries", "due", "in_flight", "dead"))
+    assert ratio > SLOWEST or not LONG
+
+
+@pytest.mark.fault("F18", control=True)
+def test_a_redis_that_evicts_is_seen_to_lose(
+    raw: redis.Redis, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw.config_set("maxmemory-policy", "allkeys-random")
+    with Deep(url_of(raw), name) as deep:
+        deep.fill()
+        raw.config_set("maxmemory", used(raw) // 2)
+        for number in range(100):
+            with contextlib.suppress(redis.ResponseError):  # not all that it evicts is free at once
+                raw.set(f"one more {number}", "")
+        raw.config_set("maxmemory", 0)
+        evicted = raw.info("stats")["evicted_keys"]  # type: ignore[index]
+        try:
+            deep.drain()
+        except rmq.RMQError as error:
+            told = type(error).__name__
+        else:
+            told = "nothing"
+
+    verdict = deep.history.verdict(fired=evicted)
+    with capsys.disabled():
+        print(f"\nFIG control, a Redis that evicts: {verdict}; {told} is raised")
+    assert verdict.state == "invalid"
+    assert verdict.lost
