@@ -69,7 +69,7 @@ class ScriptConnection:
                 for i, reply in zip(missing, again):  # noqa: B905 (as long as each other)
                     replies[i] = reply
             if any(_is_error(reply, "READONLY", "MASTERDOWN", "LOADING") for reply in replies):
-                raise OSError("the server is no master now")
+                raise OSError("the server is no master now, or is loading its data")
         except (OSError, ValueError, IndexError) as error:
             self.close()
             raise error if isinstance(error, OSError) else OSError(f"reply: {error}") from None

@@ -20,6 +20,7 @@ from rmq.protocol.flows.inspect import check_place
 from rmq.protocol.steps import Flow, Progress, Sleep
 
 CALL_MAX = 1000  # messages of one call
+REDRIVE_MAX = 200  # the same of a redrive, which takes some 5 us for each: others wait meanwhile
 
 
 class Redriven(NamedTuple):
@@ -140,7 +141,7 @@ def redrive(
     matched = sum(len(ids) for _, ids in matching)
     sent = unreadable = done = 0
     if not dry_run:
-        step = CALL_MAX if rate is None else max(1, min(CALL_MAX, int(rate / 4)))
+        step = REDRIVE_MAX if rate is None else max(1, min(REDRIVE_MAX, int(rate / 4)))
         for keys, ids in matching:
             while ids:
                 with context.sessions.borrowed() as session:

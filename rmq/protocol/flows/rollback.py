@@ -58,7 +58,7 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
     for keys in context.slots:
         yield from rollback_long(keys)
         while True:
-            reply = yield commands.rollback(context, keys, BATCH_MAX)
+            reply = yield commands.rollback(context, keys)
             total += reply.retried + reply.dead
             if not reply.more:
                 break
