@@ -25,6 +25,9 @@ from bench.machine import description, server
 from bench.measurement import Measurement
 from bench.memory import memory, remembered
 from bench.outbox import outbox
+from bench.size.run import MESSAGES, size
+from bench.size.scene import refusal
+from bench.size.tables import show as show_size
 from bench.worker import worker
 from tests.servers import Server, engines
 
@@ -44,8 +47,13 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "outbox": outbox,
     "cost": cost,
     "growth": growth,
+    "size": size,
 }
-SHOWS = {"cost": show_cost, "growth": show_growth}  # of a part; the others have one table
+SHOWS = {
+    "cost": show_cost,
+    "growth": show_growth,
+    "size": show_size,
+}  # of a part; the others have one table
 ROUNDS = {"cost": COST_ROUNDS, "growth": GROWTH_ROUNDS}  # of a part; 9 of the others
 
 
@@ -65,7 +73,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument_group("of the part growth").add_argument(
         "--deepest", type=int, metavar="N", help=f"most messages that wait, default {DEEPEST}"
     )
+    parser.add_argument_group("of the part size").add_argument(
+        "--messages", type=int, metavar="N", help=f"messages that wait, default {MESSAGES}"
+    )
     options = parser.parse_args()
+    if options.messages is not None and "size" not in (options.only or PARTS):
+        parser.error("--messages is an option of --only size")
+    if "size" in (options.only or PARTS) and not options.quick:
+        reason = refusal(options.messages or MESSAGES)
+        if reason:
+            parser.error(f"size: {reason}")
     if options.deepest is not None and "growth" not in (options.only or PARTS):
         parser.error("--deepest is an option of --only growth")
     if cost_options.given(options) and options.only != ["cost"]:
@@ -86,6 +103,8 @@ def main() -> None:
         }
     if options.deepest is not None:
         parts = {**parts, "growth": functools.partial(growth, deepest=options.deepest)}
+    if options.messages is not None:
+        parts = {**parts, "size": functools.partial(size, messages=options.messages)}
     measurements: list[Measurement] = []
     left = list(names)
     with server(options.engine) as own:

@@ -61,6 +61,14 @@ class Figures:
         figure = self._figure(name)
         return Spread(figure["value"], min(figure["rounds"]), max(figure["rounds"]))
 
+    def part(self, part: str) -> dict[str, tuple[float, Mapping[str, Any]]]:
+        """Return value and notes of each figure of a part, by name."""
+        return {
+            name: (figure["value"], figure.get("notes", {}))
+            for name, figure in self._figures.items()
+            if figure["part"] == part
+        }
+
     def names(self, part: str, start: str) -> list[str]:
         """Return the names of a part's figures that start so; there is one at least."""
         found = [

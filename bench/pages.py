@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench import capacity, plots, tables
 from bench.figures import Figures, Missing
+from bench.size import tables as size_tables
 
 ROOT = Path(__file__).parents[1]
 CAPACITY, README = "docs/capacity.md", "bench/README.md"
@@ -49,6 +50,7 @@ BLOCKS = {
     "capacity": Block(CAPACITY, ("cost", "growth"), capacity.table),
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
     "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table, how=None),
+    "size": Block(CAPACITY, ("size",), size_tables.page, "one"),
     "throughput": Block(README, ("throughput",), tables.throughput, MEDIAN),
     "streams": Block(README, ("drain", "throughput", "growth"), tables.streams, MEDIAN),
     "cost": Block(README, ("cost",), tables.cost),
