@@ -27,13 +27,14 @@ class SentinelServer(Server):
         quorum: how many sentinels must agree that the master is down.
         password: of the sentinels.
         lines: more configuration.
+        host: of the master.
     """
 
     def __init__(
         self, binary: str, master_port: int, quorum: int, password: str = "",
-        lines: Sequence[str] = (),
+        lines: Sequence[str] = (), host: str = "127.0.0.1",
     ) -> None:  # fmt: skip
-        self._master_port, self._quorum, self._password = master_port, quorum, password
+        self._master, self._quorum, self._password = f"{host} {master_port}", quorum, password
         self._lines = lines
         super().__init__(binary)
 
@@ -43,7 +44,7 @@ class SentinelServer(Server):
             lines = [
                 f"port {self.port}", "bind 127.0.0.1", f"dir {self.dir}",
                 f"logfile {self.dir}/redis.log",
-                f"sentinel monitor {SERVICE} 127.0.0.1 {self._master_port} {self._quorum}",
+                f"sentinel monitor {SERVICE} {self._master} {self._quorum}",
                 f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
                 f"sentinel failover-timeout {SERVICE} 5000",
                 f"sentinel parallel-syncs {SERVICE} 2",

@@ -82,9 +82,12 @@ class Recorder:
         return report  # type: ignore[no-any-return]
 
     def _write(self, item: pytest.Item, record: dict[str, Any]) -> None:
-        control = any(mark.kwargs.get("control") for mark in item.iter_markers("fault"))
+        control, optional = (
+            any(mark.kwargs.get(word) for mark in item.iter_markers("fault"))
+            for word in ("control", "optional")
+        )
         record |= {
-            "test": item.nodeid, "rows": rows_of(item), "control": control,
+            "test": item.nodeid, "rows": rows_of(item), "control": control, "optional": optional,
             "figures": self._stdout.found,
         }  # fmt: skip
         with self._file.open("a") as file:

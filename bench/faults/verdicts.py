@@ -1,7 +1,9 @@
 """Decide what the tests of a row have shown.
 
 A row is held if each of its tests passed and a control was caught. A test that fails for the reason
-that no fault fired has shown nothing, nor has a test without a control: the verdict is unknown.
+that no fault fired has shown nothing, nor has a test without a control: the verdict is unknown. A
+test that is marked as optional may be skipped where the machine cannot run it; the other tests of
+its row decide then.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class Result:
         why: the end of its failure, or why it was skipped.
         figures: lines that it printed.
         seed: RMQ_TEST_SEED of its run.
+        optional: whether it needs what not every machine has.
     """
 
     test: str
@@ -40,6 +43,7 @@ class Result:
     why: str
     figures: tuple[str, ...]
     seed: int
+    optional: bool = False
 
     @classmethod
     def read(cls, record: dict[str, Any], seed: int) -> Result:
@@ -62,8 +66,9 @@ def judge(row: Row, results: Sequence[Result]) -> tuple[Verdict, str]:
     """
     if row.lane == "not yet":
         return "not yet", row.note
-    tests = [result for result in results if not result.control]
-    controls = [result for result in results if result.control]
+    ran = [result for result in results if not (result.optional and result.outcome == "skipped")]
+    tests = [result for result in ran if not result.control]
+    controls = [result for result in ran if result.control]
     for result in tests:
         if result.outcome == "failed" and not result.had_no_fault:
             return "broken", f"failed: {result.test}"

@@ -28,6 +28,10 @@ def test_control():
 def test_skips(how):
     pytest.skip("no compiler")
 
+@pytest.mark.fault("F8", optional=True)
+def test_needs_root():
+    pytest.skip("no rights")
+
 @pytest.fixture
 def broken():
     raise OSError("no server")
@@ -53,8 +57,10 @@ def test_tests_of_the_rows_are_run_and_recorded(tmp_path: Path) -> None:
         "test_control": ("failed", True, ("F4", "F8")),
         "test_skips[1]": ("skipped", False, ("F8",)),
         "test_skips[2]": ("skipped", False, ("F8",)),
+        "test_needs_root": ("skipped", False, ("F8",)),
         "test_cannot_begin": ("failed", False, ("F4",)),
     }
+    assert [name for name, one in found.items() if one.optional] == ["test_needs_root"]
     assert found["test_holds"].figures == ("kill: lost 0",)
     assert "nothing was caught" in found["test_control"].why
     assert {one.seed for one in found.values()} == {7}
