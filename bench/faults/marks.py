@@ -21,12 +21,14 @@ class Mark:
         test: the name of its function.
         rows: numbers of the rows.
         control: whether it is a negative control, which passes if a broken variant is caught.
+        optional: whether it needs what not every machine has.
     """
 
     file: str
     test: str
     rows: tuple[str, ...]
     control: bool
+    optional: bool = False
 
 
 def marks(root: Path) -> list[Mark]:
@@ -82,4 +84,7 @@ def _marks_of(text: str, file: str) -> Iterator[Mark]:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
                 rows = tuple(str(ast.literal_eval(word)) for word in call.args)
                 named = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-                yield Mark(file, function.name, rows, bool(named.get("control")))
+                yield Mark(
+                    file, function.name, rows, bool(named.get("control")),
+                    bool(named.get("optional")),
+                )  # fmt: skip

@@ -35,7 +35,7 @@ def test_marks_name_rows_of_the_catalogue(marked: list[Mark]) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.number)
 def test_a_row_has_tests_and_a_control_or_a_reason(row: Row, marked: list[Mark]) -> None:
-    mine = [mark.control for mark in marked if row.number in mark.rows]
+    mine = [mark.control for mark in marked if row.number in mark.rows and not mark.optional]
     if row.lane == "not yet":
         assert row.note
         assert mine == [], "it has tests: say in which lane"
@@ -48,11 +48,13 @@ def test_marks_are_read_as_they_stand(tmp_path: Path) -> None:
     (tmp_path / "tests" / "test_x.py").write_text(
         '@pytest.mark.fault("F1", "F2", control=True)\nasync def test_a(): ...\n'
         '@other\n@pytest.mark.fault("F1")\ndef test_b(): ...\ndef test_c(): ...\n'
+        '@pytest.mark.fault("F2", optional=True)\ndef test_d(): ...\n'
     )
 
     assert marks(tmp_path) == [
         Mark("tests/test_x.py", "test_a", ("F1", "F2"), True),
         Mark("tests/test_x.py", "test_b", ("F1",), False),
+        Mark("tests/test_x.py", "test_d", ("F2",), False, optional=True),
     ]
 
 
@@ -92,6 +94,18 @@ def test_a_row_is_held_only_if_its_tests_passed_and_a_control_was_caught(
     results: list[Result], verdict: str, why: str
 ) -> None:
     assert judge(LIVE, results) == (verdict, why)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict"), [("skipped", "held"), ("passed", "held"), ("failed", "broken")]
+)
+def test_an_optional_test_may_be_skipped_but_not_fail(outcome: str, verdict: str) -> None:
+    optional = replace(result(outcome=outcome), optional=True)
+
+    assert judge(LIVE, [result(), result(True), optional])[0] == verdict
+    if outcome == "skipped":
+        alone = [replace(one, optional=True) for one in (optional, result(True, "skipped"))]
+        assert judge(LIVE, alone) == ("unknown", "no test ran")
 
 
 def test_a_row_without_tests_is_not_yet_whatever_ran() -> None:
