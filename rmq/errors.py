@@ -217,6 +217,10 @@ class DecodeError(RMQError, ValueError):
 class StorageError(RMQError):
     """Redis could not do what was asked."""
 
+    # Of a call that fails fast: the seconds in which its caller may repeat it. None: the client has
+    # repeated it for so long.
+    _repeat_for: float | None = None
+
 
 class Unavailable(StorageError):
     """Redis cannot be reached or refuses to work now; the call did not take effect."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rmq.errors import RMQError, TopicVanished
-from rmq.protocol.steps import Command
+from rmq.protocol.steps import Command, is_master_away
 
 HashSlot = Callable[[bytes], int]
 ANEW = -2  # as next_ready says it of a slot whose topic was deleted or created anew
@@ -44,16 +44,21 @@ def _divide_next_ready(command: Command[Any], hash_slot: HashSlot) -> Divided | 
             [key for place in group for key in keys[place]],
             [now_us, waits, *([stamps[place] for place in group] if many_topics else stamps)],
             list,
+            fails_fast=command.fails_fast,
         )
         for group in places.values()
     ]
 
     def join(values: Sequence[Any]) -> list[int]:
+        if all(is_master_away(value) for value in values):
+            raise values[0]
         waits_us = [0] * len(keys)
         for group, value in zip(places.values(), values, strict=True):
             # A part with one slot has one stamp, and then another stamp is an error.
             if many_topics and isinstance(value, TopicVanished):
                 value = [ANEW] * len(group)
+            if is_master_away(value):
+                value = [0] * len(group)  # who visits them learns more
             if isinstance(value, RMQError):
                 raise value
             for place, wait_us in zip(group, value, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from rmq.core.settings import Fsync, Replicated
-from rmq.errors import RMQError
+from rmq.errors import RMQError, StorageError
 from rmq.protocol.scripts import Script
 
 T = TypeVar("T")
@@ -25,9 +25,11 @@ class Command(Generic[T]):
         parse: turns the reply into a value, or raises one of RMQ's errors.
         marks_repeats: a repeated call has 1 as its last argument.
         write: a plain command that Redis runs just before the script, in one transaction with it.
+        fails_fast: on a cluster, it is not repeated while the master of its slot is away: it fails
+            with an error whose `_repeat_for` says how long its caller may repeat it.
     """
 
-    __slots__ = ("args", "keys", "marks_repeats", "parse", "script", "write")
+    __slots__ = ("args", "fails_fast", "keys", "marks_repeats", "parse", "script", "write")
 
     def __init__(
         self,
@@ -37,8 +39,10 @@ class Command(Generic[T]):
         parse: Callable[[Any], T],
         marks_repeats: bool = False,
         write: tuple[Any, ...] = (),
+        fails_fast: bool = False,
     ) -> None:
         self.script = script
+        self.fails_fast = fails_fast
         self.keys = keys
         self.args = args
         self.parse = parse
@@ -49,10 +53,17 @@ class Command(Generic[T]):
         """Return the same call as it is sent after one that got no reply."""
         if not self.marks_repeats:
             return self
-        return Command(self.script, self.keys, [*self.args, 1], self.parse, write=self.write)
+        return Command(
+            self.script, self.keys, [*self.args, 1], self.parse, False, self.write, self.fails_fast
+        )
 
     def __repr__(self) -> str:
         return f"Command({self.script.name!r}, {list(self.keys)!r})"
+
+
+def is_master_away(value: object) -> bool:
+    """Whether this is the error of a command that failed fast: the master of its slot is away."""
+    return isinstance(value, StorageError) and value._repeat_for is not None
 
 
 class Pipeline:

@@ -102,5 +102,5 @@ class AsyncClusterTransport(AsyncTransport):
         try:
             return await self._subscribed_on(wanted, connection)
         except NotConnected:
-            self._table.suspects.add(node)
+            self._table.note_failed(node)
             raise

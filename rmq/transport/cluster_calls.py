@@ -17,7 +17,8 @@ Only a lost reply leaves open whether a call was done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -27,15 +28,16 @@ from redis.exceptions import AskError, MovedError
 
 from rmq.core import keys as rmq_keys
 from rmq.core.settings import Fsync, Replicated
-from rmq.errors import RMQError, Unavailable
+from rmq.errors import RMQError, StorageError, Unavailable
 from rmq.protocol.divide import divide
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command
 from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
+from rmq.transport.cluster_replies import MANY_KEYS, joined, least
 from rmq.transport.cluster_slots import Node, SlotTable, address_of, hash_slot
 from rmq.transport.durability import check_wait, wait_words
 from rmq.transport.operations import Operations, Pause
-from rmq.transport.pool import NotConnected
+from rmq.transport.pool import NotConnected, StaleConnection
 from rmq.transport.redis_errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
 from rmq.transport.retry_deadline import RetryDeadline
 from rmq.transport.script_calls import key_of_wrong_type, parsed, reply_of, request_of
@@ -60,10 +62,11 @@ class Task:
 
     Attributes:
         asked: the node to send it to behind ASKING.
+        losses: how often it was sent, and no reply came.
         error: why it is to be sent again; None: it is done, and `reply` is its reply or refusal.
     """
 
-    __slots__ = ("asked", "call", "count", "error", "node", "reply", "slot")
+    __slots__ = ("asked", "call", "count", "error", "losses", "node", "reply", "slot")
 
     def __init__(
         self, slot: int | None, call: Command[Any] | Sequence[Any], node: Node | None = None
@@ -73,6 +76,7 @@ class Task:
         self.node = node
         self.asked: Node | None = None
         self.count = 0  # replies that come back
+        self.losses = 0
         self.error: BaseException | None = redis.RedisError("not sent yet")
         self.reply: Any = None
 
@@ -80,6 +84,11 @@ class Task:
     def script(self) -> Script | None:
         """The script that it calls."""
         return self.call.script if isinstance(self.call, Command) else None
+
+    @property
+    def fails_fast(self) -> bool:
+        """Whether it is not repeated while the master of its slot is away."""
+        return isinstance(self.call, Command) and self.call.fails_fast
 
     def pack(self) -> bytes:
         """Return what is sent."""
@@ -94,8 +103,15 @@ class Task:
     def note_lost(self, error: BaseException) -> None:
         """Note that no reply came."""
         self.error, self.asked = error, None
-        if isinstance(self.call, Command) and kind_of(error) is Kind.UNKNOWN:
-            self.call = self.call.again()
+        if kind_of(error) is Kind.UNKNOWN:
+            self.losses += 1
+            if isinstance(self.call, Command):
+                self.call = self.call.again()
+
+    def fail(self, failure: StorageError, repeat_for: float) -> None:
+        """End it with an error, which its caller may mend by repeating it."""
+        failure._repeat_for = repeat_for
+        self.reply, self.error = failure, None
 
 
 class ClusterCalls:
@@ -162,8 +178,8 @@ class ClusterCalls:
             found = []
             for task in group:
                 found.append((yield from self._value(task)))
-            values.append(found[0] if pieces is None else _joined(command, pieces.join, found))
-        return values, _least(confirmed, durability)
+            values.append(found[0] if pieces is None else joined(command, pieces.join, found))
+        return values, least(confirmed, durability)
 
     def raw_command(self, name: str, words: Sequence[Any]) -> Operations[Any]:
         """Carry out a plain command; return its reply. SCAN walks the keys of all masters.
@@ -174,7 +190,7 @@ class ClusterCalls:
         verb = words[0]
         if verb == "SCAN":
             return (yield from self._scan(name, words))
-        if verb not in _MANY_KEYS:
+        if verb not in MANY_KEYS:
             tasks = [Task(None if verb in _ON_ANY_NODE else hash_slot(words[1]), words)]
             yield from self._run(tasks, name, None)
             self._raise_refusal(tasks[0], name, words)
@@ -190,7 +206,7 @@ class ClusterCalls:
         for task in tasks:
             self._raise_refusal(task, name, words)
         order = [place for places in by_slot.values() for place in places]
-        return _MANY_KEYS[verb](order, [task.reply for task in tasks])
+        return MANY_KEYS[verb](order, [task.reply for task in tasks])
 
     def read_table(self) -> Operations[None]:
         """Read from any node which node serves which slot.
@@ -203,13 +219,13 @@ class ClusterCalls:
             (replies,) = yield ExchangeAll([NodeExchange(node, _SLOTS, 1)])
             reply = replies if isinstance(replies, BaseException) else replies[0]
             if not isinstance(reply, BaseException):
-                self._table.suspects.discard(node)
+                self._table.note_answered(node)
                 if reply:
                     self._table.read(reply, node)
                     return
                 last = NotConnected(f"{node[0]}:{node[1]} serves no slots, and knows of none")
                 continue
-            self._table.suspects.add(node)
+            self._table.note_failed(node)
             last = reply
             if "cluster support disabled" in str(reply):
                 raise translate(reply, "cluster slots", [])
@@ -237,6 +253,9 @@ class ClusterCalls:
                     yield from self._round(
                         [task for task in tasks if task.error is not None], durability, confirmed
                     )
+                    if self._fail_fast(tasks, deadline) and self._table.age_s() > PAUSE_S:
+                        with contextlib.suppress(*REDIS_ERRORS):
+                            yield RefreshTable(self._table.version)
                     left = [task for task in tasks if task.error is not None]
                     if not left:
                         return confirmed
@@ -258,6 +277,19 @@ class ClusterCalls:
         except REDIS_ERRORS as failure:
             raise translate(failure, name, []) from failure
 
+    def _fail_fast(self, tasks: Sequence[Task], deadline: RetryDeadline) -> bool:
+        """End the tasks that fail fast, and whose node is away; return whether there was one."""
+        failed = False
+        for task in tasks:
+            error = task.error
+            if error is None or not task.fails_fast or not _is_away(error):
+                continue
+            if isinstance(error, StaleConnection) and task.losses == 1:
+                continue  # the death of an old connection says nothing about its node
+            task.fail(deadline.failure(error, task.losses > 0), self._retry_for)
+            failed = True
+        return failed
+
     def _round(
         self,
         tasks: Sequence[Task],
@@ -268,7 +300,9 @@ class ClusterCalls:
         by_node: dict[Node, list[Task]] = {}
         for task in tasks:
             node = task.asked or task.node or self._node_of(task.slot)
-            if node is None:
+            if node is not None and task.fails_fast and self._table.is_away(node):
+                task.error = NotConnected(f"{node[0]}:{node[1]} did not answer just now")
+            elif node is None:
                 task.error = redis.exceptions.ClusterDownError("CLUSTERDOWN no node serves a slot")
             else:
                 by_node.setdefault(node, []).append(task)
@@ -286,16 +320,18 @@ class ClusterCalls:
                 for node, part in by_node.items()
             ]
         )
+        began = time.monotonic()
         results = (yield exchange) if by_node else []
         for sent, replies in zip(exchange.parts, results, strict=True):
             part = by_node[sent.node]
             if isinstance(replies, BaseException):
-                self._table.suspects.add(sent.node)
+                is_stale = isinstance(replies, StaleConnection)
+                self._table.note_failed(sent.node, None if is_stale else time.monotonic() - began)
                 self.loaded[sent.node].clear()  # it may have started anew, without any
                 for task in part:
                     task.note_lost(replies)
                 continue
-            self._table.suspects.discard(sent.node)
+            self._table.note_answered(sent.node)
             yield from self._note_replies(sent.node, part, loads[sent.node], iter(replies))
             if durability is not None and any(task.error is None for task in part):
                 confirmed.append(replies[-1])
@@ -345,6 +381,8 @@ class ClusterCalls:
     def _value(self, task: Task) -> Operations[Any]:
         """Return the value of a command's task, or its RMQError."""
         assert isinstance(task.call, Command)
+        if isinstance(task.reply, RMQError):
+            return task.reply
         if not isinstance(task.reply, BaseException):
             return parsed(task.call, task.reply)
         wrong_key = ""
@@ -422,6 +460,12 @@ def _is_redirection(error: BaseException) -> bool:
     return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
 
 
+def _is_away(error: BaseException) -> bool:
+    """Whether the node is away or not ready, and its successor is not known yet."""
+    is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
+    return is_later and not _is_redirection(error) and code_of(error) != "TRYAGAIN"
+
+
 def _worst(tasks: Sequence[Task]) -> BaseException:
     """Return the error that decides when to go on: a lost reply before all others."""
 
@@ -431,39 +475,3 @@ def _worst(tasks: Sequence[Task]) -> BaseException:
         return 3 if _is_redirection(error) else 2 if code_of(error) == "TRYAGAIN" else 1
 
     return min((task.error for task in tasks if task.error is not None), key=weight)
-
-
-def _joined(
-    command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
-) -> Any:
-    try:
-        return parsed(command, join(values))
-    except RMQError as error:
-        return error
-
-
-def _least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
-    """Return of the replies to several waits for copies the least, or the first error."""
-    for reply in replies:
-        if isinstance(reply, BaseException):
-            return reply
-    if not replies:
-        return [0, 0] if isinstance(durability, Fsync) else 0
-    if isinstance(durability, Fsync):
-        return [min(disks) for disks in zip(*replies, strict=True)]
-    return min(replies)
-
-
-def _in_order(order: list[int], replies: list[Any]) -> list[Any]:
-    """Return the values of all keys, in the order in which they were named."""
-    flat = [value for reply in replies for value in reply]
-    return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
-
-
-def _sum(_: list[int], replies: list[Any]) -> int:
-    return sum(replies)
-
-
-# How the replies of the parts become one, given the places of their keys in the whole.
-_MANY_KEYS: dict[str, Callable[[list[int], list[Any]], Any]]
-_MANY_KEYS = {"MGET": _in_order, "UNLINK": _sum, "DEL": _sum, "EXISTS": _sum}

@@ -7,6 +7,7 @@ replies correct single slots.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from redis.crc import key_slot
 
 HASH_SLOTS = 16_384
 MOVED_MOST = 5  # so many MOVED replies since the last reading say that much has moved: read again
+AGAIN_S = 0.1  # a node that did not answer is asked again no sooner, by calls that fail fast
 _NO_HOST = ("", "?", "None")  # a node that does not know its own address
 
 Node = tuple[str, int]  # host and port
@@ -45,16 +47,18 @@ class SlotTable:
     Attributes:
         version: how often the whole table was read.
         nodes: those of the last reading, replicas included.
-        suspects: nodes that did not answer when they were last asked.
+        suspects: nodes that did not answer when they were last asked, and from when on calls that
+            fail fast ask them again.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:
         self._seeds = tuple(seeds)
         self._masters: list[Node | None] = [None] * HASH_SLOTS  # by hash slot
         self._moved = 0  # MOVED replies since the last reading
+        self._read_at = 0.0
         self.version = 0
         self.nodes: frozenset[Node] = frozenset()
-        self.suspects: set[Node] = set()
+        self.suspects: dict[Node, float] = {}
 
     def node_of(self, slot: int) -> Node | None:
         """Return the master of a hash slot; None if none is known."""
@@ -77,6 +81,23 @@ class SlotTable:
         nodes = list(dict.fromkeys([*known, *self._seeds]))
         return sorted(nodes, key=lambda node: node in self.suspects)
 
+    def note_failed(self, node: Node, took_s: float | None = 0.0) -> None:
+        """Note that a node did not answer, and how long it took to learn that.
+
+        Who has other nodes to ask spends a fifth of its time on this one at most. `took_s`: None
+        where an old connection was found dead: the next one tells.
+        """
+        pause_s = 0.0 if took_s is None else max(AGAIN_S, 4 * took_s)
+        self.suspects[node] = time.monotonic() + pause_s
+
+    def note_answered(self, node: Node) -> None:
+        """Note that a node answers."""
+        self.suspects.pop(node, None)
+
+    def is_away(self, node: Node) -> bool:
+        """Whether a node did not answer just now."""
+        return self.suspects.get(node, 0.0) > time.monotonic()
+
     def note_moved(self, slot: int, node: Node) -> bool:
         """Note that a slot is served elsewhere; return whether to read the whole table."""
         self._masters[slot] = node
@@ -94,4 +115,9 @@ class SlotTable:
             nodes.update(address_of(one[0], one[1], answered) for one in replicas)
         self._masters, self.nodes = masters, frozenset(nodes)
         self._moved = 0
+        self._read_at = time.monotonic()
         self.version += 1
+
+    def age_s(self) -> float:
+        """Return how long ago the whole table was read."""
+        return time.monotonic() - self._read_at

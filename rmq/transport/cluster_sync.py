@@ -127,5 +127,5 @@ class ClusterTransport(Transport):
         try:
             return self._subscribed_on(wanted, connection)
         except NotConnected:
-            self._table.suspects.add(node)
+            self._table.note_failed(node)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.errors import OutcomeUnknown, StorageError, Unavailable
 from rmq.transport import tls_errors
 from rmq.transport.pool import ConnectionsBusy, StaleConnection
 from rmq.transport.redis_errors import Kind, kind_of
@@ -55,15 +55,16 @@ class RetryDeadline:
         if isinstance(error, ConnectionsBusy) or time.monotonic() + self._pause_s > self._until:
             # The caller reads what happened, not the frames of the attempts.
             error.__context__ = error.__traceback__ = None
-            raise self._last_error(error) from error
+            raise self.failure(error, self._may_be_done) from error
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         longest_s = LAST_PAUSE_S if self._address.sentinels is None else FAILOVER_PAUSE_S
         self._pause_s = min(self._pause_s * 2, longest_s)
         return pause_s
 
-    def _last_error(self, error: BaseException) -> RMQError:
+    def failure(self, error: BaseException, may_be_done: bool) -> StorageError:
+        """Return the error of a command for which no attempt is left."""
         text, server = redact(str(error))[:300], self._address.described
-        if self._may_be_done:
+        if may_be_done:
             return OutcomeUnknown(
                 f"{self._name}: no reply from {server} ({text}); it may have been done. "
                 "Repeat it: every RMQ command is safe to run twice, a send with the same id"

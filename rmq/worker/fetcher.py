@@ -279,10 +279,14 @@ class Fetcher:
         keys = slots[self._tidied % len(slots)]
         self._tidied += 1
         self._tidy_at = time.monotonic() + max(POLL_S, TIDY_S / len(slots))
+        tidy = commands.tidy(keys)
+        tidy.fails_fast = True
         with suppress(RMQError):
-            self._transport.run(pipeline([commands.tidy(keys)]))
+            self._transport.run(pipeline([tidy]))
 
 
 def _next_ready(slots: Sequence[SlotKeys]) -> Flow[list[int]]:
-    waits_us: list[int] = yield commands.next_ready(slots, True, many_topics=True)
+    command = commands.next_ready(slots, True, many_topics=True)
+    command.fails_fast = True
+    waits_us: list[int] = yield command
     return waits_us

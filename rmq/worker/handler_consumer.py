@@ -18,7 +18,7 @@ from rmq.core.validation import Duration
 from rmq.errors import RMQError
 from rmq.protocol import commands
 from rmq.protocol.flows import claim, receive, settle
-from rmq.protocol.flows.receive import ReceiveState
+from rmq.protocol.flows.receive_state import ReceiveState
 from rmq.protocol.flows.settle import Leases, Settling
 from rmq.protocol.steps import Flow, pipeline
 from rmq.transport import Transport

@@ -15,7 +15,7 @@ import pytest
 import rmq
 from rmq.protocol import scripts
 from rmq.protocol.flows import receive
-from rmq.protocol.flows.receive import ReceiveState
+from rmq.protocol.flows.receive_state import ReceiveState
 from rmq.protocol.steps import AwaitSignal, Command, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.faults.proxy import between

@@ -40,7 +40,7 @@ from rmq.protocol.flows.ack_receipts import ReceiptAcks
 from rmq.protocol.flows.claim import ExtraCommands
 from rmq.protocol.flows.hand_over import SlotBatch
 from rmq.protocol.flows.missing_replies import MissingReplies
-from rmq.protocol.flows.receive import ReceiveState
+from rmq.protocol.flows.receive_state import ReceiveState
 from rmq.protocol.flows.settle import UNKNOWN, Lease, Leases, Settling
 from rmq.protocol.steps import Flow
 
@@ -487,7 +487,7 @@ class ConsumerFlows(Generic[D]):
             yield from settle.release(self._context, leases, places, 0).run()
         if self._unreadable:
             yield from self._reject_unreadable()
-        yield from receive.hand_back(self._receive_state)
+        yield from receive.hand_back_all(self._receive_state)
 
     def _verb_for(self, error: BaseException | None) -> block_end.Verb:
         """Return the verb that settles a delivery whose `with` block ended so."""

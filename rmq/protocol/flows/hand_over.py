@@ -28,7 +28,7 @@ from rmq.protocol.commands import Batch, CreditState, Offer
 from rmq.protocol.steps import AwaitSignal, Command, Flow, Subscription
 
 if TYPE_CHECKING:
-    from rmq.protocol.flows.receive import ReceiveState
+    from rmq.protocol.flows.receive_state import ReceiveState
 
 # Leases count from the last poll, since what comes later may have been in a socket all the time. A
 # lease of which the second since then is much is taken by prepare.

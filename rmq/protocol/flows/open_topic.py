@@ -11,13 +11,14 @@ from contextlib import suppress
 
 from rmq.core import settings
 from rmq.core.settings import Settings
-from rmq.core.topic_context import TopicContext
-from rmq.errors import QueueFull, RMQError, TopicNotFound, TopicVanished
+from rmq.core.topic_context import FOLLOW_S, TopicContext
+from rmq.errors import QueueFull, RMQError, StorageError, TopicNotFound, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.flows import eviction
-from rmq.protocol.steps import Flow, RawCommand, Sleep, pipeline
+from rmq.protocol.steps import Flow, RawCommand, Sleep, is_master_away, pipeline
 
+AWAY_S = 1.0  # settings are read again so much later if the master of their key is away
 SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
 
 
@@ -145,7 +146,15 @@ def _follow(context: TopicContext) -> Flow[None]:
     Raises:
         TopicVanished: it was deleted, or created anew.
     """
-    reply = yield commands.topic(context, None)
+    command = commands.topic(context, None)
+    command.fails_fast = True
+    try:
+        reply = yield command
+    except StorageError as error:
+        if not is_master_away(error):
+            raise
+        context.read_at = time.monotonic() - FOLLOW_S + AWAY_S  # its slots may be served
+        return
     if reply.state < 0 or _created(reply) != context.created:
         anew = " and created anew" if reply.state >= 0 else ""
         if anew:

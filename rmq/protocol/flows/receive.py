@@ -14,91 +14,30 @@ the command under its number, which gives the same batch, and releases that. It 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 from rmq.core.keys import SlotKeys
 from rmq.core.score import receipt_score, shared_lease
-from rmq.core.shared_lease import SharedLeases
-from rmq.core.topic_context import TopicContext
 from rmq.core.validation import duration_ms
-from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import LONG_EXPIRED, Batch, CreditState
 from rmq.protocol.flows import hand_over, large_bodies, open_topic, rollback, settle, tidy
-from rmq.protocol.flows.hand_over import Credits, SlotBatch, Take
-from rmq.protocol.flows.receive_lock import RECHECK_S, ReceiveLock
+from rmq.protocol.flows.away_slots import VISIT_S
+from rmq.protocol.flows.hand_over import SlotBatch, Take
+from rmq.protocol.flows.receive_lock import RECHECK_S
+from rmq.protocol.flows.receive_state import NEVER, ReceiveState
 from rmq.protocol.steps import (
     POLL_S,
     AwaitSignal,
     Flow,
     InBackground,
     Sleep,
-    Subscription,
+    is_master_away,
 )
 
 ASK_S = 0.05  # a busy consumer asks its other slots again after so long
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
-NEVER = float("inf")
-
-
-class ReceiveState:
-    """A consumer's knowledge of its slots: when each has work, by the monotonic clock."""
-
-    __slots__ = (
-        "asked_at",
-        "context",
-        "credits",
-        "first_slot",
-        "handing_back",
-        "interrupted",
-        "lease_ms",
-        "lock",
-        "must_ask",
-        "ordered",
-        "ready_at",
-        "shared",
-        "subscription",
-        "tidy_at",
-        "unanswered",
-        "undelivered",
-        "unheard",
-        "until",
-        "visited_at",
-    )  # fmt: skip
-
-    def __init__(self, context: TopicContext, lease_ms: int | None, ordered: bool = False) -> None:
-        self.context = context
-        self.lease_ms = lease_ms
-        self.ordered = ordered  # one slot's messages at a time, in order
-        self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
-        self.lock = ReceiveLock()
-        self.interrupted = False  # take nothing more; set from another thread
-        self.subscription = Subscription(context.channel, takes_batches=not ordered)
-        self.credits = Credits(self.subscription)
-        self.until = 0.0  # when the call that runs now ends
-        self.ready_at: list[float] = []  # of each slot
-        self.asked_at = 0.0  # when all slots were asked last
-        self.first_slot = 0  # of the next visit
-        self.visited_at = 0.0  # when the last visit began; leases are no older
-        self.tidy_at = time.monotonic() + tidy.TIDY_S
-        self.unanswered: Take | None = None
-        self.undelivered: list[SlotBatch] = []  # leased, and never handed over
-        self.unheard: list[Take] = []  # for their credits something may have been handed over
-        self.handing_back = False
-        self.must_ask = False  # a slot that gave messages last does not know that we may sleep
-
-    def may_hold_messages(self) -> bool:
-        """Whether messages are leased to this consumer, or may be, that were never handed over."""
-        return bool(
-            self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
-        )
-
-    def note_signals(self, slots: Iterable[int]) -> None:
-        """Note that slots have work now: wake-up signals named them."""
-        for slot in slots:
-            if slot < len(self.ready_at):
-                self.ready_at[slot] = 0.0
 
 
 def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
@@ -146,6 +85,12 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
         if batches:
             return batches
         now = time.monotonic()
+        if state.away and (now >= until or until == NEVER):
+            state.away.raise_overdue()
+            if now >= until:  # whether there are messages is not known
+                yield Sleep(min(VISIT_S, max(0.0, min(state.ready_at) - now)))
+                yield from _ask_slots(state, limit, waits)
+                continue
         if now >= until:
             # All messages found had expired, or joined their priority: there is work, look again.
             rounds += min(state.ready_at) <= now
@@ -204,7 +149,10 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
     state.credits.in_doubt = False
-    return (yield from _visit_slots(state, limit, waits=True))
+    batches = yield from _visit_slots(state, limit, waits=True)
+    if not batches:
+        state.away.raise_overdue()
+    return batches
 
 
 def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
@@ -266,7 +214,14 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         sessions = [state.context.sessions.take() for _ in slots]
         offer = credits.offer(state, range(len(slots)), sessions, limit)
     if offer is None:
-        waits_us = yield commands.next_ready(slots, waits)
+        command = commands.next_ready(slots, waits)
+        command.fails_fast = True
+        try:
+            waits_us = yield command
+        except StorageError as error:
+            if not is_master_away(error):
+                raise
+            waits_us = [0] * len(slots)  # the visits tell
     else:
         assert state.lease_ms is not None
         state.visited_at = state.asked_at  # what is handed over was leased no earlier
@@ -279,6 +234,7 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
             state.context.sessions.give(*sessions)
     now = time.monotonic()
     state.ready_at = [_ready_at(now, wait_us) for wait_us in waits_us]
+    state.away.delay(state.ready_at)
 
 
 def _ready_at(now: float, wait_us: int) -> float:
@@ -301,7 +257,15 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
             if ready_at[index] > time.monotonic():
                 continue
             state.first_slot = index + 1
-            limit -= yield from _visit_slot(state, context.slots[index], limit, waits, batches)
+            try:
+                limit -= yield from _visit_slot(state, context.slots[index], limit, waits, batches)
+                state.away.end(index)
+            except StorageError as error:
+                if not state.away.note(index, error):
+                    raise
+                state.away.delay(ready_at)
+                if state.unanswered is not None:  # the take of this slot
+                    state.away.takes[index], state.unanswered = state.unanswered, None
             if limit <= 0 or (batches and state.ordered):
                 break
     except Exception:
@@ -317,6 +281,9 @@ def _visit_slot(
     state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
 ) -> Flow[int]:
     """Take from one slot, and roll back its expired leases; return how many were taken."""
+    state.unanswered = state.away.takes.pop(keys.index, None)
+    if state.unanswered is not None:
+        yield from _run_take_again(state, state.unanswered)
     batch = yield from _take(state, keys, limit, waits)
     if batch.ids:
         batches.append((keys, batch))  # before anything else can fail
@@ -345,6 +312,7 @@ def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[
     command = commands.prepare(
         keys, session, limit, state.lease_ms, offer or waits, state.ordered, shared
     )
+    command.fails_fast = len(state.ready_at) > 1
     take = Take(keys, session, command, time.monotonic(), offer)
     return (yield from _run_take(state, take))
 
@@ -427,11 +395,13 @@ def hand_back(state: ReceiveState) -> Flow[None]:
     try:
         take = state.unanswered
         if take is not None:
+            take.command.fails_fast = False
             yield from _run_take_again(state, take)
         if state.credits.standing:
             state.undelivered += yield from hand_over.withdraw(state)
         while state.unheard:
             state.unanswered = state.unheard.pop()
+            state.unanswered.command.fails_fast = False
             try:
                 yield from _run_take_again(state, state.unanswered)
             except (OutcomeUnknown, Unavailable):
@@ -444,6 +414,14 @@ def hand_back(state: ReceiveState) -> Flow[None]:
             del state.undelivered[0]
     finally:
         state.handing_back = False
+
+
+def hand_back_all(state: ReceiveState) -> Flow[None]:
+    """As `hand_back`, with what was taken of slots whose master is away."""
+    yield from hand_back(state)
+    state.unheard += state.away.takes.values()
+    state.away.takes.clear()
+    yield from hand_back(state)
 
 
 def _run_take_again(state: ReceiveState, take: Take) -> Flow[None]:

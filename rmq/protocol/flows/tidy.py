@@ -21,11 +21,17 @@ DEAD_PAGE = 100
 ROUNDS_MAX = 1000  # of one call; the next call goes on
 
 
-def tidy(context: TopicContext) -> Flow[int]:
-    """Tidy the slots of a topic; return how many dead letters were dropped."""
+def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
+    """Tidy the slots of a topic; return how many dead letters were dropped.
+
+    `fails_fast`: as of a command.
+    """
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):
-        counts = yield from pipeline([commands.tidy(keys, DEAD_PAGE) for keys in slots])
+        calls = [commands.tidy(keys, DEAD_PAGE) for keys in slots]
+        for call in calls:
+            call.fails_fast = fails_fast
+        counts = yield from pipeline(calls)
         dropped += sum(counts)
         slots = [keys for keys, count in zip(slots, counts, strict=True) if count == DEAD_PAGE]
         if not slots:
@@ -42,6 +48,6 @@ def tidy_if_allowed(context: TopicContext) -> Flow[None]:
 def try_tidy(context: TopicContext) -> Flow[None]:
     """Tidy a topic; an error of Redis is logged only."""
     try:
-        yield from tidy(context)
+        yield from tidy(context, fails_fast=True)
     except StorageError as error:
         log.debug("topic %r cannot be tidied just now: %s", context.name, error)

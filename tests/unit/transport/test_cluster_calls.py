@@ -26,7 +26,7 @@ from rmq.transport.cluster_calls import ClusterCalls
 from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
 from rmq.transport.cluster_slots import HASH_SLOTS, SlotTable, hash_slot
 from rmq.transport.operations import Pause
-from rmq.transport.pool import NotConnected
+from rmq.transport.pool import NotConnected, StaleConnection
 
 A, B = ("a", 1), ("b", 2)
 SCRIPT = Script("send", "return 1")
@@ -245,3 +245,67 @@ def test_scan_walks_all_masters() -> None:
             break
     assert keys == [b"x", b"y", b"z"]
     assert [node for node, _ in nodes.sent] == ["a", "a", "b"]
+
+
+# --- calls that fail fast ------------------------------------------------------------------------
+
+
+def quick(key: bytes = KEY) -> Command[Any]:
+    made = command(key)
+    made.fails_fast = True
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (NotConnected("refused"), Unavailable),
+        (ClusterDownError("down"), Unavailable),
+        (redis.ConnectionError("lost"), OutcomeUnknown),
+    ],
+)
+def test_a_call_that_fails_fast_is_not_repeated_while_its_node_is_away(
+    error: Exception, raised: type[Exception]
+) -> None:
+    nodes = Nodes(error, retry_for=7.0)
+    with pytest.raises(raised) as found:
+        nodes.drive(nodes.calls.command(quick()))
+    assert found.value._repeat_for == 7.0
+    assert nodes.pauses == []
+
+
+def test_a_node_that_is_away_is_not_asked_again_at_once_by_calls_that_fail_fast() -> None:
+    nodes = Nodes(NotConnected("refused"))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            nodes.drive(nodes.calls.command(quick()))
+    assert len(nodes.sent) == 1
+
+
+def test_the_death_of_an_old_connection_does_not_fail_a_call() -> None:
+    nodes = Nodes(StaleConnection("closed"), 7)
+    assert nodes.drive(nodes.calls.command(quick())) == 7
+
+
+def test_a_call_that_fails_fast_follows_its_slot() -> None:
+    nodes = Nodes(MovedError(f"{hash_slot(KEY)} b:2"), TryAgainError("no"), NoScriptError("no"), 7)
+    assert nodes.drive(nodes.calls.command(quick())) == 7
+
+
+def test_of_a_pipeline_only_the_calls_to_the_node_that_is_away_fail() -> None:
+    nodes = Nodes(NotConnected("refused"), [b"sha", 8])
+    (low, high), _ = nodes.drive(nodes.calls.pipeline([quick(LOW), quick(HIGH)], None))
+    assert isinstance(low, Unavailable)
+    assert high == 8
+
+
+def test_next_ready_says_of_slots_whose_master_is_away_that_a_visit_tells() -> None:
+    def ready(*answers: Any) -> Any:
+        script, keys = Script("next_ready", "return 1"), [LOW, LOW, LOW, HIGH, HIGH, HIGH]
+        nodes = Nodes(*answers)
+        asked = Command(script, keys, [1, 1, b"s"], list, fails_fast=True)
+        return nodes.drive(nodes.calls.command(asked))
+
+    assert ready(NotConnected("refused"), [b"sha", [-1]]) == [0, -1]
+    with pytest.raises(Unavailable):
+        ready(NotConnected("refused"), NotConnected("refused"))

@@ -13,7 +13,7 @@ from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.protocol.commands import Batch, RollbackReply
 from rmq.protocol.flows import receive
-from rmq.protocol.flows.receive import ReceiveState
+from rmq.protocol.flows.receive_state import ReceiveState
 from rmq.protocol.steps import AwaitSignal, Command
 
 RECORD = bytes([1 << 5, 0, 0, 100, 0, 0, 0, 1]) + b"1"

@@ -1,0 +1,77 @@
+"""What a consumer knows between two calls: of its slots, and of messages it never handed over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from rmq.core.shared_lease import SharedLeases
+from rmq.core.topic_context import TopicContext
+from rmq.protocol.flows import tidy
+from rmq.protocol.flows.away_slots import AwaySlots
+from rmq.protocol.flows.hand_over import Credits, SlotBatch, Take
+from rmq.protocol.flows.receive_lock import ReceiveLock
+from rmq.protocol.steps import Subscription
+
+NEVER = float("inf")
+
+
+class ReceiveState:
+    """A consumer's knowledge of its slots: when each has work, by the monotonic clock."""
+
+    __slots__ = (
+        "asked_at",
+        "away",
+        "context",
+        "credits",
+        "first_slot",
+        "handing_back",
+        "interrupted",
+        "lease_ms",
+        "lock",
+        "must_ask",
+        "ordered",
+        "ready_at",
+        "shared",
+        "subscription",
+        "tidy_at",
+        "unanswered",
+        "undelivered",
+        "unheard",
+        "until",
+        "visited_at",
+    )  # fmt: skip
+
+    def __init__(self, context: TopicContext, lease_ms: int | None, ordered: bool = False) -> None:
+        self.context = context
+        self.lease_ms = lease_ms
+        self.ordered = ordered  # one slot's messages at a time, in order
+        self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
+        self.lock = ReceiveLock()
+        self.interrupted = False  # take nothing more; set from another thread
+        self.subscription = Subscription(context.channel, takes_batches=not ordered)
+        self.credits = Credits(self.subscription)
+        self.away = AwaySlots()
+        self.until = 0.0  # when the call that runs now ends
+        self.ready_at: list[float] = []  # of each slot
+        self.asked_at = 0.0  # when all slots were asked last
+        self.first_slot = 0  # of the next visit
+        self.visited_at = 0.0  # when the last visit began; leases are no older
+        self.tidy_at = time.monotonic() + tidy.TIDY_S
+        self.unanswered: Take | None = None
+        self.undelivered: list[SlotBatch] = []  # leased, and never handed over
+        self.unheard: list[Take] = []  # for their credits something may have been handed over
+        self.handing_back = False
+        self.must_ask = False  # a slot that gave messages last does not know that we may sleep
+
+    def may_hold_messages(self) -> bool:
+        """Whether messages are leased to this consumer, or may be, that were never handed over."""
+        return bool(
+            self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
+        )
+
+    def note_signals(self, slots: Iterable[int]) -> None:
+        """Note that slots have work now: wake-up signals named them."""
+        for slot in slots:
+            if slot < len(self.ready_at):
+                self.ready_at[slot] = 0.0
