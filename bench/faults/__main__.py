@@ -34,7 +34,7 @@ def main() -> int:
     first = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**31)
     seeds = range(first, first + max(1, asked.seeds))
     found = run(asked_rows(asked.rows), seeds, asked.jobs, functools.partial(print, flush=True))
-    print(f"\n{table.text(found)}\n\n{table.caption(found)}")
+    table.show(found)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
     if asked.pages:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
-WIDTH = 60  # of the fault, in a terminal
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 140  # where there is no terminal
+STYLES = {"broken": "red", "unknown": "yellow"}
 LONG = 240  # of a figure, on the page
 ZEROS = re.compile(
     r", (stuck|unexpected|returned|recovered|dead|overlaps|zombies) 0\b| \(unexplained 0\)"
@@ -29,27 +34,31 @@ def _seconds(row: dict[str, Any]) -> str:
     return f"{took:.1f}" if row["tests"] else "-"
 
 
-def text(run: dict[str, Any]) -> str:
-    """Return the aligned table of a run."""
-    lines = [("row", "verdict", "tests", "controls", "s", "fault")]
+def table(run: dict[str, Any]) -> Table:
+    """Return the table of a run, with the reason below each fault that is not held."""
+    rows = Table(box=SIMPLE_HEAD)
+    rows.add_column("row", no_wrap=True)
+    rows.add_column("verdict", no_wrap=True)
+    for heading in ("tests", "controls", "s"):
+        rows.add_column(heading, justify="right", no_wrap=True)
+    rows.add_column("fault")
     for row in run["rows"]:
-        fault = textwrap.shorten(row["fault"], WIDTH, placeholder=" ...")
-        lines.append((row["number"], row["verdict"], *_counts(row), _seconds(row), fault))
-        if row["why"] and row["verdict"] != "not yet":
-            lines.append(("", "", "", "", "", f"  {row['why']}"))
-    return "\n".join(_aligned(lines))
+        why = row["why"] if row["verdict"] != "not yet" else ""
+        fault = Text(row["fault"] + (f"\n  {why}" if why else ""))
+        rows.add_row(
+            row["number"], row["verdict"], *_counts(row), _seconds(row), fault,
+            style=STYLES.get(row["verdict"]),
+        )  # fmt: skip
+    return rows
 
 
-def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    right = (False, False, True, True, True, False)
-    return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+def show(run: dict[str, Any], console: Console | None = None) -> None:
+    """Print the table of a run, and its caption."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(table(run))
+    console.print(caption(run), highlight=False, markup=False, soft_wrap=True)
 
 
 def figure(row: dict[str, Any]) -> str:

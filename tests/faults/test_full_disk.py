@@ -5,10 +5,13 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rmq
+from rmq.transport import Transport
+from rmq.transport.redis_errors import code_of
 from tests.conftest import any_binary
 from tests.faults.checker import History, Verdict
 from tests.faults.process import wait_for
@@ -105,3 +108,27 @@ def test_a_redis_that_writes_no_file_notices_no_full_disk_and_loses_all(
         print(f"\nFIG control, full disk, no AOF: {verdict}; {refused} refused")
     assert refused == 0
     assert len(verdict.lost) == verdict.answered == 1000
+
+
+@pytest.mark.fault("F20", control=True)
+@pytest.mark.parametrize("disk", ["everysec"], indirect=True)
+def test_a_client_that_takes_a_refusal_for_an_answer_loses_what_was_refused(
+    disk: Disk, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, answers = Transport._exchange, dict[int, list[Any]]()
+
+    def careless(self: Transport, packed: bytes, count: int) -> list[Any]:
+        """Give the last answer again in place of MISCONF."""
+        replies = exchange(self, packed, count)
+        if any(isinstance(one, Exception) and code_of(one) == "MISCONF" for one in replies):
+            return answers[count]
+        answers[count] = replies
+        return replies
+
+    monkeypatch.setattr(Transport, "_exchange", careless)
+    verdict, refused = play(disk, name)
+
+    with capsys.disabled():
+        print(f"\nFIG control, full disk, a refusal is taken for an answer: {verdict}")
+    assert refused == 0
+    assert verdict.lost

@@ -7,8 +7,10 @@ import random
 import pytest
 
 import rmq
+from rmq.protocol import scripts
 from tests.faults.bank_scene import seeded
-from tests.faults.checker import History
+from tests.faults.checker import History, Verdict
+from tests.property.mutants import MUTANTS, Change, loader
 
 COUNT = 400
 
@@ -79,3 +81,59 @@ def test_a_message_that_is_delivered_twice_is_seen(client: rmq.Client, name: str
 
     verdict = history.verdict(fired=1)
     assert (verdict.state, verdict.unexplained) == ("invalid", 1)
+
+
+SMALLEST: list[Change] = [
+    *MUTANTS["smallest priority first"],
+    ("prepare", "elseif on_top and all <= priorities then", "elseif false then"),
+]
+
+
+@pytest.mark.fault("F0", control=True)
+def test_a_take_of_the_smallest_priority_first_is_seen_as_inversions(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "load", loader(SMALLEST))
+    history, inversions = play(client, name, random.Random(1))
+
+    assert history.verdict(fired=1).state == "valid"
+    assert inversions > 4
+
+
+LEAVES: list[Change] = [
+    ("prepare", "redis.call('ZREMRANGEBYRANK', store, -above - all, -above - 1)", ""),
+    ("prepare", "redis.call('ZREM', store, unpack(ids, 1, all))", ""),
+    ("prepare", "redis.call('ZREM', store, id)", ""),
+]
+
+
+def received_by_two(client: rmq.Client, name: str) -> Verdict:
+    """Two consumers receive, one after the other; then what they have is settled."""
+    history = History()
+    topic = client.topic(name)
+    for number in range(5):
+        history.attempt(number)
+        topic.send({"n": number})
+        history.answer(number)
+    with topic.consumer() as first, topic.consumer() as second:
+        for consumer in (first, second):
+            for one in consumer.receive(5):
+                history.deliver(one.body["n"])
+                history.settle(one.body["n"])
+    return history.verdict(fired=1)
+
+
+@pytest.mark.fault("F0", control=True)
+def test_a_take_that_leaves_what_it_takes_is_seen_as_duplicates(
+    client: rmq.Client,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert received_by_two(client, name).state == "valid"
+
+    monkeypatch.setattr(scripts, "load", loader(LEAVES))
+    verdict = received_by_two(client, f"{name}-broken")
+    with capsys.disabled():
+        print(f"\nFIG control, a take that leaves what it takes: {verdict}")
+    assert (verdict.state, verdict.unexplained) == ("invalid", 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import redis
 
 import rmq
+from rmq.transport import operations
+from rmq.transport.redis_errors import Kind, code_of, kind_of
 from tests.conftest import any_binary
 from tests.faults.aof import end_of
 from tests.faults.checker import History
@@ -100,3 +103,45 @@ def test_an_aof_whose_rewritten_part_is_gone_is_seen_to_lose(
     with capsys.disabled():
         print(f"\nFIG control, the rewritten part is gone: {verdict}")
     assert len(verdict.lost) == 20
+
+
+def errors_while_loading(server: Server, topic: rmq.Topic) -> list[rmq.RMQError]:
+    """Send once while a server that was killed loads its AOF; return the error, if there is one."""
+    errors: list[rmq.RMQError] = []
+
+    def send() -> None:
+        try:
+            topic.send("x")
+        except rmq.RMQError as error:
+            errors.append(error)
+
+    server.kill()
+    sender = threading.Thread(target=send)
+    sender.start()
+    server.start()  # in this thread: a server dies with the thread that has started it
+    sender.join()
+    return errors
+
+
+@pytest.mark.fault("F33", control=True)
+def test_a_client_that_takes_loading_for_a_refusal_tells_its_caller(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind(error: BaseException) -> Kind:
+        return Kind.REFUSED if code_of(error) == "LOADING" else kind_of(error)
+
+    # A second or two for the commands of `fill`; it answers clients after each 1024 of them.
+    server = Server(any_binary(), "--key-load-delay", "20", aof=True)
+    try:
+        fill(server, 20_000)
+        with rmq.Client(server.url, retry_for=15) as client:
+            topic = client.topic(name)
+            topic.send("x")
+            assert errors_while_loading(server, topic) == []
+
+            monkeypatch.setattr(operations, "kind_of", kind)
+            (error,) = errors_while_loading(server, topic)
+    finally:
+        server.stop()
+
+    assert "loading the dataset" in str(error)

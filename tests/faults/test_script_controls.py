@@ -210,6 +210,38 @@ def test_a_number_of_slots_that_is_edited_in_redis_strands_messages(
     assert 0 < len(received) < 40
 
 
+def stranded(client: rmq.Client, server: Server, name: str) -> int:
+    """Open a topic with fewer slots than it has; return how many messages are out of reach."""
+    topic = client.topic(name, slots=4)
+    topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(40)])
+    with rmq.Client(server.url) as other:
+        smaller = other.topic(name, slots=1)
+        try:
+            smaller.open()
+        except rmq.SettingsMismatch:
+            return 0
+        return 40 - len(smaller.consumer().receive(100))
+
+
+@pytest.mark.fault("F30", control=True)
+def test_an_opening_that_overwrites_the_settings_strands_messages(
+    shop: rmq.Client,
+    ours: Server,
+    name: str,
+    weaken: Break,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert stranded(shop, ours, name) == 0
+
+    reads = "local reply = redis.call('HGETALL', KEYS[1])"
+    writes = "if ARGV[2] == '1' then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end\n"
+    weaken([("topic", reads, writes + reads)])
+    count = stranded(shop, ours, f"{name}-broken")
+    with capsys.disabled():
+        print(f"\nFIG control, the last one's settings stand: {count} of 40 stranded")
+    assert 0 < count < 40
+
+
 def given_back(client: rmq.Client, name: str, clock: Clock) -> list[int]:
     """Return how many leases each of three rollbacks gives back."""
     topic = client.topic(name, retry="immediate")

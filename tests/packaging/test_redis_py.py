@@ -78,3 +78,29 @@ def test_a_library_that_answers_otherwise_is_seen(server: Server, tmp_path: Path
     )  # fmt: skip
 
     assert done.returncode != 0
+
+
+# RMQ knows errors by their classes, too: versions of redis-py take other codes off the text.
+KNOWS_NO_CLASS = """
+from rmq.transport import redis_errors
+redis_errors._CLASSES.clear()
+"""
+
+
+@pytest.mark.fault("F34", control=True)
+def test_a_client_that_knows_errors_by_their_text_alone_fails(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KNOWS_NO_CLASS)
+    with server.raw() as redis:
+        redis.flushdb()
+        redis.script_flush()
+
+    done = subprocess.run(
+        [sys.executable, str(LIFE), server.url],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode != 0
+    assert "No matching script" in done.stderr

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bench.faults.catalogue import ROWS, Row
 from bench.faults.marks import Mark, docstring, marks
 from bench.faults.peer_bugs import PEER_BUGS, PeerBug
 from bench.faults.run import asked_rows
-from bench.faults.table import markdown, text
+from bench.faults.table import markdown, show
 from bench.faults.verdicts import Result, judge
 
 ROOT = Path(__file__).parents[2]
@@ -133,11 +135,15 @@ def test_the_table_shows_counts_and_figures() -> None:
              "python": "3.11", "cpu": "x, 2 cores"}  # fmt: skip
     run = {"about": about, "seeds": [7], "jobs": 2, "seconds": 9.0, "rows": [row]}
 
-    assert text(run).splitlines() == [
-        "row  verdict  tests  controls    s  fault",
-        "F4   unknown    1/1       0/1  1.5  a consumer dies",
-        "                                      not caught: test_x",
+    printed = io.StringIO()
+    show(run, Console(file=printed))
+    heading, _, *lines = [line.split() for line in printed.getvalue().splitlines() if line.strip()]
+    assert heading == ["row", "verdict", "tests", "controls", "s", "fault"]
+    assert lines[:2] == [
+        ["F4", "unknown", "1/1", "0/1", "1.5", "a", "consumer", "dies"],
+        ["not", "caught:", "test_x"],
     ]
+    assert " ".join(lines[2]).startswith("0 of the 1 rows that have tests are held.")
     assert markdown(run).splitlines()[-1] == (
         "| F4 | a consumer dies | they come back | unknown: not caught: test_x | 1/1 | 0/1 | "
         "a: lost 0<br>control: b: lost 3 |"
