@@ -122,6 +122,7 @@ def test_a_wrong_type_at_our_key_is_named_and_removes_nothing(
             waiting, flying = queues(raw)
             if held[0].is_settled:
                 break
+        print(f"\nFIG {spoilt} of another type: {refused} of {number + 1} calls refused, 0 removed")
         assert refused, "nothing was refused"
         raw.delete(key)
         if raw.exists("aside"):
@@ -218,8 +219,10 @@ def test_an_idle_consumer_notices_a_flushall(ours: Server, name: str) -> None:
         asleep(ours, name)
         with ours.raw() as raw:
             raw.flushall()
+        began = time.monotonic()
         thread.join(20)
 
+    print(f"\nFIG FLUSHALL: an idle consumer is told after {time.monotonic() - began:.2f} s")
     assert [type(error) for error in told] == [rmq.TopicVanished]
 
 

@@ -248,8 +248,15 @@ def test_a_topic_is_opened_with_its_settings_or_refused(api: Any, name: str) -> 
     assert api.topic(name, lease=timedelta(minutes=1)).open() is False
     assert api.admin.settings(name).slots == 3
     assert name in api.admin.topics()
+    sent = api.topic(name).send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(40)])
     with pytest.raises(rmq.SettingsMismatch, match="3 for slots in Redis and 16 in settings"):
         api.topic(name, slots=16).open()
+    received = 0
+    with api.topic(name).consumer() as consumer:
+        while batch := consumer.receive(40):
+            received += len(batch)
+    print(f"\nFIG opened with 16 slots in place of 3: refused; {received} of {len(sent)} received")
+    assert received == len(sent)
     with pytest.raises(rmq.TopicNotFound, match="rmq topic create"):
         api.topic(name + "x").open(create=False)
     with pytest.raises(rmq.TopicNotFound):

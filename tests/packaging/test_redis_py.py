@@ -50,6 +50,8 @@ def test_a_message_lives_its_life_through_it(server: Server, version: str, proto
     assert done.returncode == 0, done.stderr[-2000:]
     used, sync, asynchronous = json.loads(done.stdout)
     numbers = sorted(map(str, range(20)))
+    told = f"{len(sync)} messages received sync, {len(asynchronous)} async, of 21 each"
+    print(f"\nFIG redis-py {used}, RESP{protocol}: {told}")
     assert used == version
     assert sync == sorted([*numbers, "merged"])
     assert asynchronous == sorted([*numbers, "late"])
