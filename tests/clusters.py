@@ -64,10 +64,16 @@ def until(true: Callable[[], Any], wait_s: float = 30) -> None:
 
 
 class Cluster:
-    """Three masters with a replica each. `url` names two of them."""
+    """Three masters with a replica each. `url` names two of them.
 
-    def __init__(self, binary: str, *options: str) -> None:
-        self.nodes = [Node(binary, *options) for _ in range(2 * MASTERS)]
+    Args:
+        binary: of all of them.
+        options: of each.
+        kind: makes a node of them.
+    """
+
+    def __init__(self, binary: str, *options: str, kind: Callable[..., Node] = Node) -> None:
+        self.nodes = [kind(binary, *options) for _ in range(2 * MASTERS)]
         masters, replicas = self.nodes[:MASTERS], self.nodes[MASTERS:]
         per_node = HASH_SLOTS // MASTERS + 1
         for number, node in enumerate(masters):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +12,34 @@ import rmq
 from rmq.protocol.scripts import Script
 from rmq.worker.script_connection import ScriptConnection
 from tests.integration.driven import connect
-from tests.integration.test_worker_tls import certificates
+from tests.integration.test_worker_tls import certificates, certify_strangers
 from tests.sentinels import SERVICE, SentinelServer
 from tests.servers import Server, free_port
 
 __all__ = ["certificates"]  # a fixture
 
+PASSWORD = "sentinel-s3cret"
+Url = Callable[..., str]
+# What is wrong with a URL, and the words of the error: the sentinel, and why it is not used.
+WRONG: dict[str, tuple[dict[str, str | None], str]] = {
+    "authority": (
+        {"ca": "strange-ca"},
+        r"no sentinel of 1 names.* verify failed.*give .* ssl_ca_certs",
+    ),
+    "no certificate": ({"end": None}, r"no sentinel of 1 names.*asks for a client certificate"),
+    "certificate": ({"end": "strange"}, r"does not accept the client's certificate"),
+    "password": ({"password": "wrong"}, r"check sentinel_username and sentinel_password"),
+    "no password": ({"password": None}, r"check sentinel_username and sentinel_password"),
+}
+
 
 @pytest.fixture
-def url(certificates: Path) -> Iterator[str]:
-    """The address of a sentinel and a master that want client certificates."""
+def url(certificates: Path) -> Iterator[Url]:
+    """Makes the address of a sentinel with a password, and a master; both want certificates."""
     binary = shutil.which("redis-server")
     if binary is None:
         pytest.skip("no redis-server with TLS in PATH")
+    certify_strangers(certificates)
     files = {name: str(certificates / name) for name in ("ca.crt", "end.crt", "end.key")}
     tls = {"tls-cert-file": files["end.crt"], "tls-key-file": files["end.key"],
            "tls-ca-cert-file": files["ca.crt"]}  # fmt: skip
@@ -33,20 +48,27 @@ def url(certificates: Path) -> Iterator[str]:
     master = Server(binary, "--tls-port", str(ports[0]), *words)
     lines = [f"tls-port {ports[1]}", "tls-replication yes"]
     lines += [f"{name} {value}" for name, value in tls.items()]
-    sentinel = SentinelServer(binary, ports[0], quorum=1, lines=lines)
-    yield (
-        f"rediss+sentinel://localhost:{ports[1]}/{SERVICE}?ssl_ca_certs={files['ca.crt']}"
-        f"&ssl_certfile={files['end.crt']}&ssl_keyfile={files['end.key']}"
-    )
+    sentinel = SentinelServer(binary, ports[0], quorum=1, password=PASSWORD, lines=lines)
+
+    def make(ca: str = "ca", end: str | None = "end", password: str | None = PASSWORD) -> str:
+        options = [f"ssl_ca_certs={certificates / ca}.crt"]
+        if end:
+            options += [f"ssl_certfile={certificates / end}.crt"]
+            options += [f"ssl_keyfile={certificates / end}.key"]
+        if password:
+            options += [f"sentinel_password={password}"]
+        return f"rediss+sentinel://localhost:{ports[1]}/{SERVICE}?{'&'.join(options)}"
+
+    yield make
     sentinel.stop()
     master.stop()
 
 
-def test_clients_and_the_heartbeat_use_tls_to_sentinels_and_master(url: str, name: str) -> None:
+def test_clients_and_the_heartbeat_use_tls_to_sentinels_and_master(url: Url, name: str) -> None:
     for kind in ("sync", "async"):
-        with connect(kind, url) as api:
+        with connect(kind, url()) as api:
             assert api.topic(name).send(kind).status == "stored"
-    with rmq.Client(url) as client:
+    with rmq.Client(url()) as client:
         options = client._transport.connection_options()
     script = Script("number", "return 7")
     heartbeat = ScriptConnection(options, {"number": [script.sha, script.text]})
@@ -55,6 +77,20 @@ def test_clients_and_the_heartbeat_use_tls_to_sentinels_and_master(url: str, nam
 
     with (
         pytest.raises(rmq.Unavailable, match="no sentinel of 1 names a master"),
-        connect("sync", url.replace("rediss+", "redis+").split("?")[0], retry_for=0.2) as plain,
+        connect("sync", url().replace("rediss+", "redis+").split("?")[0], retry_for=0.2) as plain,
     ):
         plain.topic(name).send("x")
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_refused_with_an_error_that_says_so(
+    url: Url, kind: str, name: str, wrong: str
+) -> None:
+    given, words = WRONG[wrong]
+
+    with (
+        connect(kind, url(**given), retry_for=0) as api,
+        pytest.raises((rmq.Unavailable, rmq.ConfigurationError), match=words) as caught,
+    ):
+        api.topic(name).send("x")
+    assert PASSWORD not in str(caught.value)

@@ -14,7 +14,7 @@ import pytest
 import rmq
 from rmq.worker.script_connection import ScriptConnection
 from tests.integration.driven import connect
-from tests.integration.test_worker_tls import _openssl, certificates
+from tests.integration.test_worker_tls import certificates, certify_strangers
 from tests.servers import Server, free_port
 
 __all__ = ["certificates"]  # a fixture
@@ -37,11 +37,7 @@ def url(certificates: Path) -> Iterator[Url]:
     binary, port = shutil.which("redis-server"), free_port()
     if binary is None:
         pytest.skip("no redis-server with TLS in PATH")
-    _openssl(certificates, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout",
-             "strange-ca.key", "-out", "strange-ca.crt", "-subj", "/CN=x",
-             "-days", "2")  # fmt: skip
-    for kind in ("crt", "key"):  # signed by itself
-        shutil.copy(certificates / f"strange-ca.{kind}", certificates / f"strange.{kind}")
+    certify_strangers(certificates)
     file = {name: str(certificates / name) for name in ("ca.crt", "end.crt", "end.key")}
     server = Server(
         binary, "--tls-port", str(port), "--tls-cert-file", file["end.crt"],

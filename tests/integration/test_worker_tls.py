@@ -21,19 +21,33 @@ def _openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
+def certify(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Path:
+    """Make a certificate authority, and a certificate of it for both ends, with these names."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make certificates with")
+    _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out",
+             "ca.crt", "-subj", "/CN=rmq test authority", "-days", "2")  # fmt: skip
+    _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "end.key", "-out",
+             "end.csr", "-subj", "/CN=localhost")  # fmt: skip
+    (folder / "names").write_text(f"subjectAltName={names}")
+    _openssl(folder, "x509", "-req", "-in", "end.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
+             "-CAcreateserial", "-out", "end.crt", "-days", "2", "-extfile", "names")  # fmt: skip
+    return folder
+
+
+def certify_strangers(folder: Path) -> None:
+    """Make another authority, `strange-ca`, and its certificate as that of an end, `strange`."""
+    _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout",
+             "strange-ca.key", "-out", "strange-ca.crt", "-subj", "/CN=x",
+             "-days", "2")  # fmt: skip
+    for kind in ("crt", "key"):  # signed by itself
+        shutil.copy(folder / f"strange-ca.{kind}", folder / f"strange.{kind}")
+
+
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """A certificate authority, and a certificate of it for both ends."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make certificates with")
-    _openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out",
-             "ca.crt", "-subj", "/CN=rmq test authority", "-days", "2")  # fmt: skip
-    _openssl(tmp_path, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "end.key", "-out",
-             "end.csr", "-subj", "/CN=localhost")  # fmt: skip
-    (tmp_path / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    _openssl(tmp_path, "x509", "-req", "-in", "end.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
-             "-CAcreateserial", "-out", "end.crt", "-days", "2", "-extfile", "names")  # fmt: skip
-    return tmp_path
+    return certify(tmp_path)
 
 
 @pytest.fixture
