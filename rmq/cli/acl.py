@@ -30,6 +30,7 @@ def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str 
         "rmq acl generate producer --topic orders --user shop | redis-cli",
         "rmq acl generate worker producer --topic 'mail.*'",
         "rmq acl generate viewer --format file >> users.acl",
+        "rmq acl generate worker --functions --topic orders | redis-cli",
     )
 )
 @click.argument("roles", metavar="ROLE...", nargs=-1, required=True, type=click.Choice(ROLES))
@@ -45,6 +46,10 @@ def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str 
     help="7.2: Redis 7.2 and later, and Valkey.",
 )  # fmt: skip
 @click.option(
+    "--functions", is_flag=True,
+    help="For clients with calls=functions: no right to evaluate or load scripts.",
+)  # fmt: skip
+@click.option(
     "--format", "form", type=click.Choice(("command", "file")), default="command",
     show_default=True, help="ACL SETUSER for redis-cli, or a line of an aclfile.",
 )  # fmt: skip
@@ -53,23 +58,26 @@ def generate(
     user: str | None,
     topics: tuple[str, ...],
     server_version: ServerVersion,
+    functions: bool,
     form: str,
 ) -> None:
-    """Print the ACL rules of a user who has ROLE: producer, consumer, worker, operator, viewer.
+    """Print the ACL rules of a user who has ROLE.
 
-    Nothing is changed, and Redis is not asked. Rules of several roles are added up. They contain no
-    password: notes on stderr say how to give the user one.
+    ROLE: producer, consumer, worker, operator, viewer; loader, for rmq functions load. Nothing is
+    changed, and Redis is not asked. Rules of several roles are added up. They contain no password:
+    notes on stderr say how to give the user one.
     """
     common = common_options()
     rules = rmq.acl_rules(
-        roles, topics=topics or ("*",), prefix=common.key_prefix, server_version=server_version
-    )
+        roles, topics=topics or ("*",), prefix=common.key_prefix, server_version=server_version,
+        functions=functions,
+    )  # fmt: skip
     name = user or "rmq-" + "-".join(rules.roles)
     if common.json:
         output.document(
             {
                 "user": name, "roles": rules.roles, "topics": topics or ("*",),
-                "server_version": server_version, "keys": rules.keys,
+                "server_version": server_version, "functions": functions, "keys": rules.keys,
                 "read_keys": rules.read_keys, "channels": rules.channels,
                 "commands": rules.commands, "rules": rules.words(),
             }

@@ -19,7 +19,7 @@ from rmq.core import keys
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol import scripts
 
-Role = Literal["producer", "consumer", "worker", "operator", "viewer"]
+Role = Literal["producer", "consumer", "worker", "operator", "viewer", "loader"]
 ServerVersion = Literal["6.2", "7.0", "7.2"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SERVER_VERSIONS: tuple[ServerVersion, ...] = get_args(ServerVersion)
@@ -54,12 +54,14 @@ SCRIPTS: dict[Role, frozenset[str]] = {
         "send",  # of a schedule, now
     )),
     "viewer": frozenset(_VIEWER),
+    "loader": frozenset(),
 }  # fmt: skip
 
 # What every connection sends besides scripts. AUTH and HELLO need no right.
 # ROLE is asked of the master that sentinels name. Rules are the same for every kind of server.
 CLUSTER = frozenset(("cluster|slots", "asking"))
-_CONNECTION = ("evalsha", "script|load", "ping", "select", "client|setinfo", "role", *CLUSTER)
+_CONNECTION = ("ping", "select", "client|setinfo", "role", *CLUSTER)
+_OF_SCRIPTS, _OF_FUNCTIONS = ("evalsha", "script|load"), ("fcall",)
 _LARGE_BODIES = ("multi", "exec", "hset")
 _CONSUMING = ("subscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
 
@@ -81,6 +83,8 @@ COMMANDS: dict[Role, frozenset[str]] = {
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
         "zrangebyscore", "mget",
     )),
+    # Only the library of functions: whoever may change it runs any Lua as each user that calls it.
+    "loader": frozenset((*_CONNECTION, "function|load", "function|list", "function|delete")),
 }  # fmt: skip
 
 # Keys beside those of topics: the key, and the roles that write or only read it.
@@ -109,7 +113,10 @@ _NOT_REACHED: dict[Role, frozenset[str]] = {
 }  # fmt: skip
 
 # Commands that an earlier server does not know: naming one refuses all of the rules.
-_SINCE: dict[str, ServerVersion] = {"waitaof": "7.2"}
+_SINCE: dict[str, ServerVersion] = {
+    "waitaof": "7.2", "fcall": "7.0", "function|load": "7.0", "function|list": "7.0",
+    "function|delete": "7.0",
+}  # fmt: skip
 # 6.2 takes any word after a command; 7.0 checks it, and got this one in 7.2.
 _UNKNOWN_TO = {"client|setinfo": ("7.0",)}
 
@@ -161,25 +168,32 @@ def acl_rules(
     topics: Sequence[str] = ("*",),
     prefix: str = "rmq",
     server_version: ServerVersion = "7.2",
+    functions: bool = False,
 ) -> AclRules:
     """Return the rights that a Redis user needs for one or more roles.
 
     Args:
-        roles: "producer", "consumer", "worker", "operator", "viewer".
+        roles: "producer", "consumer", "worker", "operator", "viewer", "loader".
         topics: names, or patterns with `*` and `?`.
         prefix: the first part of every key, as the clients of this user have it.
         server_version: the oldest server that must take the rules: "6.2", "7.0", or "7.2" for Redis
             7.2 and later and Valkey.
+        functions: for clients with `calls="functions"`: the right to call functions, and none to
+            evaluate or load scripts.
 
     Raises:
-        InvalidValue, InvalidType: a role, pattern or version that is none.
+        InvalidValue, InvalidType: a role, pattern or version that is none, or functions on 6.2.
     """
     chosen = tuple(_known(role, ROLES, "role") for role in _listed(roles, "roles"))
     version = _known(server_version, SERVER_VERSIONS, "server_version")
     patterns = [_check_pattern(topic) for topic in _listed(topics, "topics")]
     stem = keys.check_name(prefix, "prefix")
-    commands: set[str] = set().union(*(commands_of(role) for role in chosen))
-    written = [key for pattern in patterns for key in _keys_of_topic(stem, pattern)]
+    if version == "6.2" and (functions or chosen == ("loader",)):
+        raise InvalidValue("server_version: 6.2 has no functions; they need 7.0 or later")
+    commands: set[str] = set().union(*(commands_of(role, functions) for role in chosen))
+    written = []
+    if chosen != ("loader",):
+        written = [key for pattern in patterns for key in _keys_of_topic(stem, pattern)]
     read = []
     for name, writers, readers in _OTHER_KEYS:
         if set(chosen) & set(writers):
@@ -201,12 +215,15 @@ def acl_rules(
 
 
 @functools.cache
-def commands_of(role: Role) -> frozenset[str]:
+def commands_of(role: Role, functions: bool = False) -> frozenset[str]:
     """Return the commands of a role: of its scripts, and those that its clients send."""
+    if not SCRIPTS[role]:
+        return COMMANDS[role]
+    calls = _OF_FUNCTIONS if functions else _OF_SCRIPTS
     inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
     if role == "viewer":
         inside &= READS
-    return COMMANDS[role] | inside - _NOT_REACHED.get(role, frozenset())
+    return COMMANDS[role].union(calls) | inside - _NOT_REACHED.get(role, frozenset())
 
 
 @functools.cache

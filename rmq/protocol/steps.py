@@ -98,6 +98,19 @@ class RawCommand:
         self.words = words
 
 
+class OnEveryMaster:
+    """A plain command for each master: of a server, or of a cluster all. Safe to run twice.
+
+    The value is the list of their raw replies.
+    """
+
+    __slots__ = ("what", "words")
+
+    def __init__(self, what: str, *words: Any) -> None:
+        self.what = what
+        self.words = words
+
+
 class Sleep:
     """A pause."""
 
@@ -202,6 +215,7 @@ Step = (
     | Pipeline
     | DurablePipeline
     | RawCommand
+    | OnEveryMaster
     | Sleep
     | InBackground
     | Await

@@ -23,6 +23,7 @@ from rmq.protocol.steps import (
     DurablePipeline,
     Flow,
     InBackground,
+    OnEveryMaster,
     Pipeline,
     RawCommand,
     Sleep,
@@ -161,12 +162,14 @@ class AsyncTransport:
             return self._start_in_background(step)
         if isinstance(step, Await):
             return await step.awaitable
+        if isinstance(step, OnEveryMaster):
+            return [await self.raw_command(step.what, *step.words)]
         assert isinstance(step, RawCommand)
         return await self.raw_command(step.what, *step.words)
 
     async def _command(self, command: Command[T]) -> T:
         try:
-            reply = reply_of(await self._exchange(*request_of(command)))
+            reply = reply_of(await self._exchange(*request_of(command, self.address.calls)))
             if isinstance(reply, BaseException):
                 raise reply
         except REDIS_ERRORS as error:

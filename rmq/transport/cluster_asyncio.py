@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rmq.core.settings import Fsync, Replicated
 from rmq.protocol.scripts import Script
-from rmq.protocol.steps import AwaitSignal, Command, Step
+from rmq.protocol.steps import AwaitSignal, Command, OnEveryMaster, Step
 from rmq.transport.asyncio import AsyncTransport
 from rmq.transport.cluster_calls import ClusterCalls
 from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
@@ -62,6 +62,8 @@ class AsyncClusterTransport(AsyncTransport):
     async def _step(self, step: Step) -> Any:
         if isinstance(step, AwaitSignal):
             step.subscription.takes_batches = False
+        if isinstance(step, OnEveryMaster):
+            return await self._drive(self._cluster_calls.on_every_master(step.what, step.words))
         return await super()._step(step)
 
     async def _perform(self, operation: Operation) -> Any:

@@ -30,6 +30,7 @@ from rmq.core import keys as rmq_keys
 from rmq.core.settings import Fsync, Replicated
 from rmq.errors import RMQError, StorageError, Unavailable
 from rmq.protocol.divide import divide
+from rmq.protocol.functions import Calls
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command
 from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
@@ -40,7 +41,7 @@ from rmq.transport.operations import Operations, Pause
 from rmq.transport.pool import NotConnected, StaleConnection
 from rmq.transport.redis_errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
 from rmq.transport.retry_deadline import RetryDeadline
-from rmq.transport.script_calls import key_of_wrong_type, parsed, reply_of, request_of
+from rmq.transport.script_calls import is_unknown, key_of_wrong_type, parsed, reply_of, request_of
 from rmq.transport.url import Address
 
 AT_ONCE_MOST = 5  # rounds without a pause: more redirections than that are no progress
@@ -90,10 +91,10 @@ class Task:
         """Whether it is not repeated while the master of its slot is away."""
         return isinstance(self.call, Command) and self.call.fails_fast
 
-    def pack(self) -> bytes:
+    def pack(self, calls: Calls) -> bytes:
         """Return what is sent."""
         if isinstance(self.call, Command):
-            packed, self.count = request_of(self.call)
+            packed, self.count = request_of(self.call, calls)
         else:
             packed, self.count = hiredis.pack_command(tuple(self.call)), 1
         if self.asked is not None:
@@ -208,6 +209,21 @@ class ClusterCalls:
         order = [place for places in by_slot.values() for place in places]
         return MANY_KEYS[verb](order, [task.reply for task in tasks])
 
+    def on_every_master(self, name: str, words: Sequence[Any]) -> Operations[list[Any]]:
+        """Carry out a plain command on all masters; return their replies.
+
+        Raises:
+            RMQError: one of them refused it, or the retry deadline has passed.
+        """
+        yield from self._run([Task(None, ("PING",))], name, None)  # until the cluster answers
+        with contextlib.suppress(*REDIS_ERRORS):
+            yield RefreshTable(self._table.version)  # a master may have come since
+        tasks = [Task(None, words, node) for node in self._table.masters()]
+        yield from self._run(tasks, name, None)
+        for task in tasks:
+            self._raise_refusal(task, name, words)
+        return [task.reply for task in tasks]
+
     def read_table(self) -> Operations[None]:
         """Read from any node which node serves which slot.
 
@@ -309,14 +325,15 @@ class ClusterCalls:
         # A single command goes without: its node has the script, or says that it has not. Behind
         # that refusal a wait for copies would last for as long as it may.
         beforehand = len(tasks) > 1 or durability is not None
-        loads = {
-            node: _missing(part, self.loaded.setdefault(node, set()), beforehand)
-            for node, part in by_node.items()
-        }
+        loads = dict[Node, list[Script]]()
+        for node, part in by_node.items():
+            loaded = self.loaded.setdefault(node, set())
+            are_scripts = self._address.calls == "scripts"
+            loads[node] = _missing(part, loaded, beforehand) if are_scripts else []
         wait = hiredis.pack_command(wait_words(durability)) if durability is not None else b""
         exchange = ExchangeAll(
             [
-                NodeExchange(node, *_packed(loads[node], part, wait))
+                NodeExchange(node, *_packed(loads[node], part, wait, self._address.calls))
                 for node, part in by_node.items()
             ]
         )
@@ -385,6 +402,8 @@ class ClusterCalls:
             return task.reply
         if not isinstance(task.reply, BaseException):
             return parsed(task.call, task.reply)
+        if is_unknown(self._address.calls, task.reply, task.losses > 0):
+            return self.deadline(task.call.script.name).failure(task.reply, True)
         wrong_key = ""
         if code_of(task.reply) == "WRONGTYPE":
             asks = [Task(task.slot, ("TYPE", key)) for key in task.call.keys]
@@ -428,11 +447,13 @@ class ClusterCalls:
         return [b"%s:%d/%s" % (node[0].encode(), node[1], following), page]
 
 
-def _packed(loads: Sequence[Script], part: Sequence[Task], wait: bytes) -> tuple[bytes, int]:
+def _packed(
+    loads: Sequence[Script], part: Sequence[Task], wait: bytes, calls: Calls
+) -> tuple[bytes, int]:
     """Return what is sent to a node, and how many replies come back."""
     words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
     texts = map(hiredis.pack_command, words)
-    packed = b"".join([*texts, *(task.pack() for task in part), wait])
+    packed = b"".join([*texts, *(task.pack(calls) for task in part), wait])
     return packed, len(words) + sum(task.count for task in part) + bool(wait)
 
 

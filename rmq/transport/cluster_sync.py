@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rmq.core.settings import Fsync, Replicated
 from rmq.protocol.scripts import Script
-from rmq.protocol.steps import AwaitSignal, Command, Step
+from rmq.protocol.steps import AwaitSignal, Command, OnEveryMaster, Step
 from rmq.transport.cluster_calls import ClusterCalls
 from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
 from rmq.transport.cluster_slots import Node, SlotTable
@@ -74,6 +74,8 @@ class ClusterTransport(Transport):
     def _step(self, step: Step) -> Any:
         if isinstance(step, AwaitSignal):
             step.subscription.takes_batches = False
+        if isinstance(step, OnEveryMaster):
+            return self._drive(self._cluster_calls.on_every_master(step.what, step.words))
         return super()._step(step)
 
     def _brief(self, timeout_s: float) -> Transport:

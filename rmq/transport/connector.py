@@ -116,6 +116,7 @@ class Connector:
                 url = self._address.sentinels.data_url
             retry = self._retry_class(NoBackoff(), 0)
             factory = self._pool_class.from_url(url, retry=retry, **self._options())
+            factory.connection_kwargs.pop("calls", None)  # RMQ's own
             factory.connection_class(**factory.connection_kwargs)  # refuses unknown options
             return factory
 
@@ -153,6 +154,6 @@ class Connector:
                 raise
             raise ConfigurationError(
                 f"url: {self._address.shown}: there is no option {option.group(1)!r}; correct its "
-                "name or leave it out. Options are those of redis-py's connections, and "
-                "max_connections"
+                "name or leave it out. Options are those of redis-py's connections, "
+                "max_connections and calls"
             ) from None

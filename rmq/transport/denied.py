@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 
 from rmq.errors import AccessDenied
-from rmq.protocol import acl, scripts
+from rmq.protocol import acl, functions, scripts
 
 _USER = re.compile(r"\bUser (\S+) has no permissions")
 _COMMAND = re.compile(r"run the '([^']+)' command")
-_LINE = re.compile(r"@user_script:\s*(\d+)")
+_LINE = re.compile(r"@user_(script|function):\s*(\d+)")
 _SLOT_KEY = re.compile(r"(.+:\{.+\}:).*", re.DOTALL)
 
 
@@ -58,8 +58,9 @@ def _commands(what: str, text: str) -> list[str]:
     line = _LINE.search(text)
     if not line or what not in scripts.names():
         return []
-    lines = scripts.load(what).text.splitlines()
-    number = int(line[1])
+    is_script = line[1] == "script"
+    text = scripts.load(what).text if is_script else functions.library_text("")
+    lines, number = text.splitlines(), int(line[2])
     return sorted(acl.commands_of_text(lines[number - 1])) if number <= len(lines) else []
 
 

@@ -22,6 +22,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
+from rmq.protocol.functions import LOAD_COMMAND, library_name
 from rmq.transport.denied import denied
 
 REDIS_ERRORS = (redis.RedisError, OSError)  # everything that a connection of redis-py raises
@@ -58,6 +59,8 @@ _SCRIPT_ACCESS = ("The user executing the script can't", "ACL failure in script"
 _DISCARDED = "Transaction discarded because of: "
 _TOO_MANY_CLIENTS = "max number of clients"
 _PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
+_FUNCTION_MISSING = "Function not found"
+_FUNCTIONS_UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'](?:FCALL|FUNCTION)\b")
 # Errors of RMQ's pools: there was no connection to send anything on.
 _NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
@@ -169,6 +172,16 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             return denied(script, text, keys)
         return ConfigurationError(
             f"{script}: Redis refused access ({text[:200]}); check user, password and ACL"
+        )
+    if text.removeprefix("ERR ") == _FUNCTION_MISSING:
+        return ConfigurationError(
+            f"{script}: the server lacks {library_name()}, the functions of this version of RMQ. "
+            f"An operator loads them once: {LOAD_COMMAND}. Or leave calls=functions out of the URL"
+        )
+    if _FUNCTIONS_UNKNOWN.match(text):
+        return ConfigurationError(
+            f"{script}: this server has no functions, which need Redis 7.0 or later, or Valkey. "
+            "Leave calls=functions out of the URL"
         )
     if kind_of(error) is Kind.AGAIN:
         return Unavailable(f"{script}: Redis is not ready ({text[:200]}); nothing was done")

@@ -25,19 +25,19 @@ class RetryDeadline:
         retry_for: seconds from now in which attempts may begin.
     """
 
-    __slots__ = ("_address", "_may_be_done", "_name", "_pause_s", "_retried_stale", "_until")
+    __slots__ = ("_address", "_name", "_pause_s", "_retried_stale", "_until", "may_be_done")
 
     def __init__(self, name: str, address: Address, retry_for: float) -> None:
         self._name = name
         self._address = address
         self._until = time.monotonic() + retry_for
         self._pause_s = FIRST_PAUSE_S
-        self._may_be_done = False
+        self.may_be_done = False  # an attempt got no reply
         self._retried_stale = False  # whether a stale connection was replaced by a new one already
 
     def note_partly_done(self) -> None:
         """Note that a part of the command was done: it cannot end with nothing done."""
-        self._may_be_done = True
+        self.may_be_done = True
 
     def next_pause(self, error: BaseException) -> float:
         """Return the seconds to wait before the next attempt.
@@ -47,7 +47,7 @@ class RetryDeadline:
             OutcomeUnknown: no attempt is left, and one of them may have been done.
         """
         if kind_of(error) is Kind.UNKNOWN:
-            self._may_be_done = True
+            self.may_be_done = True
         if isinstance(error, StaleConnection) and not self._retried_stale:
             self._retried_stale = True
             return 0.0  # the death of an old connection says nothing about the server
@@ -55,7 +55,7 @@ class RetryDeadline:
         if isinstance(error, ConnectionsBusy) or time.monotonic() + self._pause_s > self._until:
             # The caller reads what happened, not the frames of the attempts.
             error.__context__ = error.__traceback__ = None
-            raise self.failure(error, self._may_be_done) from error
+            raise self.failure(error, self.may_be_done) from error
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         longest_s = LAST_PAUSE_S if self._address.sentinels is None else FAILOVER_PAUSE_S
         self._pause_s = min(self._pause_s * 2, longest_s)

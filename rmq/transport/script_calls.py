@@ -16,6 +16,7 @@ import redis
 from rmq.core import keys as rmq_keys
 from rmq.core.settings import Fsync, Replicated
 from rmq.errors import RMQError
+from rmq.protocol.functions import Calls, function_name
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command
 from rmq.transport.durability import check_wait, wait_words
@@ -25,16 +26,19 @@ from rmq.transport.retry_deadline import RetryDeadline
 from rmq.transport.url import Address
 
 
-def words_of(command: Command[Any]) -> tuple[Any, ...]:
-    """Return the words of a script call."""
-    return ("EVALSHA", command.script.sha, len(command.keys), *command.keys, *command.args)
+def words_of(command: Command[Any], calls: Calls = "scripts") -> tuple[Any, ...]:
+    """Return the words of a script call, or of the call of its function."""
+    keys = command.keys
+    if calls == "scripts":
+        return ("EVALSHA", command.script.sha, len(keys), *keys, *command.args)
+    return ("FCALL", function_name(command.script.name), len(keys), *keys, *command.args)
 
 
-def request_of(command: Command[Any]) -> tuple[bytes, int]:
+def request_of(command: Command[Any], calls: Calls) -> tuple[bytes, int]:
     """Return what is sent for a command, and how many replies come back."""
     if not command.write:
-        return hiredis.pack_command(words_of(command)), 1
-    words = (("MULTI",), command.write, words_of(command), ("EXEC",))
+        return hiredis.pack_command(words_of(command, calls)), 1
+    words = (("MULTI",), command.write, words_of(command, calls), ("EXEC",))
     return b"".join(map(hiredis.pack_command, words)), len(words)
 
 
@@ -47,13 +51,6 @@ def reply_of(replies: Sequence[Any]) -> Any:
             return reply  # refused before the transaction ran, which did nothing then
     wrote, reply = replies[-1]
     return wrote if isinstance(wrote, BaseException) else reply
-
-
-def _call_script(command: Command[Any]) -> Operations[Any]:
-    reply = reply_of((yield Exchange(*request_of(command))))
-    if isinstance(reply, BaseException):
-        raise reply
-    return reply
 
 
 class ScriptCalls:
@@ -84,22 +81,23 @@ class ScriptCalls:
         Raises:
             RMQError: it was refused, or the retry deadline has passed.
         """
+        deadline = self.deadline(command.script.name)
 
         def attempt() -> Operations[Any]:
             repeated = command.again()
             try:
-                return (yield from _call_script(repeated))
+                return (yield from self._call(repeated))
             except redis.ResponseError as failure:
                 if not _needs_loading(failure):
                     raise
             yield from self._load(command.script)
-            return (yield from _call_script(repeated))
+            return (yield from self._call(repeated))
 
         first = None if _needs_loading(error) else error
         try:
-            return (yield from repeat(attempt, self.deadline(command.script.name), first))
+            return (yield from repeat(attempt, deadline, first))
         except REDIS_ERRORS as failure:
-            raise (yield from self._explain(command, failure)) from failure
+            raise (yield from self._explain(command, failure, deadline)) from failure
 
     def pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
@@ -113,10 +111,13 @@ class ScriptCalls:
         if durability is not None:
             check_wait(durability, self._timeout_s)
 
+        deadline = self.deadline(commands[0].script.name)
+
         def attempt() -> Operations[list[Any]]:
             # Loaded beforehand: a command repeated alone would come after its successors.
-            for script in {command.script for command in commands} - self.loaded:
-                yield from self._load(script)
+            if self._address.calls == "scripts":
+                for script in {command.script for command in commands} - self.loaded:
+                    yield from self._load(script)
             replies = yield from self._exchange(commands, durability)
             missing = [n for n in range(len(commands)) if _needs_loading(replies[n])]
             if missing:
@@ -132,13 +133,13 @@ class ScriptCalls:
             return replies
 
         try:
-            replies = yield from repeat(attempt, self.deadline(commands[0].script.name))
+            replies = yield from repeat(attempt, deadline)
         except REDIS_ERRORS as error:
-            raise (yield from self._explain(commands[0], error)) from error
+            raise (yield from self._explain(commands[0], error, deadline)) from error
         values = []
         for command, reply in zip(commands, replies, strict=False):
             if isinstance(reply, BaseException):
-                values.append((yield from self._explain(command, reply)))
+                values.append((yield from self._explain(command, reply, deadline)))
             else:
                 values.append(parsed(command, reply))
         return values, replies[-1]
@@ -158,7 +159,7 @@ class ScriptCalls:
     def _exchange(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        requests = [request_of(command) for command in commands]
+        requests = [request_of(command, self._address.calls) for command in commands]
         if durability is not None:
             requests.append((hiredis.pack_command(wait_words(durability)), 1))
         packed, counts = zip(*requests, strict=True)
@@ -169,12 +170,22 @@ class ScriptCalls:
                 raise reply  # repeat all of it: the commands that were done are safe to do twice
         return replies
 
+    def _call(self, command: Command[Any]) -> Operations[Any]:
+        reply = reply_of((yield Exchange(*request_of(command, self._address.calls))))
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
     def _load(self, script: Script) -> Operations[None]:
         yield from call("SCRIPT", "LOAD", script.text)
         self.loaded.add(script)
 
-    def _explain(self, command: Command[Any], error: BaseException) -> Operations[RMQError]:
+    def _explain(
+        self, command: Command[Any], error: BaseException, deadline: RetryDeadline
+    ) -> Operations[RMQError]:
         """Translate the error of a command; name the key if it holds a wrong type."""
+        if is_unknown(self._address.calls, error, deadline.may_be_done):
+            return deadline.failure(error, True)
         wrong_key = ""
         if code_of(error) == "WRONGTYPE":
             with contextlib.suppress(*REDIS_ERRORS):
@@ -189,6 +200,15 @@ class ScriptCalls:
 def _needs_loading(reply: Any) -> bool:
     """Whether a reply says that the server does not have the script."""
     return isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
+
+
+def is_unknown(calls: Calls, error: BaseException, may_be_done: bool) -> bool:
+    """Whether an error leaves unknown what an earlier attempt without a reply has done.
+
+    At maxmemory Redis does not begin a function that adds. A script begins, and recognizes there
+    what it has done before.
+    """
+    return may_be_done and calls == "functions" and code_of(error) == "OOM"
 
 
 def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:

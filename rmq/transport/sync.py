@@ -29,6 +29,7 @@ from rmq.protocol.steps import (
     DurablePipeline,
     Flow,
     InBackground,
+    OnEveryMaster,
     Pipeline,
     RawCommand,
     Sleep,
@@ -196,13 +197,15 @@ class Transport:
             return self._start_in_background(step)
         if isinstance(step, Await):
             raise AssertionError(f"a blocking client has no loop to await {step.awaitable!r} in")
+        if isinstance(step, OnEveryMaster):
+            return [self.raw_command(step.what, *step.words)]
         assert isinstance(step, RawCommand)
         return self.raw_command(step.what, *step.words)
 
     def _command(self, command: Command[T]) -> T:
         # The first attempt goes without generators: it is the hot path of every call.
         try:
-            reply = reply_of(self._exchange(*request_of(command)))
+            reply = reply_of(self._exchange(*request_of(command, self.address.calls)))
             if isinstance(reply, BaseException):
                 raise reply
         except REDIS_ERRORS as error:

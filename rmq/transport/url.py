@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from rmq.errors import ConfigurationError
+from rmq.protocol.functions import CALLS, Calls
 from rmq.transport import cluster_url, sentinel_url
 from rmq.transport.sentinel_url import Sentinels
 
@@ -27,6 +28,7 @@ class Address:
     is_default: bool = False  # neither the caller nor RMQ_URL gave it
     sentinels: Sentinels | None = None  # which know where the server is
     nodes: tuple[cluster_url.HostPort, ...] = ()  # some nodes of a cluster
+    calls: Calls = "scripts"  # what a command calls: a script, or a function of Redis 7
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -84,15 +86,16 @@ def parse(url: object) -> Address:
     most = connections(
         options.get("max_connections", [MAX_CONNECTIONS])[-1], "url: max_connections"
     )
+    kind = calls(options.get("calls", ["scripts"])[-1], "url: calls")
     for name in ("decode_responses", "retry_on_timeout", "retry", "retry_on_error"):
         if name in options:
             raise ConfigurationError(f"url: option {name} is RMQ's to set; leave it out")
     if scheme in sentinel_url.SCHEMES:
         sentinels = sentinel_url.read(url, redact(url))
-        return Address(url, scheme, max_connections=most, sentinels=sentinels)
+        return Address(url, scheme, max_connections=most, sentinels=sentinels, calls=kind)
     if scheme in cluster_url.SCHEMES:
         nodes = cluster_url.nodes(url, redact(url))
-        return Address(url, scheme, max_connections=most, nodes=nodes)
+        return Address(url, scheme, max_connections=most, nodes=nodes, calls=kind)
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -106,7 +109,7 @@ def parse(url: object) -> Address:
             raise ConfigurationError(
                 "url: embedded:// names no directory; use embedded:///var/lib/rmq"
             )
-        return Address(url, scheme, directory, most)
+        return Address(url, scheme, directory, most, calls=kind)
     if scheme == "unix" and not parts.path:
         raise ConfigurationError("url: unix:// names no socket; use unix:///run/redis.sock?db=0")
     if scheme in ("redis", "rediss"):
@@ -119,7 +122,7 @@ def parse(url: object) -> Address:
         database = parts.path.strip("/")
         if database and not database.isdecimal():
             raise ConfigurationError(f"url: {redact(url)!r}: the path is a database number, as /0")
-    return Address(url, scheme, max_connections=most)
+    return Address(url, scheme, max_connections=most, calls=kind)
 
 
 def connections(value: object, field: str = "max_connections") -> int:
@@ -128,3 +131,11 @@ def connections(value: object, field: str = "max_connections") -> int:
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")
     return int(text)
+
+
+def calls(value: object, field: str = "calls") -> Calls:
+    """What a client calls, scripts or functions, checked."""
+    for known in CALLS:
+        if value == known:
+            return known
+    raise ConfigurationError(f"{field}: {value!r}; use one of {', '.join(CALLS)}")

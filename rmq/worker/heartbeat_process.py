@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from rmq.core.keys import SlotKeys
 from rmq.core.topic_context import TopicContext
-from rmq.protocol import clock, commands, scripts
+from rmq.protocol import clock, commands, functions, scripts
 from rmq.transport import Transport
 from rmq.worker.cluster_connection import connect
 from rmq.worker.heartbeat import BYE, RETRY_S, Heartbeat, Topic
@@ -40,11 +40,19 @@ def _task(memory: WorkerMemory, transport: Transport, contexts: list[TopicContex
     """Return what a heartbeat has to know, as JSON."""
     return {
         "redis": transport.connection_options(),
-        "scripts": {verb: [scripts.load(verb).sha, scripts.load(verb).text] for verb in VERBS},
+        "scripts": {verb: _known_as(verb, transport) for verb in VERBS},
         "topics": [_topic(context) for context in contexts],
         "sizes": memory.shared.sizes,
         "parent": os.getpid(),
     }
+
+
+def _known_as(verb: str, transport: Transport) -> list[str]:
+    """Return SHA-1 and text of a script, or the name of its function and no text."""
+    if transport.address.calls == "functions":
+        return [functions.function_name(verb), ""]
+    script = scripts.load(verb)
+    return [script.sha, script.text]
 
 
 def _topic(context: TopicContext) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class ScriptConnection:
 
     def __init__(self, options: dict[str, Any], scripts: dict[str, list[str]]) -> None:
         self.options = options
-        self.scripts = scripts  # by verb: SHA-1 and text
+        self.scripts = scripts  # by verb: SHA-1 and text, or the name of a function and no text
         self._socket: Any = None
         self._master: tuple[str, int] | None = None  # as the sentinels said, if the URL names some
         self._asked_at = 0.0  # when they said it
@@ -103,7 +103,8 @@ class ScriptConnection:
 
     def _words(self, call: Call) -> list[Any]:
         name, keys, args = call
-        return ["EVALSHA", self.scripts[name][0], len(keys), *keys, *args]
+        known, text = self.scripts[name]
+        return ["EVALSHA" if text else "FCALL", known, len(keys), *keys, *args]
 
     def _send_all(self, commands: list[list[Any]], asking: bool) -> list[Any]:
         if not asking:

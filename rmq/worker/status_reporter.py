@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rmq.core.version import VERSION
 from rmq.core.worker_status import RUNNING_MOST, HandlerStatus, write_status
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol.flows import worker_status
@@ -83,9 +84,6 @@ class StatusReporter:
 
     def _write(self, at_ms: int, keep_ms: int) -> str:
         """Return the report as it is stored."""
-        # Imported late: rmq imports this module.
-        from rmq import __version__
-
         now = time.monotonic()
         handlers, runs = [], []
         for index, queue in enumerate(self._queues):
@@ -101,7 +99,7 @@ class StatusReporter:
         number = os.environ.get(PROCESS_NUMBER, "")
         return write_status(
             at_ms=at_ms, host=socket.gethostname(), pid=os.getpid(),
-            process=int(number) if number.isdecimal() else None, version=__version__,
+            process=int(number) if number.isdecimal() else None, version=VERSION,
             age_ms=round((now - self._began) * 1000), keep_ms=keep_ms, handlers=handlers,
             runs=[
                 (str(delivery.id), index, max(0, round((now - began) * 1000)))

@@ -10,10 +10,11 @@ from typing import Any
 
 import rmq
 from rmq.protocol import commands
-from rmq.protocol.acl import ROLES, Role
+from rmq.protocol.acl import ROLES, SCRIPTS, Role
 from tests.acl.scene import Scene, Step
 
 STEPS: dict[Role, dict[str, Step]] = {role: {} for role in ROLES}
+ON_TOPICS = tuple(role for role in ROLES if SCRIPTS[role])
 LARGE = "x" * 40_000
 RUN = "a" * 32
 

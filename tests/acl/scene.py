@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 import rmq
 from rmq.protocol import commands
 from rmq.protocol.acl import AclRules, Role, ServerVersion
@@ -35,12 +37,23 @@ class Scene:
         self.raw = server.raw()
         self.full = rmq.Client(server.url, retry_for=2)
         self.url = server.url.replace("redis://", f"redis://{USER}:{PASSWORD}@")
+        self.calls = "scripts"
         self._made: list[Any] = []
 
     def rules(self, role: Role | Iterable[Role], **options: Any) -> AclRules:
         roles: Any = role if isinstance(role, str) else list(role)
         given = {"topics": [self.name], "server_version": version_of(self.server)} | options
+        if self.calls == "functions" or roles == "loader":
+            if given["server_version"] == "6.2":
+                pytest.skip("Redis 6.2 has no functions")
+            given |= {"functions": True}
         return rmq.acl_rules(roles, **given)
+
+    def call_functions(self) -> None:
+        """From now on the user calls functions, and has the rules for it."""
+        self.calls, self.url = "functions", f"{self.url}?calls=functions"
+        if version_of(self.server) != "6.2":
+            self.full.admin.functions_load()
 
     def grant(self, role: Role | Iterable[Role], without: str = "", **options: Any) -> AclRules:
         """Give the user the rules of a role, one command left out."""

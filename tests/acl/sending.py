@@ -16,6 +16,7 @@ from rmq.protocol.flows import (
 from rmq.protocol.steps import RawCommand
 from tests.acl.registry import (
     LARGE,
+    ON_TOPICS,
     handed,
     inner_of,
     of,
@@ -42,7 +43,7 @@ def asks_for_the_role_of_the_server(s: Scene) -> None:
     assert s.run(flow())[0] == b"master"
 
 
-@of(*ROLES)
+@of(*ON_TOPICS)
 def loads_scripts(s: Scene) -> None:
     s.full.topic(s.name).open()
     s.raw.script_flush()

@@ -15,6 +15,7 @@ from rmq.core.keys import topic_key
 from rmq.protocol import acl, commands, scripts
 from rmq.transport.cluster_slots import hash_slot
 from rmq.worker import cluster_connection
+from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import PASSWORD, USER, Scene
 from tests.acl.steps import STEPS
 from tests.acl.test_refusals import (
@@ -113,7 +114,7 @@ def open_half_way(s: ClusterScene) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("role", acl.ROLES)
+@pytest.mark.parametrize("role", ON_TOPICS)
 def test_a_role_follows_a_slot_that_moves(scene: ClusterScene, role: acl.Role, kind: str) -> None:
     scene.kind = kind
     scene.grant(role)
@@ -123,7 +124,7 @@ def test_a_role_follows_a_slot_that_moves(scene: ClusterScene, role: acl.Role, k
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("command", sorted(acl.CLUSTER))
-@pytest.mark.parametrize("role", acl.ROLES)
+@pytest.mark.parametrize("role", ON_TOPICS)
 def test_each_command_for_clusters_is_needed_and_named(
     scene: ClusterScene, role: acl.Role, command: str, kind: str
 ) -> None:
@@ -173,7 +174,7 @@ def test_what_ends_or_rebuilds_a_cluster_is_refused(scene: ClusterScene, role: a
                     user.execute_command(*words)
 
 
-@pytest.mark.parametrize("role", acl.ROLES)
+@pytest.mark.parametrize("role", ON_TOPICS)
 def test_topics_that_were_not_named_are_refused(scene: ClusterScene, role: acl.Role) -> None:
     scene.grant(role)
     other = f"{scene.name}_eu"

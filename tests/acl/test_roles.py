@@ -30,10 +30,13 @@ NOT_FATAL = {
 _count = itertools.count()
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", "async", "functions"])
 @pytest.mark.parametrize(("role", "step"), ALL_STEPS)
 def test_a_role_may_do_what_it_is_for(scene: Scene, role: acl.Role, step: str, kind: str) -> None:
-    scene.kind = kind
+    if kind == "functions":
+        scene.call_functions()
+    else:
+        scene.kind = kind
     scene.grant(role)
 
     STEPS[role][step](scene)

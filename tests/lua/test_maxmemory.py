@@ -10,7 +10,9 @@ import redis
 
 from rmq.core.pause import Pause
 from rmq.protocol import commands
+from rmq.protocol.functions import REFUSED_AT_MAXMEMORY
 from rmq.protocol.steps import Command
+from tests.lua.box import Box, as_scripts_alone
 from tests.lua.calls import CALLS, CLAIM, OWNER, PAUSED, SCHEDULE, Furnished, furnish
 
 
@@ -44,6 +46,23 @@ def test_whatever_adds_is_refused_and_no_key_changes(full):
     refused(full, commands.redrive(box.handle, box.keys, box.session(), [full.dead]))
 
 
+def test_the_functions_without_the_flag_are_the_scripts_that_are_stopped(tight):
+    stopped = set()
+    for script in sorted(CALLS):
+        box = Box(tight.redis, f"{tight.handle.name}-{script}", tight.clock)
+        command = CALLS[script](furnish(box))
+        tight.redis.script_load(command.script.text)
+        tight.redis.config_set("maxmemory", 1)
+        try:
+            box.run(command)
+        except redis.ResponseError:
+            stopped.add(script)
+        tight.redis.config_set("maxmemory", 0)
+
+    assert stopped == REFUSED_AT_MAXMEMORY
+
+
+@as_scripts_alone
 def test_duplicate_is_still_answered(full):
     box = full.box
     before = box.state()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq.client.admin.accounts import AccountAdmin, AsyncAccountAdmin
 from rmq.client.admin.dead_letters import AsyncDeadLetterAdmin, DeadLetterAdmin
+from rmq.client.admin.functions import AsyncFunctionAdmin, FunctionAdmin
 from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
 from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
 from rmq.client.admin.schedules import AsyncScheduleAdmin, ScheduleAdmin
@@ -14,7 +15,14 @@ __all__ = ["Admin", "AsyncAdmin"]
 
 
 class Admin(
-    TopicAdmin, MessageAdmin, DeadLetterAdmin, AccountAdmin, QueryAdmin, ScheduleAdmin, WorkerAdmin
+    TopicAdmin,
+    MessageAdmin,
+    DeadLetterAdmin,
+    AccountAdmin,
+    QueryAdmin,
+    ScheduleAdmin,
+    WorkerAdmin,
+    FunctionAdmin,
 ):
     """Operates the topics of a client. A verb on a topic names it, and it must exist."""
 
@@ -27,5 +35,6 @@ class AsyncAdmin(
     AsyncQueryAdmin,
     AsyncScheduleAdmin,
     AsyncWorkerAdmin,
+    AsyncFunctionAdmin,
 ):
     """Operates the topics of an async client. The methods are those of `Admin`."""
