@@ -69,7 +69,7 @@ class Engine:
             counts = [each.concurrency for each in handlers if each.is_async == is_async]
             self._executors[is_async] = self._make_executor(is_async, concurrency, counts)
         threads = min(SETTLER_THREADS, len(topics))
-        self.settler_threads = [SettlerThread(number) for number in range(threads)]
+        self.settler_threads = [SettlerThread(f"rmq-settle-{number}") for number in range(threads)]
         self.feeds = [
             TopicFeed(
                 of_topic,

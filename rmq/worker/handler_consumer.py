@@ -50,6 +50,7 @@ class HandlerConsumer:
         self._consumer = Consumer(
             transport, handler.context, lease, "at_least_once", handler.ordered
         )
+        self._consumer._settles_fast = True
         if tracker is not None:
             self._consumer.share_leases(tracker)
         self.tracker = tracker

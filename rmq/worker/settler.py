@@ -21,6 +21,7 @@ from rmq.core.claim import KEPT
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.core.settings import BATCH_MAX
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
+from rmq.protocol.steps import is_master_away
 from rmq.worker.detached_claims import DetachedClaims
 from rmq.worker.disposition import Disposition, Overrun
 from rmq.worker.handler_consumer import HandlerConsumer
@@ -30,6 +31,7 @@ from rmq.worker.settler_thread import SettlerThread
 log = logging.getLogger("rmq")
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
+ASIDE_PAUSE_MOST_S = 0.5  # a replica takes over within seconds
 
 
 class Settler:
@@ -63,6 +65,7 @@ class Settler:
         self._error_state = error_state
         self._detached_claims = detached_claims
         self._reports: SimpleQueue[Any] = SimpleQueue()
+        self._counting = threading.Lock()  # `finished` and `tally`: two threads settle
         self._is_queued = False  # in the queue of the thread
         self.overdue: set[DeliveryData] = set()  # settled while their runs go on
         self.finished = 0
@@ -139,7 +142,7 @@ class Settler:
                 counted = self._counted_deliveries()
                 left = [delivery for delivery in left if delivery not in counted]
                 self._consumer.abandon(left)
-                self.finished += len(left)
+                self._count(left)
 
     def _counted_deliveries(self) -> set[DeliveryData]:
         return {delivery for deliveries in self._counted for delivery in deliveries}
@@ -158,7 +161,7 @@ class Settler:
         for delivery in reports.overran:
             delivery._state = LOST  # the handler, which still runs, can see it
         for event in reports.flushed:
-            event.set()
+            self.thread.after_aside(event.set)
 
     def _count_claims(self, reports: ReportBatch) -> None:
         self._duplicates += reports.duplicates
@@ -214,10 +217,34 @@ class Settler:
             error, exc_info=trace,
         )  # fmt: skip
 
-    def _settle(
+    def _settle_aside(
         self, verb: str, deliveries: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
     ) -> None:
-        """Settle deliveries, retrying until Redis answers; give up only what Redis refuses."""
+        """Settle deliveries whose masters are away; called by the thread for these."""
+        try:
+            self._settle(verb, deliveries, call, is_aside=True)
+        except Exception:
+            log.exception("%s: %d deliveries are not settled; their leases expire",
+                          self._handler, len(deliveries))  # fmt: skip
+            self._consumer.abandon(deliveries)
+            self._count(deliveries)
+        self.on_settled()
+
+    def _count(self, deliveries: list[DeliveryData]) -> None:
+        with self._counting:
+            self.finished += len(deliveries)
+
+    def _settle(
+        self,
+        verb: str,
+        deliveries: list[DeliveryData],
+        call: Callable[[list[Any]], list[Any]],
+        is_aside: bool = False,
+    ) -> None:
+        """Settle deliveries, retrying until Redis answers; give up only what Redis refuses.
+
+        Those whose master is away are put aside, and the others go on.
+        """
         pause, left, lost = PAUSE_S, deliveries, []
         outage: RMQError | None = None
         while True:
@@ -229,9 +256,10 @@ class Settler:
                 lost = call(left) if left else []
                 if outage is not None:
                     self._error_state.clear(outage)
-                self.tally[verb] += len(left) - len(lost)
-                if lost:
+                with self._counting:
+                    self.tally[verb] += len(left) - len(lost)
                     self.tally["lost"] += len(lost)
+                if lost:
                     log.warning(
                         "%s: the lease of %s%s expired before it could be settled (%s); it is "
                         "delivered again", self._handler, lost[0].id,
@@ -241,12 +269,24 @@ class Settler:
             except AlreadySettled:
                 continue  # the handler settled it just now
             except (Unavailable, OutcomeUnknown) as error:
+                if is_master_away(error) and not is_aside and not self.thread.is_abandoned:
+                    rest = [d for d in left if d._state == OPEN or d._unconfirmed]
+                    self._counted.append(rest)
+                    away = set(rest)
+                    deliveries = [d for d in deliveries if d not in away]
+                    left = [d for d in left if d not in away]
+                    lost = [d for d in left if d._state == LOST]
+                    with self._counting:
+                        self.tally[verb] += len(left) - len(lost)
+                        self.tally["lost"] += len(lost)
+                    self.thread.put_aside(partial(self._settle_aside, verb, rest, call))
+                    break
                 outage = self._error_state.note(error)
                 if self.thread.is_abandoned:
                     self.unsettled += len(left)
                     break
                 self.thread.pause(pause)
-                pause = min(pause * 2, PAUSE_MOST_S)
+                pause = min(pause * 2, ASIDE_PAUSE_MOST_S if is_aside else PAUSE_MOST_S)
             except Exception:
                 log.exception("%s: %d deliveries could not be settled (%s); their leases expire",
                               self._handler, len(left), verb)  # fmt: skip
@@ -255,7 +295,8 @@ class Settler:
         if len(left) < len(deliveries):
             lost_in_all = sum(delivery._state == LOST for delivery in deliveries)
             lost_before = lost_in_all - len(lost)  # their runs never began
-            self.tally["lost"] += lost_before
-            self.tally["own"] += len(deliveries) - len(left) - lost_before
-        self.finished += len(deliveries)
+            with self._counting:
+                self.tally["lost"] += lost_before
+                self.tally["own"] += len(deliveries) - len(left) - lost_before
+        self._count(deliveries)
         self._counted.append(deliveries)

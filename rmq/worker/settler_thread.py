@@ -17,14 +17,16 @@ class SettlerThread:
     """A thread that does the work of several settlers, in turn.
 
     Args:
-        number: of the thread, for its name.
+        name: of the thread.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._abandoned = threading.Event()
+        self._aside: SettlerThread | None = None
         self.call_began = 0.0  # when the present call to Redis began; 0: none
-        self._thread = threading.Thread(target=self._run, name=f"rmq-settle-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def is_abandoned(self) -> bool:
@@ -39,6 +41,21 @@ class SettlerThread:
         """Queue the function that settles what has been reported to one settler."""
         self._waiting.put(carry_out)
 
+    def put_aside(self, carry_out: Callable[[], None]) -> None:
+        """Queue a function that waits for a master of a cluster: it runs in a thread of its own."""
+        if self._aside is None:
+            self._aside = SettlerThread(f"{self._name}-aside")
+            self._aside._abandoned = self._abandoned
+            self._aside.start()
+        self._aside.put(carry_out)
+
+    def after_aside(self, call: Callable[[], None]) -> None:
+        """Call a function when all that was put aside so far has been carried out."""
+        if self._aside is None:
+            call()
+        else:
+            self._aside.put(call)
+
     def pause(self, seconds: float) -> None:
         """Wait before a call is repeated."""
         self._abandoned.wait(seconds)
@@ -52,7 +69,7 @@ class SettlerThread:
         """Wait for the end of the thread; return whether it has ended."""
         if self._thread.ident is not None:
             self._thread.join(wait_s)
-        return not self._thread.is_alive()
+        return not self._thread.is_alive() and (self._aside is None or self._aside.join(wait_s))
 
     def _run(self) -> None:
         while (carry_out := self._waiting.get()) is not None:
@@ -62,6 +79,8 @@ class SettlerThread:
                 carry_out = self._waiting.get_nowait()
                 if carry_out is not None:
                     self._call(carry_out)
+        if self._aside is not None:
+            self._aside._waiting.put(None)
 
     def _call(self, carry_out: Callable[[], None]) -> None:
         self.call_began = time.monotonic()

@@ -31,6 +31,7 @@ class Receiver:
         self.ending = threading.Event()
         self.came: list[tuple[float, int, int]] = []  # when, the slot, the number
         self.errors: list[BaseException] = []
+        self.settled = False
         self._thread = threading.Thread(target=self._guarded)
 
     def start(self) -> None:
@@ -118,7 +119,25 @@ class Async(Receiver):
                     return
 
 
-KINDS: dict[str, type[Receiver]] = {"sync": Sync, "async": Async, "control": Patient}
+class Working(Receiver):
+    """A worker: what it cannot settle at the dead master keeps no other delivery waiting."""
+
+    def run(self) -> None:
+        with rmq.Client(self.url) as client:
+            topic = client.topic(self.name, slots=SLOTS, lease=30)
+            topic.handler(concurrency=4, prefetch=60)(self.note)
+            with rmq.Worker(client):
+                self.ending.wait()
+                counts = -1
+                while counts != len(self.came):
+                    counts = len(self.came)
+                    time.sleep(1)
+            self.settled = client.admin.stats(self.name)["in_flight"] == 0
+
+
+KINDS: dict[str, type[Receiver]] = {
+    "sync": Sync, "async": Async, "worker": Working, "control": Patient,
+}  # fmt: skip
 
 
 def names(cluster: Cluster, name: str) -> tuple[Any, dict[str, tuple[str, set[int]]]]:
@@ -217,4 +236,6 @@ def test_a_consumer_goes_on_with_the_slots_of_other_masters(
     )
     assert living["sync"] < gone["sync"] / 3
     assert living["async"] < gone["async"] / 3
+    assert living["worker"] < gone["worker"] / 3
+    assert receivers["worker"].settled, "what was put aside, too"
     assert living["control"] > gone["control"] / 2, "each take waits for its own master"

@@ -83,6 +83,7 @@ class ConsumerFlows(Generic[D]):
         self._closed = False
         self._settles: object = self  # its verbs settle the deliveries
         self._missing_replies = MissingReplies()
+        self._settles_fast = False  # a worker's: what cannot be settled now keeps nothing else
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
         self._being_settled: list[D] = []  # at most once: being settled, not handed over yet
@@ -106,7 +107,7 @@ class ConsumerFlows(Generic[D]):
                 "give each its own topic.consumer()"
             )
         try:
-            if self._missing_replies.waiting or self._missing_replies.repeating:
+            if self._missing_replies.are_missing() and not self._settles_fast:
                 yield from self._missing_replies.repeat()
             if self._unreadable:
                 with suppress(StorageError):  # a broken Redis shows again in what follows
@@ -328,8 +329,11 @@ class ConsumerFlows(Generic[D]):
             note: takes note of the answer; None: the answer is letters.
         """
         given, lost = list(deliveries), []
-        if self._missing_replies.waiting or self._missing_replies.repeating:
-            yield from self._missing_replies.repeat()
+        if self._missing_replies.are_missing():
+            slots = None
+            if self._settles_fast:
+                slots = {d._origin.keys.slot for d in given if isinstance(d, DeliveryData)}
+            yield from self._missing_replies.repeat(slots, self._settles_fast)
         unsettled = []
         for delivery in given:
             if (
@@ -358,14 +362,14 @@ class ConsumerFlows(Generic[D]):
         note: Callable[[list[D], Any], list[D]],
     ) -> Flow[list[D]]:
         try:
-            answer, error = yield from settling.try_run()
+            answer, error = yield from settling.try_run(self._settles_fast)
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
-                for delivery in deliveries:
-                    delivery._unconfirmed = verb
-                self._missing_replies.add(settling, lambda answer: note(deliveries, answer))
+                self._missing_replies.add(verb, deliveries, settling, note)
             raise
         lost = note(deliveries, answer)
+        if settling.unanswered:
+            self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
             raise error
         return lost

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeVar
 
+from rmq.core.delivery import OPEN, DeliveryData
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol.flows.settle import Settling
 from rmq.protocol.steps import Flow, Sleep
 
+D = TypeVar("D", bound=DeliveryData)
 RECHECK_S = 0.01  # between two looks at what another thread or task repeats
 
 
 class _Unanswered(NamedTuple):
     settling: Settling[Any]
+    slots: frozenset[bytes]  # the keys of its slots
     note: Callable[[Any], object]  # called with the answer
 
 
@@ -26,41 +29,69 @@ class MissingReplies:
 
     Attributes:
         waiting: settlings to repeat.
-        repeating: a token for each settling that a thread or task repeats just now.
+        repeating: by a token, the slots of each settling that a thread or task repeats just now.
     """
 
     __slots__ = ("repeating", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Unanswered] = deque()
-        self.repeating: set[object] = set()
+        self.repeating: dict[object, frozenset[bytes]] = {}
 
-    def add(self, settling: Settling[Any], note: Callable[[Any], object]) -> None:
-        """Keep a settling until it is answered."""
-        self.waiting.append(_Unanswered(settling, note))
+    def are_missing(self) -> bool:
+        """Whether there are any."""
+        return bool(self.waiting or self.repeating)
+
+    def add(
+        self,
+        verb: str,
+        deliveries: list[D],
+        settling: Settling[Any],
+        note: Callable[[list[D], Any], object],
+    ) -> None:
+        """Keep a settling until it is answered; the deliveries in question are unconfirmed."""
+        for delivery in deliveries:
+            if delivery._state == OPEN:
+                delivery._unconfirmed = verb
+        slots = frozenset(settling.slots)
+        self.waiting.append(_Unanswered(settling, slots, lambda answer: note(deliveries, answer)))
 
     def clear(self) -> None:
         """Give up all of them."""
         self.waiting.clear()
 
-    def repeat(self) -> Flow[None]:
+    def repeat(
+        self, slots: Collection[bytes] | None = None, fails_fast: bool = False
+    ) -> Flow[None]:
         """Repeat them and note the answers; wait for those that another thread or task repeats.
+
+        Args:
+            slots: only those of a slot with one of these keys.
+            fails_fast: as of a command.
 
         Raises:
             OutcomeUnknown, Unavailable: there is still no answer; the settling is kept.
         """
-        while self.waiting or self.repeating:
+
+        def is_asked(of: frozenset[bytes]) -> bool:
+            return slots is None or not of.isdisjoint(slots)
+
+        while True:
+            unanswered = next((one for one in list(self.waiting) if is_asked(one.slots)), None)
+            if unanswered is None:
+                if not any(is_asked(of) for of in list(self.repeating.values())):
+                    return
+                yield Sleep(RECHECK_S)
+                continue
             token = object()
-            self.repeating.add(token)
+            self.repeating[token] = unanswered.slots  # first: it is always in one of the two
             try:
-                unanswered = self.waiting.popleft()
-            except IndexError:
-                self.repeating.discard(token)
-                if self.repeating:
-                    yield Sleep(RECHECK_S)
+                self.waiting.remove(unanswered)
+            except ValueError:  # another thread or task repeats it
+                del self.repeating[token]
                 continue
             try:
-                answer, _ = yield from unanswered.settling.try_run()
+                answer, error = yield from unanswered.settling.try_run(fails_fast)
             except (OutcomeUnknown, Unavailable):
                 self.waiting.appendleft(unanswered)
                 raise
@@ -71,5 +102,8 @@ class MissingReplies:
                 raise
             else:
                 unanswered.note(answer)
+                if error is not None and unanswered.settling.unanswered:
+                    self.waiting.appendleft(unanswered)
+                    raise error
             finally:
-                self.repeating.discard(token)
+                del self.repeating[token]

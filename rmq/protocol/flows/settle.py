@@ -17,7 +17,7 @@ from rmq.core.keys import SlotKeys
 from rmq.core.replay_session import ReplaySession
 from rmq.core.settings import BATCH_MAX
 from rmq.core.topic_context import TopicContext
-from rmq.errors import InvalidValue, OutcomeUnknown, RMQError
+from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.flows.claim import ExtraCommands
 from rmq.protocol.steps import Command, Flow, Pipeline
@@ -116,6 +116,7 @@ class Settling(Generic[T]):
         "_calls",
         "_context",
         "_extra",
+        "_is_repeat",
         "_lost",
         "_positions",
         "_read",
@@ -149,6 +150,7 @@ class Settling(Generic[T]):
         ]
         self._read = read
         self._extra = extra
+        self._is_repeat = False
 
     def run(self) -> Flow[T]:
         """Make the calls. The first error is raised after all are made."""
@@ -157,22 +159,41 @@ class Settling(Generic[T]):
             raise error
         return answer
 
-    def try_run(self) -> Flow[tuple[T, RMQError | None]]:
-        """As `run`; but if only some slots failed, return the answer and the first error."""
+    def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
+        """As `run`; but if only some slots failed, return the answer and the first error.
+
+        `fails_fast`: as of a command. What is `unanswered` then can be run again.
+        """
+        for call in self._calls:
+            call.fails_fast = fails_fast and self._extra is None
         try:
             replies = yield from self._call()
         except OutcomeUnknown:
+            self._is_repeat = True
             raise
-        except Exception:
-            self._give_sessions_back()
+        except Exception as error:
+            if not (self._is_repeat and isinstance(error, Unavailable)):
+                self._give_sessions_back()
             raise
-        self._give_sessions_back()
+        pairs = list(zip(self._positions, replies, strict=True))
+        lost = self._lost
+        open_kinds = (OutcomeUnknown, Unavailable) if self._is_repeat else OutcomeUnknown
+        self._keep([n for n, reply in enumerate(replies) if isinstance(reply, open_kinds)])
         errors = [reply for reply in replies if isinstance(reply, RMQError)]
+        errors.sort(key=lambda error: not isinstance(error, open_kinds))
         if errors and len(errors) == len(replies):
             raise errors[0]
-        pairs = list(zip(self._positions, replies, strict=True))
-        answer = self._read(self._size, pairs, self._lost)
-        return answer, errors[0] if errors else None
+        return self._read(self._size, pairs, lost), errors[0] if errors else None
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether calls of it may have been made, and have no answer."""
+        return self._is_repeat and bool(self._sessions)
+
+    @property
+    def slots(self) -> set[bytes]:
+        """The slots of its calls, by their keys."""
+        return {call.keys[0] for call in self._calls}
 
     def _call(self) -> Flow[list[Any]]:
         calls, extra = self._calls, self._extra
@@ -184,6 +205,19 @@ class Settling(Generic[T]):
             return [(yield calls[0])]
         return (yield Pipeline(calls)) if calls else []
 
+    def _keep(self, numbers: Sequence[int]) -> None:
+        """Keep the calls without an answer, to be run again; give the other sessions back."""
+        if not numbers:
+            return self._give_sessions_back()
+        kept = set(numbers)
+        for number, session in enumerate(self._sessions):
+            if number not in kept:
+                self._context.sessions.give(session)
+        self._sessions = [self._sessions[n] for n in numbers]
+        self._calls = [self._calls[n] for n in numbers]
+        self._positions = [self._positions[n] for n in numbers]
+        self._extra, self._lost, self._is_repeat = None, [], True
+
     def _give_sessions_back(self) -> None:
         for session in self._sessions:
             self._context.sessions.give(session)
@@ -191,7 +225,7 @@ class Settling(Generic[T]):
 
 
 def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]) -> str:
-    if len(replies) == 1 and not lost:
+    if len(replies) == 1 and len(replies[0][0]) == size:
         return str(replies[0][1])
     letters = [UNKNOWN] * size
     for position in chain.from_iterable(lost):
