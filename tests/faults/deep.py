@@ -5,6 +5,7 @@ A run in CI is small; `RMQ_TEST_LONG=1` has a million messages wait.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -48,14 +49,14 @@ class Deep:
         self.stop_producer()
         self.client.close()
 
-    def messages(self, count: int, topic: rmq.Topic) -> tuple[list[int], list[rmq.Outgoing]]:
-        """Make so many; they have ids, so that a repeated send stores none twice."""
+    def messages(self, count: int) -> tuple[list[int], list[rmq.Outgoing]]:
+        """Make so many, with their numbers as bodies."""
         numbers = list(range(self.sent, self.sent + count))
         self.sent += count
         for number in numbers:
             self.history.attempt(number)
         bodies = [number.to_bytes(8, "big").ljust(BODY, b"x") for number in numbers]
-        return numbers, [rmq.Outgoing(body, id=topic.new_id()) for body in bodies]
+        return numbers, [rmq.Outgoing(body) for body in bodies]
 
     def answered(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -63,7 +64,7 @@ class Deep:
 
     def fill(self, count: int = WAITING) -> None:
         for _ in range(0, count, CALL):
-            numbers, messages = self.messages(CALL, self.topic)
+            numbers, messages = self.messages(CALL)
             self.topic.send_many(messages)
             self.answered(numbers)
 
@@ -77,7 +78,9 @@ class Deep:
         with rmq.Client(url, retry_for=0.2, timeout=5) as client:
             topic = client.topic(self.topic.name, codec="bytes")
             while not self._over.is_set():
-                numbers, messages = self.messages(BATCH, self.topic)
+                numbers, made = self.messages(BATCH)
+                # A send that is repeated stores none twice.
+                messages = [dataclasses.replace(one, id=topic.new_id()) for one in made]
                 while not self._over.is_set():
                     try:
                         topic.send_many(messages)
