@@ -76,6 +76,7 @@ def test_many_messages_are_drained_at_maxmemory_and_the_producer_goes_on(
     with Deep(url_of(raw), name) as deep:
         empty = used(raw)
         deep.fill()
+        deep.drain(CALL)  # opens connections, loads scripts
         free_rate = deep.drain(PART)
 
         full = used(raw)
