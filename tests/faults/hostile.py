@@ -39,11 +39,11 @@ from typing import Any
 import redis
 
 import rmq
+from rmq.soak.proxy import Proxy
 from tests.conftest import any_binary
 from tests.faults import hostile_pull
 from tests.faults.hostile_pull import Pull
 from tests.faults.process import wait_for
-from tests.faults.proxy import Proxy
 from tests.faults.worker_account import SLACK_NS, Account, account, events
 from tests.faults.worker_scene import KINDS, Child, Scene
 from tests.servers import Server
@@ -89,7 +89,7 @@ class Pair:
                 return  # it gave up: the replica did not catch up in time
         self.master, self.replica = self.replica, self.master
         time.sleep(late_s)
-        self.front.target_port = self.master.port
+        self.front.target = self.master.port
 
     def stop(self) -> None:
         self.front.close()

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import pytest
 
 import rmq
+from rmq.soak.proxy import Proxy, between
 from rmq.transport import pool
 from tests.conftest import any_binary
 from tests.faults.connections import IDLE, SOON_S, drive, eventually, fill, idle, proxy
-from tests.faults.proxy import Proxy, between
 from tests.patience import PATIENCE_S
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
@@ -153,7 +153,7 @@ def test_a_server_that_is_no_master_is_left_for_the_one_behind_the_same_address(
             else:
                 raw.config_set("replica-serve-stale-data", "no")
                 raw.replicaof("127.0.0.1", str(free_port()))
-            proxy.target_port = new.port
+            proxy.target = new.port
 
             assert driver.do(topic.send("after")).status == "stored"
             driver.do(d.ack())

@@ -17,8 +17,8 @@ from rmq.protocol import scripts
 from rmq.protocol.flows import receive
 from rmq.protocol.flows.receive_state import ReceiveState
 from rmq.protocol.steps import AwaitSignal, Command, Flow, Step
+from rmq.soak.proxy import between
 from tests.faults.child import running, wait_for_lines
-from tests.faults.proxy import between
 from tests.forkserver import Forked
 from tests.integration.driven import connect
 from tests.integration.test_hand_over import credits_in, eventually

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rmq
+from rmq.soak.proxy import between
 from tests.conftest import Clock
 from tests.faults.child import running, wait_for_lines
-from tests.faults.proxy import between
 from tests.patience import asleep
 from tests.servers import Server
 

@@ -10,7 +10,7 @@ import redis
 
 import rmq
 from rmq.protocol import scripts
-from tests.faults.proxy import Proxy, between
+from rmq.soak.proxy import Proxy, between
 from tests.property.driver import Driver
 from tests.property.mutants import MUTANTS, loader
 from tests.servers import Server
@@ -30,7 +30,7 @@ class Case:
         return consumer, self.do(consumer.receive(count))
 
     def load(self, script: scripts.Script) -> None:
-        with redis.Redis(port=self.proxy.target_port) as raw:
+        with redis.Redis(port=self.proxy.target) as raw:
             raw.script_load(script.text)
 
     def stats(self) -> dict[str, int]:
@@ -264,7 +264,7 @@ def test_a_large_send_whose_reply_is_lost_is_stored_once_with_its_body(case: Cas
 
     assert case.proxy.fired == 2
     assert case.drained() == [[n, *LARGE] for n in range(3)]
-    with redis.Redis(port=case.proxy.target_port) as raw:
+    with redis.Redis(port=case.proxy.target) as raw:
         assert not raw.exists(f"rmq:{{{case.name}_0}}:bodies"), "a body was left"
 
 

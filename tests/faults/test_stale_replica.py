@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.soak.proxy import Proxy, between
 from tests.conftest import any_binary
 from tests.faults.checker import History
-from tests.faults.proxy import Proxy, between
 from tests.faults.test_kill import drained
 from tests.servers import Server, following
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rmq.soak.proxy import between
 from tests.conftest import any_binary
 from tests.faults.load import Load
-from tests.faults.proxy import between
 from tests.servers import Server
 
 LATE_S = 7.0  # a machine that is busy; who waited for its timeout of 10 s would be later

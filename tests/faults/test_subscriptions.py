@@ -12,10 +12,10 @@ import pytest
 
 import rmq
 from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, Subscription
+from rmq.soak.proxy import Proxy, between
 from rmq.transport import subscription
 from tests.conftest import any_binary
 from tests.faults.connections import drive, eventually, proxy
-from tests.faults.proxy import Proxy, between
 from tests.patience import PATIENCE_S, asleep, quick
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
@@ -45,7 +45,7 @@ def test_a_waiting_consumer_moves_its_subscription_to_the_new_master(name: str) 
             eventually(lambda: successor.exists(f"rmq:{{{name}_0}}:slot"))
             successor.replicaof("NO", "ONE")
             raw.replicaof("127.0.0.1", str(free_port()))  # and it hears nothing from its successor
-            proxy.target_port = new.port
+            proxy.target = new.port
 
             asleep(new, name)  # it listens there
             producer.topic(name).send("here")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.soak.proxy import Proxy, between
 from tests.conftest import any_binary
-from tests.faults.proxy import Proxy, between
 from tests.faults.worker_scene import KINDS, Scene, stages, wait_for
 from tests.servers import Server, following
 
@@ -35,7 +35,7 @@ class Pair:
         since = time.monotonic_ns()
         self.master.kill()
         self.detach()
-        self.proxy.target_port = self.replica.port
+        self.proxy.target = self.replica.port
         self.proxy.reset()
         for scene in scenes:
             scene.redis_fault(since)
