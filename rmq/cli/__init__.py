@@ -5,7 +5,7 @@ param_types     types of options: durations, times, sizes, retry policies, queue
 output          tables, JSON, and text that is safe to print on a terminal
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink, schedule,
-ledger, outbox, outbox_repair, worker, worker_list, acl, functions, check: the commands
+ledger, outbox, outbox_repair, worker, worker_list, acl, functions, check, soak: the commands
 worker_group    `rmq worker`: runs handlers where no command of the group is named
 send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
 database        the database of `rmq ledger` and `rmq outbox`
@@ -30,6 +30,7 @@ from rmq.cli import (
     schedule,
     send,
     sink,
+    soak,
     stats,
     tail,
     topics,
@@ -62,6 +63,7 @@ for command in (
     acl.acl,
     functions.functions,
     check.check,
+    soak.soak,
 ):
     cli.add_command(command)
 

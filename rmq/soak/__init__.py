@@ -5,4 +5,11 @@ checker     what must hold in a history, and the verdict
 deliveries  the checks of messages that were delivered more than once, and of their order
 per_id      linearizability of the operations of each message
 figures     what each fault cost: the time without an answer, acked messages per second
+plot        a chart of a history
+faults      the faults, the plan of a run from its seed, and how each is made
+proxy       a TCP proxy that does what networks do; the fault tests use it, too
+server      the embedded Redis of a soak, behind the proxy
+child       a producer or a consumer, as a process
+run         a soak from its start to its drain
+controls    broken variants that the checker has to catch
 """

@@ -56,7 +56,7 @@ def faults(events: Sequence[Event]) -> list[Fault]:
     times = {
         op: [event.t for event in events if event.op == op and event.type == "ok"] for op in CLASSES
     }
-    first, last = (events[0].t, events[-1].t) if events else (0, 0)
+    first, last = beginning(events), events[-1].t if events else 0
     for place, fault in enumerate(found):
         since = max([first, fault.begun - WINDOW_NS, *(one.ended for one in found[:place][-1:])])
         until = min([last, fault.ended + WINDOW_NS, *(one.begun for one in found[place + 1 :][:1])])
@@ -65,6 +65,12 @@ def faults(events: Sequence[Event]) -> list[Fault]:
         fault.after = rate(times["ack"], fault.ended, until)
         fault.rto = {op: gap(times[op], fault.begun, fault.ended, until) for op in CLASSES}
     return found
+
+
+def beginning(events: Sequence[Event]) -> int:
+    """Return the monotonic ns at which the run began: controls may have been recorded before it."""
+    starts = [event.t for event in events if event.op == "start"]
+    return starts[0] if starts else events[0].t if events else 0
 
 
 def rate(times: Sequence[int], since: int, until: int) -> float | None:

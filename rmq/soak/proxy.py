@@ -1,12 +1,14 @@
 """A TCP proxy in a thread, between a client and its Redis, that does what networks do.
 
-cut     the server has executed the n-th matching call, and the connection ends before the reply
+cut     the server has executed the n-th matching call, and the connection ends before the reply,
+        or in the middle of it
 hold    a matching request arrives late, even though its sender has gone meanwhile
 delay   every byte is late
 hole    nothing gets through and nobody is told (no RST)
 strand  connections made so far stay open and pass nothing any more; new ones work (half-open)
 deafen  the same for those that have subscribed to a channel, and no others
 reset   every connection ends at once
+refuse  new connections end at once, as those to a server that is down
 """
 
 from __future__ import annotations
@@ -16,21 +18,26 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from rmq.errors import Unavailable
 from rmq.protocol import scripts
-from tests.patience import PATIENCE_S
+
+START_S = 30.0  # for what takes milliseconds on a machine with nothing else to do
+CHUNK = 1 << 20  # bytes read at a time
 
 
 class _Plan:
     """A fault that waits for its call."""
 
-    def __init__(self, verb: str, skip: int, times: int, hold_s: float) -> None:
+    def __init__(self, verb: str, skip: int, times: int, hold_s: float, inside: bool) -> None:
         # A script by its verb, a plain command by its name in capitals.
         self.mark = verb.encode() if verb.isupper() else scripts.load(verb).sha.encode()
         self.skip = skip
         self.times = times
         self.hold_s = hold_s
+        self.inside = inside
 
     def matches(self, data: bytes) -> bool:
+        """Whether this request is one that it waits for."""
         if self.times == 0 or self.mark not in data:
             return False
         if self.skip:
@@ -41,12 +48,17 @@ class _Plan:
 
 
 class Proxy:
-    """Listens on a port of its own; `fired` counts the faults that really happened."""
+    """Listens on a port of its own; `fired` counts the faults that really happened.
 
-    def __init__(self, target_port: int) -> None:
-        self.target_port = target_port
+    Args:
+        target: the port of the server on this machine, or the path of its unix socket.
+    """
+
+    def __init__(self, target: int | str) -> None:
+        self.target = target
         self.delay_s = 0.0
         self.hole = False
+        self.refuse = False
         self.fired = 0
         self.port = 0
         self._accepted = 0  # connections so far
@@ -54,24 +66,34 @@ class Proxy:
         self._subscribed: set[int] = set()  # numbers of those that listen to a channel
         self._deaf: set[int] = set()
         self._plan: _Plan | None = None
+        self._inside = False  # whether the cut that is under way lets half of the reply pass
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._up.wait(PATIENCE_S), "the proxy does not start"
+        if not self._up.wait(START_S):
+            raise Unavailable("the proxy does not start")
 
     @property
     def url(self) -> str:
+        """The address for clients."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def cut(self, verb: str, *, skip: int = 0, times: int = 1) -> None:
-        """Lose the reply of the next calls of a script, after `skip` that pass."""
-        self._plan = _Plan(verb, skip, times, 0)
+    def cut(self, verb: str, *, skip: int = 0, times: int = 1, inside: bool = False) -> None:
+        """Lose the reply of the next calls of a script, after `skip` that pass.
+
+        With `inside`, its first half arrives.
+        """
+        self._plan = _Plan(verb, skip, times, 0, inside)
+
+    def pass_all(self) -> None:
+        """Forget a cut or a hold that still waits for its call."""
+        self._plan = None
 
     def hold(self, verb: str, seconds: float, *, skip: int = 0) -> None:
         """Deliver the next call of a script late, after `skip` that pass."""
-        self._plan = _Plan(verb, skip, 1, seconds)
+        self._plan = _Plan(verb, skip, 1, seconds, False)
 
     def strand(self) -> None:
         """Leave every connection of now open, and pass nothing on it any more."""
@@ -90,6 +112,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._abort)
 
     def close(self) -> None:
+        """End every connection, and the thread."""
         self._loop.call_soon_threadsafe(self._abort)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
@@ -101,7 +124,7 @@ class Proxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK)
         )
         self.port = server.sockets[0].getsockname()[1]
         self._up.set()
@@ -116,8 +139,14 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._accepted += 1
         number = self._accepted
+        if self.refuse:
+            writer.transport.abort()
+            return
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            there, server = await asyncio.open_connection("127.0.0.1", self.target_port)
+            if isinstance(self.target, str):
+                there, server = await asyncio.open_unix_connection(self.target)
+            else:
+                there, server = await asyncio.open_connection("127.0.0.1", self.target)
             self._writers |= {writer, server}
             cutting = asyncio.Event()
             back = asyncio.create_task(self._replies(there, writer, cutting, number))
@@ -143,7 +172,7 @@ class Proxy:
         cutting: asyncio.Event,
         number: int,
     ) -> None:
-        while data := await reader.read(1 << 20):
+        while data := await reader.read(CHUNK):
             if b"SUBSCRIBE" in data:
                 self._subscribed.add(number)
             await self._pass(number)
@@ -153,6 +182,7 @@ class Proxy:
                     await asyncio.sleep(plan.hold_s)
                     self.fired += 1
                 else:
+                    self._inside = plan.inside
                     cutting.set()
             server.write(data)
             await server.drain()
@@ -165,9 +195,14 @@ class Proxy:
         number: int,
     ) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            while data := await there.read(1 << 20):
+            while data := await there.read(CHUNK):
                 if cutting.is_set():
                     self.fired += 1
+                    if self._inside:
+                        writer.write(data[: len(data) // 2])
+                        await writer.drain()
+                        writer.close()
+                        return
                     writer.transport.abort()
                     return
                 await self._pass(number)
@@ -178,8 +213,9 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def between(target_port: int) -> Iterator[Proxy]:
-    proxy = Proxy(target_port)
+def between(target: int | str) -> Iterator[Proxy]:
+    """A proxy in front of this server."""
+    proxy = Proxy(target)
     try:
         yield proxy
     finally:

@@ -30,7 +30,7 @@ def test_the_commands_are_these():
         "ping", "priority", "purge", "query ls", "query release", "reschedule",
         "schedule delete", "schedule ls", "schedule pause", "schedule resume", "schedule run",
         "schedule show", "schedule work", "send",
-        "sink forget", "sink ls", "stats", "tail",
+        "sink forget", "sink ls", "soak", "stats", "tail",
         "topic create", "topic delete", "topic ls", "topic pause", "topic resume", "topic set",
         "topic show", "worker ls", "worker run", "worker show",
     ]  # fmt: skip
