@@ -1,4 +1,4 @@
-"""Programs on a cluster: the command line, a worker of it, an outbox, a scheduler, a fork."""
+"""Programs on a cluster and behind Sentinel: the command line, its worker, an outbox, a fork."""
 
 from __future__ import annotations
 
@@ -18,44 +18,73 @@ from rmq.outbox import Outbox, Relay
 from tests.clusters import Cluster, until
 from tests.conftest import any_binary
 from tests.databases import Database
+from tests.sentinels import Sentinels
 from tests.servers import Server, die_with_parent
 from tests.sql.stubs import fill, prepared
 
 SLOTS = 8
 
 
+@pytest.fixture(scope="module")
+def service() -> Iterator[Sentinels]:
+    made = Sentinels(any_binary())
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["cluster", "sentinel"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The address of a cluster, and of a service of Sentinel."""
+    if request.param == "cluster":
+        cluster: Cluster = request.getfixturevalue("cluster")
+        return cluster.url
+    service: Sentinels = request.getfixturevalue("service")
+    return service.url()
+
+
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[rmq.Client]:
-    with rmq.Client(cluster.url) as made:
+def client(url: str) -> Iterator[rmq.Client]:
+    with rmq.Client(url) as made:
         yield made
 
 
-def rmq_command(url: str, *words: str) -> Any:
+def rmq_command(url: str, *words: str) -> list[Any]:
+    """Run a command; return the documents that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "rmq", *words, "--json"],
         env={**os.environ, "RMQ_URL": url}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) if done.stdout.strip() else None
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_command_line_serves_a_cluster(cluster: Cluster, client: rmq.Client, name: str) -> None:
-    rmq_command(cluster.url, "ping")
-    rmq_command(cluster.url, "topic", "create", name, "--slots", str(SLOTS))
-    rmq_command(cluster.url, "send", name, '{"n": 1}')
-    client.topic(name).send_many([rmq.Outgoing(n) for n in range(99)])
+def test_the_command_line_serves_both(url: str, client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, slots=SLOTS)
+    rmq_command(url, "ping")
+    rmq_command(url, "topic", "create", name, "--slots", str(SLOTS))
+    rmq_command(url, "send", name, '{"n": 1}')
+    topic.send_many([rmq.Outgoing(n) for n in range(99)])
 
-    assert rmq_command(cluster.url, "stats", name)["accepted"] == 100
-    rmq_command(cluster.url, "topic", "delete", name, "--force", "--yes")
+    assert rmq_command(url, "stats", name)[0]["accepted"] == 100
+    assert len(rmq_command(url, "peek", name, "--limit", "100")) == 100
+
+    with topic.consumer() as consumer:
+        for delivery in consumer.receive(10):
+            delivery.reject("why")
+    assert len(rmq_command(url, "dlq", "ls", name)) == 10
+    rmq_command(url, "dlq", "redrive", name, "--yes")
+    assert rmq_command(url, "stats", name)[0]["dead"] == 0
+
+    rmq_command(url, "topic", "delete", name, "--force", "--yes")
     assert name not in client.admin.topics()
 
 
-def test_a_worker_of_the_command_line_drains_a_cluster(
-    cluster: Cluster, client: rmq.Client, name: str, tmp_path: Path
+def test_a_worker_of_the_command_line_drains_both(
+    url: str, client: rmq.Client, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text(
         "import rmq\n"
-        f"client = rmq.Client({cluster.url!r})\n"
+        f"client = rmq.Client({url!r})\n"
         f"@client.topic({name!r}, slots={SLOTS}).handler()\n"
         "def run(body: int) -> None: ...\n"
     )
@@ -74,7 +103,7 @@ def test_a_worker_of_the_command_line_drains_a_cluster(
     assert client.admin.workers() == []
 
 
-def test_an_outbox_is_relayed_to_a_cluster(client: rmq.Client, name: str, tmp_path: Path) -> None:
+def test_an_outbox_is_relayed_to_both(client: rmq.Client, name: str, tmp_path: Path) -> None:
     client.topic(name, slots=SLOTS).open()
     engine, outbox = prepared(Database("sqlite", None, f"{tmp_path}/outbox.sqlite")), Outbox()
     fill(engine, outbox, name, range(100))
