@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench import report
 from bench.claims import claims
+from bench.cluster import cluster
 from bench.core import depth, throughput
 from bench.cost import options as cost_options
 from bench.cost.compare import read as read_before, show_against, show_comparison
@@ -45,6 +46,7 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "claims": claims,
     "ledger": ledger,
     "outbox": outbox,
+    "cluster": cluster,
     "cost": cost,
     "growth": growth,
     "size": size,

@@ -14,6 +14,7 @@ the command under its number, which gives the same batch, and releases that. It 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from rmq.core.keys import SlotKeys
@@ -197,14 +198,26 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     now = time.monotonic()
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0  # a visit of the only slot tells more than asking it
+    elif waits and state.hears():
+        state.note_signals((yield AwaitSignal(state.subscription, 0)))
+        if state.gave and (now > state.checked_at + ASK_S or min(state.ready_at) > now):
+            yield from _ask_slots(state, limit, waits)
     elif now > state.asked_at + ASK_S or min(state.ready_at) > now:
         yield from _ask_slots(state, limit, waits)
 
 
 def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Ask all slots at once when they have work; leave credits where none has."""
-    state.asked_at = time.monotonic()
-    state.must_ask = False
+    """Ask slots when they have work: all at once, and leave credits where none has.
+
+    Of a consumer that hears of the others, only those are asked that gave messages.
+    """
+    asked: Sequence[int] = range(len(state.ready_at))
+    if waits and state.gave and state.hears():
+        asked = sorted(state.gave)
+    else:
+        state.asked_at = time.monotonic()
+        state.noted = waits
+    state.must_ask, state.checked_at = False, time.monotonic()
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0
         return
@@ -214,14 +227,14 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         sessions = [state.context.sessions.take() for _ in slots]
         offer = credits.offer(state, range(len(slots)), sessions, limit)
     if offer is None:
-        command = commands.next_ready(slots, waits)
+        command = commands.next_ready([slots[index] for index in asked], waits)
         command.fails_fast = True
         try:
             waits_us = yield command
         except StorageError as error:
             if not is_master_away(error):
                 raise
-            waits_us = [0] * len(slots)  # the visits tell
+            waits_us = [0] * len(asked)  # the visits tell
     else:
         assert state.lease_ms is not None
         state.visited_at = state.asked_at  # what is handed over was leased no earlier
@@ -233,7 +246,9 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         if offer.renews:
             state.context.sessions.give(*sessions)
     now = time.monotonic()
-    state.ready_at = [_ready_at(now, wait_us) for wait_us in waits_us]
+    for index, wait_us in zip(asked, waits_us, strict=True):
+        state.ready_at[index] = _ready_at(now, wait_us)
+    state.gave.difference_update(asked)
     state.away.delay(state.ready_at)
 
 
@@ -288,6 +303,7 @@ def _visit_slot(
     if batch.ids:
         batches.append((keys, batch))  # before anything else can fail
         state.must_ask = len(state.ready_at) > 1  # a single slot is asked before every sleep
+        state.gave.add(keys.index)
     if batch.expired:
         if batch.expired & LONG_EXPIRED:
             yield from rollback.rollback_long(keys)

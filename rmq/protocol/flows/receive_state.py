@@ -11,7 +11,7 @@ from rmq.protocol.flows import tidy
 from rmq.protocol.flows.away_slots import AwaySlots
 from rmq.protocol.flows.hand_over import Credits, SlotBatch, Take
 from rmq.protocol.flows.receive_lock import ReceiveLock
-from rmq.protocol.steps import Subscription
+from rmq.protocol.steps import POLL_S, Subscription
 
 NEVER = float("inf")
 
@@ -22,14 +22,17 @@ class ReceiveState:
     __slots__ = (
         "asked_at",
         "away",
+        "checked_at",
         "context",
         "credits",
         "first_slot",
+        "gave",
         "handing_back",
         "interrupted",
         "lease_ms",
         "lock",
         "must_ask",
+        "noted",
         "ordered",
         "ready_at",
         "shared",
@@ -62,6 +65,9 @@ class ReceiveState:
         self.undelivered: list[SlotBatch] = []  # leased, and never handed over
         self.unheard: list[Take] = []  # for their credits something may have been handed over
         self.handing_back = False
+        self.checked_at = 0.0  # when some slots were asked last
+        self.gave: set[int] = set()  # slots that gave messages since they were asked
+        self.noted = False  # when all slots were asked last, they noted that we may sleep
         self.must_ask = False  # a slot that gave messages last does not know that we may sleep
 
     def may_hold_messages(self) -> bool:
@@ -69,6 +75,15 @@ class ReceiveState:
         return bool(
             self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
         )
+
+    def hears(self) -> bool:
+        """Whether slots without work send a signal when they get some, but those that `gave`.
+
+        Where credits are left in slots, all of them are asked each time.
+        """
+        subscription = self.subscription
+        is_heard = subscription.held is not None and not subscription.takes_batches
+        return self.noted and is_heard and time.monotonic() < self.asked_at + POLL_S
 
     def note_signals(self, slots: Iterable[int]) -> None:
         """Note that slots have work now: wake-up signals named them."""
