@@ -12,7 +12,6 @@ Atomic    A second run finds no credit, and publishes the number again. Works wh
 ]]
 --- @include "lib/check"
 --- @include "lib/credits"
---- @include "lib/wake"
 local number = whole_number(ARGV[2], 1, 9007199254740991, 'number')
 if #KEYS > 1024 or not string.find(ARGV[1], '^[^ ;]+$') then
   fail('ARG', 'channel')
@@ -24,5 +23,5 @@ end
 for i = 1, #KEYS do
   reply[1 + i] = remove_credit(KEYS[i], ARGV[1])
 end
-reply[1] = publish(ARGV[1], string.format('%.0f', number))
+reply[1] = publish_own(ARGV[1], string.format('%.0f', number))
 return reply

@@ -9,7 +9,8 @@ first of them, so a consumer that did not hear it makes that call again and gets
 
 A caller offers a credit as `+<number> <channel>`, with ` <session> <sequence number>` for each call beside its own, and
 renews it as `=<number> <channel>`. The number is that of the first hand-over. A subscription has its channel to itself,
-with a random end, so nothing is ever handed over to another one.
+with a random end, so nothing is ever handed over to another one. On a Cluster it is a shard channel, with `}:wake:s:` in its name
+and the hash tag of the slot: the master of the slot alone publishes there.
 ]]
 --- @include "lib/check"
 --- @include "lib/shared_leases"
@@ -22,6 +23,21 @@ local HAND_OVER_BYTES = 16384 -- a consumer that has stopped holds so much in Re
 
 -- A credit in front of others: channel, number, until, limit, lease, session and sequence number of its first call, the others.
 local FIRST_CREDIT = '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);'
+
+-- Whether the channel of a subscription is a shard channel.
+local function is_sharded(channel)
+  return string.find(channel, '}:wake:s:', 1, true)
+end
+
+-- Publish on the channel of a subscription; returns how many connections of this server it was sent to. A refusal, of a user
+-- without the right or where the slot is served elsewhere, must not stop the script.
+local function publish_own(channel, text)
+  if not is_sharded(channel) then
+    return publish(channel, text)
+  end
+  local count = redis.pcall('SPUBLISH', channel, text)
+  return type(count) == 'number' and count or 0
+end
 
 -- The (way, number, channel, further calls, how many these are) of an offer.
 local function read_offer(waits)
@@ -54,8 +70,13 @@ end
 -- not hear of what is not moved: a replica repeats what its master publishes, and a Cluster node what others do. So after a
 -- failover, when a consumer's connection may still be one of the old master, nothing is published for it.
 local function publish_deliveries(channel, deliveries)
-  local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)[2] -- none where the ACL refuses it
-  return (listeners or 0) > 0 and publish(channel, cmsgpack.pack(deliveries)) > 0
+  local listeners -- none where the ACL refuses it
+  if is_sharded(channel) then
+    listeners = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)[2]
+  else
+    listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
+  end
+  return (listeners or 0) > 0 and publish_own(channel, cmsgpack.pack(deliveries)) > 0
 end
 
 -- The credits after one was served: it goes behind the others, with the calls that are left; without any it is gone.
@@ -64,8 +85,8 @@ local function credits_after(others, channel, number, till, limit, lease, calls)
     or string.format('%s%s %d %s %s %s%s;', others, channel, number + 1, till, limit, lease, calls)
 end
 
--- Keep a credit, or renew it in its place, if a PUBLISH to its channel, the probe, reached exactly one subscriber: this server
--- serves the subscription, and nobody else listens. `limit` messages are shared out among its calls, `call` is the first.
+-- Keep a credit, or renew it in its place, if what is published on its channel, the probe, reached exactly one subscriber: this
+-- server serves the subscription, and nobody else listens. `limit` messages are shared out among its calls, `call` is the first.
 -- Returns whether it stands. A credit to renew that is not there was used; another one now would be one more than its
 -- consumer knows of.
 local function keep_credit(slot, store, waits, limit, lease, call, now)
@@ -75,7 +96,7 @@ local function keep_credit(slot, store, waits, limit, lease, call, now)
   if way == '=' and not from then
     return false
   end
-  local kept = publish(channel, number) == 1
+  local kept = publish_own(channel, number) == 1
   if kept and not from then
     local _, count = string.gsub(credits, ';', '')
     if count >= CREDITS_MAX then

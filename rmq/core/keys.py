@@ -106,6 +106,11 @@ class SlotKeys:
         """The key of the times at which schedules are due; only slot 0 has them."""
         return self.slot.removesuffix(b"slot") + b"schedule_times"
 
+    @property
+    def channel(self) -> bytes:
+        """How shard channels of this slot begin."""
+        return self.slot.removesuffix(b"slot") + b"wake"
+
     def id_of(self, member: bytes) -> MessageId:
         """Return the id of a member of this slot."""
         return MessageId(member[:8] + self.middle + member[8:])

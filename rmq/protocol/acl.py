@@ -63,7 +63,9 @@ CLUSTER = frozenset(("cluster|slots", "asking"))
 _CONNECTION = ("ping", "select", "client|setinfo", "role", *CLUSTER)
 _OF_SCRIPTS, _OF_FUNCTIONS = ("evalsha", "script|load"), ("fcall",)
 _LARGE_BODIES = ("multi", "exec", "hset")
-_CONSUMING = ("subscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
+# Hand-overs on a Cluster, whose channels are those of a slot; the scripts have most of these.
+SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
+_CONSUMING = ("subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
 
 # The plain commands of each role: transports, and RawCommand in `flows/`.
 COMMANDS: dict[Role, frozenset[str]] = {
@@ -115,7 +117,7 @@ _NOT_REACHED: dict[Role, frozenset[str]] = {
 # Commands that an earlier server does not know: naming one refuses all of the rules.
 _SINCE: dict[str, ServerVersion] = {
     "waitaof": "7.2", "fcall": "7.0", "function|load": "7.0", "function|list": "7.0",
-    "function|delete": "7.0",
+    "function|delete": "7.0", **dict.fromkeys(SHARDED, "7.0"),
 }  # fmt: skip
 # 6.2 takes any word after a command; 7.0 checks it, and got this one in 7.2.
 _UNKNOWN_TO = {"client|setinfo": ("7.0",)}
@@ -205,6 +207,9 @@ def acl_rules(
     channels = []
     if commands & {"publish", "subscribe"}:
         channels = [f"{stem}:{{{pattern}}}:wake*" for pattern in patterns]
+        if version != "6.2":  # shard channels; a pattern with * at its end has those, too
+            named = [pattern for pattern in patterns if not pattern.endswith("*")]
+            channels += [f"{stem}:{{{pattern}_0}}:wake:s:*" for pattern in named]
         if "*" not in patterns:
             channels.append(f"{stem}:{{ping}}:wake")  # Client.can_wake asks there
     return AclRules(

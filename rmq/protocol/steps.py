@@ -147,6 +147,8 @@ class Subscription:
         takes_batches: subscribe to a channel of its own as well, for hand-overs.
 
     Attributes:
+        is_sharded: on a Cluster, where the own channel is a shard channel of the topic's only slot.
+        slot_channel: how that one begins; empty: the topic is not open, or has several slots.
         own_channel: new for every connection, with a random end; empty where there is none.
         payloads: what was handed over there and not looked at yet.
         heard: the last number that was published there.
@@ -157,13 +159,15 @@ class Subscription:
     """
 
     __slots__ = (
-        "awaited", "channel", "heard", "held", "is_deaf", "own_channel", "payloads",
-        "takes_batches", "wait",
+        "awaited", "channel", "heard", "held", "is_deaf", "is_sharded", "own_channel", "payloads",
+        "slot_channel", "takes_batches", "wait",
     )  # fmt: skip
 
     def __init__(self, channel: bytes, takes_batches: bool = False) -> None:
         self.channel = channel
         self.takes_batches = takes_batches
+        self.is_sharded = False
+        self.slot_channel = b""
         self.held: Any = None
         self.own_channel = b""
         self.payloads: list[bytes] = []
@@ -179,13 +183,19 @@ class Subscription:
         else:
             self.payloads.append(payload)
 
+    @property
+    def takes_hand_overs(self) -> bool:
+        """Whether to have an own channel now."""
+        return self.takes_batches and (not self.is_sharded or bool(self.slot_channel))
+
     def new_own_channel(self) -> bytes:
         """Return the name of a channel for one connection.
 
         It has a random end, so nothing is ever handed over to another connection than the one that
         left the credit.
         """
-        return self.channel + b":" + secrets.token_hex(8).encode()
+        stem = self.slot_channel + b":s:" if self.is_sharded else self.channel + b":"
+        return stem + secrets.token_hex(8).encode()
 
     def forget_messages(self, own_channel: bytes = b"") -> None:
         """Begin anew on another connection. `own_channel`: empty if there is none."""

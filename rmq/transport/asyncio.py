@@ -268,7 +268,7 @@ class AsyncTransport:
 
     async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
         """Subscribe on a new connection, of RESP2: there a signal is an ordinary reply."""
-        epoch, refused = self.epoch, set[bytes]()
+        epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             await connection.connect()
             await connection.send_packed_command((wanted.packed(),), check_health=False)
@@ -277,8 +277,13 @@ class AsyncTransport:
             for channel in wanted.optional:
                 try:
                     await connection.read_response()
-                except redis.exceptions.NoPermissionError:
-                    refused.add(channel)
+                except redis.exceptions.NoPermissionError as error:
+                    refused[channel] = error
+            if wanted.shard:
+                try:
+                    await connection.read_response()
+                except redis.ResponseError as error:
+                    refused[wanted.shard] = error
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if not isinstance(error, REDIS_ERRORS):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from rmq.core.settings import Fsync, Replicated
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import AwaitSignal, Command, OnEveryMaster, Step
+from rmq.transport import shard_channels
 from rmq.transport.asyncio import AsyncTransport
 from rmq.transport.cluster_calls import ClusterCalls
 from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
@@ -61,7 +62,7 @@ class AsyncClusterTransport(AsyncTransport):
 
     async def _step(self, step: Step) -> Any:
         if isinstance(step, AwaitSignal):
-            step.subscription.takes_batches = False
+            shard_channels.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
             return await self._drive(self._cluster_calls.on_every_master(step.what, step.words))
         return await super()._step(step)
@@ -94,15 +95,20 @@ class AsyncClusterTransport(AsyncTransport):
                 await pools.keep(self._table.nodes)
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed, at any node: each hears what others publish."""
+        """Return a connection that is subscribed, at any node: each hears what others publish.
+
+        With a shard channel, at the master of its slot.
+        """
         if not self._table.version:
             await self._refresh(0)
-        node = self._table.any_node()
+        node = shard_channels.node_for(wanted, self._table)
         if node is None:
             raise NotConnected("no node of the cluster is known")
         connection = self._connector.new(protocol=2, host=node[0], port=node[1])
         try:
-            return await self._subscribed_on(wanted, connection)
+            subscribed = await self._subscribed_on(wanted, connection)
         except NotConnected:
             self._table.note_failed(node)
             raise
+        shard_channels.note_node(subscribed, wanted, node)
+        return subscribed

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 from rmq.core.settings import Fsync, Replicated
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import AwaitSignal, Command, OnEveryMaster, Step
+from rmq.transport import shard_channels
 from rmq.transport.cluster_calls import ClusterCalls
 from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
-from rmq.transport.cluster_slots import Node, SlotTable
+from rmq.transport.cluster_slots import Node, SlotTable, hash_slot
 from rmq.transport.node_pools import NodePools
 from rmq.transport.operations import Operation, Subscribe
 from rmq.transport.pool import NotConnected, PooledConnection
+from rmq.transport.redis_errors import REDIS_ERRORS
 from rmq.transport.subscription import SubscribedConnection
 from rmq.transport.sync import Transport
 from rmq.transport.url import Address
@@ -28,7 +30,7 @@ class ClusterTransport(Transport):
     The arguments are `Transport`'s. `max_connections` of the address holds for each node.
     """
 
-    takes_hand_overs = False
+    uses_shard_channels = True
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
@@ -72,8 +74,8 @@ class ClusterTransport(Transport):
         return self._drive(self._cluster_calls.pipeline(commands, durability))
 
     def _step(self, step: Step) -> Any:
-        if isinstance(step, AwaitSignal):
-            step.subscription.takes_batches = False
+        if isinstance(step, AwaitSignal) and step.subscription.wait is None:
+            shard_channels.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
             return self._drive(self._cluster_calls.on_every_master(step.what, step.words))
         return super()._step(step)
@@ -119,15 +121,46 @@ class ClusterTransport(Transport):
                 pools.keep(self._table.nodes)
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed, at any node: each hears what others publish."""
+        """Return a connection that is subscribed, at any node: each hears what others publish.
+
+        With a shard channel, at the master of its slot.
+        """
         if not self._table.version:
             self._refresh(0)
-        node = self._table.any_node()
+        node = shard_channels.node_for(wanted, self._table)
         if node is None:
             raise NotConnected("no node of the cluster is known")
         connection = self._connector.new(protocol=2, host=node[0], port=node[1])
         try:
-            return self._subscribed_on(wanted, connection)
+            subscribed = self._subscribed_on(wanted, connection)
         except NotConnected:
             self._table.note_failed(node)
             raise
+        shard_channels.note_node(subscribed, wanted, node)
+        return subscribed
+
+    def add_channel(self, held: SubscribedConnection, channel: bytes) -> bool:
+        """As `Transport.add_channel`: a shard channel, at the master of its slot."""
+        slot = hash_slot(channel)
+        node = self._table.node_of(slot)
+        if node is None or node in self._table.suspects:
+            return False
+        connection = held.connection if node == held.node else held.others.get(node)
+        if connection is None:
+            connection = self._connector.new(protocol=2, host=node[0], port=node[1])
+            try:
+                connection.connect()
+            except REDIS_ERRORS:
+                self._table.note_failed(node)
+                return False
+            held.others[node] = connection
+            held.waiting.watch(connection)
+        connection.send_command("SSUBSCRIBE", channel)
+        held.shards[slot] = node
+        return True
+
+    def is_current(self, held: SubscribedConnection) -> bool:
+        """As `Transport.is_current`: also, the masters of its shard channels are still those."""
+        return super().is_current(held) and all(
+            self._table.node_of(slot) in (node, None) for slot, node in held.shards.items()
+        )

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis
+from redis.exceptions import AskError
 
 from rmq.transport.operations import Subscribe
-from rmq.transport.redis_errors import REDIS_ERRORS, translate
+from rmq.transport.redis_errors import REDIS_ERRORS, Kind, kind_of, translate
 from rmq.transport.subscription import (
     RUNG,
     SubscribedConnection,
@@ -50,13 +51,18 @@ class Listener:
         if held is not None:
             held.waiting.ring()
 
-    def add(self, channel: bytes) -> None:
-        """Ask for a further channel; it is in `added` once Redis has confirmed it."""
-        if self._held is not None:
-            try:
-                self._held.connection.send_command("SUBSCRIBE", channel)
-            except REDIS_ERRORS:
-                self.close_connection()
+    def add(self, channel: bytes) -> bool:
+        """Ask for a further channel; return whether Redis was asked.
+
+        It is in `added` once Redis has confirmed it.
+        """
+        if self._held is None:
+            return False
+        try:
+            return self._transport.add_channel(self._held, channel)
+        except REDIS_ERRORS:
+            self.close_connection()
+            return False
 
     def wait(self, seconds: float) -> list[Signal]:
         """Wait for signals; return those that are there.
@@ -77,8 +83,9 @@ class Listener:
         signals: list[Signal] = []
         try:
             self._read(self._held, until, signals)
-        except redis.exceptions.NoPermissionError:
-            pass  # of a channel that was added; nothing is handed over on it
+        except redis.ResponseError as error:  # of a channel that was added
+            if isinstance(error, AskError) or kind_of(error) is Kind.AGAIN:
+                self.close_connection()  # a shard channel, and its slot is served elsewhere
         except REDIS_ERRORS:
             self.close_connection()
         return signals
@@ -90,12 +97,14 @@ class Listener:
             held.note_life()
             if not isinstance(reply, list) or len(reply) != 3:
                 return
-            if reply[0] == b"message":
+            if reply[0] in (b"message", b"smessage"):
                 signals.append((reply[1], reply[2]))
-            elif reply[0] == b"subscribe":
+            elif reply[0] in (b"subscribe", b"ssubscribe"):
                 self.added.add(reply[1])
+            elif reply[0] == b"sunsubscribe":
+                raise redis.ConnectionError("the slot of a shard channel is served elsewhere")
 
-        if held.epoch != self._transport.epoch:
+        if not self._transport.is_current(held):
             raise redis.ConnectionError("other connections of this client have died")
         self._transport._drive(read_until(held, until, lambda: bool(signals), note))
         while (reply := held.waiting.read(0)) not in (None, RUNG):
@@ -115,6 +124,7 @@ class Listener:
         held, self._held = self._held, None
         self.added.clear()
         if held is not None:
-            with contextlib.suppress(*REDIS_ERRORS):
-                held.connection.disconnect()
+            for connection in (held.connection, *held.others.values()):
+                with contextlib.suppress(*REDIS_ERRORS):
+                    connection.disconnect()
             held.waiting.close()

@@ -51,20 +51,26 @@ class RestartEmbedded:
 class Subscribe:
     """Make a connection that is subscribed to channels. The value is a SubscribedConnection.
 
-    `optional`: channels that are left out where the ACL forbids them.
+    `optional`: channels that are left out where the ACL forbids them. `shard`: a shard channel,
+    left out where it is refused.
     """
 
-    __slots__ = ("optional", "required")
+    __slots__ = ("optional", "required", "shard")
 
-    def __init__(self, required: Sequence[bytes], optional: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self, required: Sequence[bytes], optional: Sequence[bytes] = (), shard: bytes = b""
+    ) -> None:
         self.required = required
         self.optional = optional
+        self.shard = shard
 
     def packed(self) -> bytes:
         """Return the commands, one for each channel."""
         words: list[tuple[Any, ...]] = [
             ("SUBSCRIBE", channel) for channel in (*self.required, *self.optional)
         ]
+        if self.shard:
+            words.append(("SSUBSCRIBE", self.shard))
         return b"".join(map(hiredis.pack_command, words))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import redis
@@ -34,14 +35,24 @@ PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coar
 class SubscribedConnection:
     """A connection that is subscribed to channels, and when it was last known to live."""
 
-    __slots__ = ("_heard_at", "_pinged_at", "connection", "epoch", "refused", "waiting")
+    __slots__ = (
+        "_heard_at", "_pinged_at", "connection", "epoch", "node", "others", "refused", "shards",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(
-        self, connection: Any, epoch: int, refused: Set[bytes] = frozenset(), waiting: Any = None
+        self,
+        connection: Any,
+        epoch: int,
+        refused: Mapping[bytes, Exception] = MappingProxyType({}),
+        waiting: Any = None,
     ) -> None:
         self.connection = connection
         self.epoch = epoch  # the pool's epoch when this was made
-        self.refused = refused  # channels that the ACL forbids
+        self.refused = refused  # channels that were left out, and why
+        self.node: tuple[str, int] | None = None  # of a Cluster
+        self.others: dict[tuple[str, int], Any] = {}  # connections to other nodes, read with it
+        self.shards: dict[int, tuple[str, int]] = {}  # nodes of shard channels added, by hash slot
         self.waiting = waiting  # a transport's Doorbell: how to read, and to interrupt that
         self._heard_at = time.monotonic()
         self._pinged_at: float | None = None  # None: no PING is unanswered
@@ -67,7 +78,11 @@ class SubscribedConnection:
             subscription: gets what came on its own channel: a number, or what is handed over.
         """
         self.note_life()
-        if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
+        if not isinstance(reply, list) or len(reply) != 3:
+            return
+        if reply[0] == b"sunsubscribe":
+            raise redis.ConnectionError("the slot of a shard channel is served elsewhere")
+        if reply[0] not in (b"message", b"smessage"):
             return
         if reply[1] == subscription.own_channel:
             subscription.note_message(reply[2])
@@ -108,14 +123,18 @@ class SubscriptionRefused:
             )  # fmt: skip
 
     @classmethod
-    def log_no_hand_over(cls, channel: bytes) -> None:
+    def log_no_hand_over(cls, channel: bytes, is_sharded: bool) -> None:
         """Log that a subscription has the channel of its topic, and none of its own."""
         if not cls.no_hand_over_logged:
             cls.no_hand_over_logged = True
+            stem, verb = channel.decode().rpartition(":")[0], "SUBSCRIBE"
+            rules = f"'&{stem.split('{')[0]}*'"
+            if is_sharded:
+                verb, rules = "SSUBSCRIBE", f"+ssubscribe {rules}"
             log.warning(
-                "Redis does not let this user SUBSCRIBE to %s:*: nothing is handed over to it, so "
-                "it asks for each message. Give the user the channels: ACL SETUSER <user> '&%s*'",
-                channel.decode(), channel.decode().split("{")[0],
+                "Redis does not let this user %s to %s:*: nothing is handed over to it, so "
+                "it asks for each message. Give the user the channels: ACL SETUSER <user> %s",
+                verb, stem, rules,
             )  # fmt: skip
 
 
@@ -160,12 +179,14 @@ def await_signal(
 
 def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operations[None]:
     def attempt() -> Operations[SubscribedConnection]:
-        own_channels = [subscription.new_own_channel()] if subscription.takes_batches else []
-        connection: SubscribedConnection = yield Subscribe([subscription.channel], own_channels)
-        heard_on = [channel for channel in own_channels if channel not in connection.refused]
-        subscription.forget_messages(*heard_on)  # without one, nothing is handed over
-        if len(heard_on) < len(own_channels):
-            SubscriptionRefused.log_no_hand_over(subscription.channel)
+        own = subscription.new_own_channel() if subscription.takes_hand_overs else b""
+        plain = [own] if own and not subscription.is_sharded else []
+        shard = own if subscription.is_sharded else b""
+        connection: SubscribedConnection = yield Subscribe([subscription.channel], plain, shard)
+        refusal = connection.refused.get(own)
+        subscription.forget_messages(b"" if refusal else own)  # without, nothing is handed over
+        if refusal is not None and code_of(refusal) == "NOPERM":
+            SubscriptionRefused.log_no_hand_over(own, subscription.is_sharded)
         return connection
 
     try:

@@ -66,12 +66,17 @@ class Doorbell:
     """Ends the wait of another thread on a connection. A ring that nobody hears ends the next."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self._connections: dict[int, Any] = {}  # by the number of their sockets
         self._outside, self._inside = socket.socketpair()
         self._outside.setblocking(False)
         self._poll = select.poll()
-        self._poll.register(connection._sock, select.POLLIN)
         self._poll.register(self._inside, select.POLLIN)
+        self.watch(connection)
+
+    def watch(self, connection: Any) -> None:
+        """Read from a further connection, too."""
+        self._poll.register(connection._sock, select.POLLIN)
+        self._connections[connection._sock.fileno()] = connection
 
     def ring(self) -> None:
         """End the wait."""
@@ -80,16 +85,18 @@ class Doorbell:
 
     def read(self, seconds: float) -> Any:
         """Read one reply; None if none comes in time, RUNG if the bell rings before."""
-        if not self._connection.can_read(timeout=0):
-            if seconds <= 0:
-                return None
-            inside, ready = self._inside.fileno(), self._poll.poll(seconds * 1000)
-            if not ready:
-                return None
-            if any(fd == inside for fd, _ in ready):
-                self._inside.recv(4096)
-                return RUNG
-        return self._connection.read_response(disconnect_on_error=False)
+        for connection in self._connections.values():
+            if connection.can_read(timeout=0):
+                return connection.read_response(disconnect_on_error=False)
+        if seconds <= 0:
+            return None
+        inside, ready = self._inside.fileno(), dict(self._poll.poll(seconds * 1000))
+        if not ready:
+            return None
+        if inside in ready:
+            self._inside.recv(4096)
+            return RUNG
+        return self._connections[next(iter(ready))].read_response(disconnect_on_error=False)
 
     def close(self) -> None:
         """Close it."""
@@ -106,7 +113,7 @@ class Transport:
         timeout_s: how long to wait for one reply.
     """
 
-    takes_hand_overs = True  # a consumer that waits here may be handed what others send
+    uses_shard_channels = False  # for hand-overs, as on a Cluster
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
@@ -306,7 +313,7 @@ class Transport:
 
     def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
         """Subscribe on a new connection, of RESP2: there a signal is an ordinary reply."""
-        epoch, refused = self.epoch, set[bytes]()
+        epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             connection.connect()
             connection.send_packed_command((wanted.packed(),), check_health=False)
@@ -315,8 +322,13 @@ class Transport:
             for channel in wanted.optional:
                 try:
                     connection.read_response()
-                except redis.exceptions.NoPermissionError:
-                    refused.add(channel)
+                except redis.exceptions.NoPermissionError as error:
+                    refused[channel] = error
+            if wanted.shard:
+                try:
+                    connection.read_response()
+                except redis.ResponseError as error:
+                    refused[wanted.shard] = error
         except BaseException as error:
             connection.disconnect()
             if not isinstance(error, REDIS_ERRORS):
@@ -325,6 +337,18 @@ class Transport:
         else:
             return SubscribedConnection(connection, epoch, refused, Doorbell(connection))
         raise failure
+
+    def add_channel(self, held: SubscribedConnection, channel: bytes) -> bool:
+        """Ask for a further channel on a connection that is subscribed; return whether it was.
+
+        Its reply is read later.
+        """
+        held.connection.send_command("SUBSCRIBE", channel)
+        return True
+
+    def is_current(self, held: SubscribedConnection) -> bool:
+        """Whether a subscription can stay as it is: no connection has died since it was made."""
+        return held.epoch == self.epoch
 
     def interrupt(self, subscription: Subscription) -> None:
         """End the wait on this subscription, or the next one as it begins; from another thread."""

@@ -46,7 +46,7 @@ class Fetcher:
         self._feeds = feeds
         self._by_channel = {feed.context.channel: feed for feed in feeds}
         for feed in feeds:
-            feed.subscription.takes_batches &= transport.takes_hand_overs
+            feed.subscription.is_sharded = transport.uses_shard_channels
         self._by_own_channel: dict[bytes, TopicFeed] = {}
         self._listener = Listener(transport, list(self._by_channel))
         self._stopping = threading.Event()
@@ -268,8 +268,9 @@ class Fetcher:
             self._by_own_channel.clear()
 
     def _ask_for_hand_overs(self, feed: TopicFeed) -> None:
-        feed.own_channel = feed.subscription.new_own_channel()
-        self._listener.add(feed.own_channel)
+        channel = feed.subscription.new_own_channel()
+        if self._listener.add(channel):
+            feed.own_channel = channel
 
     def _tidy_one(self) -> None:
         """Tidy one slot; each in its turn."""

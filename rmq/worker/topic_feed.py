@@ -65,7 +65,7 @@ class TopicFeed:
         """Whether this topic leaves credits: it has one slot, no order, and a message just now."""
         return (
             len(self.ready_at) == 1
-            and self.subscription.takes_batches
+            and self.subscription.takes_hand_overs
             and time.monotonic() < self._state.until
         )
 

@@ -28,7 +28,8 @@ from tests.clusters import Cluster
 from tests.conftest import EACH
 from tests.servers import engines
 
-# What a cluster has not: databases, a question for the role of the only server, hand-overs.
+# What a cluster has not: databases, a question for the role of the only server. Hand-overs there
+# are tested in tests/cluster.
 FORBIDDEN = [
     ("FLUSHALL",), ("CLUSTER", "RESET"), ("CLUSTER", "FAILOVER"), ("CLUSTER", "NODES"),
     ("CLUSTER", "SETSLOT", "1", "STABLE"), ("CLUSTER", "MEET", "127.0.0.1", "1"),

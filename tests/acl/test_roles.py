@@ -19,7 +19,7 @@ ALL_COMMANDS = [
     (role, name)
     for role in acl.ROLES
     for name in acl.acl_rules(role).commands
-    if name not in acl.CLUSTER  # test_cluster.py has those
+    if name not in acl.CLUSTER | acl.SHARDED  # tests/acl/test_cluster.py, tests/cluster have those
 ]
 # Commands whose lack stops no verb, and what it costs.
 NOT_FATAL = {

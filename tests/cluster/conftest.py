@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,16 @@ class Raw(redis.RedisCluster):
 
     def _all(self) -> list[redis.Redis]:
         return [redis.Redis(host=str(node.host), port=node.port) for node in self.get_nodes()]
+
+    def info(self, *sections: Any, **_: Any) -> Any:
+        """As of one server; how often commands were called is the sum of all nodes."""
+        if sections != ("commandstats",):
+            return super().info(*sections)
+        calls: Counter[str] = Counter()
+        for node in self._all():
+            stats: Any = node.info("commandstats")
+            calls.update({name: stat["calls"] for name, stat in stats.items()})
+        return {name: {"calls": count} for name, count in calls.items()}
 
     def pubsub_channels(self, *given: Any, **_: Any) -> list[bytes]:
         return [channel for node in self._all() for channel in node.pubsub_channels(*given)]

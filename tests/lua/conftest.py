@@ -14,7 +14,7 @@ import redis
 
 from tests.conftest import EACH, NEWEST, Clock, run_on
 from tests.lua.box import Box
-from tests.lua.crediting import Sleeper
+from tests.lua.crediting import Sleeper, can_shard
 from tests.servers import Server, engines
 
 # Every script and its keys, its replies in RESP2 and RESP3, what it does when it comes twice,
@@ -62,10 +62,12 @@ def tight(request: pytest.FixtureRequest, name: str, clock: Clock) -> Iterator[B
     server.stop()
 
 
-@pytest.fixture
-def sleepers(box: Box) -> Iterator[list[Sleeper]]:
+@pytest.fixture(params=[False, True], ids=["channel", "shard channel"])
+def sleepers(request: pytest.FixtureRequest, box: Box) -> Iterator[list[Sleeper]]:
     """Three consumers that can leave credits."""
-    made = [Sleeper(box, name) for name in "abc"]
+    if request.param and not can_shard(box):
+        pytest.skip("this server has no shard channels")
+    made = [Sleeper(box, name, is_sharded=request.param) for name in "abc"]
     yield made
     for one in made:
         one.close()

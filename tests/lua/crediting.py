@@ -17,20 +17,30 @@ WAYS = ("alone", "uniform", "mixed")  # of send.lua: see send_way
 
 
 class Sleeper:
-    """A consumer with a subscription of its own, unless it is deaf."""
+    """A consumer with a subscription of its own, unless it is deaf; or a shard channel."""
 
-    def __init__(self, box: Box, name: str = "a", deaf: bool = False) -> None:
+    def __init__(
+        self, box: Box, name: str = "a", deaf: bool = False, is_sharded: bool = False
+    ) -> None:
         self.box = box
-        self.channel = box.handle.channel + b":" + name.encode()
+        self.is_sharded = is_sharded
+        stem = box.keys.channel + b":s:" if is_sharded else box.handle.channel + b":"
+        self.channel = stem + name.encode()
         self.number = 0
         self.session: ReplaySession | None = None
         self.sessions: list[ReplaySession] = []  # of all hand-overs of the last credit
         self.pubsub: Any = None
         if not deaf:
             port = box.redis.connection_pool.connection_kwargs["port"]
-            self.pubsub = redis.Redis(port=port, protocol=2).pubsub()
-            self.pubsub.subscribe(self.channel)
-            assert self.pubsub.get_message(timeout=5)["type"] == "subscribe"
+            self.listen_at(redis.Redis(port=port, protocol=2))
+
+    def listen_at(self, server: redis.Redis) -> None:
+        """Subscribe at a server."""
+        self._server = server  # it would close the connection at its end
+        self.pubsub = server.pubsub()
+        verb = "ssubscribe" if self.is_sharded else "subscribe"
+        getattr(self.pubsub, verb)(self.channel)
+        assert self.pubsub.get_message(timeout=5)["type"] == verb
 
     def offer(
         self, limit: int = 1, lease_ms: int = 30_000, hand_overs: int = 1, **options: Any
@@ -80,9 +90,17 @@ class Sleeper:
         """End the subscription; the server counts a closed connection until it reads its end."""
         self.pubsub.close()
         until = time.monotonic() + 20
-        while self.box.redis.pubsub_numsub(self.channel)[0][1]:
+        redis = self.box.redis
+        counts = redis.pubsub_shardnumsub if self.is_sharded else redis.pubsub_numsub
+        while counts(self.channel)[0][1]:
             assert time.monotonic() < until, "the subscription does not end"
             time.sleep(0.001)
+
+
+def can_shard(box: Box) -> bool:
+    """Whether the server has shard channels: Redis 6.2 has none."""
+    version: Any = box.redis.info("server")["redis_version"]
+    return not str(version).startswith("6.")
 
 
 def break_script(monkeypatch: Any, verb: str, before: str, after: str) -> None:

@@ -7,15 +7,18 @@ import redis
 
 from rmq.protocol import commands
 from rmq.protocol.commands import CreditState, Offer
-from tests.lua.crediting import Sleeper, break_script, credits_of
+from tests.lua.crediting import Sleeper, break_script, can_shard, credits_of
 
 KEPT_MS = 3000
 
 
-@pytest.fixture(params=[True, False], ids=["short form", "long form"])
+@pytest.fixture(params=["short form", "long form", "shard channel"])
 def sleeper(box, request):
-    made = Sleeper(box)
-    if not request.param:  # a session that the slot does not know
+    is_sharded = request.param == "shard channel"
+    if is_sharded and not can_shard(box):
+        pytest.skip("this server has no shard channels")
+    made = Sleeper(box, is_sharded=is_sharded)
+    if request.param == "long form":  # a session that the slot does not know
         make = box.session
         box.session = lambda: make(known=False)
     yield made
@@ -55,11 +58,10 @@ def test_a_probe_that_is_not_heard_once_leaves_no_credit(box, sleeper, listeners
 
 def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners):
     if listeners == 0:
-        sleeper = Sleeper(box, "deaf", deaf=True)
+        sleeper = Sleeper(box, "deaf", deaf=True, is_sharded=sleeper.is_sharded)
     else:
-        other = sleeper.box.redis.pubsub()
-        other.psubscribe("rmq:*")
-        assert other.get_message(timeout=5)["type"] == "psubscribe"
+        other = Sleeper(box, is_sharded=sleeper.is_sharded)
+        assert other.channel == sleeper.channel
 
     batch = sleeper.offer()
 
@@ -292,6 +294,29 @@ def test_a_user_without_channels_leaves_no_credit(box, sleeper):
     box.redis.execute_command("ACL", "SETUSER", "mute", "resetchannels")
     port = box.redis.connection_pool.connection_kwargs["port"]
     box.redis = redis.Redis(port=port, username="mute", password="any", protocol=2)
+
+    assert not sleeper.offer().credit.stands
+    assert credits_of(box) == []
+
+
+@pytest.mark.parametrize("taken", ["+@all -spublish &*", "+@all resetchannels"])
+def test_a_user_who_may_not_publish_on_shard_channels_leaves_no_credit_there(box, taken):
+    if not can_shard(box):
+        pytest.skip("this server has no shard channels")
+    sleeper = Sleeper(box, is_sharded=True)
+    rules = ["reset", "on", "nopass", "~*", *taken.split()]
+    box.redis.execute_command("ACL", "SETUSER", "mute", *rules)
+    port = box.redis.connection_pool.connection_kwargs["port"]
+    box.redis = redis.Redis(port=port, username="mute", password="any", protocol=2)
+
+    assert not sleeper.offer().credit.stands
+    assert credits_of(box) == []
+    assert box.counter("waiting") == box.clock.now_ms + KEPT_MS  # it is woken by a signal
+
+
+def test_a_server_without_shard_channels_keeps_no_credit_for_one(box):
+    """As the oldest does; and as any does where nobody listens."""
+    sleeper = Sleeper(box, deaf=True, is_sharded=True)
 
     assert not sleeper.offer().credit.stands
     assert credits_of(box) == []

@@ -16,11 +16,11 @@ from tests.patience import PATIENCE_S
 from tests.servers import following
 
 LEASE_MS = 30_000
-PUBLISHED = "publish(channel, cmsgpack.pack(deliveries)) > 0"
+PUBLISHED = "publish_own(channel, cmsgpack.pack(deliveries)) > 0"
 COUNTED = f"(listeners or 0) > 0 and {PUBLISHED}"
 REFUSALS = {
     "no channels": ("resetchannels",),
-    "no command": ("-publish", "&*"),
+    "no command": ("-publish", "-spublish", "&*"),
     "no count": ("-pubsub", "&*"),
 }
 
@@ -170,13 +170,11 @@ def test_a_consumer_that_is_connected_to_a_replica_hears_nothing_that_is_not_mov
     sleeper.offer(limit=5)
     sleeper.close()
     in_step(box)  # a replica that comes late repeats the probe
-    sleeper.pubsub = replica.raw(protocol=2).pubsub()
-    sleeper.pubsub.subscribe(sleeper.channel)
-    assert sleeper.pubsub.get_message(timeout=5)["type"] == "subscribe"
+    sleeper.listen_at(replica.raw(protocol=2))
 
     sent = send_way(box, way)
 
-    box.redis.publish(sleeper.channel, "7")
+    box.redis.execute_command("SPUBLISH" if sleeper.is_sharded else "PUBLISH", sleeper.channel, "7")
     in_step(box)
     assert sleeper.heard() == [7]  # it would hear what is published
     assert waiting(box) == sent[::-1]
@@ -423,7 +421,10 @@ def test_control_a_script_that_does_not_count_first_is_heard_at_a_replica(
 def test_control_a_credit_without_a_probe_is_one_that_nobody_hears(box, sleepers, monkeypatch):
     """Broken on purpose: the test of the probe must notice, and a message is nobody's."""
     break_script(
-        monkeypatch, "prepare", "publish(channel, number) == 1", "publish(channel, number) >= 0"
+        monkeypatch,
+        "prepare",
+        "publish_own(channel, number) == 1",
+        "publish_own(channel, number) >= 0",
     )
 
     with pytest.raises(AssertionError):

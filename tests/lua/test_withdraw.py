@@ -9,14 +9,11 @@ from tests.lua.crediting import Sleeper, credits_of
 
 
 @pytest.fixture
-def sleepers(box):
-    made = [Sleeper(box, name) for name in "abc"]
-    for one in made:
+def sleepers(sleepers):
+    for one in sleepers:
         one.offer()
         one.heard()
-    yield made
-    for one in made:
-        one.close()
+    return sleepers
 
 
 def test_a_credit_is_removed_and_the_number_follows(box, sleepers):

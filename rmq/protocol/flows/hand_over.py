@@ -114,6 +114,7 @@ class Credits:
             subscription.held is not None
             and not subscription.is_deaf
             and subscription.own_channel != b""
+            and (not subscription.is_sharded or len(state.context.slots) == 1)
             and (state.lease_ms or 0) >= LEASE_MIN_MS
             and state.until - time.monotonic() >= WAIT_MIN_S
         )
@@ -186,6 +187,9 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     credits, subscription = state.credits, state.subscription
     number, channel = credits.next_number(), credits.channel
     slots = [keys for keys in state.context.slots if keys.index in credits.standing]
+    if not slots:  # the credit that was in doubt has come to its end meanwhile
+        credits.in_doubt = False
+        return take_payloads(state)
     listeners, *found = yield commands.withdraw(slots, channel, number)
     for keys, unused in zip(slots, found, strict=True):
         credits.remove(state, keys.index, unused)

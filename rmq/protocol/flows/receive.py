@@ -189,6 +189,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
         yield from hand_back(state)
     if len(state.ready_at) != len(context.slots):
         state.ready_at = [0.0] * len(context.slots)
+    state.subscription.slot_channel = context.slots[0].channel if len(context.slots) == 1 else b""
     if state.lease_ms is None:
         state.lease_ms = context.settings.lease_ms
 

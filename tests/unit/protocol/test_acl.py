@@ -61,7 +61,10 @@ def test_rules_of_one_topic_name_its_slots_by_their_digits() -> None:
     assert rules.keys[:3] == (
         "rmq:{orders}:*", "rmq:{orders_[0-9]}:*", "rmq:{orders_[0-9][0-9]}:*",
     )  # fmt: skip
-    assert rules.channels == ("rmq:{orders}:wake*", "rmq:{ping}:wake")
+    assert rules.channels == (
+        "rmq:{orders}:wake*", "rmq:{orders_0}:wake:s:*", "rmq:{ping}:wake",
+    )  # fmt: skip
+    assert len(rmq.acl_rules("producer", topics=["orders"], server_version="6.2").channels) == 2
 
 
 def test_rules_of_all_topics_are_one_pattern() -> None:
@@ -80,7 +83,11 @@ def test_keys_that_are_only_read_are_written_ones_on_redis_6() -> None:
 
 @pytest.mark.parametrize(
     ("version", "unknown"),
-    [("6.2", {"waitaof"}), ("7.0", {"waitaof", "client|setinfo"}), ("7.2", set())],
+    [
+        ("6.2", {"waitaof", "spublish", "pubsub|shardnumsub"}),
+        ("7.0", {"waitaof", "client|setinfo"}),
+        ("7.2", set()),
+    ],
 )
 def test_commands_that_a_server_does_not_know_are_left_out(
     version: acl.ServerVersion, unknown: set[str]

@@ -25,7 +25,10 @@ DIFFERENT = {
     "take", "give", "discard", "_answers", "_put", "_wait",
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
-ONLY_FOR_THREADS = {"_serve", "_has_timed_out", "connection_options", "_brief", "_end_brief"}
+ONLY_FOR_THREADS = {
+    "_serve", "_has_timed_out", "connection_options", "_brief", "_end_brief", "add_channel",
+    "is_current",
+}  # fmt: skip
 
 
 def methods(file: str, class_name: str) -> dict[str, str]:
