@@ -11,6 +11,9 @@ from __future__ import annotations
 from tests.model.protocol import PLAIN, SLEEPER, WORKER, Call, Receipt, Server, put
 from tests.model.world import State
 
+NOTHING = (0, ())  # what a server has of a session that it does not know
+COUNTED = tuple(tuple(range(length + 1)) for length in range(50))  # names as they should be
+
 
 def canonical(state: State) -> State:
     clients, copy = state.clients, state.copy
@@ -21,7 +24,9 @@ def canonical(state: State) -> State:
         credit = who == SLEEPER and any(server.credit is not None for server in servers)
         if client.number and client.alive and not waits and not credit:
             clients = put(clients, who, client._replace(number=0))
-            servers = tuple(s._replace(sessions=put(s.sessions, who, (0, ()))) for s in servers)
+            servers = tuple(
+                s if s.sessions[who] == NOTHING else _forget(s, who) for s in servers
+            )
     names = {0: 0}
     leases = {0: 0}
     for server in servers:
@@ -43,6 +48,19 @@ def canonical(state: State) -> State:
             names.setdefault(client.call.delivery, len(names))
     if copy is not None:
         names.setdefault(copy.delivery, len(names))
+    known = len(names) - 1
+    worker = clients[WORKER]
+    named = tuple(names) == COUNTED[known] and tuple(leases) == COUNTED[len(leases) - 1]
+    for call in (worker.call, copy):
+        named = named and (call is None or call.lease <= 0 or call.lease in leases)
+    if named and worker.lease in leases:  # as in most states: nothing else has to be built
+        servers = tuple(
+            s if s.delivered == known else s._replace(delivered=known) for s in servers
+        )
+        if servers == (state.server, *state.older) and clients is state.clients:
+            return state
+        return state._replace(server=servers[0], older=servers[1:], clients=clients)
+    if copy is not None:
         copy = _called(copy, names, leases)
     servers = tuple(_server(server, names, leases) for server in servers)
     renamed = []
@@ -55,6 +73,10 @@ def canonical(state: State) -> State:
             )
         renamed.append(client)
     return state._replace(server=servers[0], older=servers[1:], clients=tuple(renamed), copy=copy)
+
+
+def _forget(server: Server, who: int) -> Server:
+    return server._replace(sessions=put(server.sessions, who, NOTHING))
 
 
 def _called(call: Call, names: dict[int, int], leases: dict[int, int]) -> Call:

@@ -42,7 +42,7 @@ def search(
     lead to one of them breaks the promise that every message is settled or dead at last.
     """
     first = first_state(bounds)
-    states, places = [first], {first: 0}
+    states, places = [first], {first: 0}  # also of states as they were reached
     parents: list[tuple[int, Step | None]] = [(0, None)]
     depths = array("l", [0])
     sources, targets = array("l"), array("l")  # of steps that are no faults
@@ -61,19 +61,22 @@ def search(
         state = states[at]
         for step, reached in steps(rules, bounds, state):
             broken = check(state, step, reached)
-            after = canonical(reached)
             if broken:
                 return Found(len(states), edges, depths[at] + 1, seen, broken, told(at, step))
-            if after == state:
+            place = places.get(reached)
+            if place is None:
+                after = canonical(reached)
+                place = places.get(after)
+                if place is None:
+                    place = places[after] = len(states)
+                    states.append(after)
+                    parents.append((at, step))
+                    depths.append(depths[at] + 1)
+                places[reached] = place
+            if place == at:
                 continue
             edges += 1
             seen[step.what if step.call is None else f"{step.call.verb}: {step.what}"] += 1
-            place = places.get(after)
-            if place is None:
-                place = places[after] = len(states)
-                states.append(after)
-                parents.append((at, step))
-                depths.append(depths[at] + 1)
             if not step.is_fault:
                 sources.append(at)
                 targets.append(place)

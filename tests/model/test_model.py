@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,6 +32,14 @@ MET = (
     "the worker dies", "the sleeper dies", "the sleeper's connection dies", "failover",
     "failover to a replica that is behind", "the sleeper subscribes anew",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    """States have no cycles; the garbage collector would look at all of them again and again."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.timeout(600)
