@@ -24,9 +24,7 @@ def canonical(state: State) -> State:
         credit = who == SLEEPER and any(server.credit is not None for server in servers)
         if client.number and client.alive and not waits and not credit:
             clients = put(clients, who, client._replace(number=0))
-            servers = tuple(
-                s if s.sessions[who] == NOTHING else _forget(s, who) for s in servers
-            )
+            servers = tuple(s if s.sessions[who] == NOTHING else _forget(s, who) for s in servers)
     names = {0: 0}
     leases = {0: 0}
     for server in servers:
@@ -54,9 +52,7 @@ def canonical(state: State) -> State:
     for call in (worker.call, copy):
         named = named and (call is None or call.lease <= 0 or call.lease in leases)
     if named and worker.lease in leases:  # as in most states: nothing else has to be built
-        servers = tuple(
-            s if s.delivered == known else s._replace(delivered=known) for s in servers
-        )
+        servers = tuple(s if s.delivered == known else s._replace(delivered=known) for s in servers)
         if servers == (state.server, *state.older) and clients is state.clients:
             return state
         return state._replace(server=servers[0], older=servers[1:], clients=clients)

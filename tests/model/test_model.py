@@ -20,6 +20,9 @@ SEARCHES = {
         releases=0, kinds=frozenset({"reply", "death"})
     ),
     "two messages, a failover": Bounds(releases=0, sleeps=0, kinds=frozenset({"failover"})),
+    "one message, two of a lost reply, a death and a failover": Bounds(
+        messages=1, faults=2, releases=0, sleeps=0, kinds=frozenset({"reply", "death", "failover"})
+    ),
 }
 STATES_MIN = 100_000  # of all searches: a bound that became smaller by accident is noticed
 
