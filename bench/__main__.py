@@ -101,7 +101,12 @@ def main() -> None:
         selected = cost_options.selection(options)
         parts = {
             **PARTS,
-            "cost": functools.partial(cost, selection=selected, against=options.against),
+            "cost": functools.partial(
+                cost,
+                selection=selected,
+                against=options.against,
+                functions=bool(options.functions),
+            ),
         }
     if options.deepest is not None:
         parts = {**parts, "growth": functools.partial(growth, deepest=options.deepest)}

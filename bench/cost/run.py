@@ -10,6 +10,7 @@ from typing import Protocol
 
 import redis
 
+import rmq
 from bench.cost.checkout import Checkout
 from bench.cost.memory import memory
 from bench.cost.row import CostRow
@@ -17,6 +18,7 @@ from bench.cost.spending import Spent
 from bench.cost.trials import DEPTH, MEMORY, Selection, open_trials
 from bench.machine import placed, settle
 from bench.measurement import Measurement
+from rmq.protocol.functions import CALLS
 from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +50,12 @@ class Side(Protocol):
 class Here:
     """This process."""
 
-    def __init__(self, server: Server, raw: redis.Redis, selection: Selection, quick: bool) -> None:
+    def __init__(
+        self, url: str, raw: redis.Redis, selection: Selection, quick: bool, prefix: str = ""
+    ) -> None:
         self._raw = raw
-        self._trials = {one.name: one for one in open_trials(server.url, selection, quick)}
+        trials = open_trials(url, selection, quick, prefix)
+        self._trials = {one.name.removeprefix(prefix): one for one in trials}
         self.trials = {name: (one.life.kind, one.k) for name, one in self._trials.items()}
 
     def measure(self, trial: str) -> dict[str, Spent]:
@@ -99,6 +104,7 @@ def cost(
     quick: bool,
     selection: Selection | None = None,
     against: Path | None = None,
+    functions: bool = False,
 ) -> list[Measurement]:
     """Measure what each verb costs in Redis and in the client, and the memory of a message.
 
@@ -108,6 +114,7 @@ def cost(
         quick: a few calls in each round.
         selection: what to measure.
         against: another checkout, to be measured by turns with this one.
+        functions: call functions, and scripts by turns with them.
     """
     selection = selection or Selection(depth=10_000 if quick else DEPTH)
     with server.raw() as raw, ExitStack() as stack, placed(server, cores=2):
@@ -117,14 +124,21 @@ def cost(
             for directory, prefix in ((ROOT, "this-"), (against, "other-")):
                 sides.append(Checkout(directory, server.url, selection, quick, prefix))
                 stack.callback(sides[-1].close)
+        elif functions:
+            with rmq.Client(server.url) as client:
+                client.admin.functions_load()
+            for calls in CALLS:
+                url = f"{server.url}?calls={calls}"
+                sides.insert(0, Here(url, raw, selection, quick, f"{calls}-"))
+                stack.callback(sides[0].close)
         else:
-            sides.append(Here(server, raw, selection, quick))
+            sides.append(Here(server.url, raw, selection, quick))
             stack.callback(sides[0].close)
         measured = [Figures(side) for side in sides]
         for number in range(min(PASSES, rounds)):
             for trial in sides[0].trials:
                 _rounds(trial, len(range(number, rounds, PASSES)), measured)
-    others = measured[1].columns if against else {}
+    others = measured[1].columns if len(measured) > 1 else {}
     rows: list[Measurement] = [
         CostRow.of(verb, kind, k, columns, others.get((verb, kind, k)))
         for (verb, kind, k), columns in measured[0].columns.items()

@@ -141,3 +141,41 @@ def test_a_url_of_a_server_that_is_no_cluster_is_refused(tmp_path: Path) -> None
             client.ping()
     finally:
         server.stop()
+
+
+def test_functions_are_loaded_on_all_masters_and_called_without_a_script(
+    own_cluster: Cluster, name: str
+) -> None:
+    url = f"{own_cluster.url}?calls=functions"
+    with rmq.Client(url) as client, pytest.raises(rmq.ConfigurationError, match="functions load"):
+        client.topic(name).send(1)
+
+    assert rmq_command(url, "functions", "load")["loaded"] is True
+    assert rmq_command(url, "functions", "load")["loaded"] is False
+    (row,) = rmq_command(url, "functions", "ls")
+    assert row["masters"] == len(own_cluster.masters())
+    for node in own_cluster.masters():
+        with node.raw() as raw:
+            raw.config_resetstat()
+
+    done: list[int] = []
+    with rmq.Client(url) as client:
+        topic = client.topic(name, slots=SLOTS)
+        topic.send_many([rmq.Outgoing(n) for n in range(100)])
+        topic.handler(done.append)
+        with rmq.Worker(client):
+            until(lambda: client.admin.stats(name)["settled"] == 100)
+    assert sorted(done) == list(range(100))
+    for node in own_cluster.masters():
+        with node.raw() as raw:
+            stats: Any = raw.info("commandstats")
+            assert "cmdstat_fcall" in stats
+            assert not {"cmdstat_evalsha", "cmdstat_eval", "cmdstat_script|load"} & set(stats)
+
+    with own_cluster.masters()[0].raw() as raw:
+        raw.execute_command("FUNCTION", "FLUSH")  # as a master that came without
+    with rmq.Client(url) as client:
+        assert [each.masters for each in client.admin.functions()] == [row["masters"] - 1]
+        assert client.admin.functions_load() is True
+        assert client.admin.functions_delete(row["library"]) is True
+        assert client.admin.functions() == []
