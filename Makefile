@@ -19,7 +19,7 @@ $(BIN)/python:
 	  { rm -rf $(VENV); echo "python3 -m venv failed. On Debian: apt-get install python3-venv"; exit 1; }
 
 # Extras that the tests use. Groups need pip 25.1; what a venv of Python 3.11 comes with is older.
-EXTRAS := embedded,pydantic,msgspec,prometheus,otel,reload,schedule,sql,testing,zstd
+EXTRAS := embedded,pydantic,msgspec,prometheus,otel,reload,schedule,server,sql,testing,zstd
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NEWER_PIP := $(PIP) --upgrade "pip>=25.1"
 

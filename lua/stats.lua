@@ -10,12 +10,15 @@ KEYS[6]   merge index    hash  merge key -> member and when it opened
 KEYS[7]   settled even   set   members settled in even turns of the dedup window
 KEYS[8]   settled odd    set   the same for odd turns
 KEYS[9]   rates          zset  key of a limit -> when its bucket will be full, epoch ms
+KEYS[10]  leases         zset  number of a shared lease -> its end, epoch ms
+KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
-          first due message is late, how many waiting messages a pause or the limit holds back, since when the slot is paused (epoch
-          ms, or 0), then the counters accepted, merged, delivered, settled, returned (failed
-          deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped,
-          purged, dead letters dropped; last the server's time, epoch ms
+          first due message is late, how many waiting messages a pause or the limit holds back, since when the slot
+          is paused (epoch ms, or 0), how many leases have expired that nobody gave back (a shared lease and a query
+          count as one), then the counters accepted, merged, delivered, settled, returned (failed deliveries that
+          went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped, purged,
+          dead letters dropped; last the server's time, epoch ms
 Cost      O(log L); with a limit for each key it reads up to 2000 records, 32 MiB at most
 Atomic    Reads only: one moment of one slot.
 ]]
@@ -43,6 +46,7 @@ end
 local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
+local past_ms = string.format('%.0f', now)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
   'paused', 'limit', 'chunk')
@@ -68,6 +72,9 @@ local reply = {
   now - due,
   0,
   tonumber(s[15] or 0),
+  redis.call('ZCOUNT', KEYS[3], '-inf', string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000))
+    + redis.call('ZCOUNT', KEYS[10], '-inf', past_ms)
+    + redis.call('ZCOUNT', KEYS[11], '-inf', past_ms),
 }
 if s[15] or s[16] then
   local room = s[15] and 0 or room_in(s[16], redis.call('HGET', slot, 'bucket'), reply[5], now)

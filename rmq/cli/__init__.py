@@ -6,6 +6,7 @@ output          tables, JSON, and text that is safe to print on a terminal
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink, schedule,
 ledger, outbox, outbox_repair, worker, worker_list, acl, functions, check, soak: the commands
+server          `rmq server`
 worker_group    `rmq worker`: runs handlers where no command of the group is named
 send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
 database        the database of `rmq ledger` and `rmq outbox`
@@ -29,6 +30,7 @@ from rmq.cli import (
     query,
     schedule,
     send,
+    server,
     sink,
     soak,
     stats,
@@ -60,6 +62,7 @@ for command in (
     ledger.ledger,
     outbox.outbox,
     worker_group.worker,
+    server.server,
     acl.acl,
     functions.functions,
     check.check,

@@ -41,6 +41,7 @@ TYPES = {
     "scheduled": "set",
     "worker": "string",
     "workers": "zset",
+    "leader": "string",
 }
 
 
@@ -151,6 +152,11 @@ def worker_key(prefix: str, worker: str) -> bytes:
     return f"{prefix}:worker:{worker}".encode()
 
 
+def leader_key(prefix: str) -> bytes:
+    """Return the key of the id of the server that leads."""
+    return f"{prefix}:leader".encode()
+
+
 def wake_channel(prefix: str, topic: str) -> bytes:
     """Return the Pub/Sub channel of the wake-ups of a topic."""
     return f"{prefix}:{{{topic}}}:wake".encode()
@@ -160,7 +166,7 @@ def type_of(key: bytes) -> str | None:
     """Return the Redis type of the value of an RMQ key; None for another key."""
     _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
     if not tagged:
-        for name in ("topics", "scheduled", "workers"):
+        for name in ("topics", "scheduled", "workers", "leader"):
             if key.endswith(f":{name}".encode()):
                 return TYPES[name]
         return TYPES["worker"] if b":worker:" in key else None

@@ -15,6 +15,9 @@ LABELS = {
     "error": "the class of an exception",
     "type": "a type that a handler of a worker of this process takes; other; empty: without one",
     "verb": "ack, nack, reject, release, lost or own, as rmq.Outcome has them",
+    "queue": "where messages are: retries, priority, due, later, in_flight or dead",
+    "event": "a counter of Admin.stats: accepted, delivered, settled and others",
+    "service": "a service of rmq server",
 }
 
 
@@ -109,6 +112,44 @@ AUDIT_MISSING = Metric(
 METRICS = (
     LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, TAKEN, LEASE_LOST,
     DUPLICATES, CLAIM_LOST, AUDIT_MISSING,
+)  # fmt: skip
+
+# --- metrics of rmq server, which reads them in Redis ---------------------------------------------
+
+MESSAGES = Metric(
+    "rmq_messages", "gauge", "messages", ("topic", "queue"),
+    "Messages that a topic holds, by where they are. Only the server that leads exposes it.",
+)  # fmt: skip
+OLDEST_DUE = Metric(
+    "rmq_oldest_due_seconds", "gauge", "seconds", ("topic",),
+    "How long the first due message has waited: its lateness, if it is taken now.",
+)  # fmt: skip
+HELD_BACK = Metric(
+    "rmq_held", "gauge", "messages", ("topic",),
+    "Waiting messages that a pause or a limit of the topic holds back.",
+)  # fmt: skip
+PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
+TOPIC_EVENTS = Metric(
+    "rmq_topic_events_total", "counter", "messages", ("topic", "event"),
+    "What happened to messages of a topic since it was created.",
+)  # fmt: skip
+LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 where this server leads, else 0.")
+SERVICE_IDLE = Metric(
+    "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
+    "Time since a run of a service of this server last ended well.",
+)  # fmt: skip
+SERVICE_DONE = Metric(
+    "rmq_server_service_done_total", "counter", "units", ("service",),
+    "What a service of this server has done: leases given back, dead letters dropped, and so on.",
+)  # fmt: skip
+SERVICE_FAILURES = Metric(
+    "rmq_server_service_failures_total", "counter", "runs", ("service",),
+    "Runs of a service of this server that failed, and were tried again.",
+)  # fmt: skip
+
+SERVER_METRICS = (
+    MESSAGES, OLDEST_DUE, HELD_BACK, PAUSED, TOPIC_EVENTS, LEADER, SERVICE_IDLE, SERVICE_DONE,
+    SERVICE_FAILURES,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def test_the_commands_are_these():
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",
         "ping", "priority", "purge", "query ls", "query release", "reschedule",
         "schedule delete", "schedule ls", "schedule pause", "schedule resume", "schedule run",
-        "schedule show", "schedule work", "send",
+        "schedule show", "schedule work", "send", "server",
         "sink forget", "sink ls", "soak", "stats", "tail",
         "topic create", "topic delete", "topic ls", "topic pause", "topic resume", "topic set",
         "topic show", "worker ls", "worker run", "worker show",

@@ -192,6 +192,8 @@ CALLS: dict[str, Call] = {
     "lease_release": _call(lambda f, b: commands.lease_release(b.handle, b.keys, f.lease, 10)),
     "lease_renew": _call(lambda f, b: commands.lease_renew(b.keys, f.lease, 30_000)),
     "lease_rollback": _call(lambda f, b: commands.lease_rollback(b.keys, 10)),
+    "leader_renew": _call(lambda f, b: commands.leader_renew("rmq", "me", 10_000)),
+    "leader_release": _call(lambda f, b: commands.leader_release("rmq", "me")),
     "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
 
@@ -328,5 +330,5 @@ NUMBERS: dict[str, dict[int, str]] = {
 
 
 def place_of(key: bytes) -> str:
-    """The short name of a key: slot, store, ..., replay."""
-    return key.rsplit(b"}:", 1)[1].split(b":")[0].decode()
+    """The short name of a key: slot, store, ..., replay; leader."""
+    return key.rsplit(b"}:", 1)[-1].removeprefix(b"rmq:").split(b":")[0].decode()

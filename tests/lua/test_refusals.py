@@ -68,7 +68,7 @@ PLACES = {
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
-    "stats": "slot store prepare records dead merge settled0 settled1 rates",
+    "stats": "slot store prepare records dead merge settled0 settled1 rates leases queries",
     "tidy": "slot records dead failures settled0 settled1 audit bodies",
     "topic": "topic",
     "topic_close": "topic",
@@ -79,12 +79,14 @@ PLACES = {
     "lease_release": "slot store prepare failures records",
     "lease_renew": "slot leases queries",
     "lease_rollback": "slot prepare leases queries",
+    "leader_release": "leader",
+    "leader_renew": "leader",
     "locate": "slot store prepare dead",
     "withdraw": "slot",
 }
 NEED_NO_SLOT = {
     "topic", "topic_close", "topic_pause", "topic_resume", "topic_set", "slot", "slot_delete",
-    "sink_begin", "sink_end", "stage_keep", "withdraw", *CLAIMS,
+    "sink_begin", "sink_end", "stage_keep", "withdraw", "leader_renew", "leader_release", *CLAIMS,
 }  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
@@ -115,7 +117,8 @@ def test_the_furnished_slot_has_every_key(box):
     furnish(box)
 
     found = {name.split(":")[0] for name in box.state()}
-    assert found | {"scheduled", "sink", "topic", "topics", "worker", "workers"} == set(keys.TYPES)
+    elsewhere = {"leader", "scheduled", "sink", "topic", "topics", "worker", "workers"}
+    assert found | elsewhere == set(keys.TYPES)
 
 
 @pytest.mark.parametrize(("script", "place"), AT_ONCE)
@@ -133,7 +136,7 @@ def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(box, script, place
         box.run(command)
 
     assert box.state() == before
-    if place not in ("sink", "topic"):
+    if place not in ("sink", "topic", "leader"):
         assert box.state()[key.split(b"}:")[1].decode()] in (b"another's", [b"another's"])
 
 

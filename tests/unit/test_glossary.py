@@ -36,6 +36,8 @@ PLAIN_ENGLISH = {
     "send", "peek", "generate", "ping", "resend", "void", "cancel", "stats", "take", "read",
     "next", "tidy", "begin", "end", "push", "keep", "again", "finish",
     "load", "unclaim", "inspect", "locate",
+    # metrics
+    "idle", "done", "event", "oldest",
     # scripts of the audit and of the query log
     "report", "open", "scan", "ready",
 }  # fmt: skip
@@ -81,13 +83,13 @@ def cli_names() -> set[str]:
 NAMES = {
     "rmq": lambda: set(rmq.__all__),
     "the command line": cli_names,
-    "metrics": lambda: {metric.name for metric in telemetry.METRICS},
+    "metrics": lambda: {metric.name for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)},
     "scripts": lambda: {path.stem for path in (ROOT / "lua").glob("*.lua")},
 }
 
 
-def test_the_glossary_has_at_most_40_terms_of_one_sentence_each() -> None:
-    assert 30 <= len(TERMS) <= 40
+def test_the_glossary_has_at_most_48_terms_of_one_sentence_each() -> None:
+    assert 30 <= len(TERMS) <= 48
     for term, text in TERMS.items():
         sentences = re.sub(r"`[^`]*`|e\.g\.", "", text)
         assert text.endswith("."), term
@@ -109,7 +111,7 @@ def test_public_names_use_the_words_of_the_glossary(source: str) -> None:
 
     assert len(names) > 5
     assert {name: words for name, words in unknown.items() if words} == {}, (
-        "use a word of docs/glossary.md, or add the term there (at most 40)"
+        "use a word of docs/glossary.md, or add the term there (at most 48)"
     )
 
 

@@ -29,6 +29,11 @@ from rmq.protocol.commands.inspect import (
     peek as peek,
     stats as stats,
 )
+from rmq.protocol.commands.leader import (
+    LeaderReply as LeaderReply,
+    leader_release as leader_release,
+    leader_renew as leader_renew,
+)
 from rmq.protocol.commands.leases import (
     lease_release as lease_release,
     lease_renew as lease_renew,

@@ -13,7 +13,8 @@ from rmq.protocol.steps import Command
 
 STATS = (
     "retries", "priority", "due", "later", "in_flight", "dead", "records", "merge_windows",
-    "remembered", "late_ms", "held", "paused_ms", "accepted", "merged", "delivered", "settled",
+    "remembered", "late_ms", "held", "paused_ms", "expired_leases",
+    "accepted", "merged", "delivered", "settled",
     "returned", "rolled_back", "buried", "redriven", "cancelled", "expired", "dropped", "purged",
     "dead_dropped", "now_ms",
 )  # fmt: skip
@@ -111,7 +112,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         scripts.load("stats"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
-            keys.settled1, keys.rates,
+            keys.settled1, keys.rates, keys.leases, keys.queries,
         ),
         [clock.now_us],
         lambda reply: dict(zip(STATS, reply, strict=True)),

@@ -8,10 +8,12 @@ import re
 import pytest
 
 from rmq.core import telemetry
-from rmq.core.telemetry import EVENTS, LABELS, METRICS, Event, Metric
+from rmq.core.telemetry import EVENTS, LABELS, METRICS, SERVER_METRICS, Event, Metric
+
+ALL = (*METRICS, *SERVER_METRICS)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
 def test_a_metric_is_named_after_its_kind_and_unit(metric: Metric) -> None:
     assert re.fullmatch(r"rmq_[a-z_]+", metric.name)
     assert (metric.kind == "counter") == metric.name.endswith("_total")
@@ -19,15 +21,15 @@ def test_a_metric_is_named_after_its_kind_and_unit(metric: Metric) -> None:
         assert metric.name.endswith("_" + metric.unit)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
 def test_a_metric_has_known_labels_and_one_line_of_help(metric: Metric) -> None:
-    assert "topic" in metric.labels
+    assert "topic" in metric.labels or metric.name.startswith("rmq_server_")
     assert set(metric.labels) <= set(LABELS)
     assert metric.help.endswith(".")
     assert "\n" not in metric.help
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
 def test_buckets_are_a_histograms_and_grow(metric: Metric) -> None:
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
@@ -48,7 +50,7 @@ def test_an_event_has_fields_that_logging_takes(event: Event) -> None:
 
 
 def test_names_are_given_once_and_everything_is_listed() -> None:
-    for kind, listed in ((Metric, METRICS), (Event, EVENTS)):
+    for kind, listed in ((Metric, ALL), (Event, EVENTS)):
         assert len({one.name for one in listed}) == len(listed)
         defined = [one for one in vars(telemetry).values() if isinstance(one, kind)]
         assert sorted(one.name for one in defined) == sorted(one.name for one in listed)

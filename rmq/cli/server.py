@@ -1,0 +1,87 @@
+"""`rmq server`: the services and the HTTP API, in one process."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from rmq.cli import logs, output
+from rmq.cli.app import Command, common_options
+from rmq.cli.param_types import DURATION
+
+HELP = """Run the server until SIGTERM or Ctrl-C.
+
+It gives back expired leases and drops old dead letters in all topics, sends the messages of
+schedules, and answers over HTTP: /livez, /readyz, /metrics. Several servers may run; one leads.
+
+\b
+Settings come from flags, the environment, or a file (--config, RMQ_CONFIG, rmq.toml,
+~/.config/rmq/rmq.toml, /etc/rmq/rmq.toml); `rmq config show` says from which.
+SIGHUP reads the file again; only log levels change without a restart.
+"""
+
+
+def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    from rmq.server.config import Address
+
+    if value is None:
+        return None
+    try:
+        return Address.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(
+    "server",
+    cls=Command,
+    help=HELP,
+    examples=(
+        "rmq server",
+        "rmq server --embedded ./data",
+        "rmq server --listen 127.0.0.1:9000 --log-json",
+        "curl http://127.0.0.1:8800/readyz",
+    ),
+)
+@click.option(
+    "--listen",
+    callback=_address,
+    metavar="[HOST]:PORT",
+    help="Where HTTP is served.  [127.0.0.1:8800]",
+)
+@click.option("--embedded", metavar="DIR", help="Run a Redis as well, on the files of DIR.")
+@click.option("--config", "file", metavar="FILE", help="The configuration file.")
+@click.option("--grace", "grace_s", type=DURATION, help="How long a stop waits.  [10s]")
+@click.option(
+    "--log-level",
+    type=click.Choice(logs.LEVELS),
+    metavar="LEVEL",
+    help="debug, info, warning or error.  [info]",
+)
+@click.option("--log-json", is_flag=True, default=None, help="Log JSON, one object a line.")
+def server(file: str | None, **flags: Any) -> None:
+    """Run the server; see HELP."""
+    from rmq.server import Server, ServerConfig
+
+    options = common_options()
+    given = flags | {"url": options.url, "prefix": options.prefix}
+    config = ServerConfig.load(given, file=file)
+    logs.start(config.log_level, config.log_json)
+    log = logging.getLogger("rmq")
+    running = Server(config)
+
+    def started() -> None:
+        log.info("serving %s at %s", output.neutral(running.redis_url), running.url)
+
+    def reload() -> None:
+        fresh = ServerConfig.load(given, file=file)
+        changed = [name for name in fresh.changed(config) if name != "log_level"]
+        log.setLevel(fresh.log_level.upper())
+        log.info("settings read again; log level %s", fresh.log_level)
+        if changed:
+            log.warning("these settings change at the next start: %s", ", ".join(changed))
+
+    running.run(started, reload)
+    log.info("stopped")

@@ -1,0 +1,1 @@
+"""HTTP of the server: an ASGI application on Starlette, served by uvicorn in a thread."""

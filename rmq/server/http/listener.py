@@ -1,0 +1,99 @@
+"""The thread that serves an ASGI application with uvicorn."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from rmq.core import optional_imports
+from rmq.errors import ConfigurationError
+from rmq.server.config import Address
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+CONNECTIONS_MAX = 64
+KEEP_ALIVE_S = 5
+HEADERS_MAX = 16 * 1024  # bytes of a request's head that has not ended
+START_S = 10.0
+
+
+class Listener:
+    """Serves an application from `start` to `stop`.
+
+    Args:
+        application: what answers.
+        address: where; port 0 is any that is free.
+    """
+
+    def __init__(self, application: Starlette, address: Address) -> None:
+        uvicorn = optional_imports.load("uvicorn", "server", "rmq server")
+        self._address = address
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                application,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                lifespan="on",
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=2,
+                h11_max_incomplete_event_size=HEADERS_MAX,
+            )
+        )
+        self._thread = threading.Thread(target=self._serve, name="rmq-http", daemon=True)
+        self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        """Listen; returns when requests are answered.
+
+        Raises:
+            ConfigurationError: the address cannot be had.
+        """
+        host, port = self._address
+        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.socket(kind, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            listening.close()
+            raise ConfigurationError(
+                f"listen: {self._address}: {error.strerror}; give another one: --listen HOST:PORT"
+            ) from None
+        self._socket = listening
+        self._thread.start()
+        until = time.monotonic() + START_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < until:
+            time.sleep(0.01)
+        if not self._server.started:
+            raise ConfigurationError(f"listen: {self._address}: the HTTP server does not start")
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        assert self._socket is not None, "start it first"
+        return f"http://{Address(self._address.host, self._socket.getsockname()[1])}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, wait_s: float) -> None:
+        """Finish the requests that are being answered, and end."""
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+        if self._socket is not None:
+            self._socket.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])

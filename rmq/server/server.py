@@ -1,0 +1,181 @@
+"""Server: its parts, from start to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+from urllib.parse import quote
+
+from rmq.client.client import Client
+from rmq.errors import RMQError
+from rmq.server.config import ServerConfig
+from rmq.server.http.application import make_application
+from rmq.server.http.listener import Listener
+from rmq.server.http.metrics import ServerMetrics
+from rmq.server.leadership import Leadership
+from rmq.server.service import Service, ServiceStatus, ServiceThread
+from rmq.server.services.retention import Retention
+from rmq.server.services.rollback import Rollback
+from rmq.server.services.schedules import Schedules
+from rmq.server.survey import Survey
+
+log = logging.getLogger("rmq")
+
+READY_S = 20.0  # without an answer of Redis to a script, the server is of no use
+RETRY_FOR_S = 2.0  # a service that cannot reach Redis tries again by itself
+
+
+class Server:
+    """Runs the services, and answers over HTTP; for `with`, or `run`.
+
+    Args:
+        config: its settings.
+
+    Guarantee:
+        Several servers may run. Whatever a server does, another one or a consumer may do at the
+        same time: nothing is done twice. A server that dies loses nothing; another one leads
+        within 15 s.
+
+    Raises:
+        ConfigurationError: the URL cannot work, or a package of the extra "server" is missing.
+        EmbeddedError: the embedded Redis does not start.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        url = config.url
+        if config.embedded is not None:
+            url = "embedded://" + quote(os.path.abspath(config.embedded))
+        self._client = Client(url, prefix=config.prefix, retry_for=RETRY_FOR_S)
+        transport = self._client._transport
+        self.leadership = Leadership(transport, config.prefix)
+        self.survey = Survey(transport, config.prefix)
+        services: list[Service] = [
+            self.leadership,
+            self.survey,
+            Rollback(transport, self.survey),
+            Retention(transport, self.survey),
+            Schedules(transport, config.prefix),
+        ]
+        self._threads = [ServiceThread(service, self.leadership.leads) for service in services]
+        metrics = ServerMetrics(
+            lambda: self.survey.topics if self.leadership.leads() else {},
+            self.services,
+            self.leadership.leads,
+        )
+        self._listener = Listener(
+            make_application(self.hanging, self.problems, metrics), config.listen
+        )
+
+    @property
+    def url(self) -> str:
+        """Where it answers over HTTP, once it is started."""
+        return self._listener.url
+
+    @property
+    def redis_url(self) -> str:
+        """The Redis that it serves, without a password."""
+        return self._client.url
+
+    def services(self) -> list[ServiceStatus]:
+        """Return how each service does."""
+        return [thread.status for thread in self._threads]
+
+    def hanging(self) -> list[str]:
+        """Return what has ended or hangs in this process; nothing where Redis alone is away."""
+        return [
+            f"{status.name}: its thread has ended"
+            for status in self.services()
+            if not status.is_alive
+        ]
+
+    def problems(self) -> list[str]:
+        """Return why the server is of no use at the moment."""
+        answered_at = self.leadership.answered_at
+        if answered_at is None:
+            return ["Redis has not run a script yet"]
+        silent_s = time.monotonic() - answered_at
+        if silent_s > READY_S:
+            return [f"Redis has run no script for {silent_s:.0f} s"]
+        return self.hanging()
+
+    def start(self) -> None:
+        """Listen, and begin the services.
+
+        Raises:
+            ConfigurationError: the address cannot be had.
+        """
+        self._listener.start()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Finish what goes on, for up to `grace_s`, and let another server lead."""
+        until = time.monotonic() + self.config.grace_s
+        for thread in self._threads:
+            thread.ask_to_stop()
+        self._listener.stop(max(0.1, until - time.monotonic()))
+        late = [
+            thread.service.name
+            for thread in self._threads
+            if not thread.join(max(0.1, until - time.monotonic()))
+        ]
+        if late:
+            log.warning("stopped before these services had ended: %s", ", ".join(late))
+        self.leadership.release()
+        self._client.close()
+
+    def run(
+        self,
+        started: Callable[[], object] | None = None,
+        reload: Callable[[], object] | None = None,
+    ) -> None:
+        """Work until SIGTERM or SIGINT, in the main thread.
+
+        Args:
+            started: called once, when it works.
+            reload: called at each SIGHUP.
+        """
+        signals: SimpleQueue[int] = SimpleQueue()  # no Event: a signal may interrupt its `set`
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before: dict[int, Any] = {
+            number: signal.signal(number, lambda n, frame: signals.put(n)) for number in numbers
+        }
+        try:
+            with self:
+                if started is not None:
+                    started()
+                while True:
+                    try:
+                        number = signals.get(timeout=0.5)
+                    except Empty:
+                        continue
+                    if number != signal.SIGHUP:
+                        break
+                    if reload is not None:
+                        self._reload(reload)
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
+
+    def _reload(self, reload: Callable[[], object]) -> None:
+        try:
+            reload()
+        except RMQError as error:
+            log.error("the settings stay as they were: %s", error)
+
+    def __enter__(self) -> Server:
+        try:
+            self.start()
+        except BaseException:
+            self._client.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

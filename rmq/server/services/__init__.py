@@ -1,0 +1,1 @@
+"""The services of the server, one file each."""

@@ -1,0 +1,94 @@
+"""The survey: the counts of all slots, read once for every service and every reader of figures."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from rmq.core.codec import JSON
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.topic_context import TopicContext
+from rmq.errors import OutcomeUnknown, RMQError, TopicNotFound, TopicVanished, Unavailable
+from rmq.protocol.flows import inspect, topic_admin
+from rmq.transport import Transport
+
+log = logging.getLogger("rmq")
+
+SLOTS_PER_S = 6.0  # of an idle installation: below 10 commands a second with 400 slots
+EVERY_LEAST_S, EVERY_MOST_S = 5.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCounts:
+    """The counts of a topic at one moment.
+
+    Attributes:
+        context: the topic.
+        slots: the counts of each slot, by the names of `Admin.stats`.
+        at: when they were read, by the monotonic clock.
+    """
+
+    context: TopicContext
+    slots: list[dict[str, int]]
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def total(self) -> dict[str, int]:
+        """The counts of the topic."""
+        return inspect.total(self.slots)
+
+
+class Survey:
+    """The service that reads the counts of all slots of all topics.
+
+    Attributes:
+        topics: what was read last, by the name of the topic; replaced as a whole.
+        passes: how often all topics were read.
+    """
+
+    name = "survey"
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, prefix: str) -> None:
+        self._transport = transport
+        self._prefix = prefix
+        self._contexts: dict[str, TopicContext] = {}
+        self._sessions = ReplaySessions()
+        self._reported: dict[str, str] = {}
+        self.topics: dict[str, TopicCounts] = {}
+        self.passes = 0
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two passes: more for more slots, so that Redis is not asked too often."""
+        slots = sum(len(counts.slots) for counts in self.topics.values())
+        return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
+
+    def run_once(self) -> int:
+        """Read the counts of all topics; return how many topics were read."""
+        names = self._transport.run(topic_admin.topics(self._prefix))
+        topics: dict[str, TopicCounts] = {}
+        for name in names:
+            try:
+                topics[name] = self._read(name)
+                self._reported.pop(name, None)
+            except (Unavailable, OutcomeUnknown):
+                raise
+            except RMQError as error:
+                self._contexts.pop(name, None)
+                if isinstance(error, TopicNotFound | TopicVanished):
+                    continue  # it was deleted meanwhile, or is made anew: the next pass sees
+                if self._reported.get(name) != str(error):
+                    self._reported[name] = str(error)
+                    log.warning("topic %r cannot be read just now: %s", name, error)
+        self._contexts = {name: counts.context for name, counts in topics.items()}
+        self.topics = topics
+        self.passes += 1
+        return len(topics)
+
+    def _read(self, name: str) -> TopicCounts:
+        context = self._contexts.get(name)
+        if context is None:
+            context = TopicContext(self._prefix, name, JSON, self._sessions, {})
+        return TopicCounts(context, self._transport.run(inspect.counts(context)))

@@ -1,0 +1,48 @@
+"""Servers of tests, in this process or as `rmq server`, and their HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rmq.server import Server, ServerConfig
+
+PATIENCE_S = 30.0
+
+
+@contextmanager
+def serving(url: str, prefix: str, **flags: Any) -> Iterator[Server]:
+    """A server in this process, on a free port."""
+    from rmq.server.config import Address
+
+    given = {"url": url, "prefix": prefix, "listen": Address("127.0.0.1", 0), **flags}
+    with Server(ServerConfig.load(given, {}, "/dev/null")) as server:
+        yield server
+
+
+def get(url: str) -> tuple[int, Any]:
+    """Status and body of a GET; JSON is decoded."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return reply.status, _body(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, _body(error)
+
+
+def _body(reply: Any) -> Any:
+    text = reply.read().decode()
+    return json.loads(text) if "json" in reply.headers.get("Content-Type", "") else text
+
+
+def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Wait until a condition holds; return its value."""
+    end = time.monotonic() + patience_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"still waiting: {what}"
+        time.sleep(0.02)
+    return value

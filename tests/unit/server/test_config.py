@@ -1,0 +1,107 @@
+"""Settings of the server: where each comes from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rmq
+from rmq.server.config import SETTINGS, Address, ServerConfig
+
+FILE = """
+url = "redis://file/1"
+prefix = "shop"
+
+[server]
+listen = "127.0.0.1:9001"
+log_json = true
+grace = "30s"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "rmq.toml"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_flag_wins_over_environment_over_file_over_default(file: str) -> None:
+    environ = {"RMQ_CONFIG": file, "RMQ_PREFIX": "env", "RMQ_SERVER_GRACE": "5s"}
+
+    config = ServerConfig.load({"grace_s": 1.0}, environ)
+
+    assert (config.grace_s, config.prefix, config.url) == (1.0, "env", "redis://file/1")
+    assert (config.listen, config.log_json) == (Address("127.0.0.1", 9001), True)
+    assert config.log_level == "info"
+    assert dict(config.origins) == {
+        "url": file, "prefix": "RMQ_PREFIX", "listen": file, "embedded": "default",
+        "log_level": "default", "log_json": file, "grace_s": "--grace",
+    }  # fmt: skip
+
+
+def test_without_a_file_there_are_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    config = ServerConfig.load({}, {})
+
+    assert config.file is None
+    assert str(config.listen) == "127.0.0.1:8800"
+    assert set(config.origins) == {setting.name for setting in SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[server\n", "is not TOML"),
+        ("[server]\nlisten = 8800\n", "server.listen: 8800 is no text"),
+        ("[server]\nlisten = 'here'\n", "server.listen: 'here' is no HOST:PORT"),
+        ("[server]\nlisten = ':99999'\n", "server.listen: ':99999' is no HOST:PORT"),
+        ("[server]\ngrace = '2h'\n", "server.grace: '2h': give 0 to 1h"),
+        ("[server]\ngrace = true\n", "server.grace: True is no duration"),
+        ("[server]\nlog_level = 'loud'\n", "server.log_level: 'loud' is none of debug"),
+        ("[server]\nlog_json = 'perhaps'\n", "server.log_json: 'perhaps' is neither"),
+        ("[server]\nlisen = ':1'\n", "server.lisen: no such setting; there are"),
+        ("prefix = 'a b'\n", "prefix: "),
+        ("url = 5\n", "url: the value is not valid"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "rmq.toml"
+    path.write_text(text)
+
+    with pytest.raises(rmq.ConfigurationError) as caught:
+        ServerConfig.load({}, {}, str(path))
+
+    assert str(caught.value).startswith(str(path))
+    assert named in str(caught.value)
+
+
+def test_a_named_file_must_exist_and_a_variable_is_named() -> None:
+    with pytest.raises(rmq.ConfigurationError, match=r"/nowhere/rmq\.toml: cannot be read"):
+        ServerConfig.load({}, {"RMQ_CONFIG": "/nowhere/rmq.toml"})
+    with pytest.raises(rmq.ConfigurationError, match="RMQ_SERVER_GRACE: 'soon'"):
+        ServerConfig.load({}, {"RMQ_SERVER_GRACE": "soon"})
+
+
+def test_changes_are_told_by_name(file: str) -> None:
+    config = ServerConfig.load({}, {"RMQ_CONFIG": file})
+    other = ServerConfig.load({"log_level": "debug"}, {"RMQ_CONFIG": file, "RMQ_PREFIX": "b"})
+
+    assert config.changed(config) == []
+    assert other.changed(config) == ["prefix", "log_level"]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "shown"),
+    [
+        (":80", "127.0.0.1", "127.0.0.1:80"),
+        ("[::1]:80", "::1", "[::1]:80"),
+        ("db.local:80", "db.local", "db.local:80"),
+    ],
+)
+def test_addresses_are_parsed_and_shown(text: str, host: str, shown: str) -> None:
+    assert Address.parse(text) == (host, 80)
+    assert str(Address.parse(text)) == shown
