@@ -116,7 +116,7 @@ class Figures:
         return max(counts)
 
     def caption(self, part: str, how: str = "least") -> str:
-        """Return a sentence on when and where a part was measured, and how often."""
+        """Return when and where a part was measured, and what of its rounds is shown, if any."""
         machine = self.machine
         servers = [name for name in ("redis-server", "valkey-server") if name in machine]
         try:
@@ -124,8 +124,8 @@ class Figures:
                 f"{machine['date']}, {machine['cpu']}, {servers[0]} {machine[servers[0]]} with "
                 f"{machine['allocator']}, Python {machine['python']}, redis-py "
                 f"{machine['redis-py']}, hiredis {machine['hiredis']}; "
-                f"load before the run {machine['load before']}. "
-                f"{how.capitalize()} of {self.rounds(part)} rounds."
+                f"load before the run {machine['load before']}."
+                + (f" {how.capitalize()} of {self.rounds(part)} rounds." if how else " One run.")
             )
         except (KeyError, IndexError):
             raise Missing("the machine is not described as the bench does it now") from None

@@ -30,7 +30,7 @@ class Block:
         page: its path.
         parts: of the bench, all of which it needs; its caption tells the rounds of the first.
         make: returns its Markdown.
-        how: what of the rounds it shows, for the caption; None without one.
+        how: what of the rounds it shows, for the caption: "" for one run; None without one.
     """
 
     page: str
@@ -50,7 +50,7 @@ BLOCKS = {
     "capacity": Block(CAPACITY, ("cost", "growth"), capacity.table),
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
     "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table, how=None),
-    "size": Block(CAPACITY, ("size",), size_tables.page, "one"),
+    "size": Block(CAPACITY, ("size",), size_tables.page, ""),
     "throughput": Block(README, ("throughput",), tables.throughput, MEDIAN),
     "streams": Block(README, ("drain", "throughput", "growth"), tables.streams, MEDIAN),
     "cost": Block(README, ("cost",), tables.cost),
@@ -81,7 +81,7 @@ def update(figures: Figures, root: Path, source: str = "") -> list[str]:
             left.append(name)
             continue
         content = block.make(figures)
-        if block.how:
+        if block.how is not None:
             content = f"{source}{figures.caption(block.parts[0], block.how)}\n\n{content}"
         pages[block.page] = fill(pages[block.page], name, content)
     for page, text in pages.items():

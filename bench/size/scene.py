@@ -72,7 +72,7 @@ class DiskServer(Server):
 
     def aof_bytes(self) -> int:
         """Return the size of the append-only files."""
-        return sum(file.stat().st_size for file in Path(self.dir).rglob("*.aof"))
+        return sum(file.stat().st_size for file in Path(self.dir).rglob("appendonly.aof*"))
 
 
 class Pings:
