@@ -137,7 +137,7 @@ def _shown(seconds: float) -> Iterator[Callable[[str], None]]:
     """Show on stderr what happens: as a bar on a terminal, else a line for each part."""
     common = common_options()
     if not sys.stderr.isatty():
-        yield lambda text: common.note(text) if text.startswith(("control", "drain")) else None
+        yield lambda text: common.note(text) if ": " in text or text == "drain" else None
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.soak.proxy import between
 from rmq.transport import operations, script_calls
 from rmq.transport.connector import Connector
 from rmq.transport.redis_errors import Kind, code_of, kind_of
 from rmq.transport.retry_deadline import RetryDeadline
 from tests.faults.load import Load
-from tests.faults.proxy import between
 from tests.faults.test_storms import every
 from tests.servers import Server
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rmq.core.keys import SlotKeys
+from rmq.soak.proxy import between
 from tests.conftest import any_binary
 from tests.faults.load import Load
-from tests.faults.proxy import between
 from tests.faults.test_storms import every, judge
 from tests.faults.worker_scene import Scene
 from tests.servers import Server

@@ -55,7 +55,9 @@ def offspring(process: Forked) -> list[psutil.Process]:
 def at_work(process: Forked, history: Path) -> list[psutil.Process]:
     """Wait until messages are acked; all processes of the soak."""
     wait_for(
-        lambda: history.exists() and b'"op":"ack"' in history.read_bytes(), "it acks", PATIENCE_S
+        lambda: history.exists() and b'"type":"ok","op":"ack"' in history.read_bytes(),
+        "it acks",
+        PATIENCE_S,
     )
     return offspring(process)
 
