@@ -8,7 +8,17 @@ counted anew. The last number of a session matters only while somebody may still
 
 from __future__ import annotations
 
-from tests.model.protocol import PLAIN, SLEEPER, WORKER, Call, Receipt, Server, put
+from tests.model.protocol import (
+    OWNER,
+    PLAIN,
+    SECOND,
+    SLEEPER,
+    WORKER,
+    Call,
+    Receipt,
+    Server,
+    put,
+)
 from tests.model.world import State
 
 NOTHING = (0, ())  # what a server has of a session that it does not know
@@ -20,8 +30,13 @@ def canonical(state: State) -> State:
     servers = (state.server, *state.older)
     for who in (PLAIN, WORKER, SLEEPER):
         client = clients[who]
-        waits = client.call is not None or client.asleep or (copy is not None and copy.who == who)
+        late = copy is not None and OWNER[copy.who] == who
+        waits = client.call is not None or client.awaits or late
         credit = who == SLEEPER and any(server.credit is not None for server in servers)
+        if client.second and client.alive and not waits and not credit:
+            clients = put(clients, who, client._replace(second=0))
+            client = clients[who]
+            servers = tuple(_forget(s, SECOND) for s in servers)
         if client.number and client.alive and not waits and not credit:
             clients = put(clients, who, client._replace(number=0))
             servers = tuple(s if s.sessions[who] == NOTHING else _forget(s, who) for s in servers)

@@ -16,6 +16,7 @@ class Mutant(NamedTuple):
 
 
 ONE, TWO = Bounds(messages=1), Bounds()
+TWICE = Bounds(hand_overs=2, releases=0, kinds=frozenset({"reply", "death"}))
 PLAIN_RUN = Bounds(faults=0)
 DEATH = Bounds(messages=1, releases=0, sleeps=0, kinds=frozenset({"death"}))
 FOUND_AGAIN = "a delivery whose reply was lost is found again by its consumer"
@@ -46,6 +47,13 @@ MUTANTS = {
         "repeat_withdraws", FOUND_AGAIN, TWO
     ),
     "a credit is not withdrawn before its owner goes on": Mutant("withdraw", FOUND_AGAIN, ONE),
+    "a hand-over is not taken from those that its credit is good for": Mutant(
+        "spend_call", FOUND_AGAIN, TWICE
+    ),
+    "the hand-overs of a credit are answers to one call": Mutant("own_calls", FOUND_AGAIN, TWICE),
+    "of a credit that may have stood only the first call is repeated": Mutant(
+        "recover_all", FOUND_AGAIN, TWICE
+    ),
     "what is handed over stays in the StoreQueue": Mutant("move_once", ONE_QUEUE, PLAIN_RUN),
     "an ack that finds nothing is counted": Mutant(
         "count_once", "each settled message is counted once", PLAIN_RUN

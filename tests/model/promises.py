@@ -6,6 +6,7 @@ from tests.model.protocol import (
     GONE,
     LATE,
     MESSAGES,
+    OWNER,
     PRODUCER,
     RETRIES,
     REVOKED,
@@ -79,11 +80,11 @@ def _old_receipt(before: State, step: Step, after: State) -> str:
 
 def _not_for_the_dead(before: State, step: Step, after: State) -> str:
     sleeper = before.clients[SLEEPER]
-    if step.call is not None and step.call.who == SLEEPER:
+    if step.call is not None and OWNER[step.call.who] == SLEEPER:
         return ""  # its own take
     if before.listener[1] != GONE or sleeper.alive:
         return ""
-    answer, earlier = after.server.sessions[SLEEPER], before.server.sessions[SLEEPER]
+    answer, earlier = after.server.sessions[SLEEPER:], before.server.sessions[SLEEPER:]
     moved = after.server.delivered > before.server.delivered
     if moved and answer != earlier:
         return "nothing is handed over to a consumer whose connection has ended"
@@ -135,14 +136,11 @@ def _no_batch_is_lost(after: State) -> str:
         receipt = after.server.prepare[m]
         if receipt is None or receipt.lease == REVOKED:
             continue
-        known = False
-        for who, client in enumerate(after.clients):
-            if any(h.delivery == receipt.delivery for h in client.held):
-                known = True
-            last, answer = after.server.sessions[who]
-            if type(answer) is tuple and (m, receipt.delivery) in answer:
-                waits = client.call is not None or client.asleep
-                known = known or not client.alive or (waits and client.number == last)
+        known = any(h.delivery == receipt.delivery for c in after.clients for h in c.held)
+        for session, (last, answer) in enumerate(after.server.sessions):
+            if not known and type(answer) is tuple and (m, receipt.delivery) in answer:
+                client = after.clients[OWNER[session]]
+                known = not client.alive or client.repeats((session, last))
         if not known:
             return "a delivery whose reply was lost is found again by its consumer"
     return ""

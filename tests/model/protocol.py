@@ -18,8 +18,10 @@ ENDED = -1  # in place of a lease: its deadline has passed
 REVOKED = -2  # in place of a shared lease that was rolled back: its receipts hold no longer
 OWN = 0  # in place of a lease: one of the delivery's own, which has not ended
 
-PRODUCER, PLAIN, WORKER, SLEEPER = range(4)  # sessions, and who has them
-NAMES = ("producer", "plain consumer", "worker", "sleeper")
+# Sessions, and who has them. SECOND is one of the sleeper, for the second hand-over of a credit.
+PRODUCER, PLAIN, WORKER, SLEEPER, SECOND = range(5)
+OWNER = (PRODUCER, PLAIN, WORKER, SLEEPER, SLEEPER)
+NAMES = ("producer", "plain consumer", "worker", "sleeper", "sleeper, in its second session,")
 
 # Where the connection is on which the sleeper listens. LIVE: at this server, and read. UNREAD:
 # dead, but still counted here. GONE: nowhere. REPLICA: at a replica, which repeats what is
@@ -46,6 +48,9 @@ class Rules:
     withdraw: bool = True  # a credit is withdrawn before its owner does anything else
     repeat_withdraws: bool = True  # a repeated take withdraws the credit that it had offered
     new_channel: bool = True  # each subscription has a channel of its own
+    spend_call: bool = True  # a hand-over uses up one of those that its credit is good for
+    own_calls: bool = True  # each hand-over of a credit is the answer to a call of its own
+    recover_all: bool = True  # the further calls of a credit that may have stood are repeated, too
     move_once: bool = True  # what is handed over leaves the StoreQueue
     count_once: bool = True  # only a delivery that is settled is counted
     rollback_costs: bool = True  # a lease that ended costs a retry
@@ -53,6 +58,10 @@ class Rules:
     shared_rollback: bool = True  # a shared lease that ended is rolled back
     gone_lease_is_new: bool = True  # a lease that was given back is not renewed
     wait_for_replica: bool = True  # a durable send is confirmed by a replica
+
+
+CallNumber = tuple[int, int]  # a session, and a number in it
+Credit = tuple[int, tuple[CallNumber, ...]]  # channel, and a call for each hand-over to come
 
 
 class Receipt(NamedTuple):
@@ -73,8 +82,8 @@ class Server(NamedTuple):
     failed: tuple[int, ...] = (0, 0)  # how often each message was nacked or rolled back
     counted: int = 0  # the slot's counter of settled messages
     delivered: int = 0
-    sessions: tuple[tuple[int, Any], ...] = ((0, ()),) * 4  # the last number, and its answer
-    credit: tuple[int, int] | None = None  # channel, and the number of the take that it is for
+    sessions: tuple[tuple[int, Any], ...] = ((0, ()),) * 5  # the last number, and its answer
+    credit: Credit | None = None
     lease: tuple[int, bool] | None = None  # the shared lease: its number, whether it has ended
 
 
@@ -89,6 +98,12 @@ class Call(NamedTuple):
     channel: int = -1  # of the credit that a take offers, or that is withdrawn
     lease: int = -1  # the number of a take's shared lease; -1: it takes leases of their own
     again: bool = False
+    second: int = 0  # the number of the call for the second hand-over of that credit, if any
+
+    def credit(self) -> Credit:
+        """The credit that a take offers."""
+        further = ((SECOND, self.second),) if self.second else ()
+        return self.channel, ((self.who, self.number), *further)
 
 
 class Outcome(NamedTuple):
@@ -96,7 +111,8 @@ class Outcome(NamedTuple):
 
     server: Server
     reply: Any
-    heard: tuple[int, int] | None = None  # message, delivery
+    heard: tuple[tuple[int, int], ...] = ()  # message, delivery
+    unused: int = 0  # the hand-overs for which a credit that this removed was still good
 
 
 Subscription = tuple[int, str]  # the channel, and where its connection is
@@ -117,18 +133,19 @@ def run(rules: Rules, server: Server, listener: Subscription, call: Call) -> Ite
     if last > call.number and rules.refuse_late:
         yield Outcome(server, LATE)
         return
+    unused = 0
     if call.again and call.channel >= 0 and rules.repeat_withdraws:
-        if server.credit is not None and server.credit[0] == call.channel:
-            server = server._replace(credit=None)
+        server, unused = _remove_credit(server, call.channel)
         call = call._replace(channel=-1)
     if call.number and last == call.number and _replays(rules, call):
-        yield Outcome(server, _still_held(server, answer) if call.verb == "take" else answer)
+        reply = _still_held(server, answer) if call.verb == "take" else answer
+        yield Outcome(server, reply, unused=unused)
         return
     if call.verb == "take":
-        yield from _take(rules, server, listener, call)
+        for outcome in _take(rules, server, listener, call):
+            yield outcome._replace(unused=unused) if unused else outcome
     elif call.verb == "withdraw":
-        stands = server.credit is not None and server.credit[0] == call.channel
-        yield Outcome(server._replace(credit=None) if stands else server, stands)
+        yield Outcome(*_remove_credit(server, call.channel))
     elif call.verb == "ack":
         yield _ack(rules, server, call)
     elif call.verb == "lease_rollback":
@@ -136,9 +153,16 @@ def run(rules: Rules, server: Server, listener: Subscription, call: Call) -> Ite
     else:
         made, reply = _give(rules, server, call)
         for after, heard in (
-            serve_credit(rules, made, listener) if made != server else ((made, None),)
+            serve_credit(rules, made, listener) if made != server else ((made, ()),)
         ):
             yield Outcome(after, reply, heard)
+
+
+def _remove_credit(server: Server, channel: int) -> tuple[Server, int]:
+    """Remove a credit; say for how many hand-overs it was still good."""
+    if server.credit is None or server.credit[0] != channel:
+        return server, 0
+    return server._replace(credit=None), len(server.credit[1])
 
 
 def _replays(rules: Rules, call: Call) -> bool:
@@ -177,7 +201,7 @@ def _take(rules: Rules, server: Server, listener: Subscription, call: Call) -> I
         if call.channel >= 0 and (
             (call.channel == channel and where in (LIVE, UNREAD)) or not rules.probe
         ):
-            yield Outcome(made._replace(credit=(call.channel, call.number)), ())
+            yield Outcome(made._replace(credit=call.credit()), ())
         yield Outcome(made, ())
         return
     if call.lease < 0:
@@ -274,29 +298,37 @@ def _give(rules: Rules, server: Server, call: Call) -> tuple[Server, Any]:
 
 def serve_credit(
     rules: Rules, server: Server, listener: Subscription
-) -> Iterator[tuple[Server, tuple[int, int] | None]]:
+) -> Iterator[tuple[Server, tuple[tuple[int, int], ...]]]:
     """Hand over what waits for a credit, or leave it to the next take."""
+    yield server, ()  # it is not plain: left to the next take
     waiting = [message for message in MESSAGES if server.store[message] >= 0]
     if server.credit is None or not waiting:
-        yield server, None
         return
-    channel, number = server.credit
-    yield server, None  # it is not plain: left to the next take
+    channel, calls = server.credit
     dropped = server._replace(credit=None)
-    yield dropped, None  # the credit has lapsed, or was not counted
+    yield dropped, ()  # the credit has lapsed, or was not counted
     at_all = listener[0] == channel
     counted = at_all and listener[1] in (LIVE, UNREAD)
     heard = at_all and listener[1] in (LIVE, REPLICA)
     if not counted and rules.ask_numsub and rules.count_publish:
         return
+    kept = calls[1:] if rules.own_calls else calls[:-1]
+    kept = kept if rules.spend_call else calls
     for message in waiting:
         moved, delivery = _lease(dropped, message, OWN)
+        told = (delivery,) if heard else ()
         if not counted and rules.count_publish:
-            yield dropped, delivery if heard else None
+            yield dropped, told
             continue
         if rules.answer_is_kept:
-            answered = put(moved.sessions, SLEEPER, (number, (delivery,)))
+            session, number = calls[0]
+            answered = put(moved.sessions, session, (number, (delivery,)))
             moved = moved._replace(sessions=answered)
         if not rules.move_once:
             moved = moved._replace(store=server.store)
-        yield moved, delivery if heard else None
+        if not kept:
+            yield moved, told
+            continue
+        # It is good for more, and goes on with what is left.
+        for after, others in serve_credit(rules, moved._replace(credit=(channel, kept)), listener):
+            yield after, told + others

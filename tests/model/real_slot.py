@@ -16,8 +16,10 @@ from tests.model.protocol import (
     LATE,
     MESSAGES,
     OWN,
+    OWNER,
     RETRIES,
     REVOKED,
+    SECOND,
     WORKER,
     Call,
     Receipt,
@@ -35,7 +37,7 @@ class RealSlot:
     def __init__(self, client: redis.Redis, name: str, clock: Any) -> None:
         self.box = Box(client, name, clock, max_retries=RETRIES, retry=Immediate())
         self.ids = self.box.ids(len(MESSAGES))
-        self.sessions = [self.box.session() for _ in range(4)]
+        self.sessions = [self.box.session() for _ in OWNER]
         self.lease_ms = 0
         self.offers = 0
         self.subscriptions = 0
@@ -86,9 +88,8 @@ class RealSlot:
                 return self._take(call)
             if call.verb == "withdraw":
                 self.offers += 1
-                return (
-                    box.run(commands.withdraw([box.keys], self.sleeper.channel, self.offers))[1] > 0
-                )
+                command = commands.withdraw([box.keys], self.sleeper.channel, self.offers)
+                return box.run(command)[1]
             if call.verb == "rollback":
                 box.rollback()
                 return None
@@ -119,7 +120,10 @@ class RealSlot:
         waits: Any = False
         self.offers += 1
         if call.channel >= 0:
-            waits = Offer(self.offers, self.sleeper.channel)
+            further = [self.sessions[SECOND]] if call.second else []
+            self.sessions[SECOND].number = call.second or self.sessions[SECOND].number
+            waits = Offer(self.offers, self.sleeper.channel, sessions=further)
+            self.offers += len(further)
         is_worker = call.who == WORKER
         shared = self.shared[call.lease] if is_worker else None
         command = commands.prepare(
@@ -155,7 +159,7 @@ class RealSlot:
         prepare = tuple(r and r._replace(lease=min(r.lease, 1)) for r in server.prepare)
         return (
             server.store, prepare, server.dead, server.counted, server.delivered,
-            server.credit is not None, server.lease is not None,
+            len(server.credit[1]) if server.credit else 0, server.lease is not None,
         )  # fmt: skip
 
     def looks(self) -> tuple[Any, ...]:
@@ -182,5 +186,11 @@ class RealSlot:
         return (
             tuple(store), tuple(prepare), tuple(id in found.get("dead", {}) for id in self.ids),
             int(slot.get("settled", 0)), int(slot.get("delivered", 0)),
-            bool(slot.get("credits")), bool(found.get("leases")),
+            hand_overs_left(slot.get("credits")), bool(found.get("leases")),
         )  # fmt: skip
+
+
+def hand_overs_left(credits: Any) -> int:
+    """Return for how many hand-overs the only credit of a slot is still good."""
+    # channel, number, until, limit, lease; then two words for each call
+    return (len(credits.split()) - 5) // 2 if credits else 0

@@ -20,6 +20,9 @@ SEARCHES = {
         releases=0, kinds=frozenset({"reply", "death"})
     ),
     "two messages, a failover": Bounds(releases=0, sleeps=0, kinds=frozenset({"failover"})),
+    "two messages, a credit for two, a lost reply or a death": Bounds(
+        hand_overs=2, releases=0, kinds=frozenset({"reply", "death"}), has_plain=False
+    ),
     "one message, two of a lost reply, a death and a failover": Bounds(
         messages=1, faults=2, releases=0, sleeps=0, kinds=frozenset({"reply", "death", "failover"})
     ),

@@ -18,13 +18,16 @@ from tests.model.protocol import (
     MESSAGES,
     NAMES,
     OWN,
+    OWNER,
     PLAIN,
     PRODUCER,
     REPLICA,
+    SECOND,
     SLEEPER,
     UNREAD,
     WORKER,
     Call,
+    CallNumber,
     Outcome,
     Rules,
     Server,
@@ -47,7 +50,9 @@ class Bounds:
     faults: int = 1
     releases: int = 1
     sleeps: int = 1  # how often the sleeper leaves a credit
+    hand_overs: int = 1  # that its credit is good for: 1 or 2
     kinds: frozenset[str] = frozenset(KINDS)  # of faults
+    has_plain: bool = True  # whether there is a plain consumer
 
 
 class Held(NamedTuple):
@@ -66,7 +71,21 @@ class Client(NamedTuple):
     call: Call | None = None  # it has no reply yet
     held: tuple[Held, ...] = ()
     asleep: bool = False  # it has left a credit
+    awaits: tuple[CallNumber, ...] = ()  # calls of that credit, whose answers may have come
+    second: int = 0  # the number of the last call of its second session
     lease: int = 0  # the number of its shared lease
+
+    def numbered(self, session: int, number: int) -> Client:
+        return self._replace(second=number) if session == SECOND else self._replace(number=number)
+
+    def repeats(self, wanted: CallNumber) -> bool:
+        """Whether it repeats this call, unless it hears the answer first."""
+        call = self.call
+        if call is not None and (
+            (call.who, call.number) == wanted or (SECOND, call.second) == wanted
+        ):
+            return True
+        return wanted in self.awaits
 
 
 class State(NamedTuple):
@@ -117,8 +136,8 @@ def first_state(bounds: Bounds) -> State:
 def steps(rules: Rules, bounds: Bounds, state: State) -> Steps:
     """Everything that may happen next."""
     for who, client in enumerate(state.clients):
-        if client.alive:
-            for call in calls(state, who, client):
+        if client.alive and (who != PLAIN or bounds.has_plain):
+            for call in calls(bounds, state, who, client):
                 yield from _calling(rules, bounds, state, call)
     yield from _leases_end(state)
     for verb in ("rollback", "lease_rollback"):
@@ -136,29 +155,37 @@ def steps(rules: Rules, bounds: Bounds, state: State) -> Steps:
 # --- calls ---------------------------------------------------------------------------------------
 
 
-def calls(state: State, who: int, client: Client) -> Iterator[Call]:
+def calls(bounds: Bounds, state: State, who: int, client: Client) -> Iterator[Call]:
     """The calls that a client may make next."""
-    if client.asleep:
-        # Its number is that of the take which found nothing: it is used again if need be.
-        yield Call("withdraw", who, channel=state.listener[0])
-    elif client.call is not None:
+    if client.call is not None:
         yield client.call
-    elif who == PRODUCER:
+        return
+    if client.asleep:
+        yield Call("withdraw", who, channel=state.listener[0])
+        if client.awaits[0][0] == who:  # its session stays at the number that is awaited
+            return
+    elif client.awaits:
+        session, number = client.awaits[0]
+        yield Call("take", session, number, again=True)
+        return
+    if who == PRODUCER:
         if state.unsent:
             yield Call("send", who, client.number + 1, message=client.number)
-    else:
-        number = client.number + 1
-        for held in client.held:
-            for verb in VERBS[who]:
-                if verb != "release" or state.releases:
-                    yield Call(verb, who, number, held.message, held.delivery)
-        if not client.held:
-            if who == WORKER:
-                yield Call("take", who, number, lease=client.lease)
-            else:
-                yield Call("take", who, number)
-                if who == SLEEPER and state.sleeps and state.listener[1] in (LIVE, REPLICA):
-                    yield Call("take", who, number, channel=state.listener[0])
+        return
+    number = client.number + 1
+    for held in client.held:
+        for verb in VERBS[who]:
+            if verb != "release" or state.releases:
+                yield Call(verb, who, number, held.message, held.delivery)
+    if client.held or client.asleep:
+        return
+    if who == WORKER:
+        yield Call("take", who, number, lease=client.lease)
+        return
+    yield Call("take", who, number)
+    if who == SLEEPER and state.sleeps and state.listener[1] in (LIVE, REPLICA):
+        second = client.second + 1 if bounds.hand_overs > 1 else 0
+        yield Call("take", who, number, channel=state.listener[0], second=second)
 
 
 def _calling(rules: Rules, bounds: Bounds, state: State, call: Call) -> Steps:
@@ -184,8 +211,12 @@ def _calling(rules: Rules, bounds: Bounds, state: State, call: Call) -> Steps:
 
 def _waiting(state: State, call: Call) -> State:
     """The client repeats the call before its next one."""
-    client = state.clients[call.who]._replace(call=call._replace(again=True), number=call.number)
-    return state._replace(clients=put(state.clients, call.who, client))
+    who = OWNER[call.who]
+    client = state.clients[who]._replace(call=call._replace(again=True))
+    client = client.numbered(call.who, call.number)
+    if call.second:
+        client = client._replace(second=call.second)
+    return state._replace(clients=put(state.clients, who, client))
 
 
 def _written(bounds: Bounds, state: State, server: Server) -> State:
@@ -200,18 +231,18 @@ def _written(bounds: Bounds, state: State, server: Server) -> State:
 
 def _answered(rules: Rules, state: State, call: Call, outcome: Outcome) -> State:
     """The client has the reply."""
-    client, reply = state.clients[call.who], outcome.reply
+    who = OWNER[call.who]
+    client, reply = state.clients[who], outcome.reply
     written = state.server.sessions[call.who][0] == call.number
     if call.verb == "withdraw":
-        # A credit that was gone was used or has lapsed: its take is repeated, which tells.
-        again = None
-        if not reply and rules.answer_is_kept:
-            again = Call("take", call.who, client.number, again=True)
-        client = client._replace(asleep=False, call=again)
-        return state._replace(clients=put(state.clients, call.who, client))
+        # What is gone of a credit was used, or has lapsed: those calls are repeated, which tells.
+        gone = client.awaits[: len(client.awaits) - reply] if rules.answer_is_kept else ()
+        client = client._replace(asleep=False, awaits=gone)
+        return state._replace(clients=put(state.clients, who, client))
     # A number that no server and no network knows may be used again: it makes no difference.
     used = call.number if written or call.again or reply == LATE else call.number - 1
-    client = client._replace(call=None, number=used)
+    awaits = tuple(a for a in client.awaits if a != (call.who, call.number))
+    client = client._replace(call=None, awaits=awaits).numbered(call.who, used)
     if call.verb == "send":
         client = client._replace(number=call.number)
         confirmed = put(state.confirmed, call.message, True)
@@ -219,29 +250,33 @@ def _answered(rules: Rules, state: State, call: Call, outcome: Outcome) -> State
         if call.message == DURABLE and rules.wait_for_replica:
             state = state._replace(older=())  # WAIT: the replica has all of this
     elif call.verb == "take":
-        client = _received(rules, state, client, call, reply)
+        client = _received(rules, state, client, call, outcome)
         state = state._replace(sleeps=state.sleeps - client.asleep)
     else:
         client = client._replace(held=tuple(h for h in client.held if h.delivery != call.delivery))
         if call.verb == "release" and reply == "done":
             state = state._replace(releases=max(0, state.releases - 1))
-    return _heard(state._replace(clients=put(state.clients, call.who, client)), outcome)
+    return _heard(state._replace(clients=put(state.clients, who, client)), outcome)
 
 
-def _received(rules: Rules, state: State, client: Client, call: Call, reply: Any) -> Client:
+def _received(rules: Rules, state: State, client: Client, call: Call, outcome: Outcome) -> Client:
     """A consumer has the answer to its take."""
-    server = state.server
+    server, reply = state.server, outcome.reply
     if reply == LATE:
         return client
-    held = []
+    held = list(client.held)
     for message, delivery in reply:
         receipt = server.prepare[message]
         valid = receipt is not None and receipt.delivery == delivery and receipt.lease >= OWN
         held.append(Held(message, delivery, valid and not _has_ended(server, receipt.lease)))
     if call.who == WORKER and reply and server.lease is not None:
         client = client._replace(lease=server.lease[0])
-    if call.channel >= 0 and not reply and server.credit == (call.channel, call.number):
-        client = client._replace(asleep=True, number=call.number)
+    if call.channel >= 0 and not reply and server.credit == call.credit():
+        client = client._replace(asleep=True, awaits=call.credit()[1], number=call.number)
+        client = client._replace(second=call.second or client.second)
+    elif call.second and call.again and not outcome.unused and rules.recover_all:
+        # The credit may have stood, and have been used up.
+        client = client._replace(awaits=((SECOND, call.second),))
     return client._replace(held=tuple(held))
 
 
@@ -252,10 +287,12 @@ def _has_ended(server: Server, lease: int) -> bool:
 def _heard(state: State, outcome: Outcome) -> State:
     """The sleeper hears what was handed over, if it awaits it."""
     client = state.clients[SLEEPER]
-    if outcome.heard is None or not client.asleep:
+    if not outcome.heard or not client.asleep:
         return state
-    message, delivery = outcome.heard
-    client = client._replace(asleep=False, held=(Held(message, delivery, True),))
+    for message, delivery in outcome.heard[: len(client.awaits)]:
+        held = (*client.held, Held(message, delivery, True))
+        client = client._replace(awaits=client.awaits[1:], held=held)
+    client = client._replace(asleep=client.awaits != ())
     return state._replace(clients=put(state.clients, SLEEPER, client))
 
 
@@ -313,7 +350,11 @@ def _listening(rules: Rules, state: State) -> Steps:
     sleeper = state.clients[SLEEPER]
     if where != LIVE and sleeper.alive and (not sleeper.asleep or not rules.withdraw):
         new = channel + 1 if rules.new_channel else channel
-        awake = put(state.clients, SLEEPER, sleeper._replace(asleep=False))
+        awake = put(
+            state.clients,
+            SLEEPER,
+            sleeper._replace(asleep=False, awaits=sleeper.awaits if rules.withdraw else ()),
+        )
         yield (
             Step("the sleeper subscribes anew"),
             state._replace(listener=(new, LIVE), clients=awake),
@@ -352,7 +393,7 @@ def _deaths(state: State, channel: int, where: str) -> Steps:
     for who in (WORKER, SLEEPER):
         client = state.clients[who]
         if client.alive:
-            dead = client._replace(alive=False, call=None, asleep=False)
+            dead = client._replace(alive=False, call=None, asleep=False, awaits=())
             listener = (channel, UNREAD if where == LIVE else where) if who == SLEEPER else None
             yield (
                 Step(f"the {NAMES[who]} dies", is_fault=True),
