@@ -56,6 +56,7 @@ def play(pair: Pair, name: str, durability: Any) -> tuple[History, int]:
         for number in range(2 * COUNT):
             if number == COUNT:
                 with pair.master.raw() as raw:
+                    raw.set(f"{name}:mark", 1)  # WAIT counts for what its connection has written
                     assert raw.wait(1, 10_000) == 1
                 pair.cut_off()
             history.attempt(number)
