@@ -82,7 +82,7 @@ class ReceiveState:
         Where credits are left in slots, all of them are asked each time.
         """
         subscription = self.subscription
-        is_heard = subscription.held is not None and not subscription.takes_batches
+        is_heard = subscription.held is not None and not subscription.takes_hand_overs
         return self.noted and is_heard and time.monotonic() < self.asked_at + POLL_S
 
     def note_signals(self, slots: Iterable[int]) -> None:
