@@ -28,6 +28,7 @@ from rmq.core.claim import Claimed
 from rmq.core.codec import Compressed
 from rmq.core.delivery import Reject, Retry, Snooze
 from rmq.core.function_library import FunctionLibrary
+from rmq.core.history import Sample
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import Interceptor, Outcome
 from rmq.core.limits import Concurrency, Rate
@@ -151,6 +152,7 @@ __all__ = [
     "Reject",
     "Replicated",
     "Retry",
+    "Sample",
     "Schedule",
     "ScheduleNotFound",
     "ScheduleState",

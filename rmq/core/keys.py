@@ -37,6 +37,7 @@ TYPES = {
     "schedule_times": "zset",
     "sink": "hash",
     "topic": "hash",
+    "history": "hash",
     "topics": "set",
     "scheduled": "set",
     "worker": "string",
@@ -125,6 +126,11 @@ class SlotKeys:
 def topic_key(prefix: str, topic: str) -> bytes:
     """Return the key of the hash with the settings of a topic."""
     return f"{prefix}:{{{topic}}}:topic".encode()
+
+
+def history_key(prefix: str, topic: str) -> bytes:
+    """Return the key of the hash with the samples of a topic."""
+    return f"{prefix}:{{{topic}}}:history".encode()
 
 
 def sink_key(prefix: str, topic: str, query: str) -> bytes:

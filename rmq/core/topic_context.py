@@ -11,7 +11,14 @@ from rmq.core import ids, settings
 from rmq.core.codec import Codec
 from rmq.core.ids import MessageId
 from rmq.core.interceptor import Hooks
-from rmq.core.keys import SlotKeys, check_name, topic_key, topics_key, wake_channel
+from rmq.core.keys import (
+    SlotKeys,
+    check_name,
+    history_key,
+    topic_key,
+    topics_key,
+    wake_channel,
+)
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings
 from rmq.core.slots import SlotRotation
@@ -41,6 +48,7 @@ class TopicContext:
         self.check = ids.topic_check(prefix, self.name)
         self.key = topic_key(prefix, self.name)
         self.topics_key = topics_key(prefix)
+        self.history_key = history_key(prefix, self.name)
         self.channel = wake_channel(prefix, self.name)
         self.created = b""
         self.revision = 0  # of the settings when they were read: the number of their changes

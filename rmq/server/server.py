@@ -21,6 +21,7 @@ from rmq.server.leadership import Leadership
 from rmq.server.service import Service, ServiceStatus, ServiceThread
 from rmq.server.services.retention import Retention
 from rmq.server.services.rollback import Rollback
+from rmq.server.services.sampler import Sampler
 from rmq.server.services.schedules import Schedules
 from rmq.server.survey import Survey
 
@@ -61,6 +62,7 @@ class Server:
             Rollback(transport, self.survey),
             Retention(transport, self.survey),
             Schedules(transport, config.prefix),
+            Sampler(transport, self.survey),
         ]
         self._threads = [ServiceThread(service, self.leadership.leads) for service in services]
         metrics = ServerMetrics(

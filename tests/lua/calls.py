@@ -186,6 +186,9 @@ CALLS: dict[str, Call] = {
     "topic_close": _call(lambda f, b: commands.topic_close(b.handle, b.created, True)),
     "topic_pause": _call(lambda f, b: commands.topic_pause(b.handle, b.created, "me", "why")),
     "topic_resume": _call(lambda f, b: commands.topic_resume(b.handle, b.created)),
+    "sample": _call(
+        lambda f, b: commands.sample(b.handle, {"10:7": b"figures", "60:7": b"figures"}, 60_000)
+    ),
     "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
     "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
     "withdraw": _call(lambda f, b: commands.withdraw([b.keys], b"rmq:{x}:wake:1", 1)),
@@ -325,6 +328,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "tidy": {0: "now_us", 1: "limit"},
     "topic": {0: "now_us"},
     "topic_close": {0: "created", 1: "closed"},
+    "sample": {0: "created", 1: "keep_ms"},
     "topic_set": {0: "created"},
 }
 

@@ -74,6 +74,7 @@ PLACES = {
     "topic_close": "topic",
     "topic_pause": "topic",
     "topic_resume": "topic",
+    "sample": "topic history",
     "topic_set": "topic",
     "unclaim": "claim",
     "lease_release": "slot store prepare failures records",
@@ -86,7 +87,8 @@ PLACES = {
 }
 NEED_NO_SLOT = {
     "topic", "topic_close", "topic_pause", "topic_resume", "topic_set", "slot", "slot_delete",
-    "sink_begin", "sink_end", "stage_keep", "withdraw", "leader_renew", "leader_release", *CLAIMS,
+    "sink_begin", "sink_end", "stage_keep", "withdraw", "leader_renew", "leader_release", "sample",
+    *CLAIMS,
 }  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
@@ -117,7 +119,7 @@ def test_the_furnished_slot_has_every_key(box):
     furnish(box)
 
     found = {name.split(":")[0] for name in box.state()}
-    elsewhere = {"leader", "scheduled", "sink", "topic", "topics", "worker", "workers"}
+    elsewhere = {"history", "leader", "scheduled", "sink", "topic", "topics", "worker", "workers"}
     assert found | elsewhere == set(keys.TYPES)
 
 
@@ -136,7 +138,7 @@ def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(box, script, place
         box.run(command)
 
     assert box.state() == before
-    if place not in ("sink", "topic", "leader"):
+    if place not in ("sink", "topic", "history", "leader"):
         assert box.state()[key.split(b"}:")[1].decode()] in (b"another's", [b"another's"])
 
 

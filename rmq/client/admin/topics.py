@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Unpack
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
+from rmq.core.history import Sample
 from rmq.core.pause import Pause, check_text, default_by
 from rmq.core.settings import Settings, TopicSettings, check_changes
+from rmq.core.validation import Duration
 from rmq.protocol.flows import (
+    history,
     inspect,
     topic_admin,
 )
@@ -122,6 +126,33 @@ class TopicAdmin(AdminPart):
         context = self._context(topic)
         return self._run(inspect.stats_by_slot(context))
 
+    def history(
+        self,
+        topic: str,
+        *,
+        since: Duration | datetime = history.SINCE,
+        step: Duration | None = None,
+    ) -> list[Sample]:
+        """Return the figures of a topic over time, oldest first, as `rmq server` has kept them.
+
+        Args:
+            topic: its name.
+            since: from when: seconds or timedelta before now, or an aware datetime. Samples are
+                kept for 10 s each for an hour, for a minute each for a day, and for ten minutes
+                each for a week; further back there is nothing.
+            step: the time between two samples, a multiple of 10 s; None: 10 s for an hour, a
+                minute for a day, ten minutes for a week.
+
+        Guarantee:
+            Figures are those of moments, as seen at or before `at`; rates count every event. Where
+            no server looked for more than twelve minutes, samples are left out.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            InvalidValue: more than 10 000 samples, or a step that is no multiple of 10 s.
+        """
+        return self._run(history.read(self._context(topic), since, step))
+
 
 class AsyncTopicAdmin(AsyncAdminPart):
     """As `TopicAdmin`, for asyncio."""
@@ -170,3 +201,13 @@ class AsyncTopicAdmin(AsyncAdminPart):
         """As `Admin.stats_by_slot`."""
         context = self._context(topic)
         return await self._run(inspect.stats_by_slot(context))
+
+    async def history(
+        self,
+        topic: str,
+        *,
+        since: Duration | datetime = history.SINCE,
+        step: Duration | None = None,
+    ) -> list[Sample]:
+        """As `Admin.history`."""
+        return await self._run(history.read(self._context(topic), since, step))

@@ -118,6 +118,7 @@ from rmq.protocol.commands.stage import (
 from rmq.protocol.commands.topic import (
     SlotDeleteReply as SlotDeleteReply,
     TopicReply as TopicReply,
+    sample as sample,
     slot as slot,
     slot_delete as slot_delete,
     topic as topic,

@@ -54,6 +54,15 @@ def topic_set(context: TopicContext, created: bytes, values: dict[str, str]) -> 
     )
 
 
+def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
+    """Keep figures of a topic in places of its history; False where the topic is gone."""
+    pairs: list[Any] = [part for pair in places.items() for part in pair]
+    return Command(
+        scripts.load("sample"), (context.key, context.history_key),
+        [context.created, keep_ms, *pairs], bool,
+    )  # fmt: skip
+
+
 def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
     """Mark a topic as being deleted, or remove the mark; return whether the topic exists."""
     return Command(scripts.load("topic_close"), (context.key,), [created, int(closed)], bool)

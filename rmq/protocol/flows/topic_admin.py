@@ -24,7 +24,7 @@ from rmq.protocol.steps import Flow, Progress, RawCommand, pipeline
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys that one SCAN looks at
 MOST = 2**53 - 1  # as many messages as a slot may hold
-_SLOT_LEVEL = [kind for kind in TYPES if kind not in ("sink", "topic", "topics")]
+_SLOT_LEVEL = [kind for kind in TYPES if kind not in ("sink", "topic", "topics", "history")]
 
 
 class Deleted(NamedTuple):
@@ -170,7 +170,7 @@ def topic_delete(
     others = yield from _delete_other_keys(context)
     yield from scheduled_topics.remove_topic(context)
     yield RawCommand("topic_delete", "SREM", context.topics_key, context.name)
-    yield RawCommand("topic_delete", "UNLINK", context.key)
+    yield RawCommand("topic_delete", "UNLINK", context.key, context.history_key)
     return held._replace(other_keys=others)
 
 

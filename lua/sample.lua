@@ -1,0 +1,26 @@
+--[[
+sample: keep figures of a topic for one moment.
+
+KEYS[1]   topic          hash  the settings of the topic
+KEYS[2]   history        hash  a place in a ring -> figures
+ARGV[1]   created              the topic's stamp
+ARGV[2]   keep_ms              1000 to 10 000 000 000: the history expires so long after the last sample
+ARGV[3..] pairs of place, figures; at most 10
+Returns   1 kept, 0 the topic is missing, is being deleted, or has another stamp
+Cost      O(pairs)
+Atomic    A place is written as a whole: of two servers that sample the same moment, the later one's figures stand.
+          A second run writes the same.
+]]
+--- @include "lib/check"
+--- @include "lib/topic"
+local keep = whole_number(ARGV[2], 1000, 10000000000, 'keep_ms')
+if #ARGV < 4 or #ARGV > 22 or #ARGV % 2 == 1 then
+  fail('ARG', 'count')
+end
+redis.call('HLEN', KEYS[2])
+if not is_open(KEYS[1], ARGV[1]) then
+  return 0
+end
+redis.call('HSET', KEYS[2], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[2], keep)
+return 1
