@@ -27,6 +27,7 @@ from rmq.core.audit import Audit, Audited, Missing
 from rmq.core.claim import Claimed
 from rmq.core.codec import Compressed
 from rmq.core.delivery import Reject, Retry, Snooze
+from rmq.core.finding import Finding
 from rmq.core.function_library import FunctionLibrary
 from rmq.core.history import Sample
 from rmq.core.ids import MessageId
@@ -115,6 +116,7 @@ __all__ = [
     "EncodeError",
     "Exponential",
     "Failure",
+    "Finding",
     "FormatMismatch",
     "Fsync",
     "FunctionLibrary",

@@ -5,7 +5,8 @@ param_types     types of options: durations, times, sizes, retry policies, queue
 output          tables, JSON, and text that is safe to print on a terminal
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink, schedule,
-ledger, outbox, outbox_repair, worker, worker_list, acl, functions, check, soak: the commands
+ledger, outbox, outbox_repair, worker, worker_list, acl, functions, doctor, check, soak: the
+                commands
 server          `rmq server`
 worker_group    `rmq worker`: runs handlers where no command of the group is named
 send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
@@ -21,6 +22,7 @@ from rmq.cli import (
     check,
     claim,
     dlq,
+    doctor,
     functions,
     inspect,
     ledger,
@@ -65,6 +67,7 @@ for command in (
     server.server,
     acl.acl,
     functions.functions,
+    doctor.doctor,
     check.check,
     soak.soak,
 ):

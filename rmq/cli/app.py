@@ -36,7 +36,7 @@ Exit codes:
   1  error
   2  wrong usage, or an argument that cannot work
   3  nothing matched: no such topic, no such message, nothing to do
-  4  partly done; the message says how far
+  4  partly done; the message says how far. rmq doctor: warnings, no errors
   5  Redis, or the database, cannot be reached, or did not answer
   6  refused for safety: not confirmed, or a driver runs the query
   7  nothing is proven: the verdict of rmq soak or rmq check is unknown

@@ -24,6 +24,7 @@ def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
         "audit", "cancel", "check", "claim", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
+        "doctor",
         "functions delete", "functions load", "functions ls", "get",
         "ledger create", "ledger purge", "ledger show", "outbox create", "outbox ls",
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",

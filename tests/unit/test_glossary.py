@@ -36,6 +36,8 @@ PLAIN_ENGLISH = {
     "send", "peek", "generate", "ping", "resend", "void", "cancel", "stats", "take", "read",
     "next", "tidy", "begin", "end", "push", "keep", "again", "finish",
     "load", "unclaim", "inspect", "locate",
+    # the doctor
+    "doctor", "finding",
     # metrics
     "idle", "done", "event", "oldest",
     # scripts of the audit and of the query log

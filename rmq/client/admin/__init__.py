@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq.client.admin.accounts import AccountAdmin, AsyncAccountAdmin
 from rmq.client.admin.dead_letters import AsyncDeadLetterAdmin, DeadLetterAdmin
+from rmq.client.admin.doctor import AsyncDoctorAdmin, DoctorAdmin
 from rmq.client.admin.functions import AsyncFunctionAdmin, FunctionAdmin
 from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
 from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
@@ -23,6 +24,7 @@ class Admin(
     ScheduleAdmin,
     WorkerAdmin,
     FunctionAdmin,
+    DoctorAdmin,
 ):
     """Operates the topics of a client. A verb on a topic names it, and it must exist."""
 
@@ -36,5 +38,6 @@ class AsyncAdmin(
     AsyncScheduleAdmin,
     AsyncWorkerAdmin,
     AsyncFunctionAdmin,
+    AsyncDoctorAdmin,
 ):
     """Operates the topics of an async client. The methods are those of `Admin`."""

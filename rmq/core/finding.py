@@ -1,0 +1,25 @@
+"""What the doctor found: how grave it is, how that shows, and the command that mends it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+Severity = Literal["ok", "skipped", "note", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest one last
+
+
+class Finding(NamedTuple):
+    """A finding of `Admin.doctor`.
+
+    Attributes:
+        check: the name of the check.
+        severity: ok; skipped: it could not be looked at; note: worth knowing; warning: it will hurt
+            some day; error: it hurts now, or breaks a promise.
+        evidence: what was seen.
+        mend: the command that mends it; empty: there is none.
+    """
+
+    check: str
+    severity: Severity
+    evidence: str
+    mend: str = ""

@@ -1,0 +1,161 @@
+"""What the checks of the doctor read of Redis, each thing once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rmq.core.finding import Severity
+from rmq.core.worker_status import WorkerStatus
+from rmq.errors import RMQError
+from rmq.protocol.flows import topic_admin, worker_status
+from rmq.protocol.flows.overview import TopicOverview, overview
+from rmq.protocol.steps import Flow, OnEveryMaster, RawCommand
+
+MIB = 1024 * 1024
+_SLAVE = re.compile(r"slave\d+")
+
+
+class Sight(NamedTuple):
+    """What a check saw; `Finding` adds the name of the check."""
+
+    severity: Severity
+    evidence: str
+    mend: str = ""
+
+
+class Clocks(NamedTuple):
+    """The clock of Redis, and how far it is before the one here, to half a round trip."""
+
+    now_ms: int
+    ahead_s: float
+    round_trip_s: float
+
+
+class Info(dict[str, str]):
+    """The INFO of one server."""
+
+    def number(self, name: str) -> int:
+        """Return a figure; 0 where it is missing."""
+        text = self.get(name, "0")
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def address(self) -> str:
+        """How people tell it from others of a cluster."""
+        return f"port {self.get('tcp_port', '?')}"
+
+    @property
+    def version(self) -> str:
+        """Its name and version, as "valkey 9.0.1"."""
+        name = "valkey" if "valkey_version" in self else "redis"
+        return f"{name} {self.get(f'{name}_version', '?')}"
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The version of Redis that it is compatible with."""
+        parts = self.get("redis_version", "0").split(".")
+        return tuple(int(part) for part in parts if part.isdecimal())
+
+    @property
+    def replicas(self) -> list[dict[str, str]]:
+        """Its replicas: address, state, lag."""
+        return [
+            dict(part.partition("=")[::2] for part in text.split(","))
+            for name, text in self.items()
+            if _SLAVE.fullmatch(name)
+        ]
+
+
+def pairs(reply: Any) -> dict[str, str]:
+    """Return names and values of a reply, which RESP3 has as a map."""
+    items = (
+        reply.items() if isinstance(reply, Mapping) else zip(reply[::2], reply[1::2], strict=True)
+    )
+    return {name.decode(): value.decode(errors="replace") for name, value in items}
+
+
+class Look:
+    """Reads Redis for the checks. An error is raised by each check that needs what it denies."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._infos: list[Info] | None = None
+        self._topics: list[TopicOverview] | None = None
+        self._workers: list[WorkerStatus] | None = None
+        self._config: dict[str, list[dict[str, str]]] = {}
+
+    def infos(self) -> Flow[list[Info]]:
+        """Return the INFO of each master."""
+        if self._infos is None:
+            replies = yield OnEveryMaster("INFO", "INFO")
+            lines = [
+                [line.partition(":") for line in text.decode().split("\r\n")] for text in replies
+            ]
+            self._infos = [Info({a: b for a, colon, b in each if colon}) for each in lines]
+        return self._infos
+
+    def config(self, pattern: str) -> Flow[list[dict[str, str]]]:
+        """Return settings of each master by a pattern."""
+        if pattern not in self._config:
+            replies = yield OnEveryMaster("CONFIG GET", "CONFIG", "GET", pattern)
+            self._config[pattern] = [pairs(reply) for reply in replies]
+        return self._config[pattern]
+
+    def config_if_allowed(self, pattern: str) -> Flow[list[dict[str, str]] | None]:
+        """Return settings of each master; None where this user may not read them."""
+        try:
+            return (yield from self.config(pattern))
+        except RMQError:
+            return None
+
+    def clocks(self) -> Flow[Clocks]:
+        """Compare the clocks."""
+        best: Clocks | None = None
+        for _ in range(3):  # the shortest round trip tells most
+            began, here = time.perf_counter(), time.time()
+            seconds, us = yield RawCommand("TIME", "TIME")
+            round_trip = time.perf_counter() - began
+            there = int(seconds) + int(us) / 1e6
+            if best is None or round_trip < best.round_trip_s:
+                best = Clocks(int(there * 1000), there - here - round_trip / 2, round_trip)
+        assert best is not None
+        return best
+
+    def now_ms(self) -> Flow[int]:
+        """Return the time by Redis' clock."""
+        return (yield from self.clocks()).now_ms
+
+    def topics(self) -> Flow[list[TopicOverview]]:
+        """Return all topics that can be read."""
+        return [topic for topic in (yield from self.all_topics()) if topic.error is None]
+
+    def all_topics(self) -> Flow[list[TopicOverview]]:
+        """Return all topics."""
+        if self._topics is None:
+            names = yield from topic_admin.topics(self.prefix)
+            self._topics = yield from overview(self.prefix, names)
+        return self._topics
+
+    def workers(self) -> Flow[list[WorkerStatus]]:
+        """Return the worker processes."""
+        if self._workers is None:
+            self._workers = yield from worker_status.workers(self.prefix)
+        return self._workers
+
+
+def some(names: list[str], most: int = 3) -> str:
+    """Return the first names of a list, and how many there are besides."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def age(ms: float) -> str:
+    """Return a length of time for people, in one unit."""
+    seconds = ms / 1000
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

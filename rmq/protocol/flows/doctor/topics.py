@@ -1,0 +1,259 @@
+"""Checks of topics: what waits, for how long, and for whom."""
+
+from __future__ import annotations
+
+from rmq.core.ids import MessageId
+from rmq.core.keys import wake_channel
+from rmq.errors import RMQError
+from rmq.protocol import commands
+from rmq.protocol.flows import scheduled_topics
+from rmq.protocol.flows.doctor.look import MIB, Look, Sight, age, some
+from rmq.protocol.flows.overview import TopicOverview
+from rmq.protocol.flows.recurring import SLOT
+from rmq.protocol.steps import Flow, OnEveryMaster, Pipeline, RawCommand
+
+SLOTS_MOST = 200  # slots that are looked at one by one, those with most messages first
+BIG_MEMBERS = 1_000_000  # messages of one slot
+BIG_BYTES = 512 * MIB  # of one key
+WEIGHED, SAMPLES = 8, 20  # keys whose memory is asked for, and members that Redis samples of each
+SKEW, SKEW_LEAST = 4.0, 1000  # times the mean; messages of a topic
+BLOCKED_MS = 5 * 60_000
+LATE_MS = 5 * 60_000
+PAUSED_MS = 24 * 3_600_000
+HOUR_MS = 3_600_000
+MISSED_MS = 60_000
+
+
+def readable(look: Look) -> Flow[list[Sight]]:
+    """Topics that cannot be read."""
+    topics = yield from look.all_topics()
+    broken = [topic for topic in topics if topic.error is not None]
+    if broken:
+        return [
+            Sight("error", str(topic.error), f"rmq topic show {topic.name}") for topic in broken
+        ]
+    return [Sight("ok", f"{len(topics)} topics, {sum(len(t.slots) for t in topics)} slots")]
+
+
+def _fullest(topics: list[TopicOverview]) -> list[tuple[TopicOverview, int]]:
+    """Return slots that hold messages, the fullest first."""
+    pairs = [
+        (topic, index)
+        for topic in topics
+        for index, counts in enumerate(topic.slots)
+        if counts["records"]
+    ]
+    return sorted(pairs, key=lambda pair: -pair[0].slots[pair[1]]["records"])
+
+
+def big_keys(look: Look) -> Flow[list[Sight]]:
+    """Slots that hold very much."""
+    found, unread = [], ""
+    fullest = _fullest((yield from look.topics()))
+    for place, (topic, index) in enumerate(fullest):
+        records, size = topic.slots[index]["records"], 0
+        keys = topic.context.slots[index]
+        if place < WEIGHED and not unread:
+            try:
+                for key in (keys.records, keys.bodies):
+                    words = ("MEMORY", "USAGE", key, "SAMPLES", SAMPLES)
+                    size += (yield RawCommand("MEMORY USAGE", *words)) or 0
+            except RMQError as error:
+                unread = f"; memory is not known: {error}"
+        if records < BIG_MEMBERS and size < BIG_BYTES:
+            continue
+        found.append(
+            Sight(
+                "warning",
+                f"{topic.name}: slot {index} of {len(topic.slots)} holds {records} messages"
+                + (f", {size // MIB} MiB" if size else "")
+                + "; one server holds all of it, and a restart loads it",
+                f"rmq stats {topic.name} --slots",
+            )
+        )
+    most = max((topic.slots[index]["records"] for topic, index in fullest), default=0)
+    return found or [Sight("ok", f"the fullest slot holds {most} messages{unread}")]
+
+
+def slot_skew(look: Look) -> Flow[list[Sight]]:
+    """Slots with far more messages than the others of their topic."""
+    found = []
+    for topic in (yield from look.topics()):
+        held = [counts["records"] for counts in topic.slots]
+        if len(held) < 2 or sum(held) < SKEW_LEAST:
+            continue
+        most, mean = max(held), sum(held) / len(held)
+        # Of few slots none can hold four times the mean: there most of all is too much.
+        if most >= min(SKEW * mean, 0.9 * sum(held)):
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
+                    f"{most / sum(held):.0%} of {sum(held)} messages: many have one slot_basis",
+                    f"rmq stats {topic.name} --slots",
+                )
+            )
+    return found or [Sight("ok", "no slot holds far more than the others of its topic")]
+
+
+def blocked_heads(look: Look) -> Flow[list[Sight]]:
+    """Slots in order that wait for one message, and by whom it is held."""
+    now_ms = yield from look.now_ms()
+    runs = [
+        (run.topic, MessageId.parse(run.id).slot, worker, run)
+        for worker in (yield from look.workers())
+        for run in worker.running
+        if run.seconds * 1000 >= BLOCKED_MS
+    ]
+    found = []
+    waiting = [
+        (topic, index)
+        for topic, index in _fullest((yield from look.topics()))
+        if not topic.settings.paused and topic.slots[index]["records"] > 1
+    ]
+    for topic, index in waiting[:SLOTS_MOST]:
+        keys = topic.context.slots[index]
+        hold, holder = yield RawCommand("HMGET", "HMGET", keys.slot, "ordered", "holder")
+        if hold is None:
+            continue
+        behind = topic.slots[index]["records"] - 1
+        if int(hold) - now_ms >= BLOCKED_MS and holder:
+            id = keys.id_of(holder)
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: slot {index} waits {age(int(hold) - now_ms)} more for the "
+                    f"retry of {id}; {behind} messages are behind it",
+                    f"rmq get {topic.name} {id}",
+                )
+            )
+        for _, _, worker, run in [each for each in runs if each[:2] == (topic.name, index)]:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: slot {index} waits for {run.id}, which {run.handler} of "
+                    f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; {behind} "
+                    "messages are behind it",
+                    f"rmq worker show {worker.id}",
+                )
+            )
+    looked = "" if len(waiting) <= SLOTS_MOST else f" (of the {SLOTS_MOST} fullest)"
+    return found or [Sight("ok", f"no slot in order waits long for one message{looked}")]
+
+
+def _ready(topic: TopicOverview) -> int:
+    """How many messages may be delivered now."""
+    counts = topic.total
+    return counts["retries"] + counts["priority"] + counts["due"] - counts["held"]
+
+
+def no_consumer(look: Look) -> Flow[list[Sight]]:
+    """Topics with messages that nobody takes."""
+    topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
+    waiting = [topic for topic in topics if _ready(topic) > 0 and not topic.total["in_flight"]]
+    handled = {name for worker in (yield from look.workers()) for name in worker.topics}
+    asked = [topic for topic in waiting if topic.name not in handled]
+    found = []
+    for topic in asked[:SLOTS_MOST]:
+        channel = wake_channel(look.prefix, topic.name)
+        replies = yield OnEveryMaster("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", channel)
+        listening = sum(next(iter(r.values())) if isinstance(r, dict) else r[1] for r in replies)
+        if not listening:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: {_ready(topic)} messages wait, none is in flight, no worker "
+                    "handles the topic and no consumer listens",
+                    "rmq worker MODULE  (the one with its handler)",
+                )
+            )
+    return found or [Sight("ok", "every topic with waiting messages has a worker or consumer")]
+
+
+def late(look: Look) -> Flow[list[Sight]]:
+    """Messages with a due time that passed long ago."""
+    topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
+    found = [
+        Sight(
+            "warning",
+            f"{topic.name}: the first due message is {age(topic.total['late_ms'])} late; "
+            f"{_ready(topic)} wait",
+            f"rmq peek {topic.name}",
+        )
+        for topic in topics
+        if topic.total["late_ms"] >= LATE_MS
+    ]
+    most = max((topic.total["late_ms"] for topic in topics), default=0)
+    return found or [Sight("ok", f"the oldest due message is {age(most)} late")]
+
+
+def dead_letters(look: Look) -> Flow[list[Sight]]:
+    """Dead letters of the last hour against the hour before it."""
+    now_ms = yield from look.now_ms()
+    topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
+    found, left = [], SLOTS_MOST
+    for topic in sorted(topics, key=lambda each: -each.total["dead"]):
+        last = before = 0
+        for keys, counts in zip(topic.context.slots, topic.slots, strict=True):
+            if counts["dead"] and left:
+                left -= 1
+                hour, two = now_ms - HOUR_MS, now_ms - 2 * HOUR_MS
+                last += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, hour, "+inf")
+                before += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, two, f"({hour}")
+        if last > before:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: {last} dead letters in the last hour, {before} in the hour "
+                    f"before, {topic.total['dead']} in all",
+                    f"rmq dlq ls {topic.name}",
+                )
+            )
+    count = sum(topic.total["dead"] for topic in topics)
+    return found or [Sight("ok", f"{count} dead letters; they do not grow")]
+
+
+def paused(look: Look) -> Flow[list[Sight]]:
+    """Topics that somebody paused and forgot."""
+    now_ms = yield from look.now_ms()
+    found = []
+    for topic in (yield from look.topics()):
+        pause = topic.settings.paused
+        if pause is not None and now_ms - pause.since_ms > PAUSED_MS:
+            why = f": {pause.why}" if pause.why else ""
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: paused for {age(now_ms - pause.since_ms)} by {pause.by}{why}; "
+                    f"{topic.total['held']} messages are held",
+                    f"rmq topic resume {topic.name}",
+                )
+            )
+    return found or [Sight("ok", "no topic is paused for longer than a day")]
+
+
+def schedules(look: Look) -> Flow[list[Sight]]:
+    """Schedules whose time has passed, and nobody has sent their messages."""
+    listed = {each.topic for each in (yield from scheduled_topics.read(look.prefix))}
+    topics = [topic for topic in (yield from look.topics()) if topic.name in listed]
+    if not topics:
+        return [Sight("ok", "there are no schedules")]
+    replies = yield Pipeline(
+        [commands.schedules(topic.context.slots[SLOT], limit=1) for topic in topics]
+    )
+    found = []
+    for topic, reply in zip(topics, replies, strict=True):
+        if isinstance(reply, RMQError):
+            raise reply
+        for row in reply.rows:
+            missed_ms = reply.now_ms - (reply.now_ms if row.due_ms is None else row.due_ms)
+            if missed_ms >= MISSED_MS:
+                found.append(
+                    Sight(
+                        "warning",
+                        f"{topic.name}: schedule {row.name} was due {age(missed_ms)} ago, and no "
+                        "worker or server has sent its message",
+                        "rmq server",
+                    )
+                )
+    return found or [Sight("ok", f"the schedules of {some([t.name for t in topics])} are sent")]

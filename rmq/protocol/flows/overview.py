@@ -1,0 +1,103 @@
+"""Read the settings and counts of many topics in few round trips; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmq.core import settings
+from rmq.core.codec import JSON
+from rmq.core.replay_session import ReplaySessions
+from rmq.core.settings import Settings
+from rmq.core.topic_context import TopicContext
+from rmq.errors import OutcomeUnknown, RMQError, TopicNotFound, TopicVanished, Unavailable
+from rmq.protocol import commands
+from rmq.protocol.flows import inspect
+from rmq.protocol.steps import Command, Flow, Pipeline
+
+CALLS_AT_ONCE = 256  # calls of a script in one round trip
+
+
+@dataclass(slots=True)
+class TopicOverview:
+    """A topic at one moment.
+
+    Attributes:
+        context: its keys, and its settings where they could be read.
+        slots: the counts of each slot, by the names of `Admin.stats`.
+        error: why it cannot be read; None: it can.
+    """
+
+    context: TopicContext
+    slots: list[dict[str, int]] = field(default_factory=list)
+    error: RMQError | None = None
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.context.name
+
+    @property
+    def settings(self) -> Settings:
+        """The topic's settings; only where there is no error."""
+        return self.context.settings
+
+    @property
+    def total(self) -> dict[str, int]:
+        """The counts of the topic; only where there is no error."""
+        return inspect.total(self.slots)
+
+
+def overview(prefix: str, names: Sequence[str]) -> Flow[list[TopicOverview]]:
+    """Read topics, in the order of their names here; one that cannot be read has an error.
+
+    Raises:
+        Unavailable, OutcomeUnknown: Redis cannot be reached.
+    """
+    sessions = ReplaySessions()
+    topics = [TopicOverview(TopicContext(prefix, name, JSON, sessions, {})) for name in names]
+    replies = yield from _in_pages([commands.topic(each.context, None) for each in topics])
+    for each, reply in zip(topics, replies, strict=True):
+        each.error = reply if isinstance(reply, RMQError) else _adopt(each.context, reply)
+    readable = [each for each in topics if each.error is None]
+    replies = yield from _in_pages(
+        [commands.stats(keys) for each in readable for keys in each.context.slots]
+    )
+    at = 0
+    for each in readable:
+        counts = replies[at : at + len(each.context.slots)]
+        at += len(counts)
+        each.error = next((reply for reply in counts if isinstance(reply, RMQError)), None)
+        each.slots = [] if each.error else counts
+    return topics
+
+
+def _adopt(context: TopicContext, reply: commands.TopicReply) -> RMQError | None:
+    """Take note of a topic's settings; return why that cannot be."""
+    if reply.state < 0:
+        return TopicNotFound(
+            f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}; "
+            f"create it: rmq topic create {context.name}"
+        )
+    if "deleting" in reply.kept:
+        return TopicVanished(
+            f"topic {context.name!r} is being deleted. If nobody deletes it any more, finish it: "
+            f"rmq topic delete {context.name}"
+        )
+    try:
+        kept = settings.from_redis(context.name, reply.kept)
+    except RMQError as error:
+        return error
+    context.mark_open(kept, reply.kept["created"].encode(), False)
+    return None
+
+
+def _in_pages(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
+    replies: list[Any] = []
+    for at in range(0, len(calls), CALLS_AT_ONCE):
+        replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
+    for reply in replies:
+        if isinstance(reply, Unavailable | OutcomeUnknown):
+            raise reply
+    return replies
