@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,7 +15,8 @@ from rmq.cli.param_types import DURATION
 HELP = """Run the server until SIGTERM or Ctrl-C.
 
 It gives back expired leases and drops old dead letters in all topics, sends the messages of
-schedules, and answers over HTTP: /livez, /readyz, /metrics. Several servers may run; one leads.
+schedules, and answers over HTTP: /livez, /readyz, /metrics, /api/v1. Several servers may run; one
+leads.
 
 \b
 Settings come from flags, the environment, or a file (--config, RMQ_CONFIG, rmq.toml,
@@ -23,15 +25,21 @@ SIGHUP reads the file again; only log levels change without a restart.
 """
 
 
-def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-    from rmq.server.config import Address
+def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that reads an option as the server's configuration does."""
 
-    if value is None:
-        return None
-    try:
-        return Address.parse(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        from rmq.server import config
+
+        readers: dict[str, Callable[[str], Any]] = {
+            "address": config.Address.parse, "hosts": config.read_hosts,
+        }  # fmt: skip
+        try:
+            return None if value is None else readers[parse](value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
 
 
 @click.command(
@@ -47,10 +55,17 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> A
 )
 @click.option(
     "--listen",
-    callback=_address,
+    callback=_read("address"),
     metavar="[HOST]:PORT",
     help="Where HTTP is served.  [127.0.0.1:8800]",
 )
+@click.option(
+    "--hosts",
+    callback=_read("hosts"),
+    metavar="NAMES",
+    help="Names of this server in URLs, with commas.",
+)
+@click.option("--token-file", metavar="FILE", help="What requests must have; or RMQ_SERVER_TOKEN.")
 @click.option("--embedded", metavar="DIR", help="Run a Redis as well, on the files of DIR.")
 @click.option("--config", "file", metavar="FILE", help="The configuration file.")
 @click.option("--grace", "grace_s", type=DURATION, help="How long a stop waits.  [10s]")

@@ -10,7 +10,7 @@ leadership   which server leads
 service      what a service is, and the thread that runs one
 survey       the counts of all slots, read once for all services
 services/    one file each: rollback, retention, schedules
-http/        the ASGI application: probes, metrics, API
+http/        the ASGI application: probes, metrics, who may ask; http/api: the verbs of Admin
 """
 
 from rmq.server.config import ServerConfig

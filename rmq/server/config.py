@@ -5,10 +5,11 @@ A flag wins over the environment, the environment over the file, the file over t
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from rmq.errors import ConfigurationError, InvalidValue
 
 FILE_VARIABLE = "RMQ_CONFIG"
 FILES = ("rmq.toml", "~/.config/rmq/rmq.toml", "/etc/rmq/rmq.toml")  # the first one that exists
+TOKEN_MIN = 32  # bytes of a token, as `openssl rand -hex 16` writes them
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -39,6 +41,16 @@ class Address(NamedTuple):
             raise ValueError(f"{text!r} is no HOST:PORT, as 127.0.0.1:8800 or [::]:8800")
         return cls(host.strip("[]") or "127.0.0.1", int(port))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether programs of this machine alone can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -54,6 +66,9 @@ class ServerConfig:
         url: where Redis is; None: the embedded one, or redis://localhost:6379/0.
         prefix: first part of every key.
         listen: where HTTP is served.
+        hosts: names of this server in URLs, beside that of `listen` and of this machine.
+        token: what requests must have in their header Authorization; None: no token is needed.
+        token_file: where the token is read from, instead.
         embedded: a directory; the server runs a Redis there.
         log_level: debug, info, warning or error.
         log_json: whether log lines are JSON.
@@ -65,6 +80,9 @@ class ServerConfig:
     url: str | None = None
     prefix: str = "rmq"
     listen: Address = DEFAULT_LISTEN
+    hosts: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
     embedded: str | None = None
     log_level: str = "info"
     log_json: bool = False
@@ -109,13 +127,37 @@ class ServerConfig:
         _refuse_unknown(table, path)
         return cls(**values, origins=origins, file=path)
 
+    def read_token(self) -> str | None:
+        """Return the token, from the file where it is in one; None: none is needed.
+
+        Raises:
+            ConfigurationError: it cannot be read or is too short, or there is none and other
+                machines could ask.
+        """
+        token = self.token
+        if token is None and self.token_file is not None:
+            try:
+                token = Path(self.token_file).expanduser().read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"token_file: {self.token_file}: {error}") from None
+        if token is not None and len(token.encode()) < TOKEN_MIN:
+            raise ConfigurationError(f"token: give {TOKEN_MIN} random bytes: openssl rand -hex 32")
+        if token is None and not self.listen.is_local:
+            raise ConfigurationError(
+                f"listen: {self.listen}: other machines could ask, so a token is needed: give "
+                "RMQ_SERVER_TOKEN or --token-file, or listen at 127.0.0.1"
+            )
+        if token is None and "*" in self.hosts:
+            raise ConfigurationError("hosts: * needs a token; or give the names of this server")
+        return token
+
     def changed(self, other: ServerConfig) -> list[str]:
         """Return the names of the settings that differ from another configuration's."""
         skipped = ("origins", "file")
         return [
-            field.name
-            for field in fields(self)
-            if field.name not in skipped and getattr(self, field.name) != getattr(other, field.name)
+            each.name
+            for each in fields(self)
+            if each.name not in skipped and getattr(self, each.name) != getattr(other, each.name)
         ]
 
 
@@ -144,6 +186,22 @@ def _seconds(value: object) -> float:
     if not 0 <= seconds <= 3600:
         raise ValueError(f"{value!r}: give 0 to 1h")
     return seconds
+
+
+def read_hosts(value: object) -> tuple[str, ...]:
+    """Return names of a host from a list, or from text with commas.
+
+    Raises:
+        ValueError: one is no name.
+    """
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"{value!r} is no list of names, as rmq.internal,10.0.0.7")
+    names = tuple(name.strip().lower().strip("[]") for name in listed)
+    for name in names:
+        if not name or set(name) & set("/@, ") or (name.count(":") == 1):
+            raise ValueError(f"{name!r} is no name of a host; give it without scheme and port")
+    return names
 
 
 def _level(value: object) -> str:
@@ -179,6 +237,12 @@ SETTINGS = (
     Setting(
         "listen", "server.listen", "RMQ_SERVER_LISTEN", "--listen",
         lambda value: Address.parse(_text(value)),
+    ),
+    Setting("hosts", "server.hosts", "RMQ_SERVER_HOSTS", "--hosts", read_hosts),
+    # No flag: whoever sees the processes of a machine sees their words.
+    Setting("token", "server.token", "RMQ_SERVER_TOKEN", "", _text, is_secret=True),
+    Setting(
+        "token_file", "server.token_file", "RMQ_SERVER_TOKEN_FILE", "--token-file", _text,
     ),
     Setting("embedded", "server.embedded", "RMQ_SERVER_EMBEDDED", "--embedded", _text),
     Setting("log_level", "server.log_level", "RMQ_SERVER_LOG_LEVEL", "--log-level", _level),

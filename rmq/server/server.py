@@ -11,10 +11,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import quote
 
-from rmq.client.client import Client
+from rmq.client.client import AsyncClient, Client
 from rmq.errors import RMQError
 from rmq.server.config import ServerConfig
-from rmq.server.http.application import make_application
+from rmq.server.http.application import make_api, make_application
 from rmq.server.http.listener import Listener
 from rmq.server.http.metrics import ServerMetrics
 from rmq.server.leadership import Leadership
@@ -28,6 +28,8 @@ from rmq.server.survey import Survey
 log = logging.getLogger("rmq")
 
 READY_S = 20.0  # without an answer of Redis to a script, the server is of no use
+API_TIMEOUT_S = 5.0  # of a reply of Redis, for a request over HTTP
+API_CONNECTIONS = 16
 RETRY_FOR_S = 2.0  # a service that cannot reach Redis tries again by itself
 
 
@@ -43,12 +45,14 @@ class Server:
         within 15 s.
 
     Raises:
-        ConfigurationError: the URL cannot work, or a package of the extra "server" is missing.
+        ConfigurationError: the URL cannot work, other machines could ask and no token is set, or a
+            package of the extra "server" is missing.
         EmbeddedError: the embedded Redis does not start.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        token = config.read_token()
         url = config.url
         if config.embedded is not None:
             url = "embedded://" + quote(os.path.abspath(config.embedded))
@@ -70,8 +74,19 @@ class Server:
             self.services,
             self.leadership.leads,
         )
+        api = make_api(
+            lambda: AsyncClient(
+                url, prefix=config.prefix, retry_for=RETRY_FOR_S, timeout=API_TIMEOUT_S,
+                max_connections=API_CONNECTIONS,
+            ),
+            self.leadership.server,
+            self.leadership.leads,
+            self.services,
+        )  # fmt: skip
+        hosts = {config.listen.host, *config.hosts}
         self._listener = Listener(
-            make_application(self.hanging, self.problems, metrics), config.listen
+            make_application(self.hanging, self.problems, metrics, api, hosts, token),
+            config.listen,
         )
 
     @property

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmq.server import Server, ServerConfig
 
@@ -34,9 +34,31 @@ def get(url: str) -> tuple[int, Any]:
         return error.code, _body(error)
 
 
+class Answer(NamedTuple):
+    """What a request was answered with."""
+
+    status: int
+    body: Any
+    headers: Any
+
+
+def ask(
+    url: str, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None
+) -> Answer:
+    """Send a request; a body that is given is sent as JSON, bytes as they are."""
+    sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    given = {} if body is None else {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, sent, given | (headers or {}), method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return Answer(reply.status, _body(reply), reply.headers)
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, _body(error), error.headers)
+
+
 def _body(reply: Any) -> Any:
     text = reply.read().decode()
-    return json.loads(text) if "json" in reply.headers.get("Content-Type", "") else text
+    return json.loads(text) if text and "json" in reply.headers.get("Content-Type", "") else text
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

@@ -58,6 +58,7 @@ class MessageAdmin(AdminPart):
         cursor: Cursor | None = None,
         *,
         raw: bool = False,
+        limit: int = pages.PAGE,
     ) -> Page:
         """Return the next messages of a part of a queue, up to 1000 and 16 MiB. Takes nothing.
 
@@ -67,6 +68,7 @@ class MessageAdmin(AdminPart):
             span: one of those that `spans` gave.
             cursor: of the page before; None: from the beginning.
             raw: bodies as their producer's codec wrote them, instead of decoded.
+            limit: so many messages at most, 1 to 1000.
 
         Guarantee:
             A message that stays where it is, is on one page. One that moves meanwhile may be seen
@@ -74,7 +76,7 @@ class MessageAdmin(AdminPart):
         """
         context = self._context(topic)
         body = value_of if raw else None
-        return self._run(pages.page(context, place, span, cursor, body))
+        return self._run(pages.page(context, place, span, cursor, body, limit))
 
     def rollback(self, topic: str) -> int:
         """Roll back every expired lease; return how many. Consumers do it as they receive."""
@@ -110,11 +112,12 @@ class AsyncMessageAdmin(AsyncAdminPart):
         cursor: Cursor | None = None,
         *,
         raw: bool = False,
+        limit: int = pages.PAGE,
     ) -> Page:
         """As `Admin.page`."""
         context = self._context(topic)
         body = value_of if raw else None
-        return await self._run(pages.page(context, place, span, cursor, body))
+        return await self._run(pages.page(context, place, span, cursor, body, limit))
 
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""

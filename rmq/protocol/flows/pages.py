@@ -90,9 +90,11 @@ def page(
     span: Span,
     cursor: Cursor | None,
     body: Callable[[bytes], Any] | None,
+    limit: int = PAGE,
 ) -> Flow[Page]:
     """Read the next messages of a span."""
     place = inspect.check_place(place)
+    limit = check_int(limit, "limit", 1, PAGE)
     yield from open_topic.ensure_open(context, create=False)
     start = cursor or Cursor(span.low, 0)
     members = yield commands.peek(
@@ -101,7 +103,7 @@ def page(
         low=repr(start.score),
         high=f"({span.high!r}",
         offset=start.seen,
-        limit=PAGE,
+        limit=limit,
     )
     if not members:
         return Page([], None)

@@ -4,28 +4,57 @@
           is no reason to kill it
 /readyz   200 while Redis runs scripts for this server, else 503
 /metrics  for Prometheus
+/api/v1   the verbs of Admin
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+from rmq.client.client import AsyncClient
 from rmq.core import optional_imports
+from rmq.server.http.guard import Guard
+from rmq.server.service import ServiceStatus
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import BaseRoute
 
+    from rmq.server.http.api.application import Api
     from rmq.server.http.metrics import ServerMetrics
 
 Problems = Callable[[], list[str]]
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def make_api(
+    make_client: Callable[[], AsyncClient],
+    server: str,
+    leads: Callable[[], bool],
+    services: Callable[[], Sequence[ServiceStatus]],
+) -> Api:
+    """Return `/api/v1`; the arguments are those of `Api`.
+
+    Raises:
+        ConfigurationError: a package of the extra "server" is missing.
+    """
+    optional_imports.load("starlette", "server", "rmq server")
+    optional_imports.load("msgspec", "server", "rmq server")
+    from rmq.server.http.api.application import Api
+
+    return Api(make_client, server, leads, services)
 
 
 def make_application(
-    live: Problems, ready: Problems, metrics: ServerMetrics, routes: Sequence[BaseRoute] = ()
+    live: Problems,
+    ready: Problems,
+    metrics: ServerMetrics,
+    api: Api,
+    hosts: Collection[str] = (),
+    token: str | None = None,
 ) -> Starlette:
     """Return the application.
 
@@ -33,13 +62,18 @@ def make_application(
         live: returns what hangs in the process.
         ready: returns why it is of no use at the moment.
         metrics: what `/metrics` shows.
-        routes: of the other parts.
+        api: what `/api/v1` answers.
+        hosts: names of the server, without those of this machine.
+        token: what requests must have; None: none is needed.
     """
-    optional_imports.load("starlette", "server", "rmq server")
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
+
+    from rmq.server.http.api import problems
 
     def probe(problems: Problems) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -54,7 +88,14 @@ def make_application(
         )
 
     async def index(request: Request) -> Response:
-        return JSONResponse({"paths": ["/livez", "/readyz", "/metrics"]})
+        return JSONResponse(
+            {"paths": ["/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1"]}
+        )
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        id = secrets.token_hex(8)
+        return problems.answer(problems.of_exception(error, id), id, dict(error.headers or {}))
 
     return Starlette(
         routes=[
@@ -62,6 +103,9 @@ def make_application(
             Route("/livez", probe(live)),
             Route("/readyz", probe(ready)),
             Route("/metrics", answer_metrics),
-            *routes,
-        ]
+            *api.routes(),
+        ],
+        lifespan=api.lifespan,
+        middleware=[Middleware(Guard, hosts={*OWN_NAMES, *hosts}, token=token)],
+        exception_handlers={HTTPException: refuse},
     )

@@ -37,7 +37,8 @@ def test_flag_wins_over_environment_over_file_over_default(file: str) -> None:
     assert config.log_level == "info"
     assert dict(config.origins) == {
         "url": file, "prefix": "RMQ_PREFIX", "listen": file, "embedded": "default",
-        "log_level": "default", "log_json": file, "grace_s": "--grace",
+        "log_level": "default", "log_json": file, "grace_s": "--grace", "hosts": "default",
+        "token": "default", "token_file": "default",
     }  # fmt: skip
 
 
@@ -65,6 +66,9 @@ def test_without_a_file_there_are_defaults(monkeypatch: pytest.MonkeyPatch, tmp_
         ("[server]\nlog_json = 'perhaps'\n", "server.log_json: 'perhaps' is neither"),
         ("[server]\nlisen = ':1'\n", "server.lisen: no such setting; there are"),
         ("prefix = 'a b'\n", "prefix: "),
+        ("[server]\nhosts = ['http://a']\n", "server.hosts: 'http://a' is no name of a host"),
+        ("[server]\nhosts = [7]\n", "server.hosts: [7] is no list of names"),
+        ("[server]\ntoken = 7\n", "server.token: the value is not valid"),
         ("url = 5\n", "url: the value is not valid"),
     ],
 )
@@ -105,3 +109,50 @@ def test_changes_are_told_by_name(file: str) -> None:
 def test_addresses_are_parsed_and_shown(text: str, host: str, shown: str) -> None:
     assert Address.parse(text) == (host, 80)
     assert str(Address.parse(text)) == shown
+
+
+# --- who may ask ---------------------------------------------------------------------------------
+
+TOKEN = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.8.0.1:1", "[::1]:1", "localhost:1", ":1"])
+def test_no_token_is_needed_where_this_machine_alone_can_ask(listen: str) -> None:
+    assert ServerConfig.load({}, {"RMQ_SERVER_LISTEN": listen}, "/dev/null").read_token() is None
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "rmq.internal:1"])
+def test_an_address_that_others_reach_is_refused_without_a_token(listen: str) -> None:
+    environ = {"RMQ_SERVER_LISTEN": listen}
+    with pytest.raises(rmq.ConfigurationError, match="RMQ_SERVER_TOKEN or --token-file"):
+        ServerConfig.load({}, environ, "/dev/null").read_token()
+
+    config = ServerConfig.load({}, environ | {"RMQ_SERVER_TOKEN": TOKEN}, "/dev/null")
+    assert config.read_token() == TOKEN
+    assert TOKEN not in repr(config)
+
+
+def test_a_token_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    config = ServerConfig.load({"token_file": str(path)}, {}, "/dev/null")
+    assert config.read_token() == TOKEN
+
+    path.unlink()
+    with pytest.raises(rmq.ConfigurationError, match=r"token_file: .* No such file"):
+        config.read_token()
+
+
+@pytest.mark.parametrize("token", ["short", TOKEN[:-1]])
+def test_a_short_token_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(rmq.ConfigurationError, match="token: give 32 random bytes") as caught:
+        ServerConfig.load({}, {"RMQ_SERVER_TOKEN": token}, "/dev/null").read_token()
+    assert token not in str(caught.value)
+
+
+def test_any_name_needs_a_token() -> None:
+    environ = {"RMQ_SERVER_HOSTS": "*"}
+    with pytest.raises(rmq.ConfigurationError, match="hosts: \\* needs a token"):
+        ServerConfig.load({}, environ, "/dev/null").read_token()
+    with_token = ServerConfig.load({}, environ | {"RMQ_SERVER_TOKEN": TOKEN}, "/dev/null")
+    assert with_token.read_token() == TOKEN

@@ -1,0 +1,149 @@
+"""The operations as Starlette's routes, and the client of Redis while they are served."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rmq.client.client import AsyncClient
+from rmq.server.http.api import (
+    about,
+    dead_letters,
+    messages,
+    openapi,
+    problems,
+    queries,
+    schedules,
+    topics,
+)
+from rmq.server.http.api.operation import At, Operation
+from rmq.server.http.api.problems import ApiError
+from rmq.server.service import ServiceStatus
+
+BASE = "/api/v1"
+TABLES = (
+    topics.TABLE, messages.TABLE, dead_letters.TABLE, schedules.TABLE, queries.TABLE, about.TABLE,
+)  # fmt: skip
+BODY_MAX = 1024 * 1024  # bytes
+ANSWER_S = 12.0  # a request takes no longer; 503 then
+_ENCODER = msgspec.json.Encoder()
+
+
+class Api:
+    """`/api/v1`.
+
+    Args:
+        make_client: makes the client of Redis, in the event loop.
+        server: the id of this server.
+        leads: whether it leads.
+        services: returns how its services do.
+        operations: all of them; None: those of TABLES.
+    """
+
+    def __init__(
+        self,
+        make_client: Callable[[], AsyncClient],
+        server: str,
+        leads: Callable[[], bool],
+        services: Callable[[], Sequence[ServiceStatus]],
+        operations: Sequence[Operation] | None = None,
+    ) -> None:
+        self._make_client = make_client
+        self._facts = server, leads, services
+        if operations is None:
+            operations = [each for table in TABLES for each in table.operations]
+        self._operations = operations
+        self._at: At | None = None
+        self._document: bytes | None = None
+
+    def routes(self) -> list[Route]:
+        """Return a route for each path."""
+        by_path: dict[str, dict[str, Operation]] = {}
+        for each in self._operations:
+            by_path.setdefault(each.path, {})[each.method] = each
+        return [
+            Route(BASE + "/openapi.json", self._answer_document),
+            *(
+                Route(BASE + path, self._endpoint(by_method), methods=list(by_method))
+                for path, by_method in by_path.items()
+            ),
+        ]
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Have a client of Redis while requests are served."""
+        async with self._make_client() as client:
+            self._at = At(client, *self._facts)
+            yield
+
+    async def _answer_document(self, request: Request) -> Response:
+        if self._document is None:
+            self._document = msgspec.json.encode(openapi.document(self._operations, BASE))
+        return Response(self._document, media_type="application/json")
+
+    def _endpoint(self, by_method: dict[str, Operation]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            operation = by_method["GET" if request.method == "HEAD" else request.method]
+            request_id = secrets.token_hex(8)
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await self._answer(operation, request, request_id)
+            except Exception as error:
+                return problems.answer(problems.of_exception(error, request_id), request_id)
+
+        return endpoint
+
+    async def _answer(self, operation: Operation, request: Request, request_id: str) -> Response:
+        given: dict[str, Any] = {}
+        for name, kind in operation.types.items():
+            if name == "path":
+                given[name] = msgspec.convert(request.path_params, kind)
+            elif name == "query":
+                given[name] = msgspec.convert(_query(request), kind, strict=False)
+            elif name == "body":
+                given[name] = msgspec.json.decode(await _body(request), type=kind)
+        if "query" not in operation.types and request.url.query:
+            raise ApiError("invalid", "this path takes no query")
+        assert self._at is not None
+        answer = _ENCODER.encode(await operation.handler(self._at, **given))
+        headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
+        if operation.has_etag:
+            etag = f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
+            headers |= {"ETag": etag, "Cache-Control": "no-cache"}
+            if etag in request.headers.get("If-None-Match", ""):
+                return Response(None, 304, headers)
+        return Response(answer, operation.status, headers, "application/json")
+
+
+def _query(request: Request) -> dict[str, str]:
+    pairs = request.query_params.multi_items()
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise ApiError("invalid", "a parameter is given twice")
+    return given
+
+
+async def _body(request: Request) -> bytes:
+    """Read the body, which must be JSON and not too large."""
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError("not-json", "give the header Content-Type: application/json")
+    told = request.headers.get("Content-Length", "0")
+    if not told.isdecimal() or int(told) > BODY_MAX:
+        raise ApiError("too-large", "the body of a request has 1 MiB at most")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_MAX:
+            raise ApiError("too-large", "the body of a request has 1 MiB at most")
+    return bytes(body)

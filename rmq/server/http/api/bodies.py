@@ -1,0 +1,236 @@
+"""What a client sends: the parts of paths, queries and bodies, with their bounds.
+
+Bounds that RMQ itself checks, as those of a topic's settings, are left to it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+LIMIT_MOST = 500
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
+MessageIdText = Annotated[str, Meta(pattern=r"^[0-9a-v]{26}$", min_length=26, max_length=26)]
+Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", min_length=32, max_length=32)]
+Line = Annotated[str, Meta(max_length=500)]
+Text = Annotated[str, Meta(min_length=1, max_length=200)]
+Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+Limit = Annotated[int, Meta(ge=1, le=LIMIT_MOST)]
+Slot = Annotated[int, Meta(ge=0, le=1023)]
+CursorText = Annotated[str, Meta(max_length=500)]
+Queue = Literal["store", "prepare", "dead"]
+Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled"]
+
+
+class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a request; fields that it does not have are refused."""
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+class TopicPath(Request):
+    """A topic."""
+
+    topic: Name
+
+
+class MessagePath(TopicPath):
+    """A message of a topic."""
+
+    id: MessageIdText
+
+
+class SchedulePath(TopicPath):
+    """A schedule of a topic."""
+
+    name: Name
+
+
+class QueryPath(TopicPath):
+    """A query that holds messages of a topic."""
+
+    run: Run
+
+
+# --- queries -------------------------------------------------------------------------------------
+
+
+class TopicsQuery(Request):
+    """Which topics are listed."""
+
+    limit: Limit = 100
+    cursor: CursorText | None = None
+    contains: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class PeekQuery(Request):
+    """Which messages are shown."""
+
+    queue: Queue = "store"
+    slot: Slot | None = None
+    limit: Limit = 50
+
+
+class MessagesQuery(PeekQuery):
+    """Which messages are listed."""
+
+    cursor: CursorText | None = None
+
+
+class DeadQuery(Request):
+    """Which dead letters are listed."""
+
+    reason: Reason | None = None
+    type: Annotated[str, Meta(max_length=128)] | None = None
+    older_than: Seconds | None = None
+    slot: Slot | None = None
+    limit: Limit = 50
+    cursor: CursorText | None = None
+
+
+class DeleteTopicQuery(Request):
+    """How a topic is deleted: `confirm` is its name."""
+
+    confirm: Name
+    force: bool = False
+    dry_run: bool = False
+
+
+class SinkQuery(Request):
+    """Which sink."""
+
+    query: Text
+
+
+class ClaimQuery(Request):
+    """Which claim on a business key."""
+
+    key: Text
+    consumer: Text = "default"
+
+
+# --- bodies --------------------------------------------------------------------------------------
+
+
+class Nothing(Request):
+    """Nothing has to be told: send {}."""
+
+
+class Settings(Request):
+    """Settings of a topic, as `rmq topic set` names them; durations in seconds, null: off."""
+
+    slots: int | UnsetType = UNSET
+    default_priority: int | UnsetType = UNSET
+    lease: float | UnsetType = UNSET
+    max_retries: int | UnsetType = UNSET
+    retry: str | UnsetType = UNSET
+    dedup_window: float | UnsetType | None = UNSET
+    max_length: int | UnsetType | None = UNSET
+    overflow: Literal["reject", "block", "drop_lowest"] | UnsetType = UNSET
+    max_body: int | UnsetType = UNSET
+    expires: float | UnsetType | None = UNSET
+    on_expire: Literal["dead", "drop"] | UnsetType = UNSET
+    durability: str | UnsetType = UNSET
+    dead_retention: float | UnsetType | None = UNSET
+    unhandled: float | UnsetType | None = UNSET
+    limit: str | UnsetType | None = UNSET
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were sent, as `Client.topic` takes them."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
+
+class NewTopic(Request):
+    """A topic to create."""
+
+    name: Name
+    settings: Settings = msgspec.field(default_factory=Settings)
+
+
+class PauseTopic(Request):
+    """Who pauses a topic, and why, for people to read."""
+
+    by: Line = "HTTP API"
+    why: Line = ""
+
+
+class Send(Request):
+    """A message to send; fields as of `rmq.Outgoing`.
+
+    Attributes:
+        body: any JSON; or give body_base64.
+        body_base64: bytes, which consumers get as they are.
+        codec: how a JSON body is written.
+    """
+
+    body: Any = UNSET
+    body_base64: str | UnsetType = UNSET
+    codec: Literal["json", "msgpack"] = "json"
+    priority: int | None = None
+    delay: Seconds | None = None
+    at: datetime | None = None
+    merge_key: str | None = None
+    time_range: Seconds | None = None
+    merge: Literal["first", "last", "collect"] = "first"
+    extend: bool = False
+    max_wait: Seconds | None = None
+    slot_basis: str | None = None
+    headers: dict[str, str] | None = None
+    expires: Seconds | None = None
+    id: MessageIdText | None = None
+    dedup_key: str | None = None
+    max_runtime: Seconds | None = None
+    type: str | None = None
+
+
+class Reschedule(Request):
+    """When a message may be taken: `delay` in seconds, or `at`."""
+
+    delay: Seconds | None = None
+    at: datetime | None = None
+
+
+class Priority(Request):
+    """A priority: 17 to 1 048 575, larger first."""
+
+    priority: int
+
+
+class DeadFilter(Request):
+    """Which dead letters; all that are given must fit.
+
+    Attributes:
+        older_than: dead for so many seconds.
+    """
+
+    ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
+    reason: Reason | None = None
+    type: str | None = None
+    older_than: Seconds | None = None
+    dry_run: bool = False
+
+
+class Redrive(DeadFilter):
+    """Dead letters to send back; `rate`: at most so many a second."""
+
+    rate: Annotated[float, Meta(gt=0)] | None = None
+
+
+class Purge(DeadFilter, kw_only=True):
+    """Messages to delete for good. `confirm` is the topic's name; only "dead" can be filtered."""
+
+    confirm: Name
+    queue: Literal["store", "dead"]
+
+
+class ReleaseQuery(Request):
+    """How a query's messages are given back; `force`: also while a driver runs it."""
+
+    force: bool = False
+    dry_run: bool = False

@@ -1,0 +1,155 @@
+"""Messages: send, look at and change them, without taking any."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET
+
+from rmq.core.message import Message
+from rmq.protocol.flows.pages import Cursor, Span
+from rmq.server.http.api import bodies, cursors, views
+from rmq.server.http.api.operation import At, Table
+from rmq.server.http.api.problems import ApiError
+
+TABLE = Table("messages")
+NONE = "topic-not-found"
+WALKED_MAX = 5000  # messages that one request with a filter looks at; its cursor goes on
+BLOCK_S = 3.0  # how long a send waits for room, where the topic's overflow is "block"
+
+
+class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Where a list of messages goes on: after so many messages of a score of a slot."""
+
+    slot: Annotated[int, msgspec.Meta(ge=0, le=1023)]
+    score: float | None = None  # None: at the beginning of the slot
+    seen: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
+
+
+async def walk(
+    at: At,
+    topic: str,
+    query: bodies.MessagesQuery | bodies.DeadQuery,
+    queue: bodies.Queue,
+    fits: Callable[[Message], bool] | None = None,
+) -> views.MessageList:
+    """Return the messages of a queue from the query's cursor on, in the order of slot and score."""
+    slots = (await at.admin.settings(topic)).slots
+    first = query.slot or 0
+    if first >= slots:
+        raise ApiError("invalid", f"slot: {first}; the topic has {slots}", "slot")
+    last = first if query.slot is not None else slots - 1
+    position = cursors.read(query.cursor, Position) if query.cursor else Position(first)
+    if not first <= position.slot <= last:
+        raise ApiError("invalid", "cursor: give it with the query that it came from", "cursor")
+    found: list[views.StoredMessage] = []
+    walked = 0
+    while True:
+        cursor = None if position.score is None else Cursor(position.score, position.seen)
+        size = bodies.LIMIT_MOST if fits else query.limit - len(found)
+        page = await at.admin.page(topic, queue, Span(position.slot), cursor, limit=size)
+        for message in page.messages:
+            seen = position.seen + 1 if message.score == position.score else 1
+            position = Position(position.slot, message.score, seen)
+            walked += 1
+            if fits is None or fits(message):
+                found.append(views.message_of(message))
+                if len(found) == query.limit:
+                    return views.MessageList(messages=found, cursor=cursors.write(position))
+        if page.cursor is None:
+            if position.slot == last:
+                return views.MessageList(messages=found, cursor=None)
+            position = Position(position.slot + 1)
+        if walked >= WALKED_MAX:
+            return views.MessageList(messages=found, cursor=cursors.write(position))
+
+
+@TABLE.get("/topics/{topic}/messages", NONE, "conflict")
+async def list_messages(
+    at: At, path: bodies.TopicPath, query: bodies.MessagesQuery
+) -> views.MessageList:
+    """List the messages of a queue, slot by slot, in the order of their scores.
+
+    A message that stays where it is, is listed once. One that moves meanwhile may be listed twice
+    or not at all. The order in which waiting messages are taken is that of `peek`.
+    """
+    return await walk(at, path.topic, query, query.queue)
+
+
+@TABLE.get("/topics/{topic}/peek", NONE, "conflict")
+async def peek_messages(at: At, path: bodies.TopicPath, query: bodies.PeekQuery) -> views.Peeked:
+    """Show the first messages of a queue: waiting ones as they would be taken."""
+    found = await at.admin.peek(path.topic, query.limit, place=query.queue, slot=query.slot)
+    return views.Peeked(messages=[views.message_of(message) for message in found])
+
+
+@TABLE.post("/topics/{topic}/messages", NONE, "conflict", "queue-full", status=201)
+async def send_message(at: At, path: bodies.TopicPath, body: bodies.Send) -> views.Sent:
+    """Send a message to a topic that exists.
+
+    With `id` or `dedup_key`, a request that is repeated stores nothing.
+    """
+    if (body.body is UNSET) == (body.body_base64 is UNSET):
+        raise ApiError("invalid", "body: give one of body and body_base64", "body")
+    codec, value = body.codec, body.body
+    if isinstance(body.body_base64, str):
+        codec, value = "bytes", _decoded(body.body_base64)  # type: ignore[assignment]
+    topic = at.client.topic(path.topic, codec=codec)
+    await topic.open(create=False)
+    return views.sent_of(
+        await topic.send(
+            value, priority=body.priority, delay=body.delay, at=body.at, merge_key=body.merge_key,
+            time_range=body.time_range, merge=body.merge, extend=body.extend,
+            max_wait=body.max_wait, slot_basis=body.slot_basis, headers=body.headers,
+            expires=body.expires, id=body.id, dedup_key=body.dedup_key,
+            max_runtime=body.max_runtime, type=body.type, timeout=BLOCK_S,
+        )
+    )  # fmt: skip
+
+
+@TABLE.get("/topics/{topic}/messages/{id}", NONE, "not-found", "conflict")
+async def get_message(at: At, path: bodies.MessagePath) -> views.StoredMessage:
+    """Return a message, in whichever queue it is."""
+    message = await at.admin.get(path.topic, path.id)
+    if message is None:
+        raise ApiError("not-found", "the message is settled, or never was", "id")
+    return views.message_of(message)
+
+
+@TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict")
+async def cancel_message(at: At, path: bodies.MessagePath, body: bodies.Nothing) -> views.Cancelled:
+    """Cancel a waiting message; any other is left as it is, and the status says where it is."""
+    topic = at.client.topic(path.topic)
+    await topic.open(create=False)
+    return views.Cancelled(status=await topic.cancel(path.id))
+
+
+@TABLE.post("/topics/{topic}/messages/{id}/reschedule", NONE, "conflict")
+async def reschedule_message(
+    at: At, path: bodies.MessagePath, body: bodies.Reschedule
+) -> views.Rescheduled:
+    """Give a waiting message another time."""
+    topic = at.client.topic(path.topic)
+    await topic.open(create=False)
+    return views.Rescheduled(status=await topic.reschedule(path.id, at=body.at, delay=body.delay))
+
+
+@TABLE.post("/topics/{topic}/messages/{id}/priority", NONE, "conflict")
+async def set_message_priority(
+    at: At, path: bodies.MessagePath, body: bodies.Priority
+) -> views.Prioritized:
+    """Give a waiting message another priority; it joins that priority as the newest."""
+    topic = at.client.topic(path.topic)
+    await topic.open(create=False)
+    return views.Prioritized(status=await topic.set_priority(path.id, body.priority))
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError("invalid", f"body_base64: {error}", "body_base64") from None

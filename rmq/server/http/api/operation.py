@@ -1,0 +1,135 @@
+"""A route: what it reads from the request and answers, as the annotations of its function say.
+
+A function that answers has the parameters that it needs, each a msgspec struct:
+
+    at      the client of Redis, and the server (always)
+    path    the parts of the path in braces
+    query   what stands after the question mark
+    body    the JSON that is sent
+
+Its name is the operationId, its docstring the description, its return type the schema.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
+
+from rmq.client.admin import AsyncAdmin
+from rmq.client.client import AsyncClient
+from rmq.server.service import ServiceStatus
+
+Handler = Callable[..., Awaitable[Any]]
+H = TypeVar("H", bound=Handler)
+
+ALWAYS = ("invalid", "unauthorized", "redis-denied", "other-host", "internal", "unavailable",
+          "outcome-unknown")  # fmt: skip
+OF_WRITES = ("cross-site", "too-large", "not-json")
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """What a request is answered with.
+
+    Attributes:
+        client: of the Redis that is served.
+        server: the id of this server.
+        leads: whether it leads.
+        services: returns how its services do.
+    """
+
+    client: AsyncClient
+    server: str
+    leads: Callable[[], bool]
+    services: Callable[[], Sequence[ServiceStatus]]
+
+    @property
+    def admin(self) -> AsyncAdmin:
+        """The verbs on topics."""
+        return self.client.admin
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path.
+
+    Attributes:
+        method: of HTTP.
+        path: below /api/v1, with its parts in braces.
+        tag: what it is about.
+        status: of an answer that is no error.
+        has_etag: whether a client may ask for what has changed.
+        errors: kinds of its own, beside those that every operation has.
+        handler: the function that answers.
+        types: the structs that it reads, by "path", "query" and "body"; and "return".
+    """
+
+    method: str
+    path: str
+    tag: str
+    status: int
+    has_etag: bool
+    errors: tuple[str, ...]
+    handler: Handler
+    types: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The operationId."""
+        return self.handler.__name__
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it changes nothing."""
+        return self.method == "GET"
+
+    @property
+    def all_errors(self) -> tuple[str, ...]:
+        """The kinds of errors that it may answer with."""
+        return ALWAYS + (() if self.is_read else OF_WRITES) + self.errors
+
+
+class Table:
+    """The operations of one matter.
+
+    Args:
+        tag: the matter.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.operations: list[Operation] = []
+
+    def get(self, path: str, *errors: str, has_etag: bool = False) -> Callable[[H], H]:
+        """Register a function that reads."""
+        return self._register("GET", path, 200, errors, has_etag)
+
+    def post(self, path: str, *errors: str, status: int = 200) -> Callable[[H], H]:
+        """Register a function that does something; it has a body."""
+        return self._register("POST", path, status, errors)
+
+    def patch(self, path: str, *errors: str) -> Callable[[H], H]:
+        """Register a function that changes something; it has a body."""
+        return self._register("PATCH", path, 200, errors)
+
+    def delete(self, path: str, *errors: str) -> Callable[[H], H]:
+        """Register a function that deletes something; it has no body."""
+        return self._register("DELETE", path, 200, errors)
+
+    def _register(
+        self, method: str, path: str, status: int, errors: tuple[str, ...], has_etag: bool = False
+    ) -> Callable[[H], H]:
+        def register(handler: H) -> H:
+            types = get_type_hints(handler)
+            types.pop("at")
+            assert ("body" in types) == (method in ("POST", "PATCH")), handler
+            assert ("path" in types) == ("{" in path), handler
+            assert inspect.getdoc(handler), handler
+            self.operations.append(
+                Operation(method, path, self.tag, status, has_etag, errors, handler, types)
+            )
+            return handler
+
+        return register

@@ -1,0 +1,143 @@
+"""Errors as application/problem+json (RFC 9457)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import NamedTuple
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from rmq import errors
+
+log = logging.getLogger("rmq")
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 2
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s,;]+")
+_FIELD = re.compile(r"([a-z][a-z_]*)(?:\.[a-z_]+)?: ")
+
+
+class Kind(NamedTuple):
+    """A kind of error: its status and title, and whether the same request may work later."""
+
+    status: int
+    title: str
+    is_passing: bool = False
+
+
+KINDS = {
+    "invalid": Kind(400, "The request is not valid"),
+    "unauthorized": Kind(401, "A token is needed"),
+    "cross-site": Kind(403, "The request comes from another site"),
+    "redis-denied": Kind(403, "The Redis user of this server lacks a right"),
+    "not-found": Kind(404, "There is nothing here"),
+    "topic-not-found": Kind(404, "There is no such topic"),
+    "method-not-allowed": Kind(405, "The path has no such method"),
+    "conflict": Kind(409, "What is stored does not permit it"),
+    "too-large": Kind(413, "The request or a body in it is too large"),
+    "not-json": Kind(415, "Send JSON, as application/json"),
+    "other-host": Kind(421, "The server has another name"),
+    "queue-full": Kind(429, "The topic or Redis is full", is_passing=True),
+    "internal": Kind(500, "The server failed"),
+    "unavailable": Kind(503, "Redis does not answer", is_passing=True),
+    "outcome-unknown": Kind(503, "Redis did not confirm it in time", is_passing=True),
+}
+BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+
+
+class Problem(msgspec.Struct, kw_only=True, frozen=True):
+    """An error.
+
+    Attributes:
+        type: names the kind of error.
+        title: the kind in words.
+        status: the status of the answer.
+        detail: what happened.
+        field: what of the request is at fault; null: unknown, or nothing.
+        request_id: names this request in the log of the server.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None
+    request_id: str
+
+
+class ApiError(Exception):
+    """An error of a kind."""
+
+    def __init__(self, kind: str, detail: str, field: str | None = None) -> None:
+        super().__init__(detail)
+        self.kind, self.detail, self.field = kind, detail, field
+
+
+def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = None) -> Response:
+    """Return an error as a response."""
+    kind = KINDS[error.kind]
+    problem = Problem(
+        type=f"urn:rmq:error:{error.kind}", title=kind.title, status=kind.status,
+        detail=error.detail, field=error.field, request_id=request_id,
+    )  # fmt: skip
+    sent = {"X-Request-Id": request_id, **(headers or {})}
+    if kind.is_passing:
+        sent["Retry-After"] = str(RETRY_AFTER_S)
+    return Response(msgspec.json.encode(problem), kind.status, sent, MEDIA_TYPE)
+
+
+def of_exception(error: Exception, request_id: str) -> ApiError:
+    """Return what a client is told of an exception: no address of Redis, and no traceback."""
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            return ApiError(BY_STATUS.get(error.status_code, "invalid"), error.detail)
+        case msgspec.ValidationError():
+            return ApiError("invalid", str(error), _field_of_path(str(error)))
+        case msgspec.DecodeError():
+            return ApiError("invalid", f"the body is no JSON: {error}")
+        case errors.Unavailable():
+            log.info("request %s: %s", request_id, error)
+            return ApiError("unavailable", "nothing was done; repeat the request")
+        case errors.OutcomeUnknown() | TimeoutError():
+            log.info("request %s: %s", request_id, error or "timed out")
+            return ApiError(
+                "outcome-unknown",
+                "it may have been done, or a part of it; to repeat the request is safe, where a "
+                "message has an id or a dedup_key",
+            )
+    if isinstance(error, errors.RMQError):
+        text = _URL.sub("Redis", str(error))
+        for kinds, kind in _BY_EXCEPTION:
+            if isinstance(error, kinds):
+                named = _FIELD.match(text)
+                return ApiError(kind, text, named[1] if named else None)
+    log.error("request %s failed", request_id, exc_info=error)
+    return ApiError("internal", f"the log of the server tells more: request {request_id}")
+
+
+_BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    ((errors.TopicNotFound, errors.TopicVanished), "topic-not-found"),
+    ((errors.ScheduleNotFound,), "not-found"),
+    (
+        (
+            errors.TopicNotEmpty, errors.SettingsMismatch, errors.FormatMismatch, errors.QueryOwned,
+        ),
+        "conflict",
+    ),
+    ((errors.AccessDenied,), "redis-denied"),
+    ((errors.PayloadTooLarge,), "too-large"),
+    ((errors.QueueFull,), "queue-full"),
+    ((errors.NotDurable,), "outcome-unknown"),
+    ((errors.EncodeError, errors.ConfigurationError), "invalid"),
+)  # fmt: skip
+
+
+def _field_of_path(text: str) -> str | None:
+    """Return the field that msgspec names: "... - at `$.body.delay`"."""
+    found = re.search(r"`\$\.([A-Za-z_.]+)", text) or re.search(r"field `([a-z_]+)`", text)
+    return found[1] if found else None

@@ -1,0 +1,92 @@
+"""Topics: list, create, change, pause, delete and count them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from rmq.server.http.api import bodies, cursors, views
+from rmq.server.http.api.operation import At, Table
+from rmq.server.http.api.problems import ApiError
+
+TABLE = Table("topics")
+NONE = "topic-not-found"
+
+
+@TABLE.get("/topics")
+async def list_topics(at: At, query: bodies.TopicsQuery) -> views.TopicList:
+    """List topics by name."""
+    names = await at.admin.topics()
+    if query.contains:
+        names = [name for name in names if query.contains in name]
+    start = bisect_right(names, cursors.read(query.cursor, str)) if query.cursor else 0
+    page = names[start : start + query.limit]
+    more = start + query.limit < len(names)
+    return views.TopicList(topics=page, cursor=cursors.write(page[-1]) if more else None)
+
+
+@TABLE.post("/topics", "conflict", status=201)
+async def create_topic(at: At, body: bodies.NewTopic) -> views.Topic:
+    """Create a topic; settings that are left out have their defaults."""
+    topic = at.client.topic(body.name, **body.settings.given())
+    if not await topic.open():
+        raise ApiError("conflict", f"topic {body.name!r} exists", "name")
+    return views.topic_of(body.name, topic.settings)
+
+
+@TABLE.get("/topics/{topic}", NONE, "conflict", has_etag=True)
+async def get_topic(at: At, path: bodies.TopicPath) -> views.Topic:
+    """Return the settings and the pause of a topic."""
+    return views.topic_of(path.topic, await at.admin.settings(path.topic))
+
+
+@TABLE.delete("/topics/{topic}", NONE, "conflict")
+async def delete_topic(
+    at: At, path: bodies.TopicPath, query: bodies.DeleteTopicQuery
+) -> views.Deleted:
+    """Delete a topic for good, with everything that belongs to it.
+
+    `confirm` must be its name. One that holds messages is deleted with `force` alone; `dry_run`
+    counts them. Stopped half-way, no client can open the topic; repeat the request.
+    """
+    if query.confirm != path.topic:
+        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+    deleted = await at.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
+    return views.Deleted(**deleted._asdict(), dry_run=query.dry_run)
+
+
+@TABLE.patch("/topics/{topic}/settings", NONE, "conflict")
+async def set_topic(at: At, path: bodies.TopicPath, body: bodies.Settings) -> views.Topic:
+    """Change settings of a topic while it is used; `slots` and `max_retries` stay."""
+    return views.topic_of(path.topic, await at.admin.topic_set(path.topic, **body.given()))
+
+
+@TABLE.post("/topics/{topic}/pause", NONE, "conflict")
+async def pause_topic(at: At, path: bodies.TopicPath, body: bodies.PauseTopic) -> views.Paused:
+    """Stop every delivery of a topic until it is resumed; one that is paused keeps its pause."""
+    found = views.paused_of(await at.admin.topic_pause(path.topic, by=body.by, why=body.why))
+    assert found is not None
+    return found
+
+
+@TABLE.post("/topics/{topic}/resume", NONE, "conflict")
+async def resume_topic(at: At, path: bodies.TopicPath, body: bodies.Nothing) -> views.Resumed:
+    """End the pause of a topic, and wake its consumers."""
+    return views.Resumed(was=views.paused_of(await at.admin.topic_resume(path.topic)))
+
+
+@TABLE.get("/topics/{topic}/stats", NONE, "conflict")
+async def get_stats(at: At, path: bodies.TopicPath) -> views.Stats:
+    """Count what a topic holds and has done."""
+    return views.Stats(topic=path.topic, counts=await at.admin.stats(path.topic))
+
+
+@TABLE.get("/topics/{topic}/stats/slots", NONE, "conflict")
+async def get_stats_by_slot(at: At, path: bodies.TopicPath) -> views.SlotStats:
+    """Count what each slot of a topic holds and has done."""
+    return views.SlotStats(topic=path.topic, slots=await at.admin.stats_by_slot(path.topic))
+
+
+@TABLE.post("/topics/{topic}/rollback", NONE, "conflict")
+async def roll_back(at: At, path: bodies.TopicPath, body: bodies.Nothing) -> views.Count:
+    """Give back every expired lease of a topic now; consumers and the server do it anyway."""
+    return views.Count(count=await at.admin.rollback(path.topic))

@@ -1,0 +1,360 @@
+"""What a client reads: answers, and how they are made of what Admin returns."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from rmq.core import pause
+from rmq.core.message import Message, SendResult, SendStatus
+from rmq.core.queues import QueueName
+from rmq.core.settings import Settings
+from rmq.core.worker_status import WorkerStatus
+from rmq.protocol.flows.query_admin import HeldQuery, Sink
+from rmq.protocol.flows.recurring import ScheduleState
+from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
+from rmq.server.service import ServiceStatus
+
+SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated` says so
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What a request is answered with."""
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+class TopicList(Answer):
+    """Names of topics, sorted.
+
+    Attributes:
+        cursor: for the next ones; null: these were the last.
+    """
+
+    topics: list[str]
+    cursor: str | None
+
+
+class Paused(Answer):
+    """A pause of a topic: since when, by whom, and why."""
+
+    since: datetime
+    by: str
+    why: str
+
+
+class Topic(Answer):
+    """A topic.
+
+    Attributes:
+        settings: by name; durations in seconds, 0: off.
+        paused: null: it delivers.
+    """
+
+    name: str
+    settings: dict[str, int | float | str]
+    paused: Paused | None
+
+
+class Resumed(Answer):
+    """The pause that was ended; null: there was none."""
+
+    was: Paused | None
+
+
+class Stats(Answer):
+    """The counts of a topic over all slots; lua/stats.lua lists their names."""
+
+    topic: str
+    counts: dict[str, int]
+
+
+class SlotStats(Answer):
+    """The counts of each slot of a topic."""
+
+    topic: str
+    slots: list[dict[str, int]]
+
+
+class Deleted(Answer):
+    """What a topic held when it was deleted, or holds, in a dry run."""
+
+    waiting: int
+    in_flight: int
+    dead: int
+    other_keys: int
+    dry_run: bool
+
+
+class Count(Answer):
+    """How many messages."""
+
+    count: int
+
+
+class Done(Answer):
+    """Whether there was something to do."""
+
+    done: bool
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+class Body(Answer):
+    """A body, as text.
+
+    Attributes:
+        kind: "json": `text` is JSON, with all digits of its numbers; "text": a string, as it is;
+            "base64": bytes.
+        size: bytes of the body as it is shown whole.
+        is_truncated: whether `text` shows the first 64 KiB alone.
+    """
+
+    kind: Literal["json", "text", "base64"]
+    text: str
+    size: int
+    is_truncated: bool
+
+
+class Failure(Answer):
+    """The last failure of a message."""
+
+    reason: str
+    deliveries: int
+    error: str
+    traceback: str
+
+
+class StoredMessage(Answer):
+    """A message as it is stored in Redis; fields as of `rmq.Message`.
+
+    Attributes:
+        queue: "store" (waiting), "prepare" (in flight) or "dead".
+        unreadable: why the body is bytes; empty: it could be decoded.
+    """
+
+    id: str
+    queue: QueueName
+    slot: int
+    offset: int
+    body: Body
+    type: str | None
+    priority: int | None
+    due: datetime | None
+    expires: datetime | None
+    merge_key: str | None
+    headers: dict[str, str]
+    deliveries: int
+    deadline: datetime | None
+    held_by_query: bool
+    died: datetime | None
+    failure: Failure | None
+    unreadable: str
+
+
+class MessageList(Answer):
+    """Messages.
+
+    Attributes:
+        cursor: for the next ones; null: these were the last.
+    """
+
+    messages: list[StoredMessage]
+    cursor: str | None
+
+
+class Peeked(Answer):
+    """Messages, in the order in which they would be taken inside a slot."""
+
+    messages: list[StoredMessage]
+
+
+class Sent(Answer):
+    """The result of a send; fields as of `rmq.SendResult`."""
+
+    id: str
+    status: SendStatus
+    slot: int
+    offset: int
+    into: str | None
+    durable: str
+
+
+class Cancelled(Answer):
+    """What became of a cancellation."""
+
+    status: CancelStatus
+
+
+class Rescheduled(Answer):
+    """What became of a rescheduling."""
+
+    status: RescheduleStatus
+
+
+class Prioritized(Answer):
+    """What became of a change of priority."""
+
+    status: PriorityStatus
+
+
+class Redriven(Answer):
+    """How many dead letters fitted, were sent back, and cannot be read."""
+
+    matched: int
+    sent: int
+    unreadable: int
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+class Schedule(Answer):
+    """A schedule; fields as of `rmq schedule show`, durations in seconds."""
+
+    topic: str
+    name: str
+    every: float | None
+    cron: str | None
+    tz: str
+    jitter: float
+    catch_up: str
+    catch_up_limit: int
+    body: Body
+    priority: int | None
+    headers: dict[str, str]
+    expires: float | None
+    type: str | None
+    paused: bool
+    next: datetime | None
+    next_due: datetime | None
+    last: datetime | None
+    sent: int
+
+
+class ScheduleList(Answer):
+    """Schedules; those that are due first come first."""
+
+    schedules: list[Schedule]
+
+
+class QueryList(Answer):
+    """Queries that hold messages of a topic."""
+
+    queries: list[HeldQuery]
+
+
+class SinkList(Answer):
+    """The last batch that each query has published to a topic."""
+
+    sinks: list[Sink]
+
+
+class Claim(Answer):
+    """The claim on a business key."""
+
+    state: Literal["consuming", "consumed"]
+    message_id: str
+    delivery: int
+    since: datetime
+    left_s: float | None
+
+
+class WorkerList(Answer):
+    """Worker processes, as they last reported."""
+
+    workers: list[WorkerStatus]
+
+
+class ServiceList(Answer):
+    """The services of the server that answers."""
+
+    services: list[ServiceStatus]
+
+
+class About(Answer):
+    """The server that answers, and its Redis."""
+
+    version: str
+    server: str
+    leads: bool
+    redis_version: str
+
+
+# --- how they are made ---------------------------------------------------------------------------
+
+
+def body_of(value: Any) -> Body:
+    """Return a decoded body as it is shown."""
+    if isinstance(value, bytes):
+        shown = value[:SHOWN_MAX]
+        text = base64.b64encode(shown).decode()
+        return Body(kind="base64", text=text, size=len(value), is_truncated=len(shown) < len(value))
+    kind: Literal["json", "text"] = "text"
+    if isinstance(value, str):
+        text = value
+    else:
+        try:
+            text, kind = json.dumps(value, ensure_ascii=False, allow_nan=False), "json"
+        except (TypeError, ValueError, RecursionError):
+            text = repr(value)  # msgpack has bytes inside of maps, and NaN
+    whole = text.encode("utf-8", "replace")  # JSON may name half of a surrogate pair
+    shown = whole[:SHOWN_MAX]
+    return Body(
+        kind=kind,
+        text=shown.decode("utf-8", "ignore"),  # the cut may be inside of a character
+        size=len(whole),
+        is_truncated=len(shown) < len(whole),
+    )
+
+
+def message_of(message: Message) -> StoredMessage:
+    """Return a message as it is shown."""
+    failure = message.failure
+    return StoredMessage(
+        id=str(message.id), queue=message.place, slot=message.slot, offset=message.offset,
+        body=body_of(message.body), type=message.type, priority=message.priority, due=message.due,
+        expires=message.expires, merge_key=message.merge_key, headers=dict(message.headers),
+        deliveries=message.deliveries, deadline=message.deadline,
+        held_by_query=message.held_by_query, died=message.died,
+        failure=Failure(**failure._asdict()) if failure else None, unreadable=message.unreadable,
+    )  # fmt: skip
+
+
+def sent_of(result: SendResult) -> Sent:
+    """Return the result of a send as it is shown."""
+    into = str(result.into) if result.into else None
+    return Sent(
+        id=str(result.id), status=result.status, slot=result.slot, offset=result.offset, into=into,
+        durable=result.durable,
+    )  # fmt: skip
+
+
+def paused_of(paused: pause.Pause | None) -> Paused | None:
+    """Return a pause as it is shown."""
+    return Paused(since=paused.since, by=paused.by, why=paused.why) if paused else None
+
+
+def topic_of(name: str, settings: Settings) -> Topic:
+    """Return a topic as it is shown."""
+    return Topic(name=name, settings=settings.shown(), paused=paused_of(settings.paused))
+
+
+def schedule_of(state: ScheduleState) -> Schedule:
+    """Return a schedule as it is shown."""
+    return Schedule(
+        topic=state.topic, name=state.name,
+        every=state.every.total_seconds() if state.every else None, cron=state.cron, tz=state.tz,
+        jitter=state.jitter.total_seconds(), catch_up=state.catch_up,
+        catch_up_limit=state.catch_up_limit, body=body_of(state.body), priority=state.priority,
+        headers=dict(state.headers),
+        expires=state.expires.total_seconds() if state.expires else None, type=state.type,
+        paused=state.paused, next=state.next, next_due=state.next_due, last=state.last,
+        sent=state.sent,
+    )  # fmt: skip

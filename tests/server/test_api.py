@@ -1,0 +1,403 @@
+"""`/api/v1` on a real Redis: what each verb answers and changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.core.settings import TopicSettings
+from rmq.server.http.api import bodies, views
+from tests.server.running import Answer, ask, serving, until
+from tests.servers import Server as Redis
+
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture
+def api(server: Redis, prefix: str) -> Iterator[Ask]:
+    with serving(server.url, prefix) as running:
+        base = running.url + "/api/v1"
+        yield lambda path, *args, **options: ask(base + path, *args, **options)
+
+
+def dead(client: rmq.Client, count: int = 1, **settings: Any) -> list[str]:
+    """Send messages of a topic to its DeadQueue; return their ids."""
+    topic = client.topic("orders", **settings)
+    ids = [str(topic.send({"n": n}, type=f"t{n % 2}").id) for n in range(count)]
+    with topic.consumer() as consumer:
+        taken = 0
+        while taken < count:
+            for delivery in consumer.receive(100):
+                delivery.reject("why")
+                taken += 1
+    return ids
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_created_changed_paused_and_deleted(api: Ask, client: rmq.Client) -> None:
+    created = api("/topics", "POST", {"name": "orders", "settings": {"slots": 2, "lease": 60}})
+    assert (created.status, created.body["settings"]["lease"]) == (201, 60)
+    assert api("/topics", "POST", {"name": "orders"}).status == 409
+
+    changed = api("/topics/orders/settings", "PATCH", {"lease": 90, "limit": "rate:5:1s"})
+    assert changed.status == 200
+    assert client.admin.settings("orders").lease_ms == 90_000
+    refused = api("/topics/orders/settings", "PATCH", {"slots": 3})
+    assert (refused.status, refused.body["field"]) == (400, "slots")
+
+    paused = api("/topics/orders/pause", "POST", {"by": "me", "why": "deploy"})
+    assert (paused.body["by"], paused.body["why"]) == ("me", "deploy")
+    assert api("/topics/orders").body["paused"] == paused.body
+    assert api("/topics/orders/resume", "POST", {}).body["was"] == paused.body
+    assert api("/topics/orders/resume", "POST", {}).body["was"] is None
+
+    client.topic("orders").send(1)
+    assert api("/topics/orders?confirm=other", "DELETE").body["field"] == "confirm"
+    assert api("/topics/orders", "DELETE").status == 400
+    assert api("/topics/orders?confirm=orders", "DELETE").status == 409
+    counted = api("/topics/orders?confirm=orders&force=true&dry_run=true", "DELETE")
+    assert (counted.body["waiting"], client.admin.topics()) == (1, ["orders"])
+    assert api("/topics/orders?confirm=orders&force=true", "DELETE").status == 200
+    assert client.admin.topics() == []
+    assert api("/topics/orders").body["type"] == "urn:rmq:error:topic-not-found"
+
+
+def test_every_setting_can_be_sent() -> None:
+    assert set(bodies.Settings.__struct_fields__) == set(TopicSettings.__annotations__)
+
+
+def test_topics_are_listed_in_pages(api: Ask, client: rmq.Client) -> None:
+    names = sorted(f"t{n}" for n in range(5))
+    for name in names:
+        client.topic(name).open()
+
+    found, path = [], "/topics?limit=2"
+    while True:
+        page = api(path).body
+        found.append(page["topics"])
+        if page["cursor"] is None:
+            break
+        path = f"/topics?limit=2&cursor={page['cursor']}"
+
+    assert found == [names[:2], names[2:4], names[4:]]
+    assert api("/topics?contains=3").body["topics"] == ["t3"]
+    assert api("/topics?limit=501").body["field"] == "limit"
+    assert api("/topics?cursor=xyz").body["field"] == "cursor"
+    assert api("/topics?other=1").status == 400
+    assert api("/topics?limit=1&limit=2").status == 400
+
+
+def test_a_topic_that_has_not_changed_is_not_sent_again(api: Ask, client: rmq.Client) -> None:
+    client.topic("orders").open()
+    etag = api("/topics/orders").headers["ETag"]
+
+    assert api("/topics/orders", headers={"If-None-Match": etag}).status == 304
+    client.admin.topic_set("orders", lease=77)
+    assert api("/topics/orders", headers={"If-None-Match": etag}).status == 200
+
+
+def test_counts_are_those_of_admin(api: Ask, client: rmq.Client) -> None:
+    topic = client.topic("orders", slots=2)
+    topic.send_many([rmq.Outgoing(n) for n in range(5)])
+
+    assert api("/topics/orders/stats").body["counts"]["priority"] == 5
+    by_slot = api("/topics/orders/stats/slots").body["slots"]
+    assert [slot["priority"] for slot in by_slot] == [
+        slot["priority"] for slot in client.admin.stats_by_slot("orders")
+    ]
+    assert api("/topics/orders/rollback", "POST", {}).body == {"count": 0}
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def test_a_message_is_sent_found_changed_and_cancelled(api: Ask, client: rmq.Client) -> None:
+    client.topic("orders").open()
+    order = {"body": {"n": 2**70}, "delay": 60, "headers": {"k": "v"}, "type": "a", "priority": 20}
+    sent = api("/topics/orders/messages", "POST", order)
+    assert (sent.status, sent.body["status"]) == (201, "stored")
+    path = f"/topics/orders/messages/{sent.body['id']}"
+
+    found = api(path).body
+    assert found["body"] == {
+        "kind": "json", "text": json.dumps({"n": 2**70}), "size": 29, "is_truncated": False,
+    }  # fmt: skip
+    assert (found["headers"], found["type"], found["priority"]) == ({"k": "v"}, "a", 20)
+    assert api(path + "/priority", "POST", {"priority": 30}).body == {"status": "changed"}
+    assert api(path + "/reschedule", "POST", {"delay": 5}).body == {"status": "rescheduled"}
+    assert api(path + "/cancel", "POST", {}).body == {"status": "cancelled"}
+    assert api(path + "/cancel", "POST", {}).body == {"status": "gone"}
+    assert api(path).body["type"] == "urn:rmq:error:not-found"
+
+
+def test_a_send_that_is_repeated_stores_nothing(api: Ask, client: rmq.Client) -> None:
+    client.topic("orders").open()
+    first, again = (
+        api("/topics/orders/messages", "POST", {"body": 1, "dedup_key": "7"}).body for _ in "ab"
+    )
+    assert (first["status"], again["status"]) == ("stored", "duplicate")
+    assert first["id"] == again["id"]
+
+
+def test_a_send_to_no_topic_makes_none(api: Ask, client: rmq.Client) -> None:
+    assert api("/topics/orders/messages", "POST", {"body": 1}).status == 404
+    assert client.admin.topics() == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ({}, "body"),
+        ({"body": 1, "body_base64": "YQ=="}, "body"),
+        ({"body_base64": "?"}, "body_base64"),
+        ({"body": 1, "priority": 5}, "priority"),
+        ({"body": 1, "delay": -1}, "delay"),
+        ({"body": 1, "other": 1}, "other"),
+        ({"body": 1, "at": "2026-01-01T00:00:00"}, "at"),
+    ],
+)
+def test_a_send_that_cannot_work_names_the_field(
+    api: Ask, client: rmq.Client, sent: Any, field: str
+) -> None:
+    client.topic("orders").open()
+    refused = api("/topics/orders/messages", "POST", sent)
+    assert (refused.status, refused.body["field"]) == (400, field)
+
+
+def test_bodies_are_shown_as_text_json_or_base64_and_cut(api: Ask, client: rmq.Client) -> None:
+    topic = client.topic("orders")
+    topic.open()
+    sent = api("/topics/orders/messages", "POST", {"body_base64": "AP8="}).body["id"]
+    assert client.admin.get("orders", sent).body == b"\x00\xff"
+    ids = [
+        sent,
+        topic.send("a\N{EURO SIGN}" * 30_000).id,
+        client.topic("orders", codec="msgpack").send({"k": b"\xff"}).id,
+    ]
+
+    shown = [api(f"/topics/orders/messages/{id}").body["body"] for id in ids]
+
+    assert [body["kind"] for body in shown] == ["base64", "text", "text"]
+    assert base64.b64decode(shown[0]["text"]) == b"\x00\xff"
+    assert (shown[1]["size"], shown[1]["is_truncated"]) == (120_000, True)
+    assert len(shown[1]["text"].encode()) in range(64 * 1024 - 3, 64 * 1024 + 1)
+    assert shown[2]["text"] == "{'k': b'\\xff'}"
+    assert views.body_of("\ud800").text == "?", "JSON of another program may have half a pair"
+
+
+@pytest.mark.parametrize("limit", [1, 3, 500])
+def test_every_message_of_a_queue_is_on_one_page(api: Ask, client: rmq.Client, limit: int) -> None:
+    topic = client.topic("orders", slots=3)
+    at = rmq.Outgoing(0, delay=3600).delay
+    ids = {str(r.id) for r in topic.send_many([rmq.Outgoing(n, delay=at) for n in range(7)])}
+    ids |= {str(r.id) for r in topic.send_many([rmq.Outgoing(n) for n in range(7)])}
+
+    found = walked(api, f"/topics/orders/messages?limit={limit}")
+
+    assert len(found) == 14
+    assert {message["id"] for message in found} == ids
+    by_slot = [len(walked(api, f"/topics/orders/messages?limit=4&slot={n}")) for n in range(3)]
+    assert sum(by_slot) == 14
+    assert len(api(f"/topics/orders/peek?limit={limit}").body["messages"]) == min(limit, 14)
+    assert api("/topics/orders/messages?slot=3").body["field"] == "slot"
+
+
+def walked(api: Ask, path: str) -> list[Any]:
+    found, cursor = [], ""
+    while True:
+        page = api(path + (f"&cursor={cursor}" if cursor else "")).body
+        found += page["messages"]
+        cursor = page["cursor"]
+        if cursor is None:
+            return found
+
+
+# --- dead letters --------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_filtered_redriven_and_purged(api: Ask, client: rmq.Client) -> None:
+    ids = dead(client, 6, slots=2)
+
+    listed = walked(api, "/topics/orders/dead-letters?limit=2")
+    assert {each["id"] for each in listed} == set(ids)
+    assert listed[0]["failure"]["reason"] == "rejected"
+    assert len(walked(api, "/topics/orders/dead-letters?limit=2&type=t1")) == 3
+    assert walked(api, "/topics/orders/dead-letters?limit=2&reason=failed") == []
+    assert walked(api, "/topics/orders/dead-letters?older_than=3600") == []
+
+    path = "/topics/orders/dead-letters/redrive"
+    assert api(path, "POST", {"type": "t1", "dry_run": True}).body["matched"] == 3
+    assert api(path, "POST", {"ids": ids[:1]}).body == {"matched": 1, "sent": 1, "unreadable": 0}
+    wrong = api("/topics/orders/purge", "POST", {"queue": "dead", "confirm": "order"})
+    assert wrong.body["field"] == "confirm"
+    assert client.admin.stats("orders")["dead"] == 5
+    purged = api("/topics/orders/purge", "POST", {"queue": "dead", "confirm": "orders"})
+    assert (purged.body, client.admin.stats("orders")["dead"]) == ({"count": 5}, 0)
+
+
+def test_a_walk_over_many_dead_letters_ends_and_goes_on(
+    api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rmq.server.http.api import messages
+
+    monkeypatch.setattr(messages, "WALKED_MAX", 2)
+    monkeypatch.setattr(bodies, "LIMIT_MOST", 2)
+    dead(client, 7)
+
+    first = api("/topics/orders/dead-letters?reason=failed").body
+    assert first["messages"] == []
+    assert first["cursor"] is not None
+    assert len(walked(api, "/topics/orders/dead-letters?reason=rejected")) == 7
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+def test_schedules_are_operated(api: Ask, client: rmq.Client) -> None:
+    client.topic("orders").every("nightly", every=3600, body={"n": 1}).declare()
+    path = "/topics/orders/schedules/nightly"
+
+    assert [each["name"] for each in api("/topics/orders/schedules").body["schedules"]] == [
+        "nightly"
+    ]
+    found = api(path).body
+    assert (found["every"], found["body"]["text"], found["paused"]) == (3600, '{"n": 1}', False)
+    assert api(path + "/pause", "POST", {}).body == {"done": True}
+    assert api(path + "/resume", "POST", {}).body == {"done": True}
+    assert api(path + "/run", "POST", {}).status == 201
+    assert client.admin.stats("orders")["accepted"] == 1
+    assert api(path, "DELETE").body == {"done": True}
+    assert api(path).status == 404
+
+
+def test_queries_sinks_and_claims_are_operated(api: Ask, client: rmq.Client) -> None:
+    topic = client.topic("orders", retry="immediate")
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    run = "a" * 32
+    topic.query(run, "there").take({})
+
+    (held,) = api("/topics/orders/queries").body["queries"]
+    assert (held["run"], held["messages"]) == (run, 3)
+    path = f"/topics/orders/queries/{run}/release"
+    assert api(path, "POST", {}).status == 409
+    assert api(path, "POST", {"force": True}).body == {"count": 3}
+    assert api("/topics/orders/sinks").body == {"sinks": []}
+    assert api("/topics/orders/sinks?query=q", "DELETE").body == {"done": False}
+
+    with topic.consumer() as consumer:
+        rmq.Claims().first(consumer.receive(), key=lambda body: "7")
+        assert api("/topics/orders/claims?key=7").body["state"] == "consuming"
+        assert api("/topics/orders/claims?key=7", "DELETE").body == {"done": True}
+        assert api("/topics/orders/claims?key=7").status == 404
+
+
+def test_the_server_tells_of_itself(api: Ask) -> None:
+    about = api("/info").body
+    assert about["version"] == rmq.__version__
+    assert re.match(r"\d+\.\d+", about["redis_version"])
+    assert {each["name"] for each in api("/services").body["services"]} >= {"survey", "rollback"}
+    assert api("/workers").body == {"workers": []}
+
+
+# --- requests that cannot work -------------------------------------------------------------------
+
+
+def test_errors_are_problems_with_the_id_of_the_request(api: Ask) -> None:
+    missing = api("/topics/none")
+
+    assert missing.headers["Content-Type"] == "application/problem+json"
+    assert missing.body["request_id"] == missing.headers["X-Request-Id"]
+    assert (missing.body["status"], missing.status) == (404, 404)
+    assert "redis://" not in missing.body["detail"]
+    assert api("/nothing").headers["Content-Type"] == "application/problem+json"
+
+
+def test_methods_that_a_path_does_not_have_are_refused_and_head_works(api: Ask) -> None:
+    refused = api("/topics", "PUT", {})
+    assert refused.status == 405
+    assert {each.strip() for each in refused.headers["Allow"].split(",")} >= {"GET", "POST"}
+    for method in ("TRACE", "OPTIONS", "DELETE"):
+        assert api("/topics", method).status == 405
+    head = api("/topics", "HEAD")
+    assert (head.status, head.body) == (200, "")
+    assert int(head.headers["Content-Length"]) > 0
+
+
+def test_nothing_is_changed_by_a_get(api: Ask) -> None:
+    from rmq.server.http.api.application import TABLES
+
+    writes = {each.path for table in TABLES for each in table.operations if not each.is_read}
+    reads = {each.path for table in TABLES for each in table.operations if each.is_read}
+    for path in writes - reads:
+        known = {"topic": "t", "id": "0" * 26, "run": "a" * 32, "name": "n"}
+        assert api(path.format(**known)).status == 405
+
+
+def test_a_body_must_be_json_and_small(api: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"Content-Type": "text/plain"}
+    assert api("/topics", "POST", {"name": "t"}, headers=wrong).status == 415
+    assert api("/topics", "POST", b"{").status == 400
+    assert api("/topics", "POST", b"\xff").status == 400
+    assert api("/topics", "POST", b" " * (1024 * 1024 + 1)).status == 413
+    chunked = {"Transfer-Encoding": "chunked"}
+    assert api("/topics", "POST", b"0\r\n\r\n", headers=chunked).status == 400
+
+
+def test_an_error_that_nobody_expected_tells_nothing_but_its_id(
+    api: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: Any) -> Any:
+        raise RuntimeError("secret at redis://user:word@host/0")
+
+    monkeypatch.setattr(rmq.AsyncClient, "server_info", fail)
+
+    failed = api("/info")
+
+    assert failed.status == 500
+    assert "secret" not in json.dumps(failed.body)
+    assert failed.body["request_id"] in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_redis_being_away_is_told_in_time(
+    own_server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rmq.server import server as module
+
+    monkeypatch.setattr(module, "RETRY_FOR_S", 0.1)
+    with serving(own_server.url, prefix) as running:
+        until(lambda: ask(running.url + "/api/v1/info").status == 200, "an answer")
+        own_server.kill()
+        away = ask(running.url + "/api/v1/topics")
+
+        assert away.status == 503
+        assert away.headers["Retry-After"] == "2"
+        assert str(own_server.port) not in away.body["detail"]
+
+        own_server.start()
+        until(lambda: ask(running.url + "/api/v1/topics").status == 200, "an answer")
+
+
+def test_a_request_that_takes_too_long_ends(
+    server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rmq.server.http.api import application
+
+    monkeypatch.setattr(application, "ANSWER_S", 0.5)
+    raw = server.raw()
+    with serving(server.url, prefix) as running:
+        until(lambda: ask(running.url + "/api/v1/topics").status == 200, "an answer")
+        raw.client_pause(3000)
+        try:
+            late = ask(running.url + "/api/v1/topics")
+        finally:
+            raw.client_unpause()
+    assert (late.status, late.body["type"]) == (503, "urn:rmq:error:outcome-unknown")

@@ -1,0 +1,153 @@
+"""The API does what its OpenAPI document says, whatever is asked (schemathesis)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import hypothesis
+import msgspec
+import pytest
+import schemathesis
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+import rmq
+from rmq.server.http.api.application import BASE, TABLES
+from rmq.server.http.api.bodies import Request
+from rmq.server.http.api.operation import At, Operation, Table
+from rmq.server.http.api.views import Count
+from tests.server.running import ask, serving
+from tests.servers import Server as Redis
+
+Mode = schemathesis.GenerationMode
+EXAMPLES = 20  # of each operation, and as many that its schema refuses
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance,
+    response_schema_conformance, negative_data_rejection,
+]  # fmt: skip
+OPERATIONS = [each for table in TABLES for each in table.operations]
+
+
+@pytest.fixture(scope="module")
+def scene(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
+    """A server, and the parts of paths for a topic with all that the API shows."""
+    with (
+        rmq.Client(server.url, prefix="openapi") as client,
+        serving(server.url, "openapi") as serves,
+    ):
+        topic = client.topic("orders", slots=2, retry="immediate")
+        topic.every("nightly", every=3600).declare()
+        run = "a" * 32
+        topic.send(1)
+        topic.query(run, "there").take({})
+        sent = topic.send_many([rmq.Outgoing(n, headers={"k": "v"}) for n in range(9)])
+        with topic.consumer() as consumer:
+            for delivery in consumer.receive(4):
+                delivery.reject("why")
+        known = {"topic": "orders", "name": "nightly", "run": run, "id": str(sent[0].id)}
+        yield serves.url, known
+
+
+def check(url: str, told: Operation, known: dict[str, str]) -> None:
+    """Ask for an operation in all manners; raises what fails.
+
+    Args:
+        url: of the server.
+        told: the operation.
+        known: parts of paths that exist, for requests that are not wrong.
+    """
+    document = ask(url + BASE + "/openapi.json").body
+    schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig())
+    schema.config.update(base_url=url)
+    operation = schema[BASE + told.path][told.method]
+    _ask(operation.as_strategy(generation_mode=Mode.POSITIVE), known)
+    if set(told.types) & {"path", "query", "body"}:
+        _ask(operation.as_strategy(generation_mode=Mode.NEGATIVE), {})
+
+
+def _ask(cases: Any, known: dict[str, str]) -> None:
+    @hypothesis.settings(
+        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(case=cases)
+    def each(case: Any) -> None:
+        for name in set(case.path_parameters or ()) & set(known):
+            case.path_parameters[name] = known[name]
+        case.call_and_validate(checks=CHECKS, timeout=20)
+
+    each()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
+def test_answers_are_as_the_document_says(
+    scene: tuple[str, dict[str, str]], operation: Operation
+) -> None:
+    url, known = scene
+    check(url, operation, known)
+
+
+def test_the_document_names_every_route_once(scene: tuple[str, dict[str, str]]) -> None:
+    document = ask(scene[0] + BASE + "/openapi.json").body
+
+    assert document["openapi"] == "3.1.0"
+    named = [
+        (method.upper(), path, told["operationId"])
+        for path, methods in document["paths"].items()
+        for method, told in methods.items()
+    ]
+    assert sorted(named) == sorted(
+        (each.method, BASE + each.path, each.name) for each in OPERATIONS
+    )
+    assert len({name for _, _, name in named}) == len(named)
+    for methods in document["paths"].values():
+        for told in methods.values():
+            assert told["summary"]
+            assert {"400", "401", "421", "500", "503"} <= set(told["responses"])
+
+
+# --- the negative control ----------------------------------------------------------------------
+
+BROKEN = Table("broken")
+
+
+class Wanted(Request):
+    """A number."""
+
+    n: Annotated[int, msgspec.Meta(ge=0, le=100)]
+
+
+@BROKEN.post("/fails")
+async def fails(at: At, body: Wanted) -> Count:
+    """Fail for some numbers."""
+    return Count(count=100 // (body.n % 2))
+
+
+@BROKEN.post("/lies")
+async def lies(at: At, body: Wanted) -> Count:
+    """Answer something else than it says."""
+    return Count(count=str(body.n))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("operation", "failure"), list(zip(BROKEN.operations, ["Server error", "schema"], strict=True))
+)
+def test_an_operation_that_fails_or_answers_something_else_is_found(
+    server: Redis, monkeypatch: pytest.MonkeyPatch, operation: Operation, failure: str
+) -> None:
+    from rmq.server.http.api import application
+
+    monkeypatch.setattr(application, "TABLES", (BROKEN,))
+    with (
+        serving(server.url, "broken") as running,
+        pytest.raises(BaseException) as caught,  # noqa: PT011  # a group of its own kind
+    ):
+        check(running.url, operation, {})
+    assert failure in str(caught.value) + repr(getattr(caught.value, "exceptions", ""))
