@@ -5,7 +5,7 @@ param_types     types of options: durations, times, sizes, retry policies, queue
 output          tables, JSON, and text that is safe to print on a terminal
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink, schedule,
-ledger, outbox, outbox_repair, worker, worker_list, acl, functions, doctor, check, soak: the
+ledger, outbox, outbox_repair, worker, worker_list, acl, functions, config, doctor, check, soak: the
                 commands
 server          `rmq server`
 worker_group    `rmq worker`: runs handlers where no command of the group is named
@@ -21,6 +21,7 @@ from rmq.cli import (
     audit,
     check,
     claim,
+    config,
     dlq,
     doctor,
     functions,
@@ -68,6 +69,7 @@ for command in (
     acl.acl,
     functions.functions,
     doctor.doctor,
+    config.config,
     check.check,
     soak.soak,
 ):

@@ -23,7 +23,8 @@ ALL = sorted(commands(cli))
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
-        "audit", "cancel", "check", "claim", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
+        "audit", "cancel", "check", "claim", "config show",
+        "dlq ls", "dlq purge", "dlq redrive", "dlq show",
         "doctor",
         "functions delete", "functions load", "functions ls", "get",
         "ledger create", "ledger purge", "ledger show", "outbox create", "outbox ls",

@@ -37,7 +37,7 @@ PLAIN_ENGLISH = {
     "next", "tidy", "begin", "end", "push", "keep", "again", "finish",
     "load", "unclaim", "inspect", "locate",
     # the doctor
-    "doctor", "finding",
+    "doctor", "finding", "config",
     # metrics
     "idle", "done", "event", "oldest",
     # scripts of the audit and of the query log

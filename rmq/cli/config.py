@@ -1,0 +1,117 @@
+"""`rmq config`: settings of the command line, the server and workers, and where they come from."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import click
+
+from rmq.cli import output
+from rmq.cli.app import CommandGroup, common_options, redact
+from rmq.cli.output import Column
+from rmq.client.client import DEFAULT_URL
+from rmq.core.validation import format_duration
+
+HIDDEN = "***"
+
+
+class _Variable(NamedTuple):
+    """A variable that has no place in the file, and who reads it."""
+
+    name: str
+    reader: str
+    is_hidden: bool = False  # no part of it is shown
+
+
+VARIABLES = (
+    _Variable("RMQ_MAX_MESSAGES", "rmq worker"),
+    _Variable("RMQ_MAX_MEMORY", "rmq worker"),
+    _Variable("RMQ_TIMEOUT_KILL", "rmq worker"),
+    _Variable("RMQ_DATABASE_URL", "rmq ledger, rmq outbox"),
+    _Variable("RMQ_OUTBOX_WEBHOOK", "rmq outbox", is_hidden=True),
+    _Variable("RMQ_REDIS_SERVER", "embedded://"),
+    _Variable("RMQ_DEBUG", "every command"),
+)
+
+
+class _Row(NamedTuple):
+    """A setting, as it is shown."""
+
+    setting: str
+    value: Any
+    origin: str
+    reader: str
+
+
+@click.group(cls=CommandGroup)
+def config() -> None:
+    """Show the settings of this installation."""
+
+
+@config.command("show", examples=("rmq config show", "rmq config show --json --config rmq.toml"))
+@click.option("--config", "file", metavar="FILE", help="The configuration file of rmq server.")
+def show(file: str | None) -> None:
+    """Show every setting, its value, and where the value came from; Redis is not asked.
+
+    Passwords are hidden. A flag wins over the environment, the environment over the file, the file
+    over the default. The file is read by `rmq server` alone.
+    """
+    common = common_options()
+    rows = _server_rows(file) + _variable_rows()
+    if common.json:
+        output.document([row._asdict() for row in rows])
+        return
+    output.table(
+        [Column("SETTING"), Column("VALUE", cut=True), Column("FROM"), Column("READ BY", cut=True)],
+        [[row.setting, _text(row.value), row.origin, row.reader] for row in rows],
+    )
+    for row in rows[:3]:
+        if row.setting in ("url", "prefix") and row.origin.endswith(".toml"):
+            common.note(
+                f"{row.setting}: rmq server alone reads the file; other commands use "
+                f"{'RMQ_URL or --url' if row.setting == 'url' else 'RMQ_PREFIX or --prefix'}"
+            )
+
+
+def _server_rows(file: str | None) -> list[_Row]:
+    """Return the settings that a file may have."""
+    from rmq.server.config import SETTINGS, ServerConfig
+
+    common = common_options()
+    flags = {"url": common.url, "prefix": common.prefix}
+    loaded = ServerConfig.load(flags, file=file)
+    origin = "--config" if file else "RMQ_CONFIG" if os.environ.get("RMQ_CONFIG") else "default"
+    path = str(loaded.file) if loaded.file else None
+    rows = [_Row("config", path, origin, "rmq server")]
+    for setting in SETTINGS:
+        value = getattr(loaded, setting.name)
+        if setting.name == "url":
+            value = DEFAULT_URL if value is None else value
+        if setting.is_secret and isinstance(value, str):
+            value = redact(value, value)
+        elif setting.name.endswith("_s"):
+            value = format_duration(value)
+        elif not isinstance(value, bool | int | float | str | None):
+            value = str(value)
+        reader = "every command" if setting.name in ("url", "prefix") else "rmq server"
+        rows.append(_Row(setting.key, value, loaded.origins[setting.name], reader))
+    return rows
+
+
+def _variable_rows() -> list[_Row]:
+    """Return the settings that only the environment has."""
+    rows = []
+    for variable in VARIABLES:
+        text = os.environ.get(variable.name) or None
+        shown = HIDDEN if text and variable.is_hidden else text and redact(text, text)
+        rows.append(
+            _Row(variable.name, shown, variable.name if text else "default", variable.reader)
+        )
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "-" if value is None else str(value)

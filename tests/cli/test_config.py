@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rmq.cli.config import VARIABLES
+from rmq.server.config import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of processes to those that they start; no person sets them.
+INTERNAL = {"RMQ_PROCESS_NUMBER"}
+
+
+@pytest.fixture
+def bare(run, monkeypatch, tmp_path):
+    """`rmq config show` without settings of this machine, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RMQ_URL")
+    return lambda *words, **env: run("config", "show", *words, **env)
+
+
+def rows(done):
+    return {row["setting"]: row for row in json.loads(done.stdout)}
+
+
+def test_every_setting_is_shown_with_its_default(bare):
+    shown = rows(bare("--json"))
+
+    assert set(shown) == {
+        "config", *(setting.key for setting in SETTINGS), *(each.name for each in VARIABLES)
+    }  # fmt: skip
+    assert {row["origin"] for row in shown.values()} == {"default"}
+    assert shown["url"]["value"] == "redis://localhost:6379/0"
+    assert shown["server.grace"]["value"] == "10s"
+    assert shown["server.listen"]["value"] == "127.0.0.1:8800"
+    assert shown["server.log_json"]["value"] is False
+    assert shown["RMQ_MAX_MEMORY"]["value"] is None
+    text = bare(COLUMNS="80").stdout
+    assert re.search(r"^server.grace +10s +default +rmq server$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_every_variable_of_the_code_is_shown():
+    files = [path.read_text() for path in (ROOT / "rmq").rglob("*.py")]
+    used = {name for text in files for name in re.findall(r"\"(RMQ_[A-Z_]+)\"", text)}
+
+    known = {each.name for each in VARIABLES} | {setting.variable for setting in SETTINGS}
+    assert used - known - INTERNAL == {"RMQ_CONFIG"}
+
+
+def test_origins_are_told_and_a_flag_wins(bare, tmp_path):
+    file = tmp_path / "rmq.toml"
+    file.write_text('url = "redis://file/0"\nprefix = "file"\n[server]\ngrace = "1m"\n')
+
+    done = bare("--json", "--prefix", "flag", RMQ_SERVER_GRACE="5s", RMQ_MAX_MESSAGES="7")
+
+    shown = rows(done)
+    origins = {name: (row["value"], row["origin"]) for name, row in shown.items()}
+    assert origins["config"] == ("rmq.toml", "default")
+    assert origins["url"] == ("redis://file/0", "rmq.toml")
+    assert origins["prefix"] == ("flag", "--prefix")
+    assert origins["server.grace"] == ("5s", "RMQ_SERVER_GRACE")
+    assert origins["RMQ_MAX_MESSAGES"] == ("7", "RMQ_MAX_MESSAGES")
+    assert "url: rmq server alone reads the file" in bare().stderr
+    named = rows(bare("--json", "--config", str(file)))
+    assert (named["config"]["value"], named["config"]["origin"]) == (str(file), "--config")
+
+
+def test_secrets_are_hidden(bare):
+    env = {
+        "RMQ_URL": "redis://shop:sesame7@host/0?password=sesame7",
+        "RMQ_DATABASE_URL": "postgresql://shop:sesame7@db/shop",
+        "RMQ_OUTBOX_WEBHOOK": "https://hooks.example/T0/sesame7",
+    }
+
+    for done in (bare("--json", **env), bare(**env)):
+        assert "sesame7" not in done.stdout + done.stderr
+        assert "shop:***@host" in done.stdout
+        assert "hooks.example" not in done.stdout
+
+
+def test_file_that_cannot_be_read_is_wrong_usage(bare):
+    assert bare("--config", "/no/such/file").exit_code == 2
