@@ -63,9 +63,9 @@ def generate(
 ) -> None:
     """Print the ACL rules of a user who has ROLE.
 
-    ROLE: producer, consumer, worker, operator, viewer; loader, for rmq functions load. Nothing is
-    changed, and Redis is not asked. Rules of several roles are added up. They contain no password:
-    notes on stderr say how to give the user one.
+    ROLE: producer, consumer, worker, operator, viewer, server; loader, for rmq functions load.
+    Nothing is changed, and Redis is not asked. Rules of several roles are added up. They contain no
+    password: notes on stderr say how to give the user one.
     """
     common = common_options()
     rules = rmq.acl_rules(

@@ -19,7 +19,7 @@ from rmq.core import keys
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol import scripts
 
-Role = Literal["producer", "consumer", "worker", "operator", "viewer", "loader"]
+Role = Literal["producer", "consumer", "worker", "operator", "viewer", "server", "loader"]
 ServerVersion = Literal["6.2", "7.0", "7.2"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SERVER_VERSIONS: tuple[ServerVersion, ...] = get_args(ServerVersion)
@@ -35,6 +35,12 @@ _CONSUMER = (
     "query_renew", "query_settle", "query_reject", "query_again", "stats",
 )  # fmt: skip
 _VIEWER = ("topic", "get", "peek", "stats", "schedules", "audit_open", "audit_scan")
+_OPERATOR = (
+    *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_close",
+    "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "purge", "tidy",
+    "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
+    "send",  # of a schedule, now
+)  # fmt: skip
 
 # The scripts of each role. A viewer's are called on what exists, where they write nothing.
 SCRIPTS: dict[Role, frozenset[str]] = {
@@ -47,13 +53,13 @@ SCRIPTS: dict[Role, frozenset[str]] = {
         *_CONSUMER, *_SCHEDULES, "get", "lease_renew", "lease_release", "schedule_due",
         "schedule_send", "audit_open", "audit_scan",
     )),
-    "operator": frozenset((
-        *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_close",
-        "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "purge", "tidy",
-        "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
-        "send",  # of a schedule, now
-    )),
+    "operator": frozenset(_OPERATOR),
     "viewer": frozenset(_VIEWER),
+    # Its API has the verbs of an operator and sends; its services do the rest.
+    "server": frozenset((
+        *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
+        "sample",
+    )),
     "loader": frozenset(),
 }  # fmt: skip
 
@@ -66,6 +72,10 @@ _LARGE_BODIES = ("multi", "exec", "hset")
 # Hand-overs on a Cluster, whose channels are those of a slot; the scripts have most of these.
 SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
 _CONSUMING = ("subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
+_OPERATING = (
+    "info", "smembers", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get", "pttl", "del",
+    "time", "zrangebyscore", "mget",
+)  # fmt: skip
 
 # The plain commands of each role: transports, and RawCommand in `flows/`.
 COMMANDS: dict[Role, frozenset[str]] = {
@@ -77,10 +87,8 @@ COMMANDS: dict[Role, frozenset[str]] = {
         *_CONNECTION, *_CONSUMING, "smembers", "srem", "time", "zadd", "pexpire", "set",
         "zremrangebyscore", "zrem", "unlink",
     )),
-    "operator": frozenset((
-        *_CONNECTION, "info", "smembers", "sadd", "srem", "exists", "hmget", "scan", "unlink",
-        "get", "pttl", "del", "time", "zrangebyscore", "mget",
-    )),
+    "operator": frozenset((*_CONNECTION, *_OPERATING)),
+    "server": frozenset((*_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof")),
     "viewer": frozenset((
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
         "zrangebyscore", "mget",
@@ -91,10 +99,11 @@ COMMANDS: dict[Role, frozenset[str]] = {
 
 # Keys beside those of topics: the key, and the roles that write or only read it.
 _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
-    ("topics", ("producer", "consumer", "worker", "operator"), ("viewer",)),
-    ("scheduled", ("producer", "worker", "operator"), ("viewer",)),
-    ("workers", ("worker",), ("operator", "viewer")),
-    ("worker:*", ("worker",), ("operator", "viewer")),
+    ("topics", ("producer", "consumer", "worker", "operator", "server"), ("viewer",)),
+    ("scheduled", ("producer", "worker", "operator", "server"), ("viewer",)),
+    ("workers", ("worker",), ("operator", "viewer", "server")),
+    ("worker:*", ("worker",), ("operator", "viewer", "server")),
+    ("leader", ("server",), ()),
 )
 
 # Commands of scripts that change nothing in Redis: what a viewer may call.
@@ -108,10 +117,10 @@ READS = frozenset((
 # Commands in scripts of a role that it never gets to: they belong to calls of other roles.
 _NOT_REACHED: dict[Role, frozenset[str]] = {
     "producer": frozenset(("zrange",)),  # schedules, all of them: it asks for one by name
-    "operator": frozenset((
+    **dict.fromkeys(("operator", "server"), frozenset((
         "zrevrangebylex",  # audit_report, of numbers sent: it reports numbers that are missing
         "persist",  # lib/query, where the query holds more
-    )),
+    ))),
 }  # fmt: skip
 
 # Commands that an earlier server does not know: naming one refuses all of the rules.
@@ -175,7 +184,7 @@ def acl_rules(
     """Return the rights that a Redis user needs for one or more roles.
 
     Args:
-        roles: "producer", "consumer", "worker", "operator", "viewer", "loader".
+        roles: "producer", "consumer", "worker", "operator", "viewer", "server", "loader".
         topics: names, or patterns with `*` and `?`.
         prefix: the first part of every key, as the clients of this user have it.
         server_version: the oldest server that must take the rules: "6.2", "7.0", or "7.2" for Redis

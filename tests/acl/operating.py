@@ -20,7 +20,7 @@ from tests.acl.registry import (
 from tests.acl.scene import Scene
 
 
-@of("operator", "viewer")
+@of("operator", "viewer", "server")
 def looks(s: Scene) -> None:
     s.topic(dead_retention=60)
     topic = s.full.topic(s.name)
@@ -41,7 +41,7 @@ def looks(s: Scene) -> None:
         assert s.api.server_info()
 
 
-@of("operator", "viewer")
+@of("operator", "viewer", "server")
 def looks_at_the_rest(s: Scene) -> None:
     topic = s.full.topic(s.name)
     topic.every("nightly", every=3600).declare()
@@ -61,7 +61,7 @@ def looks_at_the_rest(s: Scene) -> None:
         assert admin.claim(s.name, "1").state == "consuming"
 
 
-@of("operator", "viewer")
+@of("operator", "viewer", "server")
 def looks_for_lost_messages(s: Scene) -> None:
     lose_one(s)
     assert s.api.admin.audit(s.name, older_than=timedelta(0)).missing == 1
@@ -77,7 +77,7 @@ def keeps_the_functions(s: Scene) -> None:
     assert admin.functions_load() is True
 
 
-@of("operator")
+@of("operator", "server")
 def changes_topics(s: Scene) -> None:
     s.topic(limit=rmq.Rate(5, key="k"))
     admin = s.api.admin
@@ -86,7 +86,7 @@ def changes_topics(s: Scene) -> None:
     admin.topic_resume(s.name)
 
 
-@of("operator")
+@of("operator", "server")
 def creates_and_deletes_topics(s: Scene) -> None:
     s.api.topic(s.name, slots=2).open()
     s.full.topic(s.name).every("nightly", every=3600).declare()
@@ -95,7 +95,7 @@ def creates_and_deletes_topics(s: Scene) -> None:
     s.api.admin.topic_delete(s.name, force=True)
 
 
-@of("operator")
+@of("operator", "server")
 def repairs(s: Scene) -> None:
     s.topic(retry="immediate")
     topic = s.full.topic(s.name)
@@ -113,7 +113,7 @@ def repairs(s: Scene) -> None:
     admin.rollback(s.name)
 
 
-@of("operator")
+@of("operator", "server")
 def redrives_to_one_that_waits(s: Scene) -> None:
     s.topic(retry="immediate")
     topic = s.full.topic(s.name)
@@ -125,7 +125,7 @@ def redrives_to_one_that_waits(s: Scene) -> None:
         handed(s, got)
 
 
-@of("operator")
+@of("operator", "server")
 def operates_schedules(s: Scene) -> None:
     settle_one_with_a_dedup_key(s)
     s.full.topic(s.name).every("nightly", every=3600).declare()
@@ -136,7 +136,7 @@ def operates_schedules(s: Scene) -> None:
     admin.schedule_delete(s.name, "nightly")
 
 
-@of("operator")
+@of("operator", "server")
 def operates_queries(s: Scene) -> None:
     most = 1001  # more than one call gives back
     s.full.topic(s.name, retry="immediate").send_many([rmq.Outgoing(n) for n in range(most)])
@@ -147,7 +147,7 @@ def operates_queries(s: Scene) -> None:
     admin.forget_sink(s.name, "q")
 
 
-@of("operator")
+@of("operator", "server")
 def forgets_claims(s: Scene) -> None:
     topic = s.full.topic(s.name)
     topic.send(1)
@@ -156,7 +156,7 @@ def forgets_claims(s: Scene) -> None:
         assert s.api.admin.unclaim(s.name, "1")
 
 
-@of("operator")
+@of("operator", "server")
 def accounts_for_lost_messages(s: Scene) -> None:
     lose_one(s)
     found = s.api.admin.audit(s.name, older_than=timedelta(0), forget=True)

@@ -63,7 +63,7 @@ def opens_anew(s: Scene) -> None:
     assert s.api.topic(s.name).open()
 
 
-@of("producer")
+@of("producer", "server")
 def sends(s: Scene) -> None:
     topic = s.topic()
     topic.send(1)
@@ -73,14 +73,14 @@ def sends(s: Scene) -> None:
     assert s.full.admin.stats(s.name)["records"] == 303
 
 
-@of("producer")
+@of("producer", "server")
 def sends_after_old_sessions(s: Scene) -> None:
     s.full.topic(s.name).send(1)
     s.later(400)
     s.topic().send(2)
 
 
-@of("producer")
+@of("producer", "server")
 def sends_large_bodies(s: Scene) -> None:
     id = s.topic().send(LARGE).id
     assert s.api.topic(s.name).get(id).body == LARGE
@@ -96,14 +96,14 @@ def sends_ids_that_it_keeps(s: Scene) -> None:
     assert topic.send(1, id=id).status == "duplicate"
 
 
-@of("producer")
+@of("producer", "server")
 def sends_for_good(s: Scene) -> None:
     topic = s.topic()
     with contextlib.suppress(rmq.NotDurable):
         topic.send(1, durability=rmq.Replicated(1, timeout=0.01))
 
 
-@of("producer")
+@of("producer", "server")
 def sends_to_the_disk(s: Scene) -> None:
     if version_of(s.server) == "7.2":
         try:
@@ -114,21 +114,21 @@ def sends_to_the_disk(s: Scene) -> None:
             pass  # this server keeps no log
 
 
-@of("producer")
+@of("producer", "server")
 def merges(s: Scene) -> None:
     topic = s.topic()
     for _ in range(2):
         topic.send(1, merge_key="k", time_range=60, merge="last")
 
 
-@of("producer")
+@of("producer", "server")
 def drops_the_lowest(s: Scene) -> None:
     topic = s.topic(max_length=1, overflow="drop_lowest")
     topic.send(LARGE, priority=20)
     topic.send(1, priority=900)
 
 
-@of("producer")
+@of("producer", "server")
 def hands_over(s: Scene) -> None:
     with waiting(s) as got:
         s.topic().send(1)

@@ -2,5 +2,10 @@
 
 from __future__ import annotations
 
-from tests.acl import operating as operating, receiving as receiving, sending as sending
+from tests.acl import (
+    operating as operating,
+    receiving as receiving,
+    sending as sending,
+    serving as serving,
+)
 from tests.acl.registry import STEPS as STEPS

@@ -15,8 +15,7 @@ FLOWS = pathlib.Path(acl.__file__).parent / "flows"
 
 
 def test_every_script_is_of_a_role() -> None:
-    of_the_server = {"leader_renew", "leader_release", "sample"}  # which has no role of its own yet
-    assert set().union(*acl.SCRIPTS.values()) == set(scripts.names()) - of_the_server
+    assert set().union(*acl.SCRIPTS.values()) == set(scripts.names())
 
 
 def test_every_plain_command_of_a_flow_is_of_a_role() -> None:
