@@ -14,74 +14,143 @@
 The names in `__all__` are the public API; other names may change without notice.
 """
 
-from rmq.client.admin import Admin, AsyncAdmin
-from rmq.client.client import AsyncClient, Client
-from rmq.client.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
-from rmq.client.declaration import AsyncSchedule, Schedule
-from rmq.client.dependencies import Depends
-from rmq.client.idempotency import Claims, idempotent
-from rmq.client.query import AsyncQuery, Query
-from rmq.client.stage import AsyncStage, Published, Stage, Staged
-from rmq.client.topic import AsyncTopic, Topic
-from rmq.core.audit import Audit, Audited, Missing
-from rmq.core.claim import Claimed
-from rmq.core.codec import Compressed
-from rmq.core.delivery import Reject, Retry, Snooze
-from rmq.core.finding import Finding
-from rmq.core.function_library import FunctionLibrary
-from rmq.core.history import Sample
-from rmq.core.ids import MessageId
-from rmq.core.interceptor import Interceptor, Outcome
-from rmq.core.limits import Concurrency, Rate
-from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
-from rmq.core.pause import Pause
-from rmq.core.retry import Exponential, Immediate, Levels
-from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from rmq.core.version import VERSION
-from rmq.core.worker_status import HandlerRun, HandlerStatus, WorkerStatus
-from rmq.errors import (
-    AccessDenied,
-    AlreadySettled,
-    ClaimLost,
-    ConfigurationError,
-    DecodeError,
-    DeliveryError,
-    EmbeddedError,
-    EncodeError,
-    FormatMismatch,
-    InvalidKey,
-    InvalidReceipt,
-    InvalidType,
-    InvalidValue,
-    LeaseLost,
-    LifespanFailed,
-    NotDurable,
-    OutcomeUnknown,
-    PayloadTooLarge,
-    QueryOwned,
-    QueueFull,
-    RMQError,
-    ScheduleNotFound,
-    ScriptFailed,
-    SendError,
-    SettingsMismatch,
-    StageLost,
-    StorageError,
-    TopicNotEmpty,
-    TopicNotFound,
-    TopicVanished,
-    Unavailable,
-    WorkRolledBack,
-)
-from rmq.protocol.acl import AclRules, acl_rules
-from rmq.protocol.flows.dead_letters import Redriven
-from rmq.protocol.flows.pages import Page, Span
-from rmq.protocol.flows.query_admin import HeldQuery, Sink
-from rmq.protocol.flows.recurring import ScheduleState
-from rmq.protocol.flows.topic_admin import Deleted
-from rmq.worker import Health, Scheduler, Worker
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin, AsyncAdmin
+    from rmq.client.client import AsyncClient, Client
+    from rmq.client.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
+    from rmq.client.declaration import AsyncSchedule, Schedule
+    from rmq.client.dependencies import Depends
+    from rmq.client.idempotency import Claims, idempotent
+    from rmq.client.query import AsyncQuery, Query
+    from rmq.client.stage import AsyncStage, Published, Stage, Staged
+    from rmq.client.topic import AsyncTopic, Topic
+    from rmq.core.audit import Audit, Audited, Missing
+    from rmq.core.claim import Claimed
+    from rmq.core.codec import Compressed
+    from rmq.core.delivery import Reject, Retry, Snooze
+    from rmq.core.finding import Finding
+    from rmq.core.function_library import FunctionLibrary
+    from rmq.core.history import Sample
+    from rmq.core.ids import MessageId
+    from rmq.core.interceptor import Interceptor, Outcome
+    from rmq.core.limits import Concurrency, Rate
+    from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
+    from rmq.core.pause import Pause
+    from rmq.core.retry import Exponential, Immediate, Levels
+    from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
+    from rmq.core.worker_status import HandlerRun, HandlerStatus, WorkerStatus
+    from rmq.errors import (
+        AccessDenied,
+        AlreadySettled,
+        ClaimLost,
+        ConfigurationError,
+        DecodeError,
+        DeliveryError,
+        EmbeddedError,
+        EncodeError,
+        FormatMismatch,
+        InvalidKey,
+        InvalidReceipt,
+        InvalidType,
+        InvalidValue,
+        LeaseLost,
+        LifespanFailed,
+        NotDurable,
+        OutcomeUnknown,
+        PayloadTooLarge,
+        QueryOwned,
+        QueueFull,
+        RMQError,
+        ScheduleNotFound,
+        ScriptFailed,
+        SendError,
+        SettingsMismatch,
+        StageLost,
+        StorageError,
+        TopicNotEmpty,
+        TopicNotFound,
+        TopicVanished,
+        Unavailable,
+        WorkRolledBack,
+    )
+    from rmq.protocol.acl import AclRules, acl_rules
+    from rmq.protocol.flows.dead_letters import Redriven
+    from rmq.protocol.flows.pages import Page, Span
+    from rmq.protocol.flows.query_admin import HeldQuery, Sink
+    from rmq.protocol.flows.recurring import ScheduleState
+    from rmq.protocol.flows.topic_admin import Deleted
+    from rmq.worker import Health, Scheduler, Worker
 
 __version__ = VERSION
+
+# Where the public names are. A module is imported when one of its names is first used, so that
+# `rmq --help` does not wait for redis. tests/unit/test_lazy_names.py compares this with the
+# imports above, which are for type checkers.
+_MODULES = {
+    "rmq.client.admin": "Admin AsyncAdmin",
+    "rmq.client.client": "AsyncClient Client",
+    "rmq.client.consumer": "AsyncConsumer AsyncDelivery Consumer Delivery",
+    "rmq.client.declaration": "AsyncSchedule Schedule",
+    "rmq.client.dependencies": "Depends",
+    "rmq.client.idempotency": "Claims idempotent",
+    "rmq.client.query": "AsyncQuery Query",
+    "rmq.client.stage": "AsyncStage Published Stage Staged",
+    "rmq.client.topic": "AsyncTopic Topic",
+    "rmq.core.audit": "Audit Audited Missing",
+    "rmq.core.claim": "Claimed",
+    "rmq.core.codec": "Compressed",
+    "rmq.core.delivery": "Reject Retry Snooze",
+    "rmq.core.finding": "Finding",
+    "rmq.core.function_library": "FunctionLibrary",
+    "rmq.core.history": "Sample",
+    "rmq.core.ids": "MessageId",
+    "rmq.core.interceptor": "Interceptor Outcome",
+    "rmq.core.limits": "Concurrency Rate",
+    "rmq.core.message": "Failure Message Outgoing Receipt SendResult",
+    "rmq.core.pause": "Pause",
+    "rmq.core.retry": "Exponential Immediate Levels",
+    "rmq.core.settings": "Fsync Replicated Settings TopicSettings",
+    "rmq.core.worker_status": "HandlerRun HandlerStatus WorkerStatus",
+    "rmq.errors": (
+        "AccessDenied AlreadySettled ClaimLost ConfigurationError DecodeError DeliveryError "
+        "EmbeddedError EncodeError FormatMismatch InvalidKey InvalidReceipt InvalidType "
+        "InvalidValue LeaseLost LifespanFailed NotDurable OutcomeUnknown PayloadTooLarge "
+        "QueryOwned QueueFull RMQError ScheduleNotFound ScriptFailed SendError "
+        "SettingsMismatch StageLost StorageError TopicNotEmpty TopicNotFound TopicVanished "
+        "Unavailable WorkRolledBack"
+    ),
+    "rmq.protocol.acl": "AclRules acl_rules",
+    "rmq.protocol.flows.dead_letters": "Redriven",
+    "rmq.protocol.flows.pages": "Page Span",
+    "rmq.protocol.flows.query_admin": "HeldQuery Sink",
+    "rmq.protocol.flows.recurring": "ScheduleState",
+    "rmq.protocol.flows.topic_admin": "Deleted",
+    "rmq.worker": "Health Scheduler Worker",
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+_PACKAGES = ("client", "core", "errors", "protocol", "transport", "worker")
+
+if not TYPE_CHECKING:  # or every name would be right to a type checker
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULE_OF:
+            value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+            globals()[name] = value
+            return value
+        if name in _PACKAGES:
+            return importlib.import_module(f"rmq.{name}")
+        raise AttributeError(f"module 'rmq' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     # the doors

@@ -12,23 +12,27 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import click
 
 import rmq
-from rmq.cli.output import neutral
+from rmq.cli.lazy import LazyCommands
+from rmq.cli.options import (
+    COMMON_NAMES,
+    CommonOptions as CommonOptions,
+    common_options as common_options,
+    common_params,
+    json_errors,
+    watch_param,
+)
+from rmq.cli.text import neutral
 
 OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED, UNPROVEN = range(8)
 INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which not every platform names
-
-RETRY_FOR_S = 2.0  # short: a person waits for the answer
-REPLY_S = 5.0  # the time to connect included; RMQ's commands themselves take milliseconds
 
 EPILOG = """\b
 Exit codes:
@@ -48,6 +52,7 @@ Exit codes:
 Data goes to stdout, everything else to stderr. With --json a command prints one
 JSON document, and NDJSON (one object a line) where it lists messages: peek,
 tail, dlq ls, outbox ls, send --results. Errors are then {"error": {...}} on stderr.
+-o json, ndjson, csv print the same data as one document, line by line, as CSV.
 Durations: 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d.
 
 \b
@@ -89,76 +94,10 @@ class _ReaderGone(Exception):
     """The reader of our stdout closed the pipe."""
 
 
-@dataclass
-class CommonOptions:
-    """The options that every command takes: --url, --prefix and --json."""
-
-    url: str | None = None
-    prefix: str | None = None
-    json: bool = False
-
-    @property
-    def url_asked(self) -> str | None:
-        """The URL given by --url or RMQ_URL; None for RMQ's default."""
-        return self.url or os.environ.get("RMQ_URL") or None
-
-    @property
-    def key_prefix(self) -> str:
-        """The prefix of all keys and channels."""
-        return self.prefix or os.environ.get("RMQ_PREFIX") or "rmq"
-
-    @contextmanager
-    def client(self) -> Iterator[rmq.Client]:
-        """Open a client for the time of a command."""
-        with rmq.Client(
-            self.url_asked, prefix=self.key_prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
-        ) as client:
-            yield client
-
-    def note(self, text: str) -> None:
-        """Print a note on stderr, unless --json was given."""
-        if not self.json:
-            click.echo(neutral(text), err=True)
+# --- commands and groups --------------------------------------------------------------------------
 
 
-def common_options() -> CommonOptions:
-    """Return the common options of the running command."""
-    options = click.get_current_context().find_root().obj
-    assert isinstance(options, CommonOptions)
-    return options
-
-
-# --- common options ------------------------------------------------------------------------------
-
-
-def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    root = ctx.find_root()
-    if root.obj is None:
-        root.obj = CommonOptions()
-    if value is not None and value is not False:
-        setattr(root.obj, str(param.name), value)
-
-
-def _common_params() -> list[click.Parameter]:
-    shared: dict[str, Any] = {"expose_value": False, "callback": _store_option, "is_eager": True}
-    return [
-        click.Option(
-            ["--url"],
-            metavar="URL",
-            help="Where Redis is. Env RMQ_URL; default redis://localhost:6379/0.",
-            **shared,
-        ),
-        click.Option(
-            ["--prefix"],
-            metavar="WORD",
-            help="First part of every key. Env RMQ_PREFIX; default rmq.",
-            **shared,
-        ),
-        click.Option(["--json"], is_flag=True, help="Print JSON for programs.", **shared),
-    ]
-
-
-_COMMON_OPTIONS = frozenset(("--url", "--prefix", "--json", "--help", "--version"))
+WATCHED = ("ls", "show", "groups")  # names of commands that take --watch
 
 
 class _HelpSections:
@@ -170,7 +109,7 @@ class _HelpSections:
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
-                (others if _COMMON_OPTIONS.intersection(param.opts) else own).append(record)
+                (others if COMMON_NAMES.intersection(param.opts) else own).append(record)
         for title, records in (("Options", own), ("Options of every command", others)):
             if records:
                 with formatter.section(title):
@@ -180,12 +119,34 @@ class _HelpSections:
 
 
 class Command(_HelpSections, click.Command):
-    """A command with the common options, and with examples in its help."""
+    """A command with the common options, and with examples in its help.
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *_common_params()]
+    Args:
+        examples: lines for its help.
+        watch: whether it takes --watch; by default those do that are called ls, show or groups.
+    """
+
+    def __init__(
+        self, *args: Any, examples: Sequence[str] = (), watch: bool | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
+        if watch or (watch is None and self.name in WATCHED):
+            self.params.append(watch_param())
+        self.params += common_params()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it once, or again and again."""
+        options = ctx.find_root().obj
+        options.settle()
+        try:
+            if options.watch is None:
+                return super().invoke(ctx)
+            from rmq.cli import watch
+
+            return watch.repeat(lambda: super(Command, self).invoke(ctx), options, _described)
+        finally:
+            options.writer.finish()
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
@@ -201,7 +162,7 @@ class CommandGroup(_HelpSections, click.Group):
     command_class = Command
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *_common_params()]
+        kwargs["params"] = [*(kwargs.get("params") or []), *common_params()]
         super().__init__(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -274,6 +235,12 @@ def _error_text(error: BaseException) -> str:
     )
 
 
+def _described(error: BaseException) -> str:
+    """Return the line of an error, for --watch."""
+    text = redact(" ".join(_error_text(error).split()), common_options().url_asked)
+    return f"rmq: {neutral(text)}"
+
+
 def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
     """Print an error and return its exit code."""
     code = _exit_code(error)
@@ -314,7 +281,7 @@ def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], 
     return result if isinstance(result, int) else OK
 
 
-class RootGroup(CommandGroup):
+class RootGroup(LazyCommands, CommandGroup):
     """The root group; turns an exception into a line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -344,7 +311,7 @@ class RootGroup(CommandGroup):
             lambda: super(RootGroup, self).main(
                 words, prog_name or "rmq", complete_var, standalone_mode=False, obj=state, **extra
             ),
-            "--json" in words,
+            json_errors(words),
             lambda: state.url_asked,
         )
         sys.exit(code)

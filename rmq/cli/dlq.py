@@ -94,8 +94,7 @@ def list_dead(topic: str, limit: int, **filters: Any) -> None:
     if given_filters and not messages:
         raise NotFound(f"topic {topic!r} has no such dead letter (of {output.number(total)})")
     if common.json:
-        for message in messages:
-            output.line(output.message_fields(message))
+        output.lines(map(output.message_fields, messages))
         return
     if not messages:
         common.note(f"{topic}: no dead letters")

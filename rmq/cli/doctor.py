@@ -48,7 +48,8 @@ def doctor(only: tuple[str, ...], list_only: bool) -> int:
         findings = client.admin.doctor(only or None)
     worst = max(findings, key=lambda finding: SEVERITIES.index(finding.severity)).severity
     if common.json:
-        output.document({"worst": worst, "findings": [each._asdict() for each in findings]})
+        records = [each._asdict() for each in findings]
+        output.document({"worst": worst, "findings": records}, rows=records)
     else:
         for finding in findings:
             _print(finding)

@@ -81,6 +81,7 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
         "rmq peek orders --limit 5",
         "rmq peek orders --place in-flight --json | jq .id",
     ),
+    watch=True,
 )
 @click.argument("topic")
 @click.option(
@@ -120,8 +121,7 @@ def peek(
             if figures["held"]:
                 common.note(f"{topic}: {held_text(figures)}")
     if common.json:
-        for message in messages:
-            output.line(output.message_fields(message))
+        output.lines(map(output.message_fields, messages))
     elif messages:
         tabulate(messages, place)
     else:

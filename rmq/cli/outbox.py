@@ -205,8 +205,7 @@ def list_stubs(
     if not entries and (statuses or topic):
         raise NotFound("no stub matches")
     if common.json:
-        for entry in entries:
-            output.line(_fields(entry))
+        output.lines(map(_fields, entries))
         return
     if not entries:
         common.note("the outbox is empty")

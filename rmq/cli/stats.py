@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
-from rich.console import RenderableType
-from rich.live import Live
-from rich.text import Text
 
 import rmq
 from rmq.cli import output
 from rmq.cli.app import Command, common_options
 from rmq.cli.output import Column
-from rmq.cli.param_types import DURATION
 from rmq.cli.topics import note_held, overview, waiting
 from rmq.core.message import moment
 
@@ -64,32 +58,30 @@ Rows = list[list[str]]
         "rmq stats",
         "rmq stats orders --slots --watch 2",
     ),
+    watch=True,
 )
 @click.argument("topic", required=False)
 @click.option("--slots", is_flag=True, help="A row for each slot of TOPIC.")
-@click.option("--watch", type=DURATION, metavar="N", help="Repeat every N seconds, until Ctrl-C.")
-def stats(topic: str | None, slots: bool, watch: float | None) -> None:
+def stats(topic: str | None, slots: bool) -> None:
     """Show the counts of all topics, or all counts of one TOPIC.
 
     LATER: not due yet. LATE: how long the first due message has waited past its due time. Counters
-    start when the topic is created. With --json and --watch: one document per line.
+    start when the topic is created. With --watch also IN/S and OUT/S, from one read to the next.
     """
     if slots and topic is None:
         raise click.UsageError("--slots: name the TOPIC")
-    if watch is not None and watch <= 0:
-        raise click.UsageError("--watch: give more than 0 seconds")
     common = common_options()
     with common.client() as client:
-        if watch is None:
-            rows = _read(client, topic, slots)
-            if common.json:
-                output.document(_document(topic, slots, rows))
-            elif not rows:
-                common.note("no topics yet; create one: rmq topic create NAME")
-            else:
-                _print(topic, slots, rows)
-        else:
-            _watch(lambda: _read(client, topic, slots), topic, slots, watch)
+        rows, read_at = _read(client, topic, slots), time.monotonic()
+    if common.json:
+        output.document(_document(topic, slots, rows), rows)
+    elif not rows:
+        common.note("no topics yet; create one: rmq topic create NAME")
+    else:
+        before = common.seen.get("stats")
+        rates = None if before is None else _rates(before[0], rows, read_at - before[1])
+        _print(topic, slots, rows, rates)
+    common.seen["stats"] = rows, read_at
 
 
 def _read(client: rmq.Client, topic: str | None, slots: bool) -> list[Counts]:
@@ -152,12 +144,13 @@ def _topic_table(counts: Counts, rate: Counts | None = None) -> tuple[Columns, R
     return columns, rows
 
 
-def _table(topic: str | None, slots: bool, counts: list[Counts]) -> tuple[Columns, Rows]:
-    return _rows_table(counts) if topic is None or slots else _topic_table(counts[0])
-
-
-def _print(topic: str | None, slots: bool, counts: list[Counts]) -> None:
-    output.table(*_table(topic, slots, counts))
+def _print(
+    topic: str | None, slots: bool, counts: list[Counts], rates: list[Counts] | None
+) -> None:
+    if topic is None or slots:
+        output.table(*_rows_table(counts, rates))
+    else:
+        output.table(*_topic_table(counts[0], None if rates is None else rates[0]))
     for row_counts in counts:
         if "error" in row_counts:
             common_options().note(f"{row_counts['topic']}: {row_counts['error']}")
@@ -176,58 +169,3 @@ def _rates(before: list[Counts], now: list[Counts], seconds: float) -> list[Coun
         names = [name for name in COUNTERS if name in row_counts and name in previous]
         rates.append({name: (row_counts[name] - previous[name]) / seconds for name in names})
     return rates
-
-
-def _watch(
-    read: Callable[[], list[Counts]], topic: str | None, slots: bool, interval: float
-) -> None:
-    as_json, on_terminal = common_options().json, sys.stdout.isatty()
-    counts, read_at = read(), time.monotonic()
-    if as_json:
-        _emit(topic, slots, counts)
-
-    def draw() -> tuple[Columns, Rows] | None:
-        nonlocal counts, read_at
-        time.sleep(interval)
-        new_counts, previous_at = read(), read_at
-        read_at = time.monotonic()
-        rates = _rates(counts, new_counts, read_at - previous_at)
-        counts = new_counts
-        if not new_counts:
-            return None
-        return (
-            _rows_table(new_counts, rates)
-            if topic is None or slots
-            else _topic_table(new_counts[0], rates[0])
-        )
-
-    if as_json or not on_terminal:
-        if not as_json:
-            _print(topic, slots, counts)
-        while True:
-            table = draw()
-            if as_json:
-                _emit(topic, slots, counts)
-            elif table:
-                click.echo()
-                output.table(*table)
-            sys.stdout.flush()
-    renderable: RenderableType = Text("reading ...")
-    if counts:
-        renderable = output.build(*_table(topic, slots, counts))[0]
-    with Live(
-        renderable, console=output.console(), auto_refresh=False, vertical_overflow="crop"
-    ) as live:
-        live.refresh()
-        while True:
-            table = draw()
-            footer = Text(
-                f"{time.strftime('%H:%M:%S')}, every {interval:g} s; Ctrl-C ends", style="dim"
-            )
-            body = output.build(*table)[0] if table else Text("no topics yet")
-            live.update(output.group(body, footer), refresh=True)
-
-
-def _emit(topic: str | None, slots: bool, counts: list[Counts]) -> None:
-    output.line(_document(topic, slots, counts))
-    sys.stdout.flush()

@@ -347,7 +347,8 @@ def show_topic(name: str) -> None:
                 "settings": settings,
                 "paused": paused and _pause_fields(paused),
                 "stats": figures,
-            }
+            },
+            rows=[{"topic": name, **settings, "paused": paused is not None, **figures}],
         )
         return
     output.details(

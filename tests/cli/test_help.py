@@ -6,11 +6,13 @@ import click
 import pytest
 
 import rmq
-from rmq.cli import cli
+from rmq.cli import COMMANDS, cli
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
         else:
@@ -44,9 +46,16 @@ def test_every_command_has_help_with_an_example_and_the_common_options(run, path
 
     assert shown.exit_code == 0
     assert "Examples:" in shown.stdout
-    for option in ("--json", "--url", "--prefix"):
+    for option in ("--json", "--url", "--prefix", "--output", "--columns"):
         assert option in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 100
+
+
+def test_the_list_of_commands_has_the_sentences_of_their_own_help():
+    context = click.Context(cli)
+    own = {name: cli.get_command(context, name).get_short_help_str(400) for name in COMMANDS}
+
+    assert {name: place.summary for name, place in COMMANDS.items()} == own
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)

@@ -1,0 +1,155 @@
+"""-o and --columns: every listing command in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from rmq.cli import output
+from rmq.cli.records import csv_cell
+from rmq.cli.tables import table_lines
+from tests.cli.conftest import bury, ndjson
+from tests.cli.test_help import ALL
+
+# Every command called ls or groups, and others that list: its arguments, and how many records.
+LISTINGS: dict[str, tuple[list[str], int | None]] = {
+    "dlq ls": (["{topic}"], 2),
+    "functions ls": ([], None),
+    "outbox ls": (["--database", "sqlite:///{home}/outbox.sqlite"], 0),
+    "peek": (["{topic}"], 2),
+    "query ls": (["{topic}"], 0),
+    "schedule ls": (["{topic}"], 1),
+    "sink ls": (["{topic}"], 0),
+    "stats": (["{topic}", "--slots"], 1),
+    "topic ls": ([], None),
+    "worker ls": (["--topic", "{topic}"], 0),
+}
+
+
+@pytest.fixture
+def listing(run, topic, tmp_path):
+    topic.every("report", every=3600, body={"=n": 1}).declare()
+    bury(topic, "=HYPERLINK(1)", 'two,\n"lines"')
+    topic.send({"n": 1}, headers={"tenant": "7"})
+    topic.send("a,b")
+    run("outbox", "create", "--database", f"sqlite:///{tmp_path}/outbox.sqlite")
+
+    def arguments(command):
+        words, count = LISTINGS[command]
+        given = [word.format(topic=topic.name, home=tmp_path) for word in words]
+        return [*command.split(), *given], count
+
+    return arguments
+
+
+def test_every_command_that_lists_is_tested_here():
+    listed = {" ".join(path) for path in ALL if path[-1] in ("ls", "groups")}
+
+    assert listed <= set(LISTINGS)
+
+
+@pytest.mark.parametrize("command", LISTINGS)
+def test_every_listing_in_every_format(run, listing, command):
+    words, count = listing(command)
+
+    shown = {each: run(*words, "-o", each) for each in ("table", "json", "ndjson", "csv")}
+
+    assert [done.exit_code for done in shown.values()] == [0, 0, 0, 0], shown
+    document = json.loads(shown["json"].stdout)
+    lines = ndjson(shown["ndjson"].stdout)
+    rows = list(csv.DictReader(io.StringIO(shown["csv"].stdout)))
+    assert len(lines) == len(rows)
+    if count is not None:
+        assert len(lines) == count
+        assert len(shown["table"].stdout.splitlines()) == (count + 1 if count else 0)
+    records = document["slots"] if isinstance(document, dict) else document
+    assert len(records) == len(lines)
+    assert [list(each) for each in records] == [list(each) for each in lines]
+
+
+def test_json_alone_is_what_it_was(run, listing, topic):
+    as_ever = run("peek", topic.name, "--json").stdout
+    assert ndjson(as_ever) == ndjson(run("peek", topic.name, "-o", "ndjson").stdout)
+    assert json.loads(run("stats", topic.name, "--slots", "--json").stdout)["topic"] == topic.name
+
+
+def test_columns_of_a_table(run, listing, topic):
+    shown = run("dlq", "ls", topic.name, "--columns", "reason,id").stdout.splitlines()
+
+    assert shown[0].split() == ["REASON", "ID"]
+    assert all(line.startswith("failed") for line in shown[1:])
+    unknown = run("dlq", "ls", topic.name, "--columns", "reason,color")
+    assert (unknown.exit_code, unknown.stdout) == (2, "")
+    assert "there is no color; there are ID, DEAD-FOR" in unknown.stderr
+
+
+def test_columns_of_csv_reach_inside(run, listing, topic):
+    shown = run("peek", topic.name, "-o", "csv", "--columns", "headers.tenant,body.n,merge-key")
+
+    assert shown.stdout.splitlines() == ["headers.tenant,body.n,merge_key", "7,1,", ",,"]
+    unknown = run("peek", topic.name, "-o", "csv", "--columns", "color")
+    assert unknown.exit_code == 2
+    assert "there is no color; there are id, place" in unknown.stderr
+
+
+def test_csv_holds_no_formula_and_one_record_on_a_line(run, listing, topic):
+    shown = run("dlq", "ls", topic.name, "-o", "csv", "--columns", "failure.error").stdout
+
+    assert shown.splitlines() == ["failure.error", "'=HYPERLINK(1)", '"two,\\n""lines"""']
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+1", "'=1+1"), ("+1", "'+1"), ("-x", "'-x"), ("@sum", "'@sum"), ("\uff1d1", "'\uff1d1"),
+        (-5, "-5"), (None, ""), (True, "true"), ({"a": "="}, '{"a":"="}'), ("\x1b[m", "\\x1b[m"),
+        ("\t=1", "\\t=1"),
+    ],
+)  # fmt: skip
+def test_a_cell_of_csv(value, cell):
+    assert csv_cell(value) == cell
+
+
+def test_bodies_of_bytes_are_one_column_of_csv(run, client, topic):
+    client.topic(topic.name, codec="bytes").send(b"plain")
+    client.topic(topic.name, codec="bytes").send(b"\xff\x00")
+    client.topic(topic.name).send([1])
+
+    shown = run("peek", topic.name, "-o", "csv", "--columns", "body").stdout
+
+    assert shown.splitlines() == ["body", "plain", "0xff00", "[1]"]
+
+
+def test_wrong_usage(run, topic):
+    for words in (
+        ["--json", "-o", "csv"], ["-o", "yaml"], ["-o", "ndjson", "--columns", "id"],
+        ["--columns", ","],
+    ):  # fmt: skip
+        assert run("topic", "ls", *words).exit_code == 2
+    error = run("topic", "show", f"{topic.name}-no", "-o", "json")
+    assert (error.exit_code, json.loads(error.stderr)["error"]["exit"]) == (3, 3)
+    assert "rmq: " in run("topic", "show", f"{topic.name}-no", "-o", "csv").stderr
+
+
+def test_a_topic_is_one_row_of_csv(run, topic):
+    (row,) = csv.DictReader(io.StringIO(run("topic", "show", topic.name, "-o", "csv").stdout))
+
+    assert (row["topic"], row["slots"], row["dead"]) == (topic.name, "1", "0")
+
+
+def test_rows_of_a_generator_are_printed_while_they_are_read():
+    read = []
+
+    def rows():
+        for n in range(5000):
+            read.append(n)
+            yield [str(n), "x"]
+
+    lines = table_lines([output.Column("N", right=True), output.Column("T")], rows())
+
+    assert [next(lines), next(lines)] == ["  N  T", "  0  x"]
+    assert len(read) == 1000
+    assert list(lines)[-1] == "4999  x"
