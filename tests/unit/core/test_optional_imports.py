@@ -21,7 +21,14 @@ def loaded(code: str) -> set[str]:
     return OPTIONAL & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("code", ["import rmq", "import rmq, rmq.interceptors, rmq.cli"])
+EVERY_NAME = "import rmq; [getattr(rmq, name) for name in rmq.__all__]"
+EVERY_COMMAND = (
+    "import click, rmq.interceptors; from rmq.cli import COMMANDS, cli; "
+    "[cli.get_command(click.Context(cli), name) for name in COMMANDS]"
+)
+
+
+@pytest.mark.parametrize("code", [EVERY_NAME, f"{EVERY_NAME}; {EVERY_COMMAND}"])
 def test_importing_rmq_loads_nothing_optional(code: str) -> None:
     by_redis = loaded("import redis")  # redis-py 8 looks for OpenTelemetry by itself
     assert by_redis <= {"opentelemetry"}
@@ -36,5 +43,6 @@ def test_a_package_is_loaded_and_a_missing_one_is_reported_with_its_extra() -> N
 
 def test_rmq_works_where_nothing_optional_is_installed() -> None:
     code = f"import sys; sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))"
-    code += "; import rmq.interceptors as i; i.Logging(); i.JsonFormatter(); import rmq.cli"
+    code += "; import rmq.interceptors as i; i.Logging(); i.JsonFormatter()"
+    code += f"; {EVERY_NAME}; {EVERY_COMMAND}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
