@@ -11,8 +11,9 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5..] members, at most 1000, 13 bytes each
-Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, x unreadable and left there
+ARGV[5]   died_by        ''    or epoch ms: only those that died until then
+ARGV[6..] members, at most 1000, 13 bytes each
+Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, or died later, x unreadable and left there
 Cost      O(n log L), at most 16 MiB of records; members beyond that are not looked at, and the answer is shorter
 Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
           passed is removed. Sent twice with one number, it gives the first answer.
@@ -36,18 +37,20 @@ local s = redis.call('HMGET', slot, 'created', 'order', 'waiting')
 if not s[1] then
   fail('GONE', slot)
 end
-if #ARGV < 5 or #ARGV > 1004 then
+if #ARGV < 6 or #ARGV > 1005 then
   fail('ARG', 'count')
 end
+local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, 9e15, 'died_by')
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 local letters, ids, add, without_expiry, bytes = {}, {}, {}, {}, 0
 local order = tonumber(s[2] or 0)
 local seen = {}
-for i = 5, #ARGV do
+for i = 6, #ARGV do
   local id = ARGV[i]
   local letter = '0'
-  if not seen[id] and redis.call('ZSCORE', dead, id) then
+  local died = not seen[id] and redis.call('ZSCORE', dead, id)
+  if died and tonumber(died) <= died_by then
     local record = redis.call('HGET', records, id)
     letter = 'x'
     if record and #record >= 8 then

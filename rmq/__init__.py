@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rmq.core.history import Sample
     from rmq.core.ids import MessageId
     from rmq.core.interceptor import Interceptor, Outcome
+    from rmq.core.job import AuditLine, Job, JobOutcome
     from rmq.core.limits import Concurrency, Rate
     from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
     from rmq.core.pause import Pause
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         InvalidReceipt,
         InvalidType,
         InvalidValue,
+        JobNotFound,
         LeaseLost,
         LifespanFailed,
         NotDurable,
@@ -112,6 +114,7 @@ _MODULES = {
     "rmq.core.history": "Sample",
     "rmq.core.ids": "MessageId",
     "rmq.core.interceptor": "Interceptor Outcome",
+    "rmq.core.job": "AuditLine Job JobOutcome",
     "rmq.core.limits": "Concurrency Rate",
     "rmq.core.message": "Failure Message Outgoing Receipt SendResult",
     "rmq.core.pause": "Pause",
@@ -121,8 +124,8 @@ _MODULES = {
     "rmq.errors": (
         "AccessDenied AlreadySettled ClaimLost ConfigurationError DecodeError DeliveryError "
         "EmbeddedError EncodeError FormatMismatch InvalidKey InvalidReceipt InvalidType "
-        "InvalidValue LeaseLost LifespanFailed NotDurable OutcomeUnknown PayloadTooLarge "
-        "QueryOwned QueueFull RMQError ScheduleNotFound ScriptFailed SendError "
+        "InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable OutcomeUnknown "
+        "PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound ScriptFailed SendError "
         "SettingsMismatch StageLost StorageError TopicNotEmpty TopicNotFound TopicVanished "
         "Unavailable WorkRolledBack"
     ),
@@ -167,6 +170,7 @@ __all__ = [
     "AsyncStage",
     "AsyncTopic",
     "Audit",
+    "AuditLine",
     "Audited",
     "ClaimLost",
     "Claimed",
@@ -199,6 +203,9 @@ __all__ = [
     "InvalidReceipt",
     "InvalidType",
     "InvalidValue",
+    "Job",
+    "JobNotFound",
+    "JobOutcome",
     "LeaseLost",
     "Levels",
     "LifespanFailed",

@@ -60,6 +60,10 @@ class ScheduleNotFound(ConfigurationError):
     """The topic has no schedule of this name."""
 
 
+class JobNotFound(ConfigurationError):
+    """There is no job of this id, or it ended long ago."""
+
+
 class TopicNotEmpty(ConfigurationError):
     """A topic holds messages and was not to be deleted with them; nothing was changed."""
 

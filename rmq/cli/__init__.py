@@ -10,9 +10,9 @@ records         JSON, NDJSON and CSV
 output          what commands print: all of the three
 watch           --watch
 confirm         the question before a command that cannot be undone, and progress bars
-ping, topics, send, inspect, tail, update, dlq, stats, audit, claim, query, sink, schedule,
-ledger, outbox, outbox_repair, worker, worker_list, acl, functions, config, doctor, check, soak: the
-                commands
+ping, topics, send, inspect, tail, update, dlq, job, stats, audit, claim, query, sink,
+schedule, ledger, outbox, outbox_repair, worker, worker_list, acl, functions, config, doctor,
+check, soak:    the commands
 server          `rmq server`
 worker_group    `rmq worker`: runs handlers where no command of the group is named
 send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
@@ -51,6 +51,10 @@ COMMANDS = {
     "dlq": Place("rmq.cli.dlq:dlq", "List, redrive (send back) and purge dead letters."),
     "purge": Place(
         "rmq.cli.dlq:purge", "Delete all waiting messages of TOPIC for good, also those due later."
+    ),
+    "job": Place(
+        "rmq.cli.job:job",
+        "List jobs (redrives that go on by themselves); pause, resume and stop them.",
     ),
     "stats": Place(
         "rmq.cli.stats:stats", "Show the counts of all topics, or all counts of one TOPIC."

@@ -52,10 +52,12 @@ def confirm(
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+def progress(
+    label: str, again: str = "run it again to go on"
+) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if that is a terminal; yields a callback (done, total).
 
-    After Ctrl-C it prints how far the command came.
+    After Ctrl-C it prints how far the command came, and `again`.
     """
     reached = (0, 0)
 
@@ -71,7 +73,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     except KeyboardInterrupt:
         done, total = reached
         position = f"after {number(done)} of {number(total)}" if total else "before the first one"
-        common_options().note(f"stopped while {label}, {position}; run it again to go on")
+        common_options().note(f"stopped while {label}, {position}; {again}")
         raise
 
 

@@ -15,6 +15,7 @@ from rmq.cli import output
 from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.inspect import all_messages, detail, find_message, tabulate
+from rmq.cli.job import started, work
 from rmq.cli.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
 from rmq.core.failure import REASONS
 
@@ -162,18 +163,23 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
     examples=(
         "rmq dlq redrive orders --error Timeout --dry-run",
         "rmq dlq redrive orders --reason failed --rate 50",
+        "rmq dlq redrive orders --type refund --rate 500 --detach --yes",
     )
 )
 @click.argument("topic")
 @_filters
 @_dry_run
 @click.option("--rate", type=float, metavar="N", help="At most N a second.")
+@click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
 @_yes
-def redrive(topic: str, dry_run: bool, rate: float | None, yes: bool, **filters: Any) -> int | None:
+def redrive(
+    topic: str, dry_run: bool, rate: float | None, detach: bool, yes: bool, **filters: Any
+) -> int | None:
     """Send dead letters of TOPIC back to be consumed again, with all their retries.
 
     All of them, or those that match every filter. It asks for the name of the topic first, unless
-    only ids were given. If it is interrupted, run it again: it continues with what is still dead.
+    only ids were given. It starts a job and works on it: after Ctrl-C or a crash, rmq server goes
+    on, or rmq job resume. See rmq job ls.
     """
     common = common_options()
     given_filters = _given_filters(filters)
@@ -185,13 +191,24 @@ def redrive(topic: str, dry_run: bool, rate: float | None, yes: bool, **filters:
             return None
         action = f"send back {_described(matched, given_filters)} of topic {topic!r}"
         confirm(topic, action, yes or set(given_filters) == {"ids"})
-        with progress("redriving") as on_progress:
-            outcome = client.admin.redrive(topic, rate=rate, progress=on_progress, **given_filters)
+        job = client.admin.job_start(
+            topic, "redrive", conditions=given_filters, rate=rate, expected=matched
+        )
+        if detach:
+            started(job)
+            return None
+        job = work(client, job)
     if common.json:
-        output.document({"topic": topic, "dry_run": False} | outcome._asdict())
+        output.document({
+            "topic": topic, "dry_run": False, "job": job.id, "matched": job.matched,
+            "sent": job.done, "unreadable": job.unreadable,
+        })  # fmt: skip
     else:
-        click.echo(f"{topic}: {output.plural(outcome.sent, 'dead letter')} sent back")
-    return _report_skipped(given_filters, outcome.matched, outcome.sent, outcome.unreadable)
+        click.echo(f"{topic}: {output.plural(job.done, 'dead letter')} sent back")
+    if job.state != "done":
+        common.note(f"job {job.id} is {job.state}; rmq job resume {job.id} goes on if it is paused")
+        return PARTLY
+    return _report_skipped(given_filters, max(matched, job.matched), job.done, job.unreadable)
 
 
 def _require_matches(topic: str, matched: int, given_filters: dict[str, Any]) -> None:

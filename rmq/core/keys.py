@@ -43,6 +43,10 @@ TYPES = {
     "worker": "string",
     "workers": "zset",
     "leader": "string",
+    "job": "hash",
+    "joblog": "list",
+    "jobs": "zset",
+    "audit_trail": "zset",
 }
 
 
@@ -163,6 +167,28 @@ def leader_key(prefix: str) -> bytes:
     return f"{prefix}:leader".encode()
 
 
+def job_key(prefix: str, job: str) -> bytes:
+    """Return the key of a job, whose id is the topic's name, a dot and a code."""
+    topic, _, code = job.rpartition(".")
+    return f"{prefix}:{{{topic}}}:job:{code}".encode()
+
+
+def job_log_key(prefix: str, job: str) -> bytes:
+    """Return the key of the list of what became of the messages of a job."""
+    topic, _, code = job.rpartition(".")
+    return f"{prefix}:{{{topic}}}:joblog:{code}".encode()
+
+
+def jobs_key(prefix: str) -> bytes:
+    """Return the key of the sorted set with the ids of all jobs."""
+    return f"{prefix}:jobs".encode()
+
+
+def audit_trail_key(prefix: str) -> bytes:
+    """Return the key of the lines that say who did what."""
+    return f"{prefix}:audit_trail".encode()
+
+
 def wake_channel(prefix: str, topic: str) -> bytes:
     """Return the Pub/Sub channel of the wake-ups of a topic."""
     return f"{prefix}:{{{topic}}}:wake".encode()
@@ -172,7 +198,7 @@ def type_of(key: bytes) -> str | None:
     """Return the Redis type of the value of an RMQ key; None for another key."""
     _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
     if not tagged:
-        for name in ("topics", "scheduled", "workers", "leader"):
+        for name in ("topics", "scheduled", "workers", "leader", "jobs", "audit_trail"):
             if key.endswith(f":{name}".encode()):
                 return TYPES[name]
         return TYPES["worker"] if b":worker:" in key else None

@@ -40,6 +40,7 @@ _OPERATOR = (
     "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "purge", "tidy",
     "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # of a schedule, now
+    "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
 )  # fmt: skip
 
 # The scripts of each role. A viewer's are called on what exists, where they write nothing.
@@ -74,7 +75,8 @@ SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
 _CONSUMING = ("subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
 _OPERATING = (
     "info", "smembers", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get", "pttl", "del",
-    "time", "zrangebyscore", "mget",
+    "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore", "zremrangebyrank",
+    "zremrangebyscore", "lrange",
 )  # fmt: skip
 
 # The plain commands of each role: transports, and RawCommand in `flows/`.
@@ -91,7 +93,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
     "server": frozenset((*_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof")),
     "viewer": frozenset((
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
-        "zrangebyscore", "mget",
+        "zrangebyscore", "mget", "zrange", "lrange",
     )),
     # Only the library of functions: whoever may change it runs any Lua as each user that calls it.
     "loader": frozenset((*_CONNECTION, "function|load", "function|list", "function|delete")),
@@ -104,6 +106,8 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("workers", ("worker",), ("operator", "viewer", "server")),
     ("worker:*", ("worker",), ("operator", "viewer", "server")),
     ("leader", ("server",), ()),
+    ("jobs", ("operator", "server"), ("viewer",)),
+    ("audit_trail", ("operator", "server"), ("viewer",)),
 )
 
 # Commands of scripts that change nothing in Redis: what a viewer may call.

@@ -9,7 +9,7 @@ config       its settings, from flags, the environment and a file, and where eac
 leadership   which server leads
 service      what a service is, and the thread that runs one
 survey       the counts of all slots, read once for all services
-services/    one file each: rollback, retention, schedules
+services/    one file each: rollback, retention, schedules, jobs
 http/        the ASGI application: probes, metrics, who may ask; http/api: the verbs of Admin
 """
 

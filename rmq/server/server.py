@@ -19,6 +19,7 @@ from rmq.server.http.listener import Listener
 from rmq.server.http.metrics import ServerMetrics
 from rmq.server.leadership import Leadership
 from rmq.server.service import Service, ServiceStatus, ServiceThread
+from rmq.server.services.jobs import Jobs
 from rmq.server.services.retention import Retention
 from rmq.server.services.rollback import Rollback
 from rmq.server.services.sampler import Sampler
@@ -60,6 +61,7 @@ class Server:
         transport = self._client._transport
         self.leadership = Leadership(transport, config.prefix)
         self.survey = Survey(transport, config.prefix)
+        self._jobs = Jobs(transport, config.prefix)
         services: list[Service] = [
             self.leadership,
             self.survey,
@@ -67,6 +69,7 @@ class Server:
             Retention(transport, self.survey),
             Schedules(transport, config.prefix),
             Sampler(transport, self.survey),
+            self._jobs,
         ]
         self._threads = [ServiceThread(service, self.leadership.leads) for service in services]
         metrics = ServerMetrics(
@@ -136,6 +139,7 @@ class Server:
         until = time.monotonic() + self.config.grace_s
         for thread in self._threads:
             thread.ask_to_stop()
+        self._jobs.stop(max(0.1, until - time.monotonic()))
         self._listener.stop(max(0.1, until - time.monotonic()))
         late = [
             thread.service.name

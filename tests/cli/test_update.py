@@ -176,8 +176,10 @@ class TestDeadLetters:
         dry = run("dlq", "redrive", topic.name, "--error", "boom", "--dry-run")
         assert "would send back 2 dead letters (error boom)" in dry.stdout
         done = run("dlq", "redrive", topic.name, "--error", "boom", "--yes", "--json")
+        (job,) = client.admin.jobs(topic.name)
         assert json.loads(done.stdout) == {
-            "topic": topic.name, "dry_run": False, "matched": 2, "sent": 2, "unreadable": 0,
+            "topic": topic.name, "dry_run": False, "job": job.id, "matched": 2, "sent": 2,
+            "unreadable": 0,
         }  # fmt: skip
         assert client.admin.stats(topic.name)["dead"] == 1
         assert run("dlq", "redrive", topic.name, "--error", "boom", "--yes").exit_code == 3
@@ -206,7 +208,9 @@ class TestDeadLetters:
         assert running.returncode == 130
         told = err.decode()
         assert re.fullmatch(
-            r"stopped while redriving, after \d+ of 20; run it again to go on", told.strip()
+            r"stopped while working, after \d+ of 20; "
+            r"rmq server goes on with job \S+, or rmq job resume; rmq job stop ends it",
+            told.strip(),
         )
         assert 0 < client.admin.stats(topic.name)["dead"] < 20
         assert run("dlq", "redrive", topic.name, "--yes").exit_code == 0

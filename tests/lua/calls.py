@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rmq.core import ids
 from rmq.core.ids import member_of
+from rmq.core.keys import job_key, job_log_key
 from rmq.core.score import shared_lease
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease
@@ -24,6 +25,8 @@ SHARED_MS = 43_200_000
 STAGE, SINK = "query:7:attempt", "query"
 CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 SCHEDULE, PAUSED, DEFINITION, TIMING = "report", "rest", b"definition", "60000|||0"
+JOB, PAUSED_JOB, NEW_JOB = "t.00000001", "t.00000002", "t.00000003"
+JOBS = ("job_pause", "job_resume", "job_start", "job_step", "job_stop", "job_take")
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
 
@@ -90,6 +93,12 @@ def furnish(box: Box) -> Furnished:
             commands.schedule_set(box.keys, name, DEFINITION, TIMING, now - 9, now - 2, 100, b"0")
         )
     box.run(commands.schedule_pause(box.keys, PAUSED))
+    for job in (JOB, PAUSED_JOB, NEW_JOB):
+        box.redis.delete(job_key("rmq", job), job_log_key("rmq", job))
+    for job in (JOB, PAUSED_JOB):
+        box.run(commands.job_start("rmq", job, ["verb", "redrive"]))
+        box.run(commands.job_take("rmq", job, "me", 10_000))
+    box.run(commands.job_pause("rmq", PAUSED_JOB))
     box.redis.zadd(box.keys.rates, {"a": now + 60_000})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
         box.redis.hdel(box.keys.slot, field)
@@ -147,7 +156,9 @@ CALLS: dict[str, Call] = {
     "query_renew": _call(lambda f, b: commands.query_renew(b.keys, QUERY, 0, 10)),
     "query_settle": _call(lambda f, b: commands.query_settle(b.handle, b.keys, QUERY, 0, 10, 10)),
     "query_take": _call(lambda f, b: commands.query_take(b.keys, QUERY, 1, 10)),
-    "redrive": _call(lambda f, b: commands.redrive(b.handle, b.keys, b.session(), [f.dead])),
+    "redrive": _call(
+        lambda f, b: commands.redrive(b.handle, b.keys, b.session(), [f.dead], 9_000_000_000_000)
+    ),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.session())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.session())),
     "renew": _call(lambda f, b: commands.renew(b.keys, [CLAIM], [OWNER], 600_000)),
@@ -195,6 +206,26 @@ CALLS: dict[str, Call] = {
     "lease_release": _call(lambda f, b: commands.lease_release(b.handle, b.keys, f.lease, 10)),
     "lease_renew": _call(lambda f, b: commands.lease_renew(b.keys, f.lease, 30_000)),
     "lease_rollback": _call(lambda f, b: commands.lease_rollback(b.keys, 10)),
+    "job_pause": _call(lambda f, b: commands.job_pause("rmq", JOB)),
+    "job_resume": _call(lambda f, b: commands.job_resume("rmq", PAUSED_JOB)),
+    "job_start": _call(lambda f, b: commands.job_start("rmq", NEW_JOB, ["verb", "redrive"])),
+    "job_step": _call(
+        lambda f, b: commands.job_step(
+            "rmq",
+            JOB,
+            "me",
+            10_000,
+            number=0,
+            letters="",
+            examined=1,
+            cursor="",
+            ids=[f.dead],
+            keep_s=60,
+            most=10,
+        )
+    ),
+    "job_stop": _call(lambda f, b: commands.job_stop("rmq", JOB, 60)),
+    "job_take": _call(lambda f, b: commands.job_take("rmq", JOB, "me", 10_000)),
     "leader_renew": _call(lambda f, b: commands.leader_renew("rmq", "me", 10_000)),
     "leader_release": _call(lambda f, b: commands.leader_release("rmq", "me")),
     "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
@@ -305,7 +336,20 @@ NUMBERS: dict[str, dict[int, str]] = {
     "query_renew": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "exact", 6: "after", 7: "upto"},
     "query_settle": {0: "now_us", 5: "since", 6: "upto", 7: "limit"},
     "query_take": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "from", 6: "limit", 7: "exact"},
-    "redrive": {0: "now_us"},
+    "job_pause": {0: "now_us"},
+    "job_resume": {0: "now_us"},
+    "job_start": {0: "now_us"},
+    "job_step": {
+        0: "now_us",
+        2: "hold_ms",
+        3: "number",
+        5: "examined",
+        10: "keep_s",
+        11: "most",
+    },
+    "job_stop": {0: "now_us", 1: "keep_s"},
+    "job_take": {0: "now_us", 2: "hold_ms"},
+    "redrive": {0: "now_us", 4: "died_by"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},
     "renew": {0: "hold_ms"},

@@ -159,6 +159,19 @@ def test_a_thousand_in_one_call(box):
     assert [lease.id for lease in box.take(1000)] == ids
 
 
+def test_only_those_that_died_until_then_are_sent_back(box):
+    (early,) = bury(box)
+    then = box.clock.now_ms
+    (late,) = bury(box)
+    before = box.state()
+
+    reply = box.run(commands.redrive(box.handle, box.keys, box.session(), [late, early], then))
+
+    assert reply == "01"
+    assert box.order("dead") == [late]
+    assert ("failures", late) not in box.changed(before)
+
+
 @pytest.mark.parametrize("count", [0, 1001])
 def test_count_outside_its_limits_is_refused(box, count):
     bury(box)

@@ -8,7 +8,7 @@ import redis
 from rmq.core import keys
 from rmq.core.ids import member_of
 from rmq.protocol import commands
-from tests.lua.calls import CALLS, CLAIMS, NUMBERS, REACHING, furnish, place_of
+from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, furnish, place_of
 
 PLACES = {
     "audit_report": "slot audit",
@@ -82,13 +82,15 @@ PLACES = {
     "lease_rollback": "slot prepare leases queries",
     "leader_release": "leader",
     "leader_renew": "leader",
+    **dict.fromkeys(JOBS, "job"),
+    "job_step": "job joblog",
     "locate": "slot store prepare dead",
     "withdraw": "slot",
 }
 NEED_NO_SLOT = {
     "topic", "topic_close", "topic_pause", "topic_resume", "topic_set", "slot", "slot_delete",
     "sink_begin", "sink_end", "stage_keep", "withdraw", "leader_renew", "leader_release", "sample",
-    *CLAIMS,
+    *CLAIMS, *JOBS,
 }  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
@@ -119,7 +121,10 @@ def test_the_furnished_slot_has_every_key(box):
     furnish(box)
 
     found = {name.split(":")[0] for name in box.state()}
-    elsewhere = {"history", "leader", "scheduled", "sink", "topic", "topics", "worker", "workers"}
+    elsewhere = {
+        "audit_trail", "history", "job", "joblog", "jobs", "leader", "scheduled", "sink", "topic",
+        "topics", "worker", "workers",
+    }  # fmt: skip
     assert found | elsewhere == set(keys.TYPES)
 
 
@@ -138,8 +143,10 @@ def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(box, script, place
         box.run(command)
 
     assert box.state() == before
-    if place not in ("sink", "topic", "history", "leader"):
+    if place not in ("sink", "topic", "history", "leader", "job", "joblog"):
         assert box.state()[key.split(b"}:")[1].decode()] in (b"another's", [b"another's"])
+    elif place != "topic":  # keys that other tests of this server have, too
+        box.redis.delete(key)
 
 
 @pytest.mark.parametrize("script", sorted(set(CALLS) - NEED_NO_SLOT))

@@ -26,7 +26,7 @@ PLAIN_ENGLISH = {
     "sent", "handled", "taken", "held", "format",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
-    "access", "denied",
+    "access", "denied", "start", "step", "stop", "line",
     "full", "large", "too", "payload", "owned", "vanished", "failed", "work", "back", "rolled",
     "outgoing", "durable", "lateness",
     # durability and retry policies, by the name of the technique

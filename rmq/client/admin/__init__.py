@@ -6,6 +6,7 @@ from rmq.client.admin.accounts import AccountAdmin, AsyncAccountAdmin
 from rmq.client.admin.dead_letters import AsyncDeadLetterAdmin, DeadLetterAdmin
 from rmq.client.admin.doctor import AsyncDoctorAdmin, DoctorAdmin
 from rmq.client.admin.functions import AsyncFunctionAdmin, FunctionAdmin
+from rmq.client.admin.jobs import AsyncJobAdmin, JobAdmin
 from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
 from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
 from rmq.client.admin.schedules import AsyncScheduleAdmin, ScheduleAdmin
@@ -19,6 +20,7 @@ class Admin(
     TopicAdmin,
     MessageAdmin,
     DeadLetterAdmin,
+    JobAdmin,
     AccountAdmin,
     QueryAdmin,
     ScheduleAdmin,
@@ -33,6 +35,7 @@ class AsyncAdmin(
     AsyncTopicAdmin,
     AsyncMessageAdmin,
     AsyncDeadLetterAdmin,
+    AsyncJobAdmin,
     AsyncAccountAdmin,
     AsyncQueryAdmin,
     AsyncScheduleAdmin,

@@ -29,6 +29,17 @@ from rmq.protocol.commands.inspect import (
     peek as peek,
     stats as stats,
 )
+from rmq.protocol.commands.jobs import (
+    JobReply as JobReply,
+    JobStepReply as JobStepReply,
+    JobTaken as JobTaken,
+    job_pause as job_pause,
+    job_resume as job_resume,
+    job_start as job_start,
+    job_step as job_step,
+    job_stop as job_stop,
+    job_take as job_take,
+)
 from rmq.protocol.commands.leader import (
     LeaderReply as LeaderReply,
     leader_release as leader_release,

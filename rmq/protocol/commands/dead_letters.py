@@ -13,15 +13,25 @@ from rmq.protocol.steps import Command
 
 
 def redrive(
-    context: TopicContext, keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    died_by_ms: int | None = None,
 ) -> Command[str]:
-    """Send dead letters back. A letter for each: 1 sent, 0 not dead, x unreadable."""
+    """Send dead letters back. A letter for each: 1 sent, 0 not dead, x unreadable.
+
+    `died_by_ms`: those that died later count as not dead.
+    """
     return Command(
         scripts.load("redrive"),
         (
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare,
         ),
-        [clock.now_us, session.call, context.channel, keys.index, *members_of(ids)],
+        [
+            clock.now_us, session.call, context.channel, keys.index,
+            "" if died_by_ms is None else died_by_ms, *members_of(ids),
+        ],
         bytes.decode,
     )  # fmt: skip
 

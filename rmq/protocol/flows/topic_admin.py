@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rmq.core import settings
-from rmq.core.keys import TYPES, SlotKeys, sink_key, topics_key
+from rmq.core.keys import TYPES, SlotKeys, job_key, job_log_key, sink_key, topics_key
 from rmq.core.pause import Pause
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
@@ -24,7 +24,8 @@ from rmq.protocol.steps import Flow, Progress, RawCommand, pipeline
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys that one SCAN looks at
 MOST = 2**53 - 1  # as many messages as a slot may hold
-_SLOT_LEVEL = [kind for kind in TYPES if kind not in ("sink", "topic", "topics", "history")]
+_OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
+_SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
 
 
 class Deleted(NamedTuple):
@@ -222,14 +223,17 @@ def _delete_other_keys(context: TopicContext) -> Flow[int]:
     of_slot = re.compile(
         rf"{stem}:\{{{name}_\d+\}}:({'|'.join(_SLOT_LEVEL)})(:.*)?".encode(), re.DOTALL
     )
-    sinks = sink_key(context.prefix, context.name, "")
+    of_topic = (
+        sink_key(context.prefix, context.name, ""), job_key(context.prefix, context.name + "."),
+        job_log_key(context.prefix, context.name + "."),
+    )  # fmt: skip
     deleted, cursor = 0, b"0"
     while True:
         cursor, page = yield RawCommand(
             "topic_delete", "SCAN", cursor,
             "MATCH", f"{context.prefix}:{{{context.name}*", "COUNT", SCANNED,
         )  # fmt: skip
-        keys = [key for key in page if of_slot.fullmatch(key) or key.startswith(sinks)]
+        keys = [key for key in page if of_slot.fullmatch(key) or key.startswith(of_topic)]
         if keys:
             deleted += yield RawCommand("topic_delete", "UNLINK", *keys)
         if cursor == b"0":

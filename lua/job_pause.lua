@@ -1,0 +1,18 @@
+--[[
+job_pause: let a job do nothing until job_resume. A batch that is on its way is finished.
+
+KEYS[1]   job            hash  definition, state and progress of a job
+ARGV[1]   now_us         ''    or a test's time
+Returns   {1 done | 0 it does not run | -1 there is no such job, the server's time in epoch ms}
+Cost      O(1)
+Atomic    One state for another. A second run finds it paused.
+]]
+--- @include "lib/clock"
+local now = clock(ARGV[1])
+local state = redis.call('HGET', KEYS[1], 'state')
+if state ~= 'running' then
+  return { state and 0 or -1, now }
+end
+redis.call('HDEL', KEYS[1], '') -- a write that needs no memory: after it, Redis checks no more
+redis.call('HSET', KEYS[1], 'state', 'paused')
+return { 1, now }

@@ -1,0 +1,85 @@
+--[[
+job_step: record what became of a job's batch, and note the next batch before its messages are touched.
+
+KEYS[1]   job            hash  definition, state and progress of a job
+KEYS[2]   job log        list  the newest outcomes: a letter, the slot's index, ':' and the member
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   runner               the id of the one who runs it
+ARGV[3]   hold_ms              of its lease, counted from now, 1 to 86 400 000
+ARGV[4]   number               of the batch that is recorded; 0 before the first one
+ARGV[5]   letters              what became of each of its members; '' where it is recorded already
+ARGV[6]   examined             how many messages the job has looked at up to the next batch
+ARGV[7]   cursor               where to go on behind the next batch
+ARGV[8]   slot                 the index of the slot of the next batch
+ARGV[9]   members              of the next batch, at most 1000, 13 bytes each; '' there is none here
+ARGV[10]  last           ''    or 1: there is none at all, so the job ends
+ARGV[11]  keep_s               how long a job is kept that ended, 1 to 31 536 000
+ARGV[12]  most                 how many outcomes are kept, 1 to 100 000
+Returns   {1 | 0 the runner does not have the job any more | -1 there is no such job, state, number of the batch that is
+          noted, the server's time in epoch ms}
+Cost      O(members)
+Atomic    A batch is recorded once, and the next one noted once, by their numbers: a second run changes nothing but the
+          lease. While the job is paused or stopping, none is noted. Works while Redis is at maxmemory.
+]]
+--- @include "lib/clock"
+--- @include "lib/member"
+local job, log = KEYS[1], KEYS[2]
+local now = clock(ARGV[1])
+local hold = whole_number(ARGV[3], 1, 86400000, 'hold_ms')
+local number = whole_number(ARGV[4], 0, 9e15, 'number')
+local examined = whole_number(ARGV[6], 0, 9e15, 'examined')
+local keep = whole_number(ARGV[11], 1, 31536000, 'keep_s')
+local most = whole_number(ARGV[12], 1, 100000, 'most')
+local letters, members = ARGV[5], ARGV[9]
+if #members % MEMBER ~= 0 or #members > 1000 * MEMBER then
+  fail('ARG', 'members')
+end
+redis.call('LLEN', log)
+local s = redis.call('HMGET', job, 'state', 'runner', 'batch', 'recorded', 'members', 'slot')
+if not s[1] then
+  return { -1, '', 0, now }
+end
+local state, batch, recorded = s[1], tonumber(s[3]), tonumber(s[4])
+if s[2] ~= ARGV[2] then
+  return { 0, state, batch, now }
+end
+redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
+redis.call('HSET', job, 'until', now + hold)
+if number == batch and recorded == number - 1 then
+  if #letters * MEMBER ~= #s[5] then
+    fail('ARG', 'letters')
+  end
+  local entries, counts = {}, {}
+  for i = 1, #letters do
+    local letter = string.sub(letters, i, i)
+    counts[letter] = (counts[letter] or 0) + 1
+    entries[i] = letter .. s[6] .. ':' .. string.sub(s[5], (i - 1) * MEMBER + 1, i * MEMBER)
+  end
+  for letter, count in pairs(counts) do
+    redis.call('HINCRBY', job, 'count_' .. letter, count)
+  end
+  redis.call('RPUSH', log, unpack(entries))
+  redis.call('LTRIM', log, -most, -1)
+  redis.call('HSET', job, 'recorded', number)
+  redis.call('HDEL', job, 'members')
+  recorded = number
+end
+if batch == recorded and number == batch then
+  if state == 'running' then
+    redis.call('HSET', job, 'examined', examined, 'cursor', ARGV[7])
+    if members ~= '' then
+      batch = batch + 1
+      redis.call('HSET', job, 'batch', batch, 'slot', ARGV[8], 'members', members, 'noted', now)
+    elseif ARGV[10] == '1' then
+      state = 'done'
+    end
+  elseif state == 'stopping' then
+    state = 'stopped'
+  end
+  if state == 'done' or state == 'stopped' then
+    redis.call('HSET', job, 'state', state, 'ended', now, 'runner', '', 'until', 0)
+    redis.call('EXPIRE', job, keep)
+    redis.call('EXPIRE', log, keep)
+  end
+end
+return { 1, state, batch, now }

@@ -1,0 +1,187 @@
+"""Jobs: a redrive, purge or move of dead letters that goes on by itself; its fields in Redis."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, get_args
+
+from rmq.core.ids import MessageId
+from rmq.core.keys import check_name
+from rmq.core.message import moment
+from rmq.errors import InvalidType, InvalidValue
+
+JobVerb = Literal["redrive"]
+JobState = Literal["running", "paused", "stopping", "stopped", "done"]
+VERBS: tuple[JobVerb, ...] = get_args(JobVerb)
+ENDED = ("stopped", "done")
+
+LETTERS = {"1": "done", "0": "gone", "x": "unreadable"}  # what became of a message
+_CODE = re.compile(r"[0-9a-v]{8}")
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+
+
+def new_id(topic: str) -> str:
+    """Return an id for a job of a topic: the topic's name, a dot and 8 random characters."""
+    return f"{topic}." + "".join(secrets.choice(_DIGITS) for _ in range(8))
+
+
+def topic_of(id: object) -> str:
+    """Return the topic that the id of a job names.
+
+    Raises:
+        InvalidType, InvalidValue: it is no id of a job.
+    """
+    if not isinstance(id, str):
+        raise InvalidType(f"job: {type(id).__name__}; give its id as a str")
+    topic, _, code = id.rpartition(".")
+    if not _CODE.fullmatch(code):
+        raise InvalidValue(f"job: {id[:160]!r} is no id; an id is TOPIC.XXXXXXXX, see rmq job ls")
+    return check_name(topic, "job")
+
+
+def code_of(id: str) -> str:
+    """Return the random characters of an id."""
+    return id[-8:]
+
+
+class Job(NamedTuple):
+    """A job, as it stands in Redis.
+
+    Attributes:
+        id: the topic's name, a dot and 8 characters.
+        topic: whose dead letters.
+        verb: "redrive".
+        conditions: those that dead letters must fit, as they were given; empty: all.
+        rate: messages a second; None: as fast as it goes.
+        to: the topic that they are sent to; None: their own.
+        by: who started it.
+        state: "running", "paused", "stopping" (after the batch on its way), "stopped" or "done".
+        began_ms: when it was started, epoch ms; dead letters that died later are not touched.
+        ended_ms: when it ended; None: it has not.
+        expected: how many fitted when it was started; None: nobody counted.
+        examined: dead letters that it has looked at.
+        done: of those that fitted, sent back.
+        gone: of them, those that somebody else had taken away before.
+        unreadable: of them, left where they were because their record cannot be read.
+        runner: who runs it; empty: nobody does.
+    """
+
+    id: str
+    topic: str
+    verb: JobVerb
+    conditions: dict[str, Any]
+    rate: float | None
+    to: str | None
+    by: str
+    state: JobState
+    began_ms: int
+    ended_ms: int | None
+    expected: int | None
+    examined: int
+    done: int
+    gone: int
+    unreadable: int
+    runner: str
+
+    @property
+    def matched(self) -> int:
+        """How many it has dealt with."""
+        return self.done + self.gone + self.unreadable
+
+    @property
+    def began(self) -> datetime:
+        """When it was started."""
+        return moment(self.began_ms)
+
+    @property
+    def ended(self) -> datetime | None:
+        """When it ended; None: it has not."""
+        return None if self.ended_ms is None else moment(self.ended_ms)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether somebody has to run it."""
+        return self.state in ("running", "stopping")
+
+
+class JobOutcome(NamedTuple):
+    """What became of a message of a job.
+
+    Attributes:
+        id: of the message.
+        outcome: "done", "gone" (somebody else had taken it away) or "unreadable".
+    """
+
+    id: MessageId
+    outcome: str
+
+
+class AuditLine(NamedTuple):
+    """A line of the audit trail: who did what, and when.
+
+    Attributes:
+        at_ms: epoch ms, by the server's clock.
+        by: who.
+        what: the verb, as "job start".
+        subject: of what, as the id of a job.
+        text: the rest.
+    """
+
+    at_ms: int
+    by: str
+    what: str
+    subject: str
+    text: str
+
+    def pack(self) -> str:
+        """Return it as it stands in Redis."""
+        return json.dumps(list(self), separators=(",", ":"))
+
+    @classmethod
+    def unpack(cls, text: bytes) -> AuditLine:
+        """Read it."""
+        return cls(*json.loads(text))
+
+
+def definition(
+    verb: JobVerb,
+    conditions: Mapping[str, Any],
+    rate: float | None,
+    to: str | None,
+    by: str,
+    expected: int | None,
+) -> list[str]:
+    """Return the fields and values of a job's definition, as job_start takes them."""
+    fields = {
+        "verb": verb,
+        "conditions": json.dumps(dict(conditions), separators=(",", ":")),
+        "rate": "" if rate is None else repr(rate),
+        "to": to or "",
+        "by": by,
+        "expected": "" if expected is None else str(expected),
+    }
+    return [text for pair in fields.items() for text in pair]
+
+
+def read(id: str, fields: Mapping[str, bytes]) -> Job:
+    """Read the fields of a job."""
+
+    def text(name: str) -> str:
+        return fields.get(name, b"").decode(errors="replace")
+
+    def number(name: str) -> int:
+        return int(text(name) or 0)
+
+    counts = {name: number(f"count_{letter}") for letter, name in LETTERS.items()}
+    return Job(
+        id, topic_of(id), text("verb"), json.loads(text("conditions")),  # type: ignore[arg-type]
+        float(text("rate")) if text("rate") else None, text("to") or None, text("by"),
+        text("state"),  # type: ignore[arg-type]
+        number("began"), number("ended") or None,
+        int(text("expected")) if text("expected") else None,
+        number("examined"), counts["done"], counts["gone"], counts["unreadable"], text("runner"),
+    )  # fmt: skip

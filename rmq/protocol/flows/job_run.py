@@ -1,0 +1,295 @@
+"""Run a job: one runner at a time, batch by batch, safe to leave at any moment.
+
+A batch is noted in the job before its messages are touched, and recorded after. A runner that takes
+a job over does the noted batch again, under the same replay session and number: what was done
+answers as it did then, what was not done is done now. So nothing is done twice, and the numbers say
+what was done. After a few minutes the slot has forgotten those answers; then a letter of the batch
+that is not there any more counts as done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rmq.core import job as jobs_core
+from rmq.core.ids import MessageId, member_of
+from rmq.core.job import ENDED, Job
+from rmq.core.keys import SlotKeys
+from rmq.core.replay_session import ReplaySession
+from rmq.core.topic_context import TopicContext
+from rmq.errors import JobNotFound, OutcomeUnknown, Unavailable
+from rmq.protocol import commands
+from rmq.protocol.commands import JobStepReply, JobTaken, QueueMember
+from rmq.protocol.flows import jobs, open_topic
+from rmq.protocol.flows.dead_letters import REDRIVE_MAX, Filter
+from rmq.protocol.steps import Flow, Progress, Sleep, pipeline
+
+log = logging.getLogger("rmq")
+
+HOLD_MS = 10_000  # the lease of a runner; after its death, another one goes on so much later
+RENEW_S = 2.0  # the longest pause without a look at the job
+PAGE = 500  # dead letters of one read
+BATCH_MAX = 1000
+EXAMINED_MAX = 5000  # dead letters between two looks at the job
+REMEMBERED_MS = 240_000  # so long the slots know the answers to the noted batch: less than KEPT_S
+BEHIND_MS = 1000  # what a throttled job makes up for, when it was held up
+BATCHES_PER_S = 8  # of a throttled job
+
+
+class _Cursor(NamedTuple):
+    """The last dead letter that was looked at: they are in the order of time and member."""
+
+    slot: int = 0
+    died: float = -1.0
+    member: bytes = b""
+
+    def pack(self) -> str:
+        return f"{self.slot} {self.died!r} {self.member.hex()}"
+
+    @classmethod
+    def unpack(cls, text: str) -> _Cursor:
+        if not text:
+            return cls()
+        slot, died, member = text.split(" ")
+        return cls(int(slot), float(died), bytes.fromhex(member))
+
+
+class _Batch(NamedTuple):
+    """Dead letters of one slot that fit, and where the search has got to."""
+
+    slot: int
+    ids: list[bytes]
+    cursor: _Cursor
+    examined: int
+    is_last: bool
+
+
+class _Search:
+    """Finds the dead letters of a job, from its cursor on."""
+
+    def __init__(self, context: TopicContext, job: Job, cursor: _Cursor) -> None:
+        self._context = context
+        self._began_ms = job.began_ms
+        self._wanted = Filter(**job.conditions)
+        self.examined = job.examined
+        self._cursor = cursor
+        self._page: deque[QueueMember] = deque()
+        self._ids: dict[int, list[MessageId]] = {}
+        for id in sorted({context.check_id(id) for id in self._wanted.ids or ()}):
+            self._ids.setdefault(id.slot, []).append(id)
+
+    def next(self, most: int) -> Flow[_Batch]:
+        """Return the next batch; it may be empty, after a long search."""
+        ids: list[bytes] = []
+        until = self.examined + EXAMINED_MAX
+        slots = self._context.slots
+        slot = self._cursor.slot
+        while slot < len(slots) and len(ids) < most and self.examined < until:
+            if not self._page:
+                self._page.extend((yield from self._read(slots[slot])))
+            if not self._page:
+                if ids:
+                    break  # a batch is of one slot
+                slot += 1
+                self._cursor = _Cursor(slot)
+                continue
+            member = self._page.popleft()
+            self.examined += 1
+            self._cursor = _Cursor(slot, member.score, member_of(member.id))
+            if self._wanted.fits(member, self._began_ms):
+                ids.append(member.id)
+        return _Batch(slot, ids, self._cursor, self.examined, slot >= len(slots))
+
+    def _read(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
+        """Read the next dead letters of a slot behind the cursor; none: that was all."""
+        if self._wanted.ids is not None:
+            return (yield from self._read_ids(keys))
+        offset = 0
+        while True:
+            page: list[QueueMember] = yield commands.peek(
+                keys, "dead", low=repr(self._cursor.died), high=str(self._began_ms),
+                offset=offset, limit=PAGE,
+            )  # fmt: skip
+            behind = self._cursor[1:]
+            fresh = [each for each in page if (each.score, member_of(each.id)) > behind]
+            if fresh or not page:
+                return fresh
+            offset += len(page)  # all of one time, and looked at
+
+    def _read_ids(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
+        left = [
+            id for id in self._ids.get(keys.index, ()) if member_of(id) > self._cursor.member
+        ]  # in the order of their bytes, which is that of their members: the slot is the same
+        for at in range(0, len(left), PAGE):
+            found: list[QueueMember | None] = yield from pipeline(
+                [commands.get(keys, id) for id in left[at : at + PAGE]]
+            )
+            dead = [
+                each._replace(score=0.0)
+                for each in found
+                if each is not None and each.place == "dead" and each.score <= self._began_ms
+            ]
+            if dead:
+                return dead
+        return []
+
+
+class _Lost(Exception):
+    """The runner does not have the job any more, or it has ended."""
+
+
+class _Runner:
+    def __init__(
+        self,
+        context: TopicContext,
+        id: str,
+        name: str,
+        is_stopping: Callable[[], bool],
+        progress: Progress | None,
+    ) -> None:
+        self._context = context
+        self._prefix = context.prefix
+        self._id = id
+        self._name = name
+        self._is_stopping = is_stopping
+        self._progress = progress
+
+    def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
+        """Take the lease, renew it, or end it."""
+        taken = yield commands.job_take(self._prefix, self._id, self._name, hold_ms)
+        if taken.state < 0:
+            raise JobNotFound(f"there is no job {self._id} any more")
+        assert isinstance(taken, JobTaken)
+        return taken
+
+    def run(self) -> Flow[bool]:
+        """Run the job as long as this runner has it; return whether it ever had it."""
+        taken = yield from self.take()
+        if not taken.state:
+            return False
+        job = jobs_core.read(self._id, taken.fields)
+        if self._progress:
+            self._progress(job.matched, job.expected or 0)
+        try:
+            yield from self._work(job, taken)
+        except _Lost:
+            pass
+        else:
+            yield from self.take(0)
+        return True
+
+    def _work(self, job: Job, taken: JobTaken) -> Flow[None]:
+        fields = taken.fields
+        number = int(fields["batch"])
+        cursor = fields.get("cursor", b"").decode()
+        yield from open_topic.ensure_open(self._context, create=False)
+        letters = ""
+        if "members" in fields:
+            keys = self._context.slots[int(fields["slot"])]
+            packed = fields["members"]
+            ids = [keys.id_of(packed[at : at + 13]) for at in range(0, len(packed), 13)]
+            letters = yield from self._act(job, keys, number, ids)
+            if taken.now_ms - int(fields["noted"]) > REMEMBERED_MS:
+                letters = letters.replace("0", "1")
+        search = _Search(self._context, job, _Cursor.unpack(cursor))
+        most = BATCH_MAX
+        if job.rate is not None:
+            most = max(1, min(BATCH_MAX, int(job.rate / BATCHES_PER_S)))
+        reached = job.matched
+        due_ms = float(taken.now_ms)  # when the next batch may be done
+        while True:
+            stops = self._is_stopping()
+            # A runner that stops records what it has done, and notes nothing.
+            batch = _Batch(0, [], _Cursor.unpack(cursor), search.examined, False)
+            if not stops:
+                batch = yield from search.next(most)
+            cursor = batch.cursor.pack()
+            reached += len(letters)
+            if self._progress:
+                self._progress(reached, max(reached, job.expected or 0))
+            reply = yield from self._step(number, letters, batch)
+            if reply.job_state != "running" or stops:
+                return
+            number, letters = reply.batch, ""
+            if batch.ids:
+                if job.rate is not None:
+                    yield from self._wait(due_ms - reply.now_ms)
+                    due_ms = max(due_ms, reply.now_ms - BEHIND_MS)
+                    due_ms += len(batch.ids) / job.rate * 1000
+                keys = self._context.slots[batch.slot]
+                letters = yield from self._act(job, keys, number, batch.ids)
+
+    def _wait(self, ms: float) -> Flow[None]:
+        """Wait, and keep the lease."""
+        left_s = ms / 1000
+        while left_s > 0 and not self._is_stopping():
+            yield Sleep(min(left_s, RENEW_S))
+            left_s -= RENEW_S
+            if left_s > 0:
+                taken = yield from self.take()
+                if not taken.state:
+                    raise _Lost
+
+    def _step(self, number: int, letters: str, batch: _Batch) -> Flow[JobStepReply]:
+        reply = yield commands.job_step(
+            self._prefix, self._id, self._name, HOLD_MS, number=number, letters=letters,
+            examined=batch.examined, cursor=batch.cursor.pack(), slot=batch.slot, ids=batch.ids,
+            last=batch.is_last, keep_s=jobs.KEEP_S, most=jobs.OUTCOMES_MAX,
+        )  # fmt: skip
+        assert isinstance(reply, JobStepReply)
+        if reply.state < 0:
+            raise JobNotFound(f"there is no job {self._id} any more")
+        if reply.job_state in ENDED:
+            ended = yield from jobs.job(self._prefix, self._id)
+            yield from jobs.note_end(self._prefix, ended)
+            raise _Lost
+        if not reply.state:
+            raise _Lost
+        return reply
+
+    def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
+        """Do a batch, or do it again; a letter for each of its messages."""
+        letters, part = "", 0
+        code = jobs_core.code_of(self._id).encode()
+        while len(letters) < len(ids):
+            session = ReplaySession(b"@job-%s-%d" % (code, part))
+            session.number = number
+            page = ids[len(letters) : len(letters) + REDRIVE_MAX]
+            letters += yield commands.redrive(self._context, keys, session, page, job.began_ms)
+            part += 1
+        return letters
+
+
+def try_run(
+    context: TopicContext, id: str, name: str, is_stopping: Callable[[], bool]
+) -> Flow[bool]:
+    """Run a job if nobody does, until it ends or pauses; return whether this runner had it."""
+    return (yield from _Runner(context, id, name, is_stopping, None).run())
+
+
+def run(context: TopicContext, id: str, name: str, progress: Progress | None) -> Flow[Job]:
+    """Run a job, or watch another runner, until the job ends or is paused; return it then.
+
+    While Redis is away, it waits.
+    """
+    runner = _Runner(context, id, name, lambda: False, progress)
+    while True:
+        try:
+            job = yield from jobs.job(context.prefix, id)
+            if not job.is_active:
+                return job
+            if not (yield from runner.run()):
+                if progress:
+                    progress(job.matched, max(job.matched, job.expected or 0))
+                yield Sleep(1.0)
+        except (Unavailable, OutcomeUnknown) as error:
+            log.warning("job %s waits: %s", id, error)
+            yield Sleep(1.0)
+
+
+def release(context: TopicContext, id: str, name: str) -> Flow[None]:
+    """Let another runner have the job at once."""
+    yield from _Runner(context, id, name, lambda: True, None).take(0)

@@ -1,0 +1,231 @@
+"""Start, list and change jobs. `job_run` runs them.
+
+`rmq:jobs` lists all jobs by id: those that ended with the time of that, all others with a score
+from LISTED_ACTIVE on. No script writes both that list and a job: a job is listed before it is
+stored, and whoever looks for jobs to run puts the list right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rmq.core import job as jobs_core
+from rmq.core.job import ENDED, VERBS, AuditLine, Job, JobOutcome, JobVerb
+from rmq.core.keys import audit_trail_key, job_key, job_log_key, jobs_key
+from rmq.core.pause import check_text, default_by
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import check_int
+from rmq.errors import InvalidValue, JobNotFound
+from rmq.protocol import commands
+from rmq.protocol.commands import JobReply
+from rmq.protocol.flows import open_topic
+from rmq.protocol.flows.dead_letters import Filter
+from rmq.protocol.steps import Command, Flow, RawCommand
+
+KEEP_S = 7 * 86_400  # how long a job is kept that ended
+OUTCOMES_MAX = 10_000  # of a job: the newest
+LISTED_ACTIVE = 9_000_000_000_000_000  # and the epoch s in which the job was listed
+LISTED_MAX = 1000  # jobs of one answer
+STARTING_S = 60  # after so long, a job that is listed and not there will not come any more
+IDS_MAX = 10_000  # of one job's conditions
+AUDIT_LINES_MAX = 10_000
+_FIELDS = (
+    "verb", "conditions", "rate", "to", "by", "expected", "state", "began", "ended", "examined",
+    "runner", *(f"count_{letter}" for letter in jobs_core.LETTERS),
+)  # fmt: skip
+
+
+# --- the audit trail ------------------------------------------------------------------------------
+
+
+def note(prefix: str, line: AuditLine) -> Flow[None]:
+    """Add a line to the audit trail; the same line again adds nothing."""
+    key = audit_trail_key(prefix)
+    yield RawCommand("audit_trail", "ZADD", key, line.at_ms, line.pack())
+    yield RawCommand("audit_trail", "ZREMRANGEBYRANK", key, 0, -AUDIT_LINES_MAX - 1)
+
+
+def audit_trail(prefix: str, limit: int) -> Flow[list[AuditLine]]:
+    """Return the newest lines of the audit trail, the newest first."""
+    limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
+    lines: list[bytes] = yield RawCommand(
+        "audit_trail", "ZRANGE", audit_trail_key(prefix), -limit, -1
+    )
+    return [AuditLine.unpack(line) for line in reversed(lines)]
+
+
+def note_end(prefix: str, job: Job) -> Flow[None]:
+    """Note the end of a job in the audit trail and in the list; a second time changes nothing."""
+    assert job.ended_ms is not None
+    text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
+    yield from note(prefix, AuditLine(job.ended_ms, job.by, "job end", job.id, text))
+    key = jobs_key(prefix)
+    yield RawCommand("job", "ZADD", key, job.ended_ms, job.id)
+    yield RawCommand("job", "ZREMRANGEBYSCORE", key, "-inf", job.ended_ms - KEEP_S * 1000)
+
+
+# --- start and change -----------------------------------------------------------------------------
+
+
+def check_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return conditions as JSON has them.
+
+    Raises:
+        InvalidValue, InvalidType: a condition that dead letters cannot be held to.
+    """
+    given = {name: value for name, value in conditions.items() if value is not None}
+    wanted = Filter(**given)
+    if wanted.ids is not None:
+        if len(wanted.ids) > IDS_MAX:
+            raise InvalidValue(f"ids: {len(wanted.ids)}; give at most {IDS_MAX}")
+        given["ids"] = [str(id) for id in wanted.ids]
+    if wanted.older_ms:
+        given["older_than"] = wanted.older_ms / 1000
+    return given
+
+
+def job_start(
+    context: TopicContext,
+    verb: str,
+    conditions: Mapping[str, Any],
+    rate: float | None,
+    by: str | None,
+    expected: int | None,
+) -> Flow[Job]:
+    """Start a job; somebody has to run it.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        InvalidValue, InvalidType: a value that cannot work.
+    """
+    known: JobVerb | None = next((each for each in VERBS if each == verb), None)
+    if known is None:
+        raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
+    if rate is not None and (isinstance(rate, bool) or not 0 < rate < math.inf):
+        raise InvalidValue(f"rate: {rate!r}; give messages a second, more than 0")
+    given = check_conditions(conditions)
+    who = default_by() if by is None else check_text(by, "by")
+    yield from open_topic.ensure_open(context, create=False)
+    for id in given.get("ids", ()):
+        context.check_id(id)
+    job_id, prefix = jobs_core.new_id(context.name), context.prefix
+    seconds, _ = yield RawCommand("job_start", "TIME")
+    # The list first: a job that is not in it would never end.
+    yield RawCommand("job_start", "ZADD", jobs_key(prefix), LISTED_ACTIVE + int(seconds), job_id)
+    fields = jobs_core.definition(known, given, rate, None, who, expected)
+    began = yield commands.job_start(prefix, job_id, fields)
+    text = f"{verb} {_conditions_text(given)}" + (f" at {rate:g}/s" if rate else "")
+    yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))
+    return (yield from job(prefix, job_id))
+
+
+def _conditions_text(given: Mapping[str, Any]) -> str:
+    parts = [
+        f"{len(value)} ids" if name == "ids" else f"{name}={value}" for name, value in given.items()
+    ]
+    return ", ".join(parts) or "all"
+
+
+def job(prefix: str, id: str) -> Flow[Job]:
+    """Return a job.
+
+    Raises:
+        JobNotFound: there is none of this id, or it ended a week ago.
+    """
+    jobs_core.topic_of(id)
+    values = yield RawCommand("job", "HMGET", job_key(prefix, id), *_FIELDS)
+    fields = {name: value for name, value in zip(_FIELDS, values, strict=True) if value is not None}
+    if "state" not in fields:
+        raise JobNotFound(f"there is no job {id}, or it ended more than 7 days ago; see rmq job ls")
+    return jobs_core.read(id, fields)
+
+
+def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
+    """Return the jobs of a topic, or all, the newest first."""
+    members: list[bytes] = yield RawCommand("jobs", "ZRANGE", jobs_key(prefix), -LISTED_MAX, -1)
+    found: list[Job] = []
+    for member in members:
+        job_id = member.decode()
+        if topic is None or jobs_core.topic_of(job_id) == topic:
+            with suppress(JobNotFound):  # it is about to start, or its topic was deleted
+                found.append((yield from job(prefix, job_id)))
+    return sorted(found, key=lambda each: each.began_ms, reverse=True)
+
+
+def active(prefix: str) -> Flow[list[Job]]:
+    """Return the jobs that somebody has to run; take those that have ended off that list."""
+    key = jobs_key(prefix)
+    members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
+    found = []
+    for member in members:
+        try:
+            each = yield from job(prefix, member.decode())
+        except JobNotFound:
+            yield from _remove_vanished(prefix, member)
+            continue
+        if each.is_active:
+            found.append(each)
+        elif each.state in ENDED:
+            yield from note_end(prefix, each)
+    return found
+
+
+def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
+    """Take a job that is not there off the list, unless it is about to start."""
+    score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
+    seconds, _ = yield RawCommand("jobs", "TIME")
+    if score is not None and float(score) < LISTED_ACTIVE + int(seconds) - STARTING_S:
+        yield RawCommand("jobs", "ZREM", jobs_key(prefix), member)
+
+
+def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[list[JobOutcome]]:
+    """Return what became of the last messages of a job, the newest first."""
+    limit = check_int(limit, "limit", 1, OUTCOMES_MAX)
+    yield from open_topic.ensure_open(context, create=False)
+    entries: list[bytes] = yield RawCommand(
+        "job_outcomes", "LRANGE", job_log_key(prefix, id), -limit, -1
+    )
+    found = []
+    for entry in reversed(entries):
+        index, _, member = entry[1:].partition(b":")
+        keys = context.slots[int(index)]
+        found.append(JobOutcome(keys.id_of(member), jobs_core.LETTERS[entry[:1].decode()]))
+    return found
+
+
+def job_pause(prefix: str, id: str, by: str | None) -> Flow[bool]:
+    """Let a job do nothing until it is resumed; return whether it ran."""
+    jobs_core.topic_of(id)
+    return (yield from _change(prefix, id, by, "job pause", commands.job_pause(prefix, id)))
+
+
+def job_resume(prefix: str, id: str, by: str | None) -> Flow[bool]:
+    """Let a paused job go on; return whether it was paused."""
+    jobs_core.topic_of(id)
+    return (yield from _change(prefix, id, by, "job resume", commands.job_resume(prefix, id)))
+
+
+def job_stop(prefix: str, id: str, by: str | None) -> Flow[bool]:
+    """End a job after the batch that is on its way; return whether it had not ended."""
+    jobs_core.topic_of(id)
+    command = commands.job_stop(prefix, id, KEEP_S)
+    changed = yield from _change(prefix, id, by, "job stop", command)
+    stopped = yield from job(prefix, id)
+    if stopped.state in ENDED:
+        yield from note_end(prefix, stopped)
+    return changed
+
+
+def _change(
+    prefix: str, id: str, by: str | None, what: str, command: Command[JobReply]
+) -> Flow[bool]:
+    who = default_by() if by is None else check_text(by, "by")
+    reply = yield command
+    if reply.state < 0:
+        raise JobNotFound(f"there is no job {id}, or it ended more than 7 days ago; see rmq job ls")
+    if reply.state:
+        yield from note(prefix, AuditLine(reply.now_ms, who, what, id, ""))
+    return bool(reply.state)

@@ -1,0 +1,42 @@
+"""job_resume.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq.protocol import commands
+from tests.lua.jobs import JOB, KEY, begin, changed, clear, fields
+
+
+def resume(box):
+    return box.run(commands.job_resume("rmq", JOB))
+
+
+def test_one_state_becomes_another_and_a_second_run_finds_that(box):
+    begin(box)
+    box.redis.hset(KEY, "state", "paused")
+    before = fields(box)
+
+    assert resume(box) == (1, box.clock.now_ms)
+
+    after = fields(box)
+    assert changed(before, after) == {"state": "running"}
+    assert resume(box) == (0, box.clock.now_ms)
+    assert fields(box) == after
+
+
+@pytest.mark.parametrize("state", ["running", "stopping", "stopped", "done"])
+def test_a_job_of_another_state_stays_as_it_is(box, state):
+    begin(box)
+    box.redis.hset(KEY, "state", state)
+    before = fields(box)
+
+    assert resume(box).state == 0
+    assert fields(box) == before
+
+
+def test_a_job_that_is_not_there_is_not_made(box):
+    clear(box)
+
+    assert resume(box).state == -1
+    assert fields(box) == {}

@@ -1,0 +1,258 @@
+"""Jobs on a real Redis: in the shell, on a server, paused, stopped, taken over."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import rmq
+from rmq.protocol import commands
+from rmq.protocol.flows import job_run, jobs
+from rmq.server.services import jobs as service
+from tests.server.running import serving, until
+from tests.servers import Server as Redis
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.Jobs, "every_s", 0.1)
+    monkeypatch.setattr(job_run, "HOLD_MS", 1000)
+    monkeypatch.setattr(job_run, "RENEW_S", 0.2)
+
+
+def bury(client: rmq.Client, count: int, error: str = "why", **settings: object) -> rmq.Topic:
+    """Send messages and reject all of them."""
+    topic = client.topic("orders", **settings)  # type: ignore[arg-type]
+    topic.send_many([rmq.Outgoing({"n": n}) for n in range(count)])
+    with topic.consumer() as consumer:
+        left = count
+        while left:
+            batch = consumer.receive(1000)
+            for delivery in batch:
+                delivery.reject(error)
+            left -= len(batch)
+    time.sleep(0.002)  # a job begins after the last one died
+    return topic
+
+
+def test_a_job_sends_back_what_fits_and_says_what_became_of_each(client: rmq.Client) -> None:
+    bury(client, 30, "timeout", slots=2)
+    bury(client, 20, "refused")
+
+    started = client.admin.job_start("orders", conditions={"error": "timeout"}, expected=30)
+    assert (started.state, started.done, started.runner) == ("running", 0, "")
+    seen: list[tuple[int, int]] = []
+    job = client.admin.job_run(started.id, progress=lambda done, of: seen.append((done, of)))
+
+    assert (job.state, job.done, job.examined, job.gone) == ("done", 30, 50, 0)
+    assert seen[0] == (0, 30)
+    assert seen[-1] == (30, 30)
+    counts = client.admin.stats("orders")
+    assert (counts["dead"], counts["redriven"]) == (20, 30)
+    outcomes = client.admin.job_outcomes(job.id)
+    assert {each.outcome for each in outcomes} == {"done"}
+    waiting = client.admin.peek("orders", 100)
+    assert {each.id for each in outcomes} == {each.id for each in waiting}
+    assert [each.id for each in client.admin.jobs("orders")] == [job.id]
+
+
+def test_the_audit_trail_has_start_pause_resume_and_end_once(client: rmq.Client) -> None:
+    bury(client, 3)
+    job = client.admin.job_start("orders", by="ann@host")
+    assert client.admin.job_pause(job.id, by="bob@host")
+    assert not client.admin.job_pause(job.id)
+    assert client.admin.job_run(job.id).state == "paused"
+    assert client.admin.job_resume(job.id, by="bob@host")
+    client.admin.job_run(job.id)
+
+    lines = client.admin.audit_trail()
+
+    assert sorted((line.what, line.by) for line in lines) == [
+        ("job end", "ann@host"), ("job pause", "bob@host"), ("job resume", "bob@host"),
+        ("job start", "ann@host"),
+    ]  # fmt: skip
+    assert {line.subject for line in lines} == {job.id}
+
+
+def test_what_dies_after_the_job_began_stays_dead(client: rmq.Client) -> None:
+    topic = bury(client, 5)
+    job = client.admin.job_start("orders")
+    time.sleep(0.005)
+    bury(client, 7)
+
+    assert client.admin.job_run(job.id).done == 5
+    assert client.admin.stats("orders")["dead"] == 7
+    with topic.consumer() as consumer:
+        assert len(consumer.receive(100)) == 5
+
+
+def test_a_server_runs_what_is_left_to_it_and_two_servers_do_it_once(
+    server: Redis, client: rmq.Client, prefix: str
+) -> None:
+    bury(client, 2500, slots=4)
+
+    with serving(server.url, prefix), serving(server.url, prefix):
+        job = client.admin.job_start("orders")
+        until(lambda: client.admin.job(job.id).state == "done", "the job")
+
+    assert client.admin.job(job.id).done == 2500
+    assert client.admin.stats("orders")["redriven"] == 2500
+
+
+def test_a_throttled_job_keeps_its_rate_and_stops_where_it_is_told(client: rmq.Client) -> None:
+    bury(client, 1000)
+    job = client.admin.job_start("orders", rate=500)
+    runner = threading.Thread(target=client.admin.job_run, args=(job.id,))
+    began = time.monotonic()
+    runner.start()
+    until(lambda: client.admin.job(job.id).done >= 500, "half of it")
+    took = time.monotonic() - began
+
+    assert client.admin.job_stop(job.id)
+    runner.join(10)
+
+    assert took == pytest.approx(1, rel=0.3)
+    stopped = client.admin.job(job.id)
+    counts = client.admin.stats("orders")
+    assert stopped.state == "stopped"
+    assert counts["redriven"] == stopped.done == 1000 - counts["dead"]
+    assert client.admin.audit_trail()[0].what == "job end"
+
+
+def die_in(client: rmq.Client, job: rmq.Job) -> None:
+    """Run a job until its runner has acted, and dies before it records that."""
+    act = job_run._Runner._act
+
+    def acted(self: job_run._Runner, *args: object) -> object:
+        yield from act(self, *args)  # type: ignore[arg-type]
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(job_run._Runner, "_act", acted)
+        patched.setattr(job_run, "release", lambda *args: iter(()))
+        with pytest.raises(SystemExit):
+            client.admin.job_run(job.id)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_batch_that_was_done_but_not_recorded_is_counted_once(
+    client: rmq.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    server: Redis,
+    prefix: str,
+    forgotten: bool,
+) -> None:
+    topic = bury(client, 3)
+    job = client.admin.job_start("orders")
+    die_in(client, job)
+    assert client.admin.job(job.id).done == 0
+    with topic.consumer() as consumer:  # one of them dies again meanwhile
+        consumer.receive(1)[0].reject("again")
+    if forgotten:  # as after some minutes
+        raw = server.raw()
+        slot = f"{prefix}:{{orders_0}}:slot"
+        raw.hdel(slot, *[name for name in raw.hkeys(slot) if name.startswith(b"@job")])
+        monkeypatch.setattr(job_run, "REMEMBERED_MS", -1)
+
+    ended = client.admin.job_run(job.id)
+
+    assert (ended.state, ended.done, ended.gone) == ("done", 3, 0)
+    counts = client.admin.stats("orders")
+    assert (counts["redriven"], counts["dead"]) == (3, 1)
+
+
+def test_a_runner_that_notes_no_batch_would_count_wrong(
+    client: rmq.Client, server: Redis, prefix: str
+) -> None:
+    """Negative control: what the note is for."""
+    bury(client, 3)
+    job = client.admin.job_start("orders")
+    die_in(client, job)
+    server.raw().hdel(f"{prefix}:{{orders}}:job:{job.id[-8:]}", "members")
+    server.raw().hset(f"{prefix}:{{orders}}:job:{job.id[-8:]}", mapping={"batch": 0, "until": 0})
+
+    ended = client.admin.job_run(job.id)
+
+    assert ended.done == 0, "three were sent back, and the job does not know it"
+    assert client.admin.stats("orders")["redriven"] == 3
+
+
+def test_a_runner_that_was_held_up_for_long_changes_nothing_any_more(client: rmq.Client) -> None:
+    bury(client, 3)
+    job = client.admin.job_start("orders")
+    run = client._transport.run
+
+    def step(runner: str, **given: object) -> object:
+        def flow():  # type: ignore[no-untyped-def]
+            return (yield commands.job_step(
+                client.admin._prefix, job.id, runner, 1000, letters="", examined=0, cursor="",
+                keep_s=60, most=10, **given,
+            ))  # fmt: skip
+
+        return run(flow())
+
+    def take(runner: str, hold_ms: int) -> commands.JobTaken:
+        def flow():  # type: ignore[no-untyped-def]
+            return (yield commands.job_take(client.admin._prefix, job.id, runner, hold_ms))
+
+        return run(flow())
+
+    assert take("late", 1).state == 1
+    time.sleep(0.01)
+    assert take("other", 60_000).state == 1
+    assert take("late", 60_000).state == 0
+    assert step("late", number=0, last=True).state == 0
+    assert client.admin.job(job.id).state == "running"
+
+
+def test_ids_alone_are_a_condition(client: rmq.Client) -> None:
+    topic = bury(client, 10, slots=3)
+    chosen = [message.id for message in client.admin.peek("orders", 10, "dead")][:4]
+    waiting = topic.send(1).id
+
+    started = client.admin.job_start("orders", conditions={"ids": [*chosen, waiting]})
+    job = client.admin.job_run(started.id)
+
+    assert (job.done, job.examined) == (4, 4)
+    assert client.admin.stats("orders")["dead"] == 6
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"verb": "burn"}, {"rate": 0}, {"rate": True}, {"rate": float("inf")},
+     {"conditions": {"error": "("}}, {"conditions": {"reason": "bored"}}, {"by": "a\nb"}],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_and_nothing_is_listed(
+    client: rmq.Client, given: dict[str, object]
+) -> None:
+    bury(client, 1)
+
+    with pytest.raises(rmq.ConfigurationError):
+        client.admin.job_start("orders", **given)  # type: ignore[arg-type]
+
+    assert client.admin.jobs() == []
+
+
+@pytest.mark.parametrize("id", ["orders.00000000", "nothing.00000000"])
+def test_a_job_that_is_not_there_is_told(client: rmq.Client, id: str) -> None:
+    for verb in ("job", "job_pause", "job_resume", "job_stop", "job_run"):
+        with pytest.raises(rmq.JobNotFound):
+            getattr(client.admin, verb)(id)
+
+
+def test_a_job_of_a_deleted_topic_leaves_the_list(
+    server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(client, 1)
+    job = client.admin.job_start("orders")
+    client.admin.topic_delete("orders", force=True)
+    monkeypatch.setattr(jobs, "STARTING_S", -2)
+
+    with serving(server.url, prefix):
+        until(lambda: not server.raw().zcard(f"{prefix}:jobs"), "the list")
+
+    with pytest.raises(rmq.JobNotFound):
+        client.admin.job(job.id)
+    assert server.raw().keys(f"{prefix}:{{orders}}:*") == []
