@@ -133,6 +133,10 @@ TOPIC_EVENTS = Metric(
     "rmq_topic_events_total", "counter", "messages", ("topic", "event"),
     "What happened to messages of a topic since it was created.",
 )  # fmt: skip
+SERVER_AUDIT_MISSING = Metric(
+    "rmq_server_audit_missing", "gauge", "messages", ("topic",),
+    "Messages that the last audit of this server found missing, in topics with numbered messages.",
+)  # fmt: skip
 LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 where this server leads, else 0.")
 SERVICE_IDLE = Metric(
     "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
@@ -148,8 +152,8 @@ SERVICE_FAILURES = Metric(
 )  # fmt: skip
 
 SERVER_METRICS = (
-    MESSAGES, OLDEST_DUE, HELD_BACK, PAUSED, TOPIC_EVENTS, LEADER, SERVICE_IDLE, SERVICE_DONE,
-    SERVICE_FAILURES,
+    MESSAGES, OLDEST_DUE, HELD_BACK, PAUSED, TOPIC_EVENTS, SERVER_AUDIT_MISSING, LEADER,
+    SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     # Its API has the verbs of an operator and sends; its services do the rest.
     "server": frozenset((
         *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
-        "sample",
+        "sample", "expire",
     )),
     "loader": frozenset(),
 }  # fmt: skip
@@ -90,7 +90,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
         "zremrangebyscore", "zrem", "unlink",
     )),
     "operator": frozenset((*_CONNECTION, *_OPERATING)),
-    "server": frozenset((*_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof")),
+    "server": frozenset((*_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof", "zrem")),
     "viewer": frozenset((
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
         "zrangebyscore", "mget", "zrange", "lrange",
@@ -103,7 +103,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
 _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("topics", ("producer", "consumer", "worker", "operator", "server"), ("viewer",)),
     ("scheduled", ("producer", "worker", "operator", "server"), ("viewer",)),
-    ("workers", ("worker",), ("operator", "viewer", "server")),
+    ("workers", ("worker", "server"), ("operator", "viewer")),
     ("worker:*", ("worker",), ("operator", "viewer", "server")),
     ("leader", ("server",), ()),
     ("jobs", ("operator", "server"), ("viewer",)),

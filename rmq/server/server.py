@@ -19,11 +19,14 @@ from rmq.server.http.listener import Listener
 from rmq.server.http.metrics import ServerMetrics
 from rmq.server.leadership import Leadership
 from rmq.server.service import Service, ServiceStatus, ServiceThread
+from rmq.server.services.audits import Audits
+from rmq.server.services.expiry import Expiry
 from rmq.server.services.jobs import Jobs
 from rmq.server.services.retention import Retention
 from rmq.server.services.rollback import Rollback
 from rmq.server.services.sampler import Sampler
 from rmq.server.services.schedules import Schedules
+from rmq.server.services.worker_records import WorkerRecords
 from rmq.server.survey import Survey
 
 log = logging.getLogger("rmq")
@@ -62,6 +65,7 @@ class Server:
         self.leadership = Leadership(transport, config.prefix)
         self.survey = Survey(transport, config.prefix)
         self._jobs = Jobs(transport, config.prefix)
+        self.audits = Audits(transport, self.survey)
         services: list[Service] = [
             self.leadership,
             self.survey,
@@ -70,12 +74,16 @@ class Server:
             Schedules(transport, config.prefix),
             Sampler(transport, self.survey),
             self._jobs,
+            Expiry(transport, self.survey),
+            self.audits,
+            WorkerRecords(transport, config.prefix),
         ]
         self._threads = [ServiceThread(service, self.leadership.leads) for service in services]
         metrics = ServerMetrics(
             lambda: self.survey.topics if self.leadership.leads() else {},
             self.services,
             self.leadership.leads,
+            lambda: self.audits.missing if self.leadership.leads() else {},
         )
         api = make_api(
             lambda: AsyncClient(

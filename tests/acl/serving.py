@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import rmq
 from rmq.server.leadership import Leadership
+from rmq.server.services.audits import Audits
+from rmq.server.services.expiry import Expiry
 from rmq.server.services.retention import Retention
 from rmq.server.services.rollback import Rollback
 from rmq.server.services.sampler import Sampler
 from rmq.server.services.schedules import Schedules
+from rmq.server.services.worker_records import WorkerRecords
 from rmq.server.survey import Survey
 from tests.acl.registry import of, settle_one_with_a_dedup_key
 from tests.acl.scene import Scene
@@ -48,3 +51,19 @@ def sends_what_is_due(s: Scene) -> None:
     s.later(5)
     with rmq.Client(s.url, retry_for=0) as client:
         assert Schedules(client._transport, "rmq").run_once() >= 1
+
+
+@of("server")
+def expires_audits_and_forgets_dead_workers(s: Scene) -> None:
+    with rmq.Client(s.server.url, interceptors=[rmq.Audit()]) as client:
+        client.topic(s.name, on_expire="drop").send(1, expires=1)
+        client.topic(s.name, on_expire="drop").send(2)
+    s.server.raw().zadd("rmq:workers", {"killed": 1})
+    s.later(120)
+    with rmq.Client(s.url, retry_for=0) as client:
+        survey = Survey(client._transport, "rmq")
+        survey.run_once()
+        survey.topics = {s.name: survey.topics.get(s.name) or survey._read(s.name)}
+        assert Expiry(client._transport, survey).run_once() == 1
+        assert Audits(client._transport, survey).run_once() == 1
+        assert WorkerRecords(client._transport, "rmq").run_once() >= 1

@@ -69,6 +69,7 @@ PLACES = {
     "stage_keep": "stage",
     "stage_push": "slot stage",
     "stats": "slot store prepare records dead merge settled0 settled1 rates leases queries",
+    "expire": "slot store records dead failures merge audit bodies",
     "tidy": "slot records dead failures settled0 settled1 audit bodies",
     "topic": "topic",
     "topic_close": "topic",

@@ -19,7 +19,13 @@ from rmq.protocol.commands.claim import (
     renew as renew,
     unclaim as unclaim,
 )
-from rmq.protocol.commands.dead_letters import purge as purge, redrive as redrive, tidy as tidy
+from rmq.protocol.commands.dead_letters import (
+    ExpireReply as ExpireReply,
+    expire as expire,
+    purge as purge,
+    redrive as redrive,
+    tidy as tidy,
+)
 from rmq.protocol.commands.inspect import (
     STATS as STATS,
     LocateReply as LocateReply,

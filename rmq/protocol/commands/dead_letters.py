@@ -1,8 +1,9 @@
-"""Commands that send dead letters back, and that delete messages: redrive, purge, tidy."""
+"""Commands that send dead letters back, and that delete messages: redrive, purge, expire, tidy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rmq.core.ids import members_of
 from rmq.core.keys import SlotKeys
@@ -54,6 +55,27 @@ def purge(
         ),
         [clock.now_us, session.call, high, limit, *members_of(ids)],
         int,
+    )  # fmt: skip
+
+
+class ExpireReply(NamedTuple):
+    """The reply to expire."""
+
+    expired: int  # messages that were removed from the StoreQueue
+    next_rank: int  # where the next page begins; -1: there is none
+    soonest_ms: int  # when the first of those that were left expires; 0: none does
+
+
+def expire(keys: SlotKeys, rank: int, limit: int) -> Command[ExpireReply]:
+    """Drop or bury the expired ones of a page of waiting messages."""
+    return Command(
+        scripts.load("expire"),
+        (
+            keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
+            keys.bodies,
+        ),
+        [clock.now_us, rank, limit],
+        lambda reply: ExpireReply(*reply),
     )  # fmt: skip
 
 

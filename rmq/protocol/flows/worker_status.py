@@ -46,6 +46,18 @@ def forget(prefix: str, worker: str) -> Flow[None]:
     yield RawCommand(REPORT, "UNLINK", worker_key(prefix, worker))
 
 
+def forget_lapsed(prefix: str) -> Flow[list[str]]:
+    """Remove the ids of processes whose status has expired; return them."""
+    now_ms = yield from _now_ms(LIST)
+    index = workers_key(prefix)
+    lapsed: list[bytes] = yield RawCommand(
+        LIST, "ZRANGEBYSCORE", index, "-inf", now_ms, "LIMIT", 0, BATCH_MAX
+    )
+    if lapsed:
+        yield RawCommand(LIST, "ZREM", index, *lapsed)
+    return [member.decode(errors="replace") for member in lapsed]
+
+
 def workers(prefix: str) -> Flow[list[WorkerStatus]]:
     """List the processes whose status has not expired, by host and pid."""
     now_ms = yield from _now_ms(LIST)

@@ -26,6 +26,7 @@ class ServerMetrics:
             a sum over servers counts each message once.
         services: returns how the services do.
         leads: whether this server leads.
+        missing: returns by topic how many messages the last audit found missing.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class ServerMetrics:
         topics: Callable[[], dict[str, TopicCounts]],
         services: Callable[[], Sequence[ServiceStatus]],
         leads: Callable[[], bool],
+        missing: Callable[[], dict[str, int]] = dict,
     ) -> None:
         library = optional_imports.load("prometheus_client", "server", "/metrics")
         self._families = optional_imports.load("prometheus_client.core", "server", "/metrics")
         self._topics, self._services, self._leads = topics, services, leads
+        self._missing = missing
         self._registry = library.CollectorRegistry()
         self._registry.register(self)
         self._library = library
@@ -68,6 +71,10 @@ class ServerMetrics:
         yield self._family(
             telemetry.TOPIC_EVENTS,
             [((name, event), count[event]) for name, count in totals.items() for event in EVENTS],
+        )
+        audited = dict(sorted(self._missing().items())[:TOPICS_MAX])
+        yield self._family(
+            telemetry.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited.items()]
         )
         yield self._family(telemetry.LEADER, [((), int(self._leads()))])
         services = self._services()

@@ -1,0 +1,97 @@
+--[[
+expire: drop waiting messages that have expired, or send them to the DeadQueue, in a slot that nobody takes from.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   records        hash  member -> record
+KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[5]   failures       hash  member -> failure entry
+KEYS[6]   merge index    hash  merge key -> member and when it opened
+KEYS[7]   audit          zset  open numbers of audited messages
+KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   rank                 place in the StoreQueue, from 0, of the first message to look at
+ARGV[3]   limit                1 to 1000 messages to look at
+Returns   {how many had expired, rank of the next page or -1, when the first of those left expires, epoch ms, or 0}
+Cost      O(log L + n), n = limit, with their records, 16 MiB at most
+Atomic    Types are checked before the first write, and the first write frees memory. Messages that are due later stay,
+          as they do for a consumer. A second run goes on. Ranks move while others send and take; a message that is
+          passed over is for the next pass.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/dead_letters"
+--- @include "lib/envelope"
+--- @include "lib/member"
+local slot, store, records, dead, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local bodies, MOST_BYTES = KEYS[8], 16777216
+local now = clock(ARGV[1])
+local rank = whole_number(ARGV[2], 0, 9007199254740991, 'rank')
+local limit = whole_number(ARGV[3], 1, 1000, 'limit')
+local s = redis.call('HMGET', slot, 'created', 'chunk', 'on_expire', 'dead_retention_ms', 'audited')
+if not s[1] then
+  fail('GONE', slot)
+end
+redis.call('HLEN', records)
+redis.call('ZCARD', dead)
+redis.call('HLEN', failures)
+redis.call('HLEN', merge)
+redis.call('ZCARD', KEYS[7])
+redis.call('HLEN', bodies)
+local page = redis.call('ZRANGE', store, rank, rank + limit - 1, 'WITHSCORES')
+local members = {}
+for i = 1, #page, 2 do
+  if tonumber(page[i + 1]) >= now + 1 then
+    break
+  end
+  members[#members + 1] = page[i]
+end
+local ids, expired, merge_keys, soonest, looked, bytes = {}, {}, {}, 0, 0, 0
+local chunk = tonumber(s[2])
+while looked < #members and bytes < MOST_BYTES do
+  local upto = math.min(#members, looked + chunk)
+  local batch = redis.call('HMGET', records, unpack(members, looked + 1, upto))
+  for i = 1, #batch do
+    local record, id = batch[i], members[looked + i]
+    bytes = bytes + (record and #record or 0)
+    local expiry, key, _
+    if record and #record >= 8 then -- what cannot be read is left to those who take
+      _, expiry, key = envelope(record)
+    end
+    if expiry and expiry <= now then
+      ids[#ids + 1], expired[#expired + 1] = id, record
+      local entry = key and redis.call('HGET', merge, key)
+      if entry and string.sub(entry, 1, MEMBER) == id then
+        merge_keys[#merge_keys + 1] = key
+      end
+    elseif expiry and (soonest == 0 or expiry < soonest) then
+      soonest = expiry
+    end
+  end
+  looked = upto
+end
+local is_end = looked == #members and #members < limit
+local reply = { #ids, is_end and -1 or rank + looked - #ids, soonest }
+if #ids == 0 then
+  return reply
+end
+local entries = redis.call('HMGET', failures, unpack(ids))
+if s[3] == 'drop' and s[5] then
+  --- @include "lib/audit"
+  account_for(slot, KEYS[7], 'accounted', add_numbers(expired, number_of, {}), now)
+end
+redis.call('ZREM', store, unpack(ids))
+if #merge_keys > 0 then
+  redis.call('HDEL', merge, unpack(merge_keys))
+end
+if s[3] == 'drop' then
+  drop_records(slot, records, bodies, ids)
+  redis.call('HDEL', failures, unpack(ids))
+  redis.call('HINCRBY', slot, 'expired', #ids)
+  return reply
+end
+for i = 1, #ids do
+  local made = entries[i] and string.byte(entries[i], 2) or 0
+  add_dead(slot, dead, records, bodies, failures, s[5] and KEYS[7], ids[i], now, made, 'x', '', tonumber(s[4]))
+end
+return reply

@@ -1,0 +1,187 @@
+"""Expiry, audits and records of workers, each where nobody else does it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+import rmq
+from rmq.core.keys import worker_key, workers_key
+from rmq.protocol.flows import worker_status
+from rmq.server.services import audits, expiry
+from rmq.server.services.audits import Audits
+from rmq.server.services.expiry import Expiry
+from rmq.server.services.worker_records import WorkerRecords
+from rmq.server.survey import Survey
+from tests.conftest import Clock
+from tests.server.running import get, serving, until
+from tests.servers import Server as Redis
+
+
+class Look:
+    """A survey, and the service that reads it."""
+
+    def __init__(self, client: rmq.Client, prefix: str, service: type) -> None:
+        self._survey = Survey(client._transport, prefix)
+        self.service = service(client._transport, self._survey)
+
+    def __call__(self) -> int:
+        self._survey.run_once()
+        return int(self.service.run_once())
+
+
+def calls(server: Redis) -> int:
+    with server.raw() as raw:
+        return int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("on_expire", "place"), [("drop", "expired"), ("dead", "buried")])
+def test_messages_expire_in_a_topic_that_nobody_takes_from(
+    on_expire: str, place: str, client: rmq.Client, prefix: str, clock: Clock
+) -> None:
+    topic = client.topic("orders", on_expire=on_expire, slots=2)  # type: ignore[arg-type]
+    for n in range(20):
+        topic.send(n, expires=60)
+    topic.send("stays")
+    look = Look(client, prefix, Expiry)
+    assert look() == 0
+    clock.advance(61)
+    assert client.admin.stats("orders")["priority"] == 21, "nobody does it by itself"
+
+    assert look() == 20
+
+    stats = client.admin.stats("orders")
+    assert (stats["priority"], stats[place]) == (1, 20)
+
+
+def test_a_slot_is_looked_through_again_only_when_there_may_be_something(
+    server: Redis, client: rmq.Client, prefix: str, clock: Clock
+) -> None:
+    topic = client.topic("orders")
+    topic.send(1)
+    topic.send(2, expires=60)
+    look = Look(client, prefix, Expiry)
+    look()
+
+    def cost() -> int:
+        before = calls(server)
+        look()
+        return calls(server) - before
+
+    assert [cost() for _ in range(3)] == [1, 1, 1], "the survey's own call"
+    clock.advance(61)
+    assert cost() == 2, "one expires"
+    cost()  # what is left is another number of messages
+    assert cost() == 1
+    topic.send(3, expires=60)
+    assert (cost(), cost()) == (2, 1)
+
+
+def test_a_large_slot_is_looked_through_in_several_runs_and_starves_no_other(
+    client: rmq.Client, prefix: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "LIMIT", 10)
+    monkeypatch.setattr(expiry, "CALLS_MOST", 4)
+    client.topic("a-large").send_many([rmq.Outgoing(n) for n in range(100)])
+    client.topic("a-large").send("last", expires=1, priority=900)
+    client.topic("b-small").send(1, expires=1)
+    clock.advance(2)
+    look = Look(client, prefix, Expiry)
+
+    assert [look() for _ in range(4)] == [0, 0, 2, 0]
+
+
+def test_where_somebody_takes_the_service_keeps_out(
+    server: Redis, client: rmq.Client, prefix: str, clock: Clock
+) -> None:
+    topic = client.topic("orders")
+    for n in range(10):
+        topic.send(n)
+    look = Look(client, prefix, Expiry)
+    look()
+    with topic.consumer() as consumer:
+        for _ in range(3):
+            consumer.receive()[0].ack()
+            topic.send("more", expires=60)
+            before = calls(server)
+            look()
+            assert calls(server) - before == 1
+
+
+def test_lost_messages_are_found_without_a_worker(
+    server: Redis,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    clock: Clock,
+) -> None:
+    with rmq.Client(server.url, prefix=prefix, interceptors=[rmq.Audit()]) as client:
+        ids = [client.topic("orders").send(n).id for n in range(5)]
+    with rmq.Client(server.url, prefix=prefix) as client:
+        client.topic("plain").send(1)
+        clock.advance(120)
+        look = Look(client, prefix, Audits)
+        assert look() == 1
+        assert look.service.missing == {"orders": 0}
+        raw = server.raw()
+        member = ids[2].member
+        raw.zrem(f"{prefix}:{{orders_0}}:store", member)
+        raw.hdel(f"{prefix}:{{orders_0}}:records", member)
+        assert look() == 0, "once in ten minutes"
+        clock.advance(audits.AUDIT_S)
+        look.service._next_at.clear()
+
+        with caplog.at_level(logging.ERROR, "rmq"):
+            assert look() == 1
+
+        assert look.service.missing == {"orders": 1}
+        assert "1 of 5 numbered messages are missing" in caplog.text
+
+
+def test_a_topic_without_numbers_is_not_read_through(
+    server: Redis, client: rmq.Client, prefix: str
+) -> None:
+    client.topic("plain", slots=2).send(1)
+    look = Look(client, prefix, Audits)
+    before = calls(server)
+
+    assert look() == 0
+
+    assert calls(server) - before <= 2 * 2 + 1, "the survey, a look at each slot, and the topic"
+    assert look.service.missing == {}
+
+
+def test_the_metric_of_an_audit_is_exposed(
+    server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Audits, "every_s", 0.1)
+    with rmq.Client(server.url, prefix=prefix, interceptors=[rmq.Audit()]) as client:
+        client.topic("orders").send(1)
+
+    with serving(server.url, prefix) as running:
+        until(
+            lambda: (
+                'rmq_server_audit_missing{topic="orders"} 0.0'
+                in str(get(running.url + "/metrics")[1])
+            ),
+            "the audit",
+        )
+
+
+def test_a_worker_that_was_killed_is_forgotten_and_named_in_the_log(
+    server: Redis, client: rmq.Client, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = WorkerRecords(client._transport, prefix)
+    client._transport.run(worker_status.report(prefix, "alive", lambda now_ms: "{}", 60_000))
+    raw, index = server.raw(), workers_key(prefix)
+    raw.zadd(index, {"killed": time.time() * 1000 - 1})
+    raw.persist(index)
+
+    with caplog.at_level(logging.WARNING, "rmq"):
+        assert service.run_once() == 1
+
+    assert raw.zrange(index, 0, -1) == [b"alive"]
+    assert raw.exists(worker_key(prefix, "alive"))
+    assert "worker killed has ended" in caplog.text
+    assert service.run_once() == 0
