@@ -7,12 +7,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 import rmq
 from rmq.core.settings import TopicSettings
 from rmq.server.http.api import bodies, views
+from rmq.server.services.sampler import Sampler
 from tests.server.running import Answer, ask, serving, until
 from tests.servers import Server as Redis
 
@@ -114,6 +116,19 @@ def test_counts_are_those_of_admin(api: Ask, client: rmq.Client) -> None:
         slot["priority"] for slot in client.admin.stats_by_slot("orders")
     ]
     assert api("/topics/orders/rollback", "POST", {}).body == {"count": 0}
+
+
+def test_the_history_is_what_the_server_has_sampled(
+    server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sampler, "every_s", 0.1)
+    client.topic("orders").send(1)
+    with serving(server.url, prefix) as running:
+        url = running.url + "/api/v1/topics/orders/history"
+        path = f"{url}?since=60&step=10"
+        samples = until(lambda: ask(path).body["samples"], "a sample", 30)
+        assert samples[-1]["counts"]["priority"] == 1
+        assert ask(url + "?step=15").body["field"] == "step"
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -229,9 +244,14 @@ def test_dead_letters_are_filtered_redriven_and_purged(api: Ask, client: rmq.Cli
     listed = walked(api, "/topics/orders/dead-letters?limit=2")
     assert {each["id"] for each in listed} == set(ids)
     assert listed[0]["failure"]["reason"] == "rejected"
-    assert len(walked(api, "/topics/orders/dead-letters?limit=2&type=t1")) == 3
-    assert walked(api, "/topics/orders/dead-letters?limit=2&reason=failed") == []
-    assert walked(api, "/topics/orders/dead-letters?older_than=3600") == []
+    assert len(listed[0]["failure"]["fingerprint"]) == 12
+    for text, count in (
+        ("type=t1", 3), ("reason=failed", 0), ("age>1h", 0), ("body.n>=2 and not type=t1", 2),
+    ):  # fmt: skip
+        found = walked(api, f"/topics/orders/dead-letters?limit=2&filter={quote(text)}")
+        assert len(found) == count, text
+    wrong = api("/topics/orders/dead-letters?filter=reason~")
+    assert (wrong.status, wrong.body["field"]) == (400, "filter")
 
     path = "/topics/orders/dead-letters/redrive"
     assert api(path, "POST", {"type": "t1", "dry_run": True}).body["matched"] == 3
@@ -252,10 +272,10 @@ def test_a_walk_over_many_dead_letters_ends_and_goes_on(
     monkeypatch.setattr(bodies, "LIMIT_MOST", 2)
     dead(client, 7)
 
-    first = api("/topics/orders/dead-letters?reason=failed").body
+    first = api("/topics/orders/dead-letters?filter=reason=failed").body
     assert first["messages"] == []
     assert first["cursor"] is not None
-    assert len(walked(api, "/topics/orders/dead-letters?reason=rejected")) == 7
+    assert len(walked(api, "/topics/orders/dead-letters?filter=reason=rejected")) == 7
 
 
 # --- the rest ------------------------------------------------------------------------------------

@@ -83,14 +83,19 @@ class MessagesQuery(PeekQuery):
 
 
 class DeadQuery(Request):
-    """Which dead letters are listed."""
+    """Which dead letters are listed; a filter is such as: reason=failed and age>1h."""
 
-    reason: Reason | None = None
-    type: Annotated[str, Meta(max_length=128)] | None = None
-    older_than: Seconds | None = None
+    filter: Annotated[str, Meta(max_length=2000)] | None = None
     slot: Slot | None = None
     limit: Limit = 50
     cursor: CursorText | None = None
+
+
+class HistoryQuery(Request):
+    """Of which time: seconds before now, and seconds between two samples, a multiple of 10."""
+
+    since: Annotated[float, Meta(ge=10, le=604_800)] = 3600
+    step: Annotated[int, Meta(ge=10, le=604_800)] | None = None
 
 
 class DeleteTopicQuery(Request):

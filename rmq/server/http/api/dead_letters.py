@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
-from rmq.core.message import Message
+from rmq.core import dead_letter_filter
 from rmq.server.http.api import bodies, views
 from rmq.server.http.api.messages import walk
 from rmq.server.http.api.operation import At, Table
@@ -22,18 +20,13 @@ async def list_dead_letters(
 
     A page may have fewer than `limit` before the last one: a request looks at 5000 dead letters.
     """
-    before = datetime.now(UTC) - timedelta(seconds=query.older_than or 0)
-
-    def fits(message: Message) -> bool:
-        reason = message.failure.reason if message.failure else None
-        return (
-            (query.reason is None or reason == query.reason)
-            and (query.type is None or message.type == query.type)
-            and (query.older_than is None or message.died is None or message.died <= before)
-        )
-
-    is_filtered = (query.reason, query.type, query.older_than) != (None, None, None)
-    return await walk(at, path.topic, query, "dead", fits if is_filtered else None)
+    if query.filter is None:
+        return await walk(at, path.topic, query, "dead")
+    wanted = dead_letter_filter.parse(query.filter)
+    now_ms = (await at.admin.stats(path.topic))["now_ms"]
+    return await walk(
+        at, path.topic, query, "dead", lambda message: wanted.matches(message, now_ms)
+    )
 
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict")

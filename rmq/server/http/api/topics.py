@@ -86,6 +86,13 @@ async def get_stats_by_slot(at: At, path: bodies.TopicPath) -> views.SlotStats:
     return views.SlotStats(topic=path.topic, slots=await at.admin.stats_by_slot(path.topic))
 
 
+@TABLE.get("/topics/{topic}/history", NONE, "conflict")
+async def get_history(at: At, path: bodies.TopicPath, query: bodies.HistoryQuery) -> views.History:
+    """Return the figures of a topic over time."""
+    samples = await at.admin.history(path.topic, since=query.since, step=query.step)
+    return views.History(topic=path.topic, samples=samples)
+
+
 @TABLE.post("/topics/{topic}/rollback", NONE, "conflict")
 async def roll_back(at: At, path: bodies.TopicPath, body: bodies.Nothing) -> views.Count:
     """Give back every expired lease of a topic now; consumers and the server do it anyway."""

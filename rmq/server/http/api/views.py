@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from rmq.core import pause
+from rmq.core import fingerprint, pause
+from rmq.core.history import Sample
 from rmq.core.message import Message, SendResult, SendStatus
 from rmq.core.queues import QueueName
 from rmq.core.settings import Settings
@@ -81,6 +82,13 @@ class SlotStats(Answer):
     slots: list[dict[str, int]]
 
 
+class History(Answer):
+    """The figures of a topic over time, oldest first, as servers have kept them."""
+
+    topic: str
+    samples: list[Sample]
+
+
 class Deleted(Answer):
     """What a topic held when it was deleted, or holds, in a dry run."""
 
@@ -123,12 +131,13 @@ class Body(Answer):
 
 
 class Failure(Answer):
-    """The last failure of a message."""
+    """The last failure of a message; those of one cause have one fingerprint."""
 
     reason: str
     deliveries: int
     error: str
     traceback: str
+    fingerprint: str
 
 
 class StoredMessage(Answer):
@@ -323,7 +332,12 @@ def message_of(message: Message) -> StoredMessage:
         expires=message.expires, merge_key=message.merge_key, headers=dict(message.headers),
         deliveries=message.deliveries, deadline=message.deadline,
         held_by_query=message.held_by_query, died=message.died,
-        failure=Failure(**failure._asdict()) if failure else None, unreadable=message.unreadable,
+        failure=(
+            Failure(**failure._asdict(), fingerprint=fingerprint.fingerprint(failure))
+            if failure
+            else None
+        ),
+        unreadable=message.unreadable,
     )  # fmt: skip
 
 
