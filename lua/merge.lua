@@ -27,6 +27,7 @@ ARGV[12]  max_wait_ms          0: a merge does not move the consume time; else i
 ARGV[13]  max_bytes            a collected list is closed before it grows over this
 Returns   {acceptance number, 's', ''} stored; {number, 'm', waiting member} merged; {number, 'd', ''} duplicate
           {0, 'F', ''} the slot's share of max_length is reached, and drop_lowest makes no room
+          {0, 'P', ''} sends are paused
 Cost      O(log L + size of the waiting record)
 Atomic    Looking for the waiting message and adding to it are one step. Sent twice with one number, it gives the
           first answer. A merged id that its sender keeps is remembered as settled, so merging it again adds nothing.

@@ -19,7 +19,7 @@ ARGV[3]   index                the slot's index, sent to the consumers that are 
 ARGV[4]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   {elements left in the stage, stored, duplicates, merged}; nothing left: all is published
-          {0, 'F'} the slot's share of max_length is reached; nothing moved
+          {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused; nothing moved
 Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
 Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but for messages whose ids
           were made for this entry alone ('p') only the first and the last are looked up, and settled ids not at all.
@@ -40,6 +40,9 @@ end
 local before = answer_in(slot, s[10], number)
 if before then
   return cmsgpack.unpack(before)
+end
+if s[11] then
+  return { 0, 'P' }
 end
 local packed = redis.call('LINDEX', stage, 0)
 if not packed then

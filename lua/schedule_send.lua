@@ -27,7 +27,7 @@ ARGV[11]  member         ''    the same; else 13 bytes: the id without slot and 
 ARGV[12]  head           ''    the first 4 bytes of the record
 ARGV[13]  rest           ''    of the record, from byte 9 on
 Returns   1 sent and moved, or only moved; 0 nothing: it has moved already, has changed, is paused, deleted or not due
-          -1 nothing: the slot's share of max_length is reached
+          -1 nothing: the slot's share of max_length is reached; -2 nothing: sends are paused
 Cost      O(log L + log S), L = messages waiting in the slot, S = schedules of the topic
 Atomic    Sending and moving are one step, which needs the revision and the time that the caller read. So of any number
           of callers one sends the message of a time, and a caller that dies leaves the time to the next one. Types are
@@ -54,6 +54,9 @@ end
 local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
 if not due or tonumber(due) > now or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
   return 0
+end
+if ARGV[10] ~= '' and s[11] then
+  return -2
 end
 if ARGV[10] ~= '' then
   local keys = { unpack(KEYS, 1, 9) }

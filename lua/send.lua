@@ -27,7 +27,7 @@ ARGV[8..] with a head: the first member (13 bytes: the id without slot and check
           A record with a large body (lib/large_bodies) ends with a reference; the client has written the body to KEYS[9]
           in the transaction of this call.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate; '': all stored}
-          {0, 'F'} the slot's share of max_length is reached
+          {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused
 Cost      O(n log L), L = messages waiting in the slot; lib/hand_over reads up to 16 KiB more for each credit
 Atomic    All or nothing. Types are checked by reads before the first write; the first write is one that Redis refuses
           at maxmemory. Sent twice with one number, it gives the first answer. Where the slot does not know the session
@@ -45,7 +45,7 @@ local known = s[10]
 -- One plain message in a session that goes on, as most are. This is store_messages and lib/replay without anything that such a
 -- message does not need; whatever is unusual goes the long way below.
 if known and head ~= '' and ARGV[6] == '1' and #ARGV == 9 and #head == 4 and #first == MEMBER and string.byte(call, 1) == 64
-    and s[1] == ARGV[5] and s[5] == '0' and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+    and s[1] == ARGV[5] and s[5] == '0' and not s[11] and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local flags, a, b, c = string.byte(head, 1, 4)
   local priority, order, accepted = a * 65536 + b * 256 + c, tonumber(s[3] or 0) + 1, tonumber(s[2] or 0) + 1
   local _, exponent = math.frexp(priority)
@@ -99,6 +99,10 @@ if before then
   drop_unused(records, bodies, large)
   local accepted, letters = string.match(before, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
+end
+if s[11] then
+  drop_unused(records, bodies, large)
+  return { 0, 'P' }
 end
 local now = clock(ARGV[1])
 local channel, index, accepted = ARGV[3], ARGV[4], nil

@@ -15,9 +15,9 @@ KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
           first due message is late, how many waiting messages a pause or the limit holds back, since when the slot
-          is paused (epoch ms, or 0), how many leases have expired that nobody gave back (a shared lease and a query
-          count as one), then the counters accepted, merged, delivered, settled, returned (failed deliveries that
-          went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped, purged,
+          is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
+          shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
+          deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped, purged,
           dead letters dropped; last the server's time, epoch ms
 Cost      O(log L); with a limit for each key it reads up to 2000 records, 32 MiB at most
 Atomic    Reads only: one moment of one slot.
@@ -49,7 +49,7 @@ local past = string.format('%.0f', now + 1)
 local past_ms = string.format('%.0f', now)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
-  'paused', 'limit', 'chunk')
+  'paused', 'limit', 'chunk', 'paused_send')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -72,6 +72,7 @@ local reply = {
   now - due,
   0,
   tonumber(s[15] or 0),
+  tonumber(s[18] or 0),
   redis.call('ZCOUNT', KEYS[3], '-inf', string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000))
     + redis.call('ZCOUNT', KEYS[10], '-inf', past_ms)
     + redis.call('ZCOUNT', KEYS[11], '-inf', past_ms),

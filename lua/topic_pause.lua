@@ -4,7 +4,7 @@ topic_pause: note in a topic that it is paused. Its slots follow by `slot`, whic
 KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
-ARGV[3]   verb                 what is paused: receive
+ARGV[3]   verb                 what is paused: receive or send
 ARGV[4]   by                   who pauses it, as text of one line
 ARGV[5]   why                  text
 Returns   {1 paused | 0 was paused already, setting, value, ...}, or {-1} where the topic is missing, is being deleted,
@@ -18,7 +18,7 @@ Atomic    The first pause stands, with its time, until `topic_resume`. Works whi
 --- @include "lib/topic"
 local topic = KEYS[1]
 local now = clock(ARGV[1])
-if ARGV[3] ~= 'receive' then
+if ARGV[3] ~= 'receive' and ARGV[3] ~= 'send' then
   fail('ARG', 'verb')
 end
 if string.find(ARGV[4], '\n', 1, true) then

@@ -3,7 +3,7 @@ topic_resume: end the pause of a topic. Its slots follow by `slot`, which takes 
 
 KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
 ARGV[1]   created              the topic's stamp
-ARGV[2]   verb                 what goes on: receive
+ARGV[2]   verb                 what goes on: receive or send
 Returns   {1 resumed | 0 was not paused, setting, value, ...}, or {-1} where the topic is missing, is being deleted, or
           has another stamp
 Cost      O(settings)
@@ -12,7 +12,7 @@ Atomic    Works while Redis is at maxmemory. A second run changes nothing.
 --- @include "lib/check"
 --- @include "lib/topic"
 local topic = KEYS[1]
-if ARGV[2] ~= 'receive' then
+if ARGV[2] ~= 'receive' and ARGV[2] ~= 'send' then
   fail('ARG', 'verb')
 end
 if not is_open(topic, ARGV[1]) then

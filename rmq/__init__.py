@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         StorageError,
         TopicNotEmpty,
         TopicNotFound,
+        TopicPaused,
         TopicVanished,
         Unavailable,
         WorkRolledBack,
@@ -126,8 +127,8 @@ _MODULES = {
         "EmbeddedError EncodeError FormatMismatch InvalidKey InvalidReceipt InvalidType "
         "InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable OutcomeUnknown "
         "PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound ScriptFailed SendError "
-        "SettingsMismatch StageLost StorageError TopicNotEmpty TopicNotFound TopicVanished "
-        "Unavailable WorkRolledBack"
+        "SettingsMismatch StageLost StorageError TopicNotEmpty TopicNotFound TopicPaused "
+        "TopicVanished Unavailable WorkRolledBack"
     ),
     "rmq.protocol.acl": "AclRules acl_rules",
     "rmq.protocol.flows.dead_letters": "Redriven",
@@ -250,6 +251,7 @@ __all__ = [
     "Topic",
     "TopicNotEmpty",
     "TopicNotFound",
+    "TopicPaused",
     "TopicSettings",
     "TopicVanished",
     "Unavailable",

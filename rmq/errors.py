@@ -124,6 +124,19 @@ class QueueFull(SendError):
         self.results: list[Any] = results or []
 
 
+class TopicPaused(SendError):
+    """Sends to the topic are paused; nothing was stored. Send again when it is resumed.
+
+    Attributes:
+        results: for `send_many`, one entry for each message in order; None where it was refused.
+            There are others only where the pause began, or ended, in the middle of the call.
+    """
+
+    def __init__(self, message: str, results: list[Any] | None = None) -> None:
+        super().__init__(message)
+        self.results: list[Any] = results or []
+
+
 class NotDurable(SendError):
     """The message is stored, but fewer copies than asked confirmed it in time.
 

@@ -27,9 +27,13 @@ local function merge_message(keys, given, at, now, channel, index, created)
   if range < 1 or range >= TIMED_MIN then
     fail('ARG', 'time_range')
   end
-  local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'capacity', 'dedup_ms', 'settled_turn', 'overflow')
+  local s = redis.call('HMGET', slot, 'created', 'accepted', 'waiting', 'capacity', 'dedup_ms', 'settled_turn', 'overflow',
+    'paused_send')
   if s[1] ~= created then
     fail(s[1] and 'ANEW' or 'GONE', slot)
+  end
+  if s[8] then
+    return { 0, 'P', '' }
   end
   local accepted, window, last_turn = tonumber(s[2] or 0), tonumber(s[5]), tonumber(s[6])
   local duplicate = redis.call('HEXISTS', records, id) == 1

@@ -27,6 +27,7 @@ GAUGES = {
     "late_ms": "first due message is late by",
     "held": "held back by a pause or limit",
     "paused_ms": "paused since",
+    "sends_paused_ms": "sends paused since",
 }
 COUNTERS = {
     "accepted": "accepted",
@@ -106,7 +107,7 @@ def _document(topic: str | None, slots: bool, counts: list[Counts]) -> Any:
 def _cell(name: str, counts: Counts) -> str:
     if name not in counts:
         return "?"
-    if name == "paused_ms":
+    if name in ("paused_ms", "sends_paused_ms"):
         return output.clock(moment(counts[name])) if counts[name] else "-"
     if name == "late_ms":
         return output.span(counts[name]) if counts[name] else "-"

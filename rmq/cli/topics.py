@@ -14,6 +14,7 @@ from rmq.cli.confirm import confirm, progress
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, LIMIT, RETRY, SIZE
 from rmq.core.message import moment
+from rmq.core.pause import PauseVerb
 from rmq.core.validation import format_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -164,36 +165,69 @@ def set_settings(name: str, **given: Any) -> None:
         )
 
 
-@topic.command("pause", examples=('rmq topic pause orders --why "the shop database is down"',))
+def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
+    """Add options that name what a pause stops."""
+
+    def chosen(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+        if given:
+            if "verb" in ctx.params and ctx.params["verb"] != param.name:
+                raise click.UsageError("give one of --receive, --send and --both")
+            ctx.params["verb"] = param.name
+
+    def add(command: F) -> F:
+        for verb in ("both", "send", "receive"):
+            mark = "  [default]" if verb == default else ""
+            command = click.option(
+                f"--{verb}", is_flag=True, callback=chosen, expose_value=False,
+                help=help_text.format(verb) + mark,
+            )(command)  # fmt: skip
+        return command
+
+    return add
+
+
+@topic.command(
+    "pause",
+    examples=(
+        'rmq topic pause orders --why "the shop database is down"',
+        "rmq topic pause orders --send",
+    ),
+)
 @click.argument("name")
+@_verb("Pause {}.", "receive")
 @click.option("--why", default="", help="For people to read; one line.")
 @click.option("--by", help="Who pauses it.  [user@host]")
-def pause(name: str, why: str, by: str | None) -> None:
-    """Stop every delivery of topic NAME; sends go on.
+def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> None:
+    """Stop every delivery of topic NAME, or every send to it.
 
-    No consumer, worker or query gets messages until `rmq topic resume`, over restarts, too. What
-    is in flight may be settled. If it is interrupted, run it again.
+    receive: no consumer, worker or query gets messages until `rmq topic resume`, over restarts,
+    too. What is in flight may be settled. send: senders get TopicPaused, schedules hold their
+    messages, the relay of an outbox waits; redrives go on. If it is interrupted, run it again.
     """
     common = common_options()
     with common.client() as client:
-        pause = client.admin.topic_pause(name, by=by, why=why)
+        pause = client.admin.topic_pause(name, verb=verb, by=by, why=why)
     if common.json:
-        output.document({"topic": name, "paused": _pause_fields(pause)})
+        output.document({"topic": name, "verb": verb, "paused": _pause_fields(pause)})
     else:
-        click.echo(f"{name}: {_pause_text(pause)}")
+        click.echo(f"{name}: {_VERB_TEXTS[verb]}{_pause_text(pause)}")
 
 
-@topic.command("resume", examples=("rmq topic resume orders",))
+@topic.command("resume", examples=("rmq topic resume orders", "rmq topic resume orders --send"))
 @click.argument("name")
-def resume(name: str) -> None:
-    """End the pause of topic NAME, and wake its consumers."""
+@_verb("Resume {}.", "both")
+def resume(name: str, verb: PauseVerb = "both") -> None:
+    """End the pauses of topic NAME, and wake its consumers."""
     common = common_options()
     with common.client() as client:
-        ended = client.admin.topic_resume(name)
+        ended = client.admin.topic_resume(name, verb=verb)
     if common.json:
         output.document({"topic": name, "resumed": ended and _pause_fields(ended)})
     else:
         click.echo(f"{name}: {'resumed' if ended else 'was not paused'}")
+
+
+_VERB_TEXTS = {"receive": "", "send": "sends ", "both": "receive and send "}
 
 
 def _pause_fields(pause: rmq.Pause) -> dict[str, Any]:
@@ -217,6 +251,9 @@ def note_held(row: dict[str, Any]) -> None:
     """Note beside a list of topics what holds messages of this one back, if anything does."""
     if row.get("paused_ms") or row.get("held"):
         common_options().note(f"{row['topic']}: {held_text(row)}")
+    if row.get("sends_paused_ms"):
+        since = output.clock(moment(row["sends_paused_ms"]))
+        common_options().note(f"{row['topic']}: sends paused since {since}")
 
 
 @topic.command(
@@ -339,13 +376,14 @@ def show_topic(name: str) -> None:
     with common.client() as client:
         found = client.admin.settings(name)
         figures = client.admin.stats(name)
-    settings, paused = found.shown(), found.paused
+    settings, paused, sends = found.shown(), found.paused, found.sends_paused
     if common.json:
         output.document(
             {
                 "topic": name,
                 "settings": settings,
                 "paused": paused and _pause_fields(paused),
+                "sends_paused": sends and _pause_fields(sends),
                 "stats": figures,
             },
             rows=[{"topic": name, **settings, "paused": paused is not None, **figures}],
@@ -358,6 +396,7 @@ def show_topic(name: str) -> None:
     output.details(
         [
             *([("state", _pause_text(paused))] if paused else []),
+            *([("sends", _pause_text(sends))] if sends else []),
             ("waiting", output.number(waiting(figures))),
             ("held", output.number(figures["held"])),
             ("later", output.number(figures["later"])),

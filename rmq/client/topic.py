@@ -220,6 +220,7 @@ class Topic(_TopicBase, Schedules):
             EncodeError, PayloadTooLarge: the body cannot be written, or is too large; nothing was
                 sent.
             QueueFull: the topic is at max_length, or Redis at maxmemory.
+            TopicPaused: sends are paused; nothing was stored.
             NotDurable: stored, but not as durably as asked.
             Unavailable: Redis was not reached. OutcomeUnknown: its reply was not.
         """
@@ -242,7 +243,8 @@ class Topic(_TopicBase, Schedules):
         nothing, up to 1000 messages at a time.
 
         Raises:
-            What `send` raises. QueueFull.results tells which messages were stored.
+            What `send` raises. `results` of QueueFull and TopicPaused tell which messages were
+            stored.
         """
         return self._run(
             send_flow.send_many(self._context, messages, _asked(durability), _wait(timeout))

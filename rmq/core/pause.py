@@ -1,4 +1,4 @@
-"""The pause of a topic: since when, by whom and why, and its text in Redis."""
+"""The pauses of a topic: since when, by whom and why, and their text in Redis."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from rmq.core.message import moment
 from rmq.errors import InvalidType, InvalidValue
 
-RECEIVE = "receive"  # the verb that a pause stops
-FIELD = f"paused_{RECEIVE}"  # of the topic's hash; lua/topic_pause.lua writes it
+Verb = Literal["receive", "send"]  # what a pause stops
+PauseVerb = Literal["receive", "send", "both"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
 TEXT_MAX = 500  # characters of `by` and of `why`
 
 
 class Pause(NamedTuple):
-    """A pause of a topic: until it is resumed, no consumer gets messages.
+    """A pause of a topic: until it is resumed, no consumer gets messages, or no send is accepted.
 
     Attributes:
         since_ms: epoch ms, by the server's clock.
@@ -36,12 +37,27 @@ class Pause(NamedTuple):
         return moment(self.since_ms)
 
 
-def from_redis(fields: Mapping[str, str]) -> Pause | None:
-    """Return the pause that a topic's hash has; None: it is not paused."""
-    if FIELD not in fields:
+def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
+    """Return the pause of a verb that a topic's hash has; None: it is not paused."""
+    field = f"paused_{verb}"  # lua/topic_pause.lua writes it
+    if field not in fields:
         return None
-    since_ms, by, why = fields[FIELD].split("\n", 2)
+    since_ms, by, why = fields[field].split("\n", 2)
     return Pause(int(since_ms), by, why)
+
+
+def verbs_of(value: object) -> tuple[Verb, ...]:
+    """Return the verbs that "receive", "send" or "both" names.
+
+    Raises:
+        InvalidValue: it is none of them.
+    """
+    if value == "both":
+        return VERBS
+    for verb in VERBS:
+        if value == verb:
+            return (verb,)
+    raise InvalidValue(f"verb: {ascii(value)[:60]}; give receive, send or both")
 
 
 def check_text(value: object, field: str) -> str:

@@ -182,6 +182,7 @@ class Settings:
         limit: how many messages are delivered in a time, and how many are in flight; each slot has
             a share.
         paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
+        sends_paused: the same for sends.
     """
 
     slots: int = 1
@@ -200,6 +201,7 @@ class Settings:
     unhandled_ms: int = 3_600_000
     limit: Limits = field(default_factory=Limits)
     paused: Pause | None = None
+    sends_paused: Pause | None = None
 
     def __post_init__(self) -> None:
         """Check what settings must have of each other."""
@@ -213,6 +215,7 @@ class Settings:
         """Return the fields of a slot's hash, which scripts read."""
         optional = {
             "paused": str(self.paused.since_ms) if self.paused else "",
+            "paused_send": str(self.sends_paused.since_ms) if self.sends_paused else "",
             "limit": self.limit.of_slot(index, self.slots),
         }
         return {name: value for name, value in optional.items() if value} | {
@@ -239,7 +242,9 @@ class Settings:
         return settings
 
 
-NAMES = tuple(name for name in Settings.__dataclass_fields__ if name != "paused")
+NAMES = tuple(
+    name for name in Settings.__dataclass_fields__ if name not in ("paused", "sends_paused")
+)
 
 # Public name -> (field, check): the name of each setting and its allowed values.
 _CHECKS: dict[str, tuple[str, Any]] = {
@@ -331,7 +336,11 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
             values[name] = limits.from_redis(text)
         else:
             values[name] = text if name in ("overflow", "on_expire") else int(text)
-    return Settings(**values, paused=pause.from_redis(stored))
+    return Settings(
+        **values,
+        paused=pause.from_redis(stored, "receive"),
+        sends_paused=pause.from_redis(stored, "send"),
+    )
 
 
 def _describe_format(topic: str, found: int) -> str:

@@ -131,6 +131,27 @@ def test_pause_and_resume_are_told_and_shown(run, topic):
     assert run("topic", "pause", "no-such-topic").exit_code == 3
 
 
+def test_pause_of_sends_is_told_shown_and_ended_alone(run, topic):
+    name = topic.name
+    told = json.loads(run("topic", "pause", name, "--send", "--why", "it moves", "--json").stdout)
+
+    assert (told["verb"], told["paused"]["why"]) == ("send", "it moves")
+    refused = run("send", name, "1")
+    assert (refused.exit_code, "sends are paused since" in refused.stderr) == (1, True)
+    shown = json.loads(run("topic", "show", name, "--json").stdout)
+    assert (shown["paused"], shown["sends_paused"]) == (None, told["paused"])
+    assert re.search(r"^sends +paused since ", run("topic", "show", name).stdout, re.MULTILINE)
+    assert f"{name}: sends paused since" in run("topic", "ls").stderr
+    assert re.search(r"^sends paused since +\d{4}-", run("stats", name).stdout, re.MULTILINE)
+    again = run("topic", "pause", name, "--both").stdout
+    assert again.startswith(f"{name}: receive and send paused since ")
+    assert run("topic", "resume", name, "--receive").stdout == f"{name}: resumed\n"
+    assert json.loads(run("topic", "show", name, "--json").stdout)["sends_paused"]
+    assert run("topic", "resume", name).stdout == f"{name}: resumed\n"
+    assert run("send", name, "1").exit_code == 0
+    assert run("topic", "pause", name, "--both", "--send").exit_code == 2
+
+
 def test_limit_is_changed_refused_and_what_it_holds_back_is_shown(run, topic):
     name = topic.name
     topic.send(1)

@@ -50,7 +50,7 @@ def test_pause_is_noted_with_time_and_texts_and_the_revision_grows(box):
     noted = {"paused_receive": f"{now}\nme\ntwo\nlines", "revision": "1"}
     assert fields(box) == before | noted
     assert (reply.state, reply.kept) == (1, fields(box))
-    assert pause.from_redis(reply.kept) == Pause(int(now), "me", "two\nlines")
+    assert pause.from_redis(reply.kept, "receive") == Pause(int(now), "me", "two\nlines")
 
 
 def test_first_pause_stands_until_it_is_ended(box):
@@ -84,9 +84,9 @@ def test_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box, verb
 @pytest.mark.parametrize(
     ("verb", "args"),
     [
-        ("topic_pause", [b"", b"17", "send", "me", "why"]),
+        ("topic_pause", [b"", b"17", "sleep", "me", "why"]),
         ("topic_pause", [b"", b"17", "receive", "two\nlines", "why"]),
-        ("topic_resume", [b"17", "send"]),
+        ("topic_resume", [b"17", "sleep"]),
     ],
 )
 def test_wrong_argument_is_refused_and_nothing_changes(box, verb, args):

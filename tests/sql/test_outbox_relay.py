@@ -48,6 +48,27 @@ def test_stub_whose_time_passes_on_its_way_to_redis_is_due_at_once(database, cli
     assert states(engine) == {("unconfirmed", 1): 2}
 
 
+def test_relay_waits_while_sends_are_paused_and_sends_other_topics(database, client, name):
+    engine, outbox = prepared(database), Outbox()
+    other = f"{name}-other"
+    for each in (name, other):
+        client.topic(each).open()
+    client.admin.topic_pause(name, verb="send")
+    fill(engine, outbox, name, [1, 2])
+    fill(engine, outbox, other, [3])
+    relay = Relay(outbox, engine, client)
+
+    assert relay.run_once() == 1
+    assert drain(client.topic(other)) == [3]
+    client.admin.topic_resume(name)
+    until = time.monotonic() + 60
+    while relay.run_once() == 0:  # it tries again after a while
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+    assert drain(client.topic(name)) == [1, 2]
+
+
 def sending(relay, monkeypatch, meanwhile):
     """Do something while the relay asks Redis."""
     real = relay._dispatcher.send

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core.history import Sample
-from rmq.core.pause import Pause, check_text, default_by
+from rmq.core.pause import Pause, PauseVerb, check_text, default_by, verbs_of
 from rmq.core.settings import Settings, TopicSettings, check_changes
 from rmq.core.validation import Duration
 from rmq.protocol.flows import (
@@ -54,37 +54,49 @@ class TopicAdmin(AdminPart):
         asked = check_changes(settings)
         return self._run(topic_admin.topic_set(self._context(topic), asked))
 
-    def topic_pause(self, topic: str, *, by: str | None = None, why: str = "") -> Pause:
-        """Stop every delivery of a topic until `topic_resume`; return the pause.
+    def topic_pause(
+        self, topic: str, *, verb: PauseVerb = "receive", by: str | None = None, why: str = ""
+    ) -> Pause:
+        """Stop every delivery of a topic, or every send to it, until `topic_resume`.
 
-        Consumers, workers and queries of all programs get nothing from then on, and wait. Sends go
-        on. What is in flight may be settled; what fails, or whose lease expires, goes back to the
-        StoreQueue. The pause is kept in Redis. A topic that is paused already keeps its pause.
+        receive: consumers, workers and queries of all programs get nothing from then on, and wait.
+        What is in flight may be settled; what fails, or whose lease expires, goes back to the
+        StoreQueue. send: what would add a message raises TopicPaused: sends, merges, `publish`.
+        Schedules hold their messages, and the relay of an outbox waits. Retries, rollbacks and
+        redrives go on, and so does staging. The pause is kept in Redis. A topic that is paused
+        already keeps its pause. Returns the pause, that of receive for "both".
 
         Args:
             topic: its name.
+            verb: "receive", "send" or "both".
             by: who pauses it, for people to read; the default is user@host.
             why: for people to read.
 
         Guarantee:
-            When this returns, no take hands over a message. Stopped half-way, some slots are not
-            paused until this call is made again, or any program opens the topic.
+            When this returns, no take hands over a message, or no send is accepted. Stopped
+            half-way, some slots are not paused until this call is made again, or any program opens
+            the topic.
 
         Raises:
             TopicNotFound: there is no such topic.
-            InvalidValue: a text is longer than a line of 500 characters.
+            InvalidValue: a text is longer than a line of 500 characters, or the verb is none.
         """
+        verbs = verbs_of(verb)
         who = default_by() if by is None else check_text(by, "by")
         reason = check_text(why, "why")
-        return self._run(topic_admin.topic_pause(self._context(topic), who, reason))
+        return self._run(topic_admin.topic_pause(self._context(topic), who, reason, verbs))
 
-    def topic_resume(self, topic: str) -> Pause | None:
-        """End the pause of a topic, and wake its consumers; return it, or None if there was none.
+    def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
+        """End pauses of a topic, and wake its consumers; return the pause, None if there was none.
+
+        Args:
+            topic: its name.
+            verb: "receive", "send" or "both".
 
         Raises:
             TopicNotFound: there is no such topic.
         """
-        return self._run(topic_admin.topic_resume(self._context(topic)))
+        return self._run(topic_admin.topic_resume(self._context(topic), verbs_of(verb)))
 
     def topic_delete(
         self,
@@ -170,15 +182,18 @@ class AsyncTopicAdmin(AsyncAdminPart):
         asked = check_changes(settings)
         return await self._run(topic_admin.topic_set(self._context(topic), asked))
 
-    async def topic_pause(self, topic: str, *, by: str | None = None, why: str = "") -> Pause:
+    async def topic_pause(
+        self, topic: str, *, verb: PauseVerb = "receive", by: str | None = None, why: str = ""
+    ) -> Pause:
         """As `Admin.topic_pause`."""
+        verbs = verbs_of(verb)
         who = default_by() if by is None else check_text(by, "by")
         reason = check_text(why, "why")
-        return await self._run(topic_admin.topic_pause(self._context(topic), who, reason))
+        return await self._run(topic_admin.topic_pause(self._context(topic), who, reason, verbs))
 
-    async def topic_resume(self, topic: str) -> Pause | None:
+    async def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
         """As `Admin.topic_resume`."""
-        return await self._run(topic_admin.topic_resume(self._context(topic)))
+        return await self._run(topic_admin.topic_resume(self._context(topic), verbs_of(verb)))
 
     async def topic_delete(
         self,

@@ -13,6 +13,7 @@ from rmq.protocol.steps import Command
 SetStatus = Literal["created", "updated", "unchanged", "full", "stale"]
 
 STALE = -2  # `DueReply.wait_ms` where the topic is in another generation
+PAUSED = -2  # the reply to schedule_send while sends are paused
 
 
 class DueSchedule(NamedTuple):
@@ -128,7 +129,9 @@ def schedule_send(
     time_ms: int | None = None,
     message: tuple[bytes, bytes, bytes] | None = None,
 ) -> Command[int]:
-    """Send the message of one time, or skip times, and move the schedule; 1: done, -1: full.
+    """Send the message of one time, or skip times, and move the schedule.
+
+    1: done, -1: full, PAUSED.
 
     `schedule`: name, revision and next time, as they were read. `following`: the next time and
     when it is due. `message`: its id, head and rest.

@@ -21,6 +21,11 @@ class SendReply(NamedTuple):
     offset: int  # acceptance number of the last message stored
     letters: str  # one for each message: s stored, d duplicate; "": all stored; "F": full
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether sends are paused, and nothing was done."""
+        return self.letters == "P"
+
 
 class MergeReply(NamedTuple):
     """The reply to merge."""
@@ -28,6 +33,11 @@ class MergeReply(NamedTuple):
     offset: int
     letter: str  # s stored, m merged, d duplicate, F full
     into: bytes  # id of the message that it was merged into; b"": none
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sends are paused, and nothing was done."""
+        return self.letter == "P"
 
 
 def _send_reply(reply: list[Any]) -> SendReply:

@@ -27,6 +27,9 @@ class PublishReply(NamedTuple):
     merged: int
 
 
+PUBLISH_PAUSED = PublishReply(-1, 0, 0, 0)  # sends are paused, and nothing moved
+
+
 class SinkReply(NamedTuple):
     """The reply to sink_begin."""
 
@@ -63,7 +66,9 @@ def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = Non
 
 
 def _publish_reply(reply: list[Any]) -> PublishReply | None:
-    return PublishReply(*reply) if len(reply) == 4 else None
+    if len(reply) == 4:
+        return PublishReply(*reply)
+    return PUBLISH_PAUSED if reply[1] == b"P" else None
 
 
 def publish(

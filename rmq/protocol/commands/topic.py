@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rmq.core.keys import SlotKeys
-from rmq.core.pause import RECEIVE
+from rmq.core.pause import Verb
 from rmq.core.topic_context import TopicContext
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
@@ -68,19 +68,23 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
     return Command(scripts.load("topic_close"), (context.key,), [created, int(closed)], bool)
 
 
-def topic_pause(context: TopicContext, created: bytes, by: str, why: str) -> Command[TopicReply]:
-    """Note that nothing is received from a topic. The state is -1 as that of topic_set."""
+def topic_pause(
+    context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
+) -> Command[TopicReply]:
+    """Note that nothing is received from a topic, or sent to it. The state is as of topic_set."""
     return Command(
         scripts.load("topic_pause"),
         (context.key,),
-        [clock.now_us, created, RECEIVE, by, why],
+        [clock.now_us, created, verb, by, why],
         _topic_reply,
     )
 
 
-def topic_resume(context: TopicContext, created: bytes) -> Command[TopicReply]:
+def topic_resume(
+    context: TopicContext, created: bytes, verb: Verb = "receive"
+) -> Command[TopicReply]:
     """End the pause of a topic. The state is -1 as that of topic_set."""
-    return Command(scripts.load("topic_resume"), (context.key,), [created, RECEIVE], _topic_reply)
+    return Command(scripts.load("topic_resume"), (context.key,), [created, verb], _topic_reply)
 
 
 def slot(

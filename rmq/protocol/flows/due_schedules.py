@@ -13,7 +13,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import QueueFull, RMQError, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.commands import DueReply, DueSchedule
-from rmq.protocol.commands.recurring import STALE
+from rmq.protocol.commands.recurring import PAUSED, STALE
 from rmq.protocol.flows import open_topic, scheduled_topics
 from rmq.protocol.flows.recurring import SLOT
 from rmq.protocol.flows.scheduled_message import draft, encoded, outgoing
@@ -77,6 +77,9 @@ def send_due(
                 yield from open_topic.forget_if_recreated(context, reply)
             if isinstance(reply, RMQError):
                 errors[name] = reply
+            elif reply == PAUSED:  # its time stays due until sends are resumed
+                what = "The message is held, and sent"
+                errors[name] = yield from open_topic.paused_error(context, what)
             elif reply < 0:
                 errors[name] = QueueFull(f"topic {context.name!r} is at its max_length", [])
             else:

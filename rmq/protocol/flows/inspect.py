@@ -24,7 +24,7 @@ from rmq.protocol.steps import Flow, pipeline
 
 PAGE = 200  # messages of one call
 # A topic's value of these is the largest of its slots, not their sum.
-NOT_SUMMED = ("late_ms", "paused_ms", "now_ms")
+NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
 
 
 def check_place(value: object) -> QueueName:

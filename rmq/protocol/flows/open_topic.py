@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from typing import Any
 
 from rmq.core import settings
 from rmq.core.settings import Settings
 from rmq.core.topic_context import FOLLOW_S, TopicContext
-from rmq.errors import QueueFull, RMQError, StorageError, TopicNotFound, TopicVanished
+from rmq.errors import QueueFull, RMQError, StorageError, TopicNotFound, TopicPaused, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.flows import eviction
@@ -123,6 +124,24 @@ def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[Non
         error.anew = reply.state >= 0 and _created(reply) != context.created
     if error.anew:
         context.forget()
+
+
+def paused_error(
+    context: TopicContext, consequence: str, results: list[Any] | None = None
+) -> Flow[TopicPaused]:
+    """Return the error of a send while sends are paused: by whom, since when, and why."""
+    text = ""
+    with suppress(RMQError):
+        reply = yield commands.topic(context, None)
+        pause = settings.from_redis(context.name, reply.kept).sends_paused
+        if pause is not None:
+            since = pause.since.strftime("%Y-%m-%dT%H:%M:%SZ")
+            text = f" since {since} by {pause.by}" + (f": {pause.why}" if pause.why else "")
+    return TopicPaused(
+        f"topic {context.name!r}: sends are paused{text}. {consequence} when they are resumed (rmq "
+        f"topic resume {context.name} --send)",
+        results,
+    )
 
 
 def _created(reply: TopicReply) -> bytes:

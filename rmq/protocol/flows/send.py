@@ -27,6 +27,7 @@ from rmq.errors import (
     OutcomeUnknown,
     QueueFull,
     RMQError,
+    TopicPaused,
     TopicVanished,
 )
 from rmq.protocol import commands
@@ -95,7 +96,7 @@ def _send_intercepted(
     try:
         results = yield from _send(context, copies, durability, timeout)
     except BaseException as error:
-        partial = error.results if isinstance(error, QueueFull | NotDurable) else []
+        partial = error.results if isinstance(error, QueueFull | NotDurable | TopicPaused) else []
         for index, out in enumerate(copies):
             result = partial[index] if index < len(partial) else None
             for awaitable in start_hooks(hooks.after_send, context.name, out, result or error):
@@ -241,14 +242,24 @@ def _call(
         else:
             replies = yield Pipeline(calls)
         full: list[int] = []
+        is_paused = False
         failed: RMQError | None = None
         for number, (group, reply) in enumerate(zip(groups, replies, strict=True)):
             if isinstance(reply, RMQError):
                 failed = failed or reply
+            elif reply.is_paused:
+                is_paused = True
             elif not _write_results(group, reply, results, level):
                 full.append(number)
         if failed is not None:
             raise failed
+        if is_paused:
+            stored = len(results.rows) - list(results.rows).count(None)
+            what = (
+                f"{stored} of {len(results.rows)} messages are stored" if stored else "Nothing is"
+            )
+            what += ": send the others again" if stored else " stored: send again"
+            raise (yield from open_topic.paused_error(context, what, list(results.rows)))
         if wanted is not None and short:
             raise NotDurable(
                 f"durability: {describe_durability(wanted)} asked, {copies} replicas"

@@ -31,6 +31,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
 from rmq.protocol import commands
 from rmq.protocol.commands import PublishReply
+from rmq.protocol.commands.stage import PUBLISH_PAUSED
 from rmq.protocol.draft import body_too_large
 from rmq.protocol.flows import open_topic
 from rmq.protocol.flows.send_groups import Group, group_messages
@@ -287,12 +288,19 @@ def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Fl
                 + " confirmed in time; publish again to go on"
             )
         last: dict[tuple[int, str], PublishReply | None] = {}
+        is_paused = False
         for pair, reply in zip(turn, replies, strict=True):
             if isinstance(reply, RMQError):
                 raise reply
+            if reply == PUBLISH_PAUSED:
+                is_paused = True
+                continue
             last[pair] = reply
             if reply is not None:
                 total = _sum(total, reply)
+        if is_paused:
+            what = f"{sum(total)} messages were published by this call: publish the others"
+            raise (yield from open_topic.paused_error(context, what))
         full = [pair for pair, reply in last.items() if reply is None]
         waiting.extendleft(reversed([p for p, reply in last.items() if reply and reply.left]))
         waiting.extend(full)  # other slots may have room

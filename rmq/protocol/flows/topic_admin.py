@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rmq.core import settings
 from rmq.core.keys import TYPES, SlotKeys, job_key, job_log_key, sink_key, topics_key
-from rmq.core.pause import Pause
+from rmq.core.pause import Pause, Verb
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
 from rmq.errors import RMQError, TopicNotEmpty, TopicNotFound, TopicVanished
@@ -80,8 +80,10 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
     return (yield from _give_changed(context, changed))
 
 
-def topic_pause(context: TopicContext, by: str, why: str) -> Flow[Pause]:
-    """Stop every delivery of a topic; return the pause, which may be an earlier one.
+def topic_pause(
+    context: TopicContext, by: str, why: str, verbs: Sequence[Verb] = ("receive",)
+) -> Flow[Pause]:
+    """Stop deliveries of a topic, or sends to it; return the first pause, maybe an earlier one.
 
     Interrupted and carried on as `topic_set`.
 
@@ -90,14 +92,20 @@ def topic_pause(context: TopicContext, by: str, why: str) -> Flow[Pause]:
         TopicVanished: it is being deleted.
     """
     yield from open_topic.open(context, create=False)
-    changed = yield commands.topic_pause(context, context.created, by, why)
+    for verb in verbs:
+        changed = yield commands.topic_pause(context, context.created, by, why, verb)
     kept = yield from _give_changed(context, changed)
-    assert kept.paused is not None
-    return kept.paused
+    pause = _pause_of(kept, verbs[0])
+    assert pause is not None
+    return pause
 
 
-def topic_resume(context: TopicContext) -> Flow[Pause | None]:
-    """End the pause of a topic; return it, or None where there was none.
+def _pause_of(kept: Settings, verb: Verb) -> Pause | None:
+    return kept.paused if verb == "receive" else kept.sends_paused
+
+
+def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) -> Flow[Pause | None]:
+    """End pauses of a topic; return the first one, or None where there was none.
 
     Interrupted and carried on as `topic_set`.
 
@@ -106,10 +114,12 @@ def topic_resume(context: TopicContext) -> Flow[Pause | None]:
         TopicVanished: it is being deleted.
     """
     yield from open_topic.open(context, create=False)
-    before = context.settings.paused
-    changed = yield commands.topic_resume(context, context.created)
+    before, ended = context.settings, list[Pause | None]()
+    for verb in verbs:
+        changed = yield commands.topic_resume(context, context.created, verb)
+        ended += [_pause_of(before, verb)] if changed.state > 0 else []
     yield from _give_changed(context, changed)
-    return before if changed.state else None
+    return next(filter(None, ended), None)
 
 
 def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:

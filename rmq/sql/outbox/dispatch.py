@@ -27,6 +27,7 @@ from rmq.errors import (
     PayloadTooLarge,
     QueueFull,
     SettingsMismatch,
+    TopicPaused,
     TopicVanished,
     Unavailable,
 )
@@ -185,7 +186,7 @@ class Dispatcher:
         flow = send_flow.send_many(context, messages, None, 0.0)
         try:
             return list(self._client._transport.run(flow))
-        except QueueFull as error:
+        except (QueueFull, TopicPaused) as error:  # the stubs wait, and are sent again
             return _outcomes(error.results, error, [True] * len(pairs))
         except NotDurable as error:
             # A stub that a consumer confirms is watched until then. The others are sent again,

@@ -218,13 +218,16 @@ def paused(look: Look) -> Flow[list[Sight]]:
     now_ms = yield from look.now_ms()
     found = []
     for topic in (yield from look.topics()):
-        pause = topic.settings.paused
-        if pause is not None and now_ms - pause.since_ms > PAUSED_MS:
+        pauses = (("", topic.settings.paused), ("sends are ", topic.settings.sends_paused))
+        for what, pause in pauses:
+            if pause is None or now_ms - pause.since_ms <= PAUSED_MS:
+                continue
             why = f": {pause.why}" if pause.why else ""
             found.append(
                 Sight(
                     "warning",
-                    f"{topic.name}: paused for {age(now_ms - pause.since_ms)} by {pause.by}{why}; "
+                    f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by "
+                    f"{pause.by}{why}; "
                     f"{topic.total['held']} messages are held",
                     f"rmq topic resume {topic.name}",
                 )
