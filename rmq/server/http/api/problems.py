@@ -126,6 +126,7 @@ _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     (
         (
             errors.TopicNotEmpty, errors.SettingsMismatch, errors.FormatMismatch, errors.QueryOwned,
+            errors.TopicPaused,
         ),
         "conflict",
     ),
