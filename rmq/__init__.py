@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rmq.core.audit import Audit, Audited, Missing
     from rmq.core.claim import Claimed
     from rmq.core.codec import Compressed
+    from rmq.core.dead_letter_filter import DeadLetterFilter
     from rmq.core.delivery import Reject, Retry, Snooze
     from rmq.core.finding import Finding
     from rmq.core.function_library import FunctionLibrary
@@ -84,6 +85,8 @@ if TYPE_CHECKING:
         WorkRolledBack,
     )
     from rmq.protocol.acl import AclRules, acl_rules
+    from rmq.protocol.flows.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
+    from rmq.protocol.flows.dead_letter_pages import DeadLetterPage
     from rmq.protocol.flows.dead_letters import Redriven
     from rmq.protocol.flows.pages import Page, Span
     from rmq.protocol.flows.query_admin import HeldQuery, Sink
@@ -109,6 +112,7 @@ _MODULES = {
     "rmq.core.audit": "Audit Audited Missing",
     "rmq.core.claim": "Claimed",
     "rmq.core.codec": "Compressed",
+    "rmq.core.dead_letter_filter": "DeadLetterFilter",
     "rmq.core.delivery": "Reject Retry Snooze",
     "rmq.core.finding": "Finding",
     "rmq.core.function_library": "FunctionLibrary",
@@ -131,6 +135,8 @@ _MODULES = {
         "TopicVanished Unavailable WorkRolledBack"
     ),
     "rmq.protocol.acl": "AclRules acl_rules",
+    "rmq.protocol.flows.dead_letter_groups": "DeadLetterGroup DeadLetterGroups",
+    "rmq.protocol.flows.dead_letter_pages": "DeadLetterPage",
     "rmq.protocol.flows.dead_letters": "Redriven",
     "rmq.protocol.flows.pages": "Page Span",
     "rmq.protocol.flows.query_admin": "HeldQuery Sink",
@@ -181,6 +187,10 @@ __all__ = [
     "Concurrency",
     "ConfigurationError",
     "Consumer",
+    "DeadLetterFilter",
+    "DeadLetterGroup",
+    "DeadLetterGroups",
+    "DeadLetterPage",
     "DecodeError",
     "Deleted",
     "Delivery",

@@ -244,13 +244,15 @@ def _described(error: BaseException) -> str:
 def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
     """Print an error and return its exit code."""
     code = _exit_code(error)
-    message = redact(" ".join(_error_text(error).split()), url)
+    text = _error_text(error)
+    with_caret = text.rpartition("\n")[2].strip() == "^"  # of a filter; its columns matter
+    message = redact(text if with_caret else " ".join(text.split()), url)
     if as_json:
         kind = error.kind if isinstance(error, Failed) else type(error).__name__
         fields = {"error": {"type": kind, "message": message, "exit": code}}
         click.echo(json.dumps(fields), err=True)
     else:
-        click.echo(f"rmq: {neutral(message)}", err=True)
+        click.echo(f"rmq: {neutral(message, lines=with_caret)}", err=True)
     if os.environ.get("RMQ_DEBUG") == "1":
         lines = "".join(traceback.format_exception(error))
         click.echo(neutral(redact(lines, url), lines=True), err=True, nl=False)

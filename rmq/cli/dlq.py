@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 import click
 
 import rmq
-from rmq.cli import output
+from rmq.cli import dead_letter_list, output
 from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
-from rmq.cli.inspect import all_messages, detail, find_message, tabulate
+from rmq.cli.inspect import detail, find_message
 from rmq.cli.job import started, work
 from rmq.cli.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
+from rmq.core.dead_letter_filter import DeadLetterFilter, parse
 from rmq.core.failure import REASONS
+from rmq.protocol.flows.dead_letter_pages import LIMIT_MAX, cursor_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,6 +44,21 @@ def _filters(command: F) -> F:
     return command
 
 
+def _filter(command: F) -> F:
+    """Add FILTER, and --filter for those who have it in a variable that may be empty."""
+    command = click.option("--filter", "filter_option", metavar="FILTER", help="As FILTER.")(
+        command
+    )
+    return click.argument("filter_text", metavar="[FILTER]", required=False)(command)
+
+
+def _parsed(filter_text: str | None, filter_option: str | None) -> DeadLetterFilter | None:
+    if filter_text is not None and filter_option is not None:
+        raise click.UsageError("give FILTER or --filter, not both")
+    text = filter_text if filter_text is not None else filter_option
+    return None if text is None or not text.strip() else parse(text)
+
+
 def _dry_run(command: F) -> F:
     return click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")(command)
 
@@ -50,9 +67,12 @@ def _yes(command: F) -> F:
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
-def _given_filters(filters: dict[str, Any]) -> dict[str, Any]:
+def _given_filters(
+    filters: dict[str, Any], wanted: DeadLetterFilter | None = None
+) -> dict[str, Any]:
     """Return the filters that were given."""
-    return {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
+    given = {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
+    return given if wanted is None else {**given, "filter": wanted}
 
 
 def _described(count: int, filters: dict[str, Any]) -> str:
@@ -72,56 +92,80 @@ def dlq() -> None:
     "ls",
     examples=(
         "rmq dlq ls orders",
-        "rmq dlq ls orders --error 'Timeout|refused' --older-than 1h",
+        "rmq dlq ls orders 'error~\"timeout\" and age>1h and body.order>100'",
     ),
 )
 @click.argument("topic")
+@_filter
 @_filters
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="The largest number to list."
 )
-def list_dead(topic: str, limit: int, **filters: Any) -> None:
+@click.option("--after", metavar="CURSOR", help="Go on after this place, as ls prints it.")
+def list_dead(
+    topic: str,
+    filter_text: str | None,
+    filter_option: str | None,
+    limit: int,
+    after: str | None,
+    **filters: Any,
+) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
 
-    With --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched nothing.
+    FILTER is for example error~"timeout" and age>1h and header.tenant=7; docs/dead-letters.md has
+    all of it. With --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched
+    nothing.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
     common = common_options()
     given_filters = _given_filters(filters)
+    wanted = _parsed(filter_text, filter_option)
+    narrowed = bool(given_filters) or wanted is not None
     with common.client() as client:
         total = client.admin.stats(topic)["dead"]
-        messages = list(_matching_dead_letters(client, topic, given_filters, limit, total))
-    if given_filters and not messages:
+        matching = _matching_dead_letters(client, topic, wanted, given_filters, after, limit)
+        shown = 0
+
+        def counted() -> Iterator[rmq.Message]:
+            nonlocal shown
+            for message in matching:
+                shown += 1
+                yield message
+
+        last = dead_letter_list.show(counted())
+    if narrowed and last is None and after is None:
         raise NotFound(f"topic {topic!r} has no such dead letter (of {output.number(total)})")
-    if common.json:
-        output.lines(map(output.message_fields, messages))
-        return
-    if not messages:
-        common.note(f"{topic}: no dead letters")
-        return
-    tabulate(messages, "dead")
-    if not given_filters and total > len(messages):
-        common.note(f"{output.number(len(messages))} of {output.number(total)}; --limit shows more")
-    elif len(messages) == limit:
-        common.note(f"the first {output.number(limit)} that match; --limit shows more")
+    if last is None:
+        common.note(f"{topic}: no dead letters" if after is None else f"{topic}: no more")
+    elif shown == limit and (narrowed or after is not None or total > shown):
+        such = "the first" if narrowed else f"of {output.number(total)}, the first"
+        such = "the next" if after is not None else such
+        common.note(f"{such} {output.number(shown)}; more: --after {cursor_of(last)}")
 
 
 def _matching_dead_letters(
-    client: rmq.Client, topic: str, given_filters: dict[str, Any], limit: int, total: int
+    client: rmq.Client,
+    topic: str,
+    wanted: DeadLetterFilter | None,
+    given_filters: dict[str, Any],
+    after: str | None,
+    limit: int,
 ) -> Iterator[rmq.Message]:
-    """Yield dead letters that match. Admin.peek takes no filter, so they are filtered here."""
+    """Yield dead letters that match, at most `limit`."""
     fits = _predicate(given_filters)
     if "ids" in given_filters:
+        now_ms = int(time.time() * 1000)
         for message_id in given_filters["ids"][:limit]:
             message = client.admin.get(topic, message_id)
-            if message is not None and message.place == "dead" and fits(message):
+            if message is None or message.place != "dead" or not fits(message):
+                continue
+            if wanted is None or wanted.matches(message, now_ms):
                 yield message
-    elif not given_filters:
-        yield from client.admin.peek(topic, limit, "dead")
-    elif total:
-        matching = filter(fits, all_messages(client, topic, "dead"))
-        yield from itertools.islice(matching, limit)
+        return
+    size = LIMIT_MAX if given_filters else limit
+    pages = dead_letter_list.read_pages(client, topic, wanted, after, size)
+    yield from itertools.islice(filter(fits, pages), limit)
 
 
 def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
@@ -156,7 +200,36 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
     message = find_message(topic, id)
     if message.place != "dead":
         raise NotFound(f"{id} is not dead, it is in {message.place}; see rmq get {topic} {id}")
-    detail(message, common_options().json)
+    if common_options().json:
+        output.document(dead_letter_list.fields(message))
+    else:
+        detail(message, as_json=False)
+
+
+@dlq.command(
+    examples=(
+        "rmq dlq groups orders",
+        "rmq dlq groups orders 'age<1h and not error~refused'",
+    )
+)
+@click.argument("topic")
+@_filter
+def groups(topic: str, filter_text: str | None, filter_option: str | None) -> None:
+    """Count the dead letters of TOPIC by cause: by the fingerprint of their error.
+
+    A fingerprint is the same for errors that differ only in numbers, ids, quoted text and paths.
+    Use it in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. With --json: NDJSON.
+    """
+    common = common_options()
+    wanted = _parsed(filter_text, filter_option)
+    with common.client() as client, progress("reading") as on_progress:
+        found = client.admin.dead_letter_groups(topic, filter=wanted, progress=on_progress)
+    if found.total:
+        dead_letter_list.show_groups(topic, found)
+    elif wanted is not None:
+        raise NotFound(f"topic {topic!r} has no such dead letter")
+    else:
+        common.note(f"{topic}: no dead letters")
 
 
 @dlq.command(
@@ -167,22 +240,30 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
     )
 )
 @click.argument("topic")
+@_filter
 @_filters
 @_dry_run
 @click.option("--rate", type=float, metavar="N", help="At most N a second.")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
 @_yes
 def redrive(
-    topic: str, dry_run: bool, rate: float | None, detach: bool, yes: bool, **filters: Any
+    topic: str,
+    filter_text: str | None,
+    filter_option: str | None,
+    dry_run: bool,
+    rate: float | None,
+    detach: bool,
+    yes: bool,
+    **filters: Any,
 ) -> int | None:
     """Send dead letters of TOPIC back to be consumed again, with all their retries.
 
-    All of them, or those that match every filter. It asks for the name of the topic first, unless
-    only ids were given. It starts a job and works on it: after Ctrl-C or a crash, rmq server goes
-    on, or rmq job resume. See rmq job ls.
+    All of them, or those that match FILTER and every option. It asks for the name of the topic
+    first, unless only ids were given. It starts a job and works on it: after Ctrl-C or a crash,
+    rmq server goes on, or rmq job resume. See rmq job ls.
     """
     common = common_options()
-    given_filters = _given_filters(filters)
+    given_filters = _given_filters(filters, _parsed(filter_text, filter_option))
     with common.client() as client:
         matched = client.admin.redrive(topic, dry_run=True, **given_filters).matched
         _require_matches(topic, matched, given_filters)
@@ -253,16 +334,25 @@ def _report_skipped(
     ),
 )
 @click.argument("topic")
+@_filter
 @_filters
 @_dry_run
 @_yes
-def purge_dead(topic: str, dry_run: bool, yes: bool, **filters: Any) -> int | None:
+def purge_dead(
+    topic: str,
+    filter_text: str | None,
+    filter_option: str | None,
+    dry_run: bool,
+    yes: bool,
+    **filters: Any,
+) -> int | None:
     """Delete dead letters of TOPIC for good.
 
-    All of them, or those that match every filter. It asks for the name of the topic first.
+    All of them, or those that match FILTER and every option. It asks for the name of the topic
+    first.
     """
     common = common_options()
-    given_filters = _given_filters(filters)
+    given_filters = _given_filters(filters, _parsed(filter_text, filter_option))
     with common.client() as client:
         matched = client.admin.purge(topic, "dead", dry_run=True, **given_filters)
         _require_matches(topic, matched, given_filters)

@@ -15,6 +15,7 @@ from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
 from rmq.cli.topics import held_text
+from rmq.core.fingerprint import fingerprint
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
@@ -206,6 +207,7 @@ def detail(message: rmq.Message, as_json: bool) -> None:
     if message.failure:
         pairs.append(("reason", message.failure.reason))
         pairs.append(("error", message.failure.error or "-"))
+        pairs.append(("fingerprint", fingerprint(message.failure)))
     if message.unreadable:
         pairs.append(("unreadable", message.unreadable))
     pairs += [(f"header {name}", value) for name, value in message.headers.items()]

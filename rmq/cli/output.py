@@ -48,6 +48,7 @@ __all__ = [
     "dumps",
     "entry",
     "fine_clock",
+    "has_columns",
     "iso",
     "line",
     "lines",
@@ -55,6 +56,7 @@ __all__ = [
     "neutral",
     "number",
     "plural",
+    "row",
     "span",
     "table",
     "terminal_width",
@@ -101,6 +103,11 @@ def _chosen(columns: Sequence[Column]) -> list[int]:
     return [indices[field_name(name)] for name in names]
 
 
+def has_columns() -> bool:
+    """Whether --columns was given."""
+    return _writer().columns is not None
+
+
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
     """Print a table; columns are aligned in a pipe too, and ids are never shortened.
 
@@ -133,6 +140,23 @@ def block(title: str, text: str) -> None:
     _echo(styled(title, "bold"))
     for text_line in neutral(text, lines=True).rstrip("\n").split("\n"):
         click.echo(f"  {text_line}")
+
+
+def row(parts: Sequence[tuple[str, int]], text: str = "") -> None:
+    """Print one row of a list: cells of a width (a negative one: to the right), then a text.
+
+    The text goes on a line of its own, indented and shortened to the width of the terminal.
+    """
+    shown = []
+    for part, width in parts:
+        cell = shorten(neutral(part), abs(width))
+        padding = " " * (abs(width) - cells(cell))
+        shown.append(padding + cell if width < 0 else cell + padding)
+    click.echo((" " * GAP).join(shown).rstrip())
+    if text:
+        room = max(NARROWEST, terminal_width() - GAP)
+        click.echo(" " * GAP + shorten(neutral(text), room))
+    sys.stdout.flush()
 
 
 def entry(head: str, body: str) -> None:

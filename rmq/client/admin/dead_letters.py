@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
+from rmq.core import dead_letter_filter
+from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id
 from rmq.core.queues import QueueWord
-from rmq.protocol.flows import dead_letters
+from rmq.protocol.flows import dead_letter_groups, dead_letter_pages, dead_letters
+from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
+from rmq.protocol.flows.dead_letter_pages import DeadLetterPage
 from rmq.protocol.flows.dead_letters import Filter, Redriven
 from rmq.protocol.steps import Progress
 
@@ -25,6 +29,7 @@ class DeadLetterAdmin(AdminPart):
         error: str | None = None,
         older_than: float | timedelta | None = None,
         type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
@@ -39,6 +44,8 @@ class DeadLetterAdmin(AdminPart):
             error: only those whose error this regular expression is found in.
             older_than: only those dead for so long, seconds or timedelta.
             type: only those that were sent with it.
+            filter: only those that fit it, as error~"timeout" and body.order>100; see
+                docs/dead-letters.md.
             dry_run: only count them.
             rate: at most so many a second.
             progress: called with (done, all) as it goes.
@@ -47,7 +54,7 @@ class DeadLetterAdmin(AdminPart):
             A dead letter is in the DeadQueue or in the StoreQueue, never in both or neither.
             Stopped half-way, run it again: it goes on with what is still dead.
         """
-        wanted = Filter(ids, reason, error, older_than, type)
+        wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
         return self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
 
@@ -61,6 +68,7 @@ class DeadLetterAdmin(AdminPart):
         error: str | None = None,
         older_than: float | timedelta | None = None,
         type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
@@ -69,9 +77,48 @@ class DeadLetterAdmin(AdminPart):
         The filters are those of `redrive`, for dead letters only. Messages in flight are not
         touched.
         """
-        wanted = Filter(ids, reason, error, older_than, type)
+        wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
         return self._run(dead_letters.purge(context, place, wanted, dry_run, progress))
+
+    def dead_letters(
+        self,
+        topic: str,
+        *,
+        filter: DeadLetterFilter | str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        scan: int = dead_letter_pages.SCAN,
+    ) -> DeadLetterPage:
+        """Return a page of dead letters, the oldest of each slot first, and a cursor for the next.
+
+        Args:
+            topic: its name.
+            filter: only those that fit it.
+            after: the cursor of the page before.
+            limit: the largest number to return, 1 to 1000.
+            scan: the largest number to look at. A page may so have fewer, or none, though more
+                come: go on while it has a cursor.
+        """
+        context = self._context(topic)
+        wanted = dead_letter_filter.given(filter)
+        return self._run(dead_letter_pages.page(context, wanted, after, limit, scan))
+
+    def dead_letter_groups(
+        self,
+        topic: str,
+        *,
+        filter: DeadLetterFilter | str | None = None,
+        progress: Progress | None = None,
+    ) -> DeadLetterGroups:
+        """Return the dead letters in groups of one cause (fingerprint), the largest first.
+
+        All dead letters are read, in pages; memory holds 1000 groups, and the dead letters of
+        further ones are counted in `other`.
+        """
+        context = self._context(topic)
+        wanted = dead_letter_filter.given(filter)
+        return self._run(dead_letter_groups.groups(context, wanted, progress))
 
 
 class AsyncDeadLetterAdmin(AsyncAdminPart):
@@ -86,12 +133,13 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         error: str | None = None,
         older_than: float | timedelta | None = None,
         type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> Redriven:
         """As `Admin.redrive`."""
-        wanted = Filter(ids, reason, error, older_than, type)
+        wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
         return await self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
 
@@ -105,10 +153,37 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         error: str | None = None,
         older_than: float | timedelta | None = None,
         type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
         """As `Admin.purge`."""
-        wanted = Filter(ids, reason, error, older_than, type)
+        wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
         return await self._run(dead_letters.purge(context, place, wanted, dry_run, progress))
+
+    async def dead_letters(
+        self,
+        topic: str,
+        *,
+        filter: DeadLetterFilter | str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        scan: int = dead_letter_pages.SCAN,
+    ) -> DeadLetterPage:
+        """As `Admin.dead_letters`."""
+        context = self._context(topic)
+        wanted = dead_letter_filter.given(filter)
+        return await self._run(dead_letter_pages.page(context, wanted, after, limit, scan))
+
+    async def dead_letter_groups(
+        self,
+        topic: str,
+        *,
+        filter: DeadLetterFilter | str | None = None,
+        progress: Progress | None = None,
+    ) -> DeadLetterGroups:
+        """As `Admin.dead_letter_groups`."""
+        context = self._context(topic)
+        wanted = dead_letter_filter.given(filter)
+        return await self._run(dead_letter_groups.groups(context, wanted, progress))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from rmq.core import failure, record
+from rmq.core import dead_letter_filter, failure, record
+from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
 from rmq.core.topic_context import TopicContext
@@ -47,6 +48,7 @@ class Filter:
         error: a regular expression that is found in the error's text.
         older_than: dead for at least this long, seconds or timedelta.
         type: messages that were sent with this type.
+        filter: a filter, or its text, as error~"timeout" and body.order>100.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class Filter:
         error: str | None = None,
         older_than: float | timedelta | None = None,
         type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
     ) -> None:
         self.ids = None if ids is None else [MessageId.parse(id) for id in ids]
         self.reason = reason
         self.type = None if type is None else check_message_type(type)
+        self.filter = dead_letter_filter.given(filter)
         self.older_ms = (
             0 if older_than is None else duration_ms(older_than, "older_than", zero=True)
         )
@@ -77,7 +81,7 @@ class Filter:
     @property
     def everything(self) -> bool:
         """Whether no condition was given, so that all dead letters fit."""
-        given = (self.reason, self.error, self.older_ms, self.type)
+        given = (self.reason, self.error, self.older_ms, self.type, self.filter)
         return self.ids is None and not any(given)
 
     def fits(self, member: QueueMember, now_ms: int) -> bool:
@@ -91,7 +95,25 @@ class Filter:
             last_failure is None or not last_failure.reason.startswith(self.reason)
         ):
             return False
-        return not self.error or bool(last_failure and self.error.search(last_failure.error))
+        if self.error and not (last_failure and self.error.search(last_failure.error)):
+            return False
+        return self.filter is None or fits_filter(self.filter, member, now_ms)
+
+    def whole(self, context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
+        """Return members as `fits` needs them: with large bodies, if a condition is on the body."""
+        if self.filter is None or not self.filter.needs_body:
+            return members
+        return (yield from inspect.with_bodies(context, members))
+
+
+def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> bool:
+    """Whether a member fits a filter; its body is decoded only if a condition needs it."""
+    body_in = None if wanted.needs_body else _no_body
+    return wanted.matches(inspect.message_of(member, 0, body_in), now_ms)
+
+
+def _no_body(_record: bytes) -> None:
+    """Stand for the body that no condition looks at."""
 
 
 def _is_of_type(member: QueueMember, message_type: str) -> bool:
@@ -109,7 +131,10 @@ def _matching(context: TopicContext, wanted: Filter) -> Flow[list[tuple[SlotKeys
         for id in wanted.ids:
             message_id = context.check_id(id)
             member = yield commands.get(context.slots[message_id.slot], message_id)
-            if member is not None and member.place == "dead" and wanted.fits(member, now_ms):
+            if member is None or member.place != "dead":
+                continue
+            (whole,) = yield from wanted.whole(context, [member])
+            if wanted.fits(whole, now_ms):
                 by_slot.setdefault(message_id.slot, []).append(member.id)
         return [(context.slots[slot], ids) for slot, ids in by_slot.items()]
     matching = []
@@ -121,7 +146,8 @@ def _matching(context: TopicContext, wanted: Filter) -> Flow[list[tuple[SlotKeys
             if not page.members:
                 break
             low, skip = page.edge, page.skip
-            ids += [member.id for member in page.members if wanted.fits(member, now_ms)]
+            whole_page = yield from wanted.whole(context, page.members)
+            ids += [member.id for member in whole_page if wanted.fits(member, now_ms)]
         if ids:
             matching.append((keys, ids))
     return matching

@@ -89,7 +89,8 @@ class _Search:
         slot = self._cursor.slot
         while slot < len(slots) and len(ids) < most and self.examined < until:
             if not self._page:
-                self._page.extend((yield from self._read(slots[slot])))
+                read = yield from self._read(slots[slot])
+                self._page.extend((yield from self._wanted.whole(self._context, read)))
             if not self._page:
                 if ids:
                     break  # a batch is of one slot

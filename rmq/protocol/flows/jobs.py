@@ -84,6 +84,8 @@ def check_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
         given["ids"] = [str(id) for id in wanted.ids]
     if wanted.older_ms:
         given["older_than"] = wanted.older_ms / 1000
+    if wanted.filter is not None:
+        given["filter"] = wanted.filter.text
     return given
 
 

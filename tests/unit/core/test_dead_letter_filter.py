@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -202,3 +203,14 @@ def test_no_text_raises_anything_else(text: str) -> None:
         return
     wanted.matches(letter(), NOW_MS)
     assert parse(str(wanted)) == wanted
+
+
+def test_every_filter_of_the_page_can_be_read(request: pytest.FixtureRequest) -> None:
+    page = (request.config.rootpath / "docs" / "dead-letters.md").read_text()
+    shown = re.findall(r"rmq dlq \w+ orders '([^\n]+?)'(?=[` ]|$)", page, re.MULTILINE)
+    shown += re.findall(r"rmq dlq \w+ orders (fingerprint=\w+)", page)
+
+    assert len(shown) > 8
+    for text in shown:
+        if "soon" not in text:  # the mistake that the page shows
+            assert parse(text).text == text

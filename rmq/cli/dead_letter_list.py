@@ -1,0 +1,149 @@
+"""`rmq dlq ls`, `rmq dlq groups`: dead letters one by one, and by what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import rmq
+from rmq.cli import output
+from rmq.cli.app import common_options
+from rmq.cli.inspect import tabulate
+from rmq.cli.output import Column
+from rmq.core.dead_letter_filter import DeadLetterFilter
+from rmq.core.fingerprint import fingerprint
+from rmq.protocol.flows.dead_letter_pages import LIMIT_MAX, cursor_of
+
+WIDE = 110  # cells from which a dead letter fits on one line
+_ID, _AGE, _REASON, _TRIES, _TYPE = 26, 8, 13, 5, 18  # widths of the columns of a narrow list
+_HEADS = [
+    ("ID", _ID), ("DEAD-FOR", -_AGE), ("REASON", _REASON), ("TRIES", -_TRIES), ("TYPE", _TYPE),
+]  # fmt: skip
+
+
+def read_pages(
+    client: rmq.Client,
+    topic: str,
+    wanted: DeadLetterFilter | None,
+    after: str | None = None,
+    size: int = LIMIT_MAX,
+) -> Iterator[rmq.Message]:
+    """Yield the dead letters that fit a filter, oldest first in each slot, as they are read."""
+    while True:
+        page = client.admin.dead_letters(
+            topic, filter=wanted, after=after, limit=max(1, min(size, LIMIT_MAX))
+        )
+        yield from page.messages
+        if page.cursor is None:
+            return
+        after = page.cursor
+
+
+def fields(message: rmq.Message) -> dict[str, Any]:
+    """Return a dead letter for JSON, with what `--after` and a filter can use."""
+    return {
+        **output.message_fields(message),
+        "fingerprint": fingerprint(message.failure) or None,
+        "cursor": cursor_of(message),
+    }
+
+
+def show(messages: Iterator[rmq.Message]) -> rmq.Message | None:
+    """Print dead letters as they come; return the last one, or None where there is none."""
+    last = None
+
+    def noted() -> Iterator[rmq.Message]:
+        nonlocal last
+        for message in messages:
+            last = message
+            yield message
+
+    if common_options().json:
+        output.lines(map(fields, noted()))
+    elif output.terminal_width() >= WIDE or output.has_columns():
+        shown = list(noted())
+        if shown:
+            tabulate(shown, "dead")
+    else:
+        for position, message in enumerate(noted()):
+            if position == 0:
+                output.row(_HEADS)
+            _print_two_lines(message)
+    return last
+
+
+def _print_two_lines(message: rmq.Message) -> None:
+    failure = message.failure
+    error = failure.error.partition("\n")[0] if failure else ""
+    output.row(
+        [
+            (str(message.id), _ID),
+            (_for(message.died), -_AGE),
+            (failure.reason if failure else "-", _REASON),
+            (str(message.deliveries), -_TRIES),
+            (message.type or "", _TYPE),
+        ],
+        error or output.body_text(message.body),
+    )
+
+
+def _for(since: datetime | None) -> str:
+    if since is None:
+        return "-"
+    ms = (datetime.now(UTC) - since) / timedelta(milliseconds=1)
+    return output.span(max(0, ms))
+
+
+def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
+    for group in found.groups:
+        yield {
+            "fingerprint": group.fingerprint,
+            "count": group.count,
+            "first": output.iso(group.first),
+            "last": output.iso(group.last),
+            "example": str(group.example),
+            "reason": group.reason,
+            "error": group.error,
+        }
+    if found.other:
+        yield {"fingerprint": None, "count": found.other}
+
+
+def _group_cells(group: rmq.DeadLetterGroup) -> list[str]:
+    return [
+        group.fingerprint or "-",
+        output.number(group.count),
+        _for(group.first),
+        _for(group.last),
+        str(group.example),
+    ]
+
+
+def _group_text(group: rmq.DeadLetterGroup) -> str:
+    """Return the first line of the error, behind the reason where that is not a plain failure."""
+    error = group.error.partition("\n")[0]
+    reason = group.reason if group.reason != "failed" or not error else ""
+    return ": ".join(part for part in (reason, error) if part)
+
+
+def show_groups(topic: str, found: rmq.DeadLetterGroups) -> None:
+    """Print dead letters by fingerprint."""
+    common = common_options()
+    if common.json:
+        output.lines(_group_fields(found))
+        return
+    heads, widths = ("FINGERPRINT", "COUNT", "FIRST", "LAST", "EXAMPLE"), (12, -9, -7, -7, _ID)
+    rows = [[*_group_cells(group), _group_text(group)] for group in found.groups]
+    if output.terminal_width() >= WIDE or output.has_columns():
+        columns = [Column(head, right=width < 0) for head, width in zip(heads, widths, strict=True)]
+        output.table([*columns, Column("ERROR", cut=True, style="red")], rows)
+    else:
+        output.row(list(zip(heads, widths, strict=True)))
+        for *cells, text in rows:
+            output.row(list(zip(cells, widths, strict=True)), text)
+    letters = output.plural(found.total, "dead letter")
+    groups = output.plural(len(found.groups), "group")
+    common.note(f"{topic}: {letters} in {groups}; FIRST and LAST are how long ago they died")
+    if found.other:
+        common.note(f"{output.plural(found.other, 'dead letter')} of further groups")

@@ -1,0 +1,147 @@
+"""Read dead letters in pages, with a filter and a cursor. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rmq.core.dead_letter_filter import DeadLetterFilter
+from rmq.core.ids import MessageId, member_of
+from rmq.core.message import Message
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import check_int
+from rmq.errors import InvalidValue
+from rmq.protocol.commands import QueueMember
+from rmq.protocol.flows import inspect, open_topic
+from rmq.protocol.flows.dead_letters import fits_filter
+from rmq.protocol.steps import Flow
+
+LIMIT_MAX, SCAN = 1000, 10_000
+# Redis does nothing else while it answers a call. A call begins with few members; after it, as many
+# as make some 256 KiB.
+FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 100, 256 * 1024
+
+
+class DeadLetterPage(NamedTuple):
+    """Some dead letters of a topic.
+
+    Attributes:
+        messages: the oldest first in each slot.
+        cursor: for the next page; None: this was the last one.
+    """
+
+    messages: list[Message]
+    cursor: str | None
+
+
+class Position(NamedTuple):
+    """A place among the dead letters of a topic: after this one, or (no id) before the first."""
+
+    slot: int = 0
+    score: str = "-inf"
+    member: bytes = b""
+
+
+def cursor_of(member: QueueMember | Message) -> str:
+    """Return the text that names the place after a dead letter: its time of death and id."""
+    return f"{int(member.score)}-{MessageId(member.id)}"
+
+
+def position_of(context: TopicContext, cursor: str | None) -> Position:
+    """Read a cursor.
+
+    Raises:
+        InvalidValue: no page of this topic gave it.
+    """
+    if cursor is None:
+        return Position()
+    died, dash, id = str(cursor).partition("-")
+    if not dash or not died.isascii() or not died.isdecimal() or len(died) > 15:
+        raise InvalidValue(f"after: {str(cursor)[:80]!r} is not a cursor; pass one unchanged")
+    message_id = context.check_id(MessageId.parse(id, "after"))
+    return Position(message_id.slot, died, member_of(message_id))
+
+
+class Reader:
+    """Reads dead letters one call of Redis at a time, from a position to the end of the topic."""
+
+    def __init__(self, context: TopicContext, start: Position) -> None:
+        self.slot, self.low, self.skip = start.slot, start.score, 0
+        self._context, self._start, self._count = context, start, FIRST_CALL
+
+    def read(self, most: int = CALL_MAX) -> Flow[list[QueueMember] | None]:
+        """Return the next members, maybe none of them; None at the end."""
+        if self.slot >= len(self._context.slots):
+            return None
+        keys, count = self._context.slots[self.slot], max(1, min(self._count, most))
+        page = yield from inspect.next_page(keys, "dead", self.low, "+inf", self.skip, count)
+        if not page.members:
+            self.slot, self.low, self.skip = self.slot + 1, "-inf", 0
+            return []
+        self.low, self.skip = page.edge, page.skip
+        size = sum(len(m.record) + len(m.failure) for m in page.members) // len(page.members)
+        self._count = min(CALL_MAX, self._count * 4, max(1, CALL_BYTES // (size + 1)))
+        return [member for member in page.members if not self._seen(member)]
+
+    def _seen(self, member: QueueMember) -> bool:
+        """Whether a member stands before the position: of one score, in the order of the ids."""
+        start = self._start
+        return (
+            self.slot == start.slot
+            and bool(start.member)
+            and member.score == float(start.score)
+            and member_of(member.id) <= start.member
+        )
+
+
+def fitting(
+    context: TopicContext,
+    wanted: DeadLetterFilter | None,
+    members: list[QueueMember],
+    now_ms: int,
+) -> Flow[list[QueueMember]]:
+    """Return the members that fit a filter."""
+    if wanted is None:
+        return members
+    whole = members
+    if wanted.needs_body:
+        whole = yield from inspect.with_bodies(context, members)
+    return [
+        member
+        for member, read in zip(members, whole, strict=True)
+        if fits_filter(wanted, read, now_ms)
+    ]
+
+
+def page(
+    context: TopicContext,
+    wanted: DeadLetterFilter | None,
+    after: str | None,
+    limit: int,
+    scan: int,
+) -> Flow[DeadLetterPage]:
+    """Return at most `limit` dead letters after a cursor, of at most `scan` that are looked at."""
+    limit = check_int(limit, "limit", 1, LIMIT_MAX)
+    scan = check_int(scan, "scan", 1, 1_000_000)
+    yield from open_topic.ensure_open(context, create=False)
+    now_ms = inspect.total((yield from inspect.counts(context)))["now_ms"]
+    reader = Reader(context, position_of(context, after))
+    members: list[QueueMember] = []
+    last: QueueMember | None = None
+    looked_at = 0
+    while len(members) < limit and looked_at < scan:
+        most = limit - len(members) if wanted is None else scan - looked_at
+        read = yield from reader.read(most)
+        if read is None:
+            last = None
+            break
+        if not read:
+            continue
+        looked_at += len(read)
+        last = read[-1]
+        members += yield from fitting(context, wanted, read, now_ms)
+    if len(members) >= limit:
+        members = members[:limit]
+        last = members[-1]
+    whole = yield from inspect.with_bodies(context, members)
+    messages = [inspect.message_of(member, context.settings.max_retries) for member in whole]
+    return DeadLetterPage(messages, None if last is None else cursor_of(last))

@@ -1,0 +1,111 @@
+"""rmq dlq with filters, groups and pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+
+def bury(topic: Any, count: int, error: str = "ReadTimeout: no answer in {} s", **headers: str):
+    """Make dead letters with bodies {"order": 0, 1, ...}."""
+    ids = [str(topic.send({"order": n}, headers=headers).id) for n in range(count)]
+    with topic.consumer() as consumer:
+        for delivery in consumer.receive(count):
+            delivery.reject(error.format(delivery.body["order"]))
+    return ids
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_filter_narrows_ls_redrive_and_purge(run, topic, client):
+    ids = bury(topic, 6, tenant="7")
+    bury(topic, 2, "KeyError: {}", tenant="8")
+    wanted = 'error~"Timeout" and header.tenant=7 and body.order>3'
+
+    listed = lines(run("dlq", "ls", topic.name, wanted, "--json").stdout)
+    by_option = lines(run("dlq", "ls", topic.name, "--filter", wanted, "--json").stdout)
+    dry = run("dlq", "redrive", topic.name, wanted, "--dry-run")
+    redriven = run("dlq", "redrive", topic.name, wanted, "--yes")
+    purged = run("dlq", "purge", topic.name, "header.tenant=7", "--type", "none", "--yes")
+    purged_some = run("dlq", "purge", topic.name, "header.tenant=7", "--yes")
+
+    assert [row["id"] for row in listed] == [row["id"] for row in by_option] == ids[4:]
+    assert f"would send back 2 dead letters (filter {wanted})" in dry.stdout
+    assert redriven.stdout == f"{topic.name}: 2 dead letters sent back\n"
+    assert purged.exit_code == 3
+    assert purged_some.stdout == f"{topic.name}: 4 dead letters deleted\n"
+    assert client.admin.stats(topic.name)["dead"] == 2
+
+
+def test_a_mistake_in_a_filter_has_a_caret_under_it(run, topic):
+    bury(topic, 1)
+
+    failed = run("dlq", "ls", topic.name, "error~x and age>soon")
+
+    said, shown, caret = failed.stderr.splitlines()
+    assert failed.exit_code == 2
+    assert said == "rmq: filter: expected a duration: 30s, 5m, 2h, 1d"
+    assert shown[caret.index("^") :] == "soon"
+    assert run("dlq", "ls", topic.name, "age>1s", "--filter", "age>1s").exit_code == 2
+
+
+def test_ls_goes_on_after_a_cursor(run, topic):
+    ids = bury(topic, 7)
+
+    first = run("dlq", "ls", topic.name, "--limit", 3)
+    (cursor,) = re.findall(r"more: --after (\S+)", first.stderr)
+    second = run("dlq", "ls", topic.name, "--limit", 3, "--after", cursor, "--json")
+    rows = lines(second.stdout)
+    third = run("dlq", "ls", topic.name, "--after", rows[-1]["cursor"], "--json")
+    end = run("dlq", "ls", topic.name, "--after", lines(third.stdout)[-1]["cursor"])
+
+    assert [row["id"] for row in rows] == ids[3:6]
+    assert [row["id"] for row in lines(third.stdout)] == ids[6:]
+    assert (end.exit_code, end.stdout) == (0, "")
+    assert run("dlq", "ls", topic.name, "--after", "tomorrow").exit_code == 2
+
+
+def test_ls_and_groups_fit_80_columns_and_show_the_error(run, topic, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    (id,) = bury(topic, 1, "ReadTimeout: no answer from the shop after thirty seconds " + "x" * 80)
+
+    listed = run("dlq", "ls", topic.name).stdout.splitlines()
+    groups = run("dlq", "groups", topic.name).stdout.splitlines()
+
+    assert max(map(len, listed + groups)) == 80
+    assert listed[0].split() == ["ID", "DEAD-FOR", "REASON", "TRIES", "TYPE"]
+    assert listed[1].split()[0] == id
+    assert listed[2].startswith("  ReadTimeout: no answer from the shop after thirty seconds xxx")
+    assert groups[1].split()[-1] == id
+    assert groups[2].startswith("  rejected: ReadTimeout: no answer from the shop")
+
+
+def test_groups_count_by_cause(run, topic):
+    ids = bury(topic, 5)
+    other = bury(topic, 2, "KeyError: '{}'")
+
+    groups = lines(run("dlq", "groups", topic.name, "--json").stdout)
+    shown = run("dlq", "show", topic.name, other[0])
+    wanted = f"fingerprint={groups[1]['fingerprint']}"
+    listed = lines(run("dlq", "ls", topic.name, wanted, "--json").stdout)
+
+    assert [group["count"] for group in groups] == [5, 2]
+    assert groups[0]["example"] in ids
+    assert [row["id"] for row in listed] == other
+    assert groups[1]["fingerprint"] in shown.stdout
+    assert {row["fingerprint"] for row in listed} == {groups[1]["fingerprint"]}
+    assert run("dlq", "groups", topic.name, "error~nothing").exit_code == 3
+
+
+def test_groups_of_a_topic_without_dead_letters_are_no_error(run, topic):
+    assert run("dlq", "groups", topic.name).exit_code == 0
+
+
+@pytest.mark.parametrize("words", [("ls",), ("groups",), ("redrive",), ("purge",)])
+def test_every_command_takes_a_filter(run, words):
+    assert "[FILTER]" in run("dlq", *words, "--help").stdout
