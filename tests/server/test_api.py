@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import re
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -369,6 +370,35 @@ def test_a_body_must_be_json_and_small(api: Ask, monkeypatch: pytest.MonkeyPatch
     assert api("/topics", "POST", b" " * (1024 * 1024 + 1)).status == 413
     chunked = {"Transfer-Encoding": "chunked"}
     assert api("/topics", "POST", b"0\r\n\r\n", headers=chunked).status == 400
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused(api: Ask, client: rmq.Client) -> None:
+    client.topic("orders").open()
+    for depth in (500, 5_000, 400_000):
+        nested = b'{"body": ' + b"[" * depth + b"]" * depth + b"}"
+        sent = api("/topics/orders/messages", "POST", nested)
+        assert sent.status in ((201,) if depth == 500 else (201, 400))
+        if sent.status == 201:
+            assert api(f"/topics/orders/messages/{sent.body['id']}").status == 200
+    deep: Any = []
+    for _ in range(5_000):
+        deep = [deep]
+    assert views.body_of({"k": deep}).kind == "text"
+
+
+def test_a_body_that_does_not_come_ends_the_request(
+    server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rmq.server.http.api import application
+
+    monkeypatch.setattr(application, "BODY_S", 0.3)
+    with serving(server.url, prefix) as running:
+        at = urlsplit(running.url)
+        with socket.create_connection((at.hostname, at.port), 10) as slow:
+            head = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 50"
+            slow.sendall(f"POST /api/v1/topics HTTP/1.1\r\n{head}\r\n\r\n{{".encode())
+            assert b" 408 " in slow.recv(100)
+        assert ask(running.url + "/api/v1/topics").body["topics"] == []
 
 
 def test_an_error_that_nobody_expected_tells_nothing_but_its_id(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -35,6 +35,7 @@ TABLES = (
     topics.TABLE, messages.TABLE, dead_letters.TABLE, schedules.TABLE, queries.TABLE, about.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
+BODY_S = 10.0  # to send a body; 408 then
 ANSWER_S = 12.0  # a request takes no longer; 503 then
 _ENCODER = msgspec.json.Encoder()
 
@@ -111,7 +112,7 @@ class Api:
             elif name == "query":
                 given[name] = msgspec.convert(_query(request), kind, strict=False)
             elif name == "body":
-                given[name] = msgspec.json.decode(await _body(request), type=kind)
+                given[name] = _decoded(await _body(request), kind)
         if "query" not in operation.types and request.url.query:
             raise ApiError("invalid", "this path takes no query")
         assert self._at is not None
@@ -142,8 +143,21 @@ async def _body(request: Request) -> bytes:
     if not told.isdecimal() or int(told) > BODY_MAX:
         raise ApiError("too-large", "the body of a request has 1 MiB at most")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_MAX:
-            raise ApiError("too-large", "the body of a request has 1 MiB at most")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_MAX:
+                    raise ApiError("too-large", "the body of a request has 1 MiB at most")
+    except (TimeoutError, ClientDisconnect):
+        raise ApiError(
+            "too-slow", "the body of the request did not come; nothing was done"
+        ) from None
     return bytes(body)
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except RecursionError:
+        raise ApiError("invalid", "the body is nested too deeply") from None

@@ -26,7 +26,7 @@ H = TypeVar("H", bound=Handler)
 
 ALWAYS = ("invalid", "unauthorized", "redis-denied", "other-host", "internal", "unavailable",
           "outcome-unknown")  # fmt: skip
-OF_WRITES = ("cross-site", "too-large", "not-json")
+OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ KINDS = {
     "not-found": Kind(404, "There is nothing here"),
     "topic-not-found": Kind(404, "There is no such topic"),
     "method-not-allowed": Kind(405, "The path has no such method"),
+    "too-slow": Kind(408, "The request did not come in time"),
     "conflict": Kind(409, "What is stored does not permit it"),
     "too-large": Kind(413, "The request or a body in it is too large"),
     "not-json": Kind(415, "Send JSON, as application/json"),

@@ -312,7 +312,7 @@ def body_of(value: Any) -> Body:
         try:
             text, kind = json.dumps(value, ensure_ascii=False, allow_nan=False), "json"
         except (TypeError, ValueError, RecursionError):
-            text = repr(value)  # msgpack has bytes inside of maps, and NaN
+            text = _written(value)  # msgpack has bytes inside of maps, and NaN
     whole = text.encode("utf-8", "replace")  # JSON may name half of a surrogate pair
     shown = whole[:SHOWN_MAX]
     return Body(
@@ -321,6 +321,13 @@ def body_of(value: Any) -> Body:
         size=len(whole),
         is_truncated=len(shown) < len(whole),
     )
+
+
+def _written(value: Any) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return "(nested too deeply to be shown)"
 
 
 def message_of(message: Message) -> StoredMessage:
