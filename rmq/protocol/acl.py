@@ -90,7 +90,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
         "zremrangebyscore", "zrem", "unlink",
     )),
     "operator": frozenset((*_CONNECTION, *_OPERATING)),
-    "server": frozenset((*_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof", "zrem")),
+    "server": frozenset((*_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof")),
     "viewer": frozenset((
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
         "zrangebyscore", "mget", "zrange", "lrange",

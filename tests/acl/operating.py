@@ -137,6 +137,37 @@ def operates_schedules(s: Scene) -> None:
 
 
 @of("operator", "server")
+def runs_jobs(s: Scene) -> None:
+    topic = s.full.topic(s.name, retry="immediate")
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    with topic.consumer() as consumer:
+        for delivery in consumer.receive(3):
+            delivery.reject("why")
+    admin = s.api.admin
+    job = admin.job_start(s.name)
+    assert admin.job_pause(job.id)
+    assert admin.job_resume(job.id)
+    assert admin.job_run(job.id).done == 3
+    assert admin.job_stop(job.id) is False
+    assert admin.job_stop(admin.job_start(s.name).id)
+
+
+@of("operator", "viewer", "server")
+def looks_at_jobs(s: Scene) -> None:
+    topic = s.full.topic(s.name, retry="immediate")
+    topic.send(1)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    id = s.full.admin.job_start(s.name).id
+    s.full.admin.job_run(id)
+    admin = s.api.admin
+    assert [job.id for job in admin.jobs(s.name)] == [id]
+    assert admin.job(id).done == 1
+    assert len(admin.job_outcomes(id)) == 1
+    assert admin.audit_trail()
+
+
+@of("operator", "server")
 def operates_queries(s: Scene) -> None:
     most = 1001  # more than one call gives back
     s.full.topic(s.name, retry="immediate").send_many([rmq.Outgoing(n) for n in range(most)])
