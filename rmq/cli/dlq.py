@@ -1,9 +1,10 @@
-"""`rmq dlq`: list, redrive and purge dead letters. `rmq purge`: delete waiting messages."""
+"""`rmq dlq`: list, redrive, purge and copy dead letters. `rmq purge`: delete waiting messages."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 import rmq
-from rmq.cli import dead_letter_list, output
+from rmq.cli import dead_letter_files, dead_letter_list, output
 from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.inspect import detail, find_message
@@ -368,6 +369,58 @@ def purge_dead(
     else:
         click.echo(f"{topic}: {output.plural(purged, 'dead letter')} deleted")
     return _report_skipped(given_filters, matched, purged)
+
+
+@dlq.command(
+    "export",
+    examples=(
+        "rmq dlq export orders > dead.ndjson",
+        "rmq dlq export orders 'error~timeout' | gzip > dead.ndjson.gz",
+    ),
+)
+@click.argument("topic")
+@_filter
+def export_dead(topic: str, filter_text: str | None, filter_option: str | None) -> None:
+    """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Changes nothing.
+
+    A body stands there twice: as bytes in base64, which dlq import reads, and decoded.
+    """
+    wanted = _parsed(filter_text, filter_option)
+    with common_options().client() as client:
+        messages = dead_letter_files.read_raw(client, topic, wanted)
+        output.lines(map(dead_letter_files.export_fields, messages))
+
+
+@dlq.command(
+    "import",
+    examples=(
+        "rmq dlq import orders < dead.ndjson",
+        "jq -c 'select(.priority > 500)' dead.ndjson | rmq dlq import orders --json",
+    ),
+)
+@click.argument("topic")
+def import_dead(topic: str) -> int | None:
+    """Send what dlq export wrote, from stdin, to TOPIC as messages to be consumed.
+
+    They keep ids, types, headers and priorities, and have all their retries. A message that the
+    topic still has, waiting, in flight or dead, is a duplicate and stays as it is, so that a second
+    import adds nothing. A bad line is named by its number, and nothing of it is sent. Exit code 4:
+    some lines were bad, 1: all.
+    """
+    common = common_options()
+    with common.client() as client:
+        sender = dead_letter_files.Import(client, topic)
+        sender.run(sys.stdin.buffer)
+    counts = sender.counts
+    if common.json:
+        output.document({"topic": topic} | counts)
+    else:
+        sent = output.plural(counts["stored"], "message")
+        click.echo(f"{topic}: {sent} sent, {output.number(counts['duplicate'])} there already")
+    if counts["bad"]:
+        text = f"{output.plural(counts['bad'], 'line')} could not be sent; see above"
+        raise Failed(text, PARTLY if counts["stored"] or counts["duplicate"] else ERROR)
+    return None
 
 
 @click.command(

@@ -26,7 +26,7 @@ def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
         "audit", "cancel", "check", "claim", "config show",
-        "dlq groups", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
+        "dlq export", "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
         "doctor",
         "functions delete", "functions load", "functions ls", "get",
         "job ls", "job pause", "job resume", "job show", "job stop",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
-from rmq.core import dead_letter_filter
+from rmq.core import dead_letter_filter, record
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id
 from rmq.core.queues import QueueWord
@@ -89,6 +89,7 @@ class DeadLetterAdmin(AdminPart):
         after: str | None = None,
         limit: int = 100,
         scan: int = dead_letter_pages.SCAN,
+        raw: bool = False,
     ) -> DeadLetterPage:
         """Return a page of dead letters, the oldest of each slot first, and a cursor for the next.
 
@@ -99,10 +100,12 @@ class DeadLetterAdmin(AdminPart):
             limit: the largest number to return, 1 to 1000.
             scan: the largest number to look at. A page may so have fewer, or none, though more
                 come: go on while it has a cursor.
+            raw: bodies as `rmq.core.record.Record`: with their codec, and not decoded.
         """
         context = self._context(topic)
         wanted = dead_letter_filter.given(filter)
-        return self._run(dead_letter_pages.page(context, wanted, after, limit, scan))
+        body = record.read if raw else None
+        return self._run(dead_letter_pages.page(context, wanted, after, limit, scan, body))
 
     def dead_letter_groups(
         self,
@@ -170,11 +173,13 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         after: str | None = None,
         limit: int = 100,
         scan: int = dead_letter_pages.SCAN,
+        raw: bool = False,
     ) -> DeadLetterPage:
         """As `Admin.dead_letters`."""
         context = self._context(topic)
         wanted = dead_letter_filter.given(filter)
-        return await self._run(dead_letter_pages.page(context, wanted, after, limit, scan))
+        body = record.read if raw else None
+        return await self._run(dead_letter_pages.page(context, wanted, after, limit, scan, body))
 
     async def dead_letter_groups(
         self,

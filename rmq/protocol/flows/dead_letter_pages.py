@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import MessageId, member_of
@@ -118,8 +119,12 @@ def page(
     after: str | None,
     limit: int,
     scan: int,
+    body: Callable[[bytes], Any] | None = None,
 ) -> Flow[DeadLetterPage]:
-    """Return at most `limit` dead letters after a cursor, of at most `scan` that are looked at."""
+    """Return at most `limit` dead letters after a cursor, of at most `scan` that are looked at.
+
+    `body` makes the body from the record; None: it is decoded.
+    """
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, 1_000_000)
     yield from open_topic.ensure_open(context, create=False)
@@ -143,5 +148,6 @@ def page(
         members = members[:limit]
         last = members[-1]
     whole = yield from inspect.with_bodies(context, members)
-    messages = [inspect.message_of(member, context.settings.max_retries) for member in whole]
+    retries = context.settings.max_retries
+    messages = [inspect.message_of(member, retries, body) for member in whole]
     return DeadLetterPage(messages, None if last is None else cursor_of(last))
