@@ -34,12 +34,12 @@ local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
 local session, number = session_of(ARGV[4])
 --- @include "lib/inline/store_fields"
-if s[1] ~= ARGV[5] then
-  fail(s[1] and 'ANEW' or 'GONE', slot)
-end
 local before = answer_in(slot, s[10], number)
 if before then
   return cmsgpack.unpack(before)
+end
+if s[1] ~= ARGV[5] then
+  fail(s[1] and 'ANEW' or 'GONE', slot)
 end
 if s[11] then
   return { 0, 'P' }

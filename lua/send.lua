@@ -90,15 +90,16 @@ if head ~= '' then
   members = run_members(first, count)
 end
 local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, 7, count, head, members)
-if s[1] ~= ARGV[5] then
-  drop_unused(records, bodies, large)
-  fail(s[1] and 'ANEW' or 'GONE', slot)
-end
+-- The answer first: the topic may have been resized since an earlier copy stored the messages.
 local before = answer_in(slot, known, number)
 if before then
   drop_unused(records, bodies, large)
   local accepted, letters = string.match(before, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
+end
+if s[1] ~= ARGV[5] then
+  drop_unused(records, bodies, large)
+  fail(s[1] and 'ANEW' or 'GONE', slot)
 end
 if s[11] then
   drop_unused(records, bodies, large)

@@ -9,13 +9,15 @@ ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
-ARGV[6..] pairs of setting, value; `paused`, `paused_send` and `limit` are left out where there
+ARGV[6..] pairs of setting, value; `paused`, `paused_send`, `limit` and `resizes` are left out where there
           is none
 Returns   1 set up or changed, 0 had these settings or later ones, -1 belongs to a topic with another stamp
 Cost      O(settings)
 Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
           slot that holds some keeps the smaller `chunk`, since they may be larger than the topic takes now. A slot of
           an older stamp without messages begins anew. A slot that exists is changed while Redis is at maxmemory, too.
+          A slot whose stamp is at most `resizes` older is of the same topic with another number of slots: it gets the new
+          stamp, and notes in `upto` the last message of before; its messages stay, and its consumers are woken.
           The end of a pause, and another limit, wake the consumers that sleep; another limit begins with full
           buckets. A second run changes nothing.
 ]]
@@ -25,17 +27,25 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
 local slot = KEYS[1]
 local now = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
-local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit')
+local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit',
+  'accepted')
 local holds = redis.call('HLEN', KEYS[2]) > 0
 redis.call('ZCARD', KEYS[3])
-local given, paused, limit = { unpack(ARGV, 6) }, false, false
-if s[1] and s[1] ~= ARGV[2] then
+local given, paused, limit, resizes = { unpack(ARGV, 6) }, false, false, 0
+for i = 1, #given, 2 do
+  if given[i] == 'resizes' then
+    resizes = whole_number(given[i + 1], 1, 1000, 'resizes')
+  end
+end
+local older_by = s[1] and (tonumber(ARGV[2]) or 0) - (tonumber(s[1]) or 0)
+local resized = older_by and older_by >= 1 and older_by <= resizes
+if s[1] and s[1] ~= ARGV[2] and not resized then
   if holds or (tonumber(s[1]) or 0) >= (tonumber(ARGV[2]) or 0) then
     return -1
   end
   redis.call('DEL', slot, KEYS[3])
 elseif s[1] then
-  if tonumber(s[2] or 0) >= revision then
+  if tonumber(s[2] or 0) >= revision and not resized then
     return 0
   end
   for i = 1, #ARGV - 5, 2 do
@@ -59,6 +69,9 @@ elseif s[1] then
     redis.call('UNLINK', KEYS[3])
   end
 end
+if resized then
+  given[#given + 1], given[#given + 2] = 'upto', s[8] or 0
+end
 if revision > 0 then
   given[#given + 1], given[#given + 2] = 'revision', ARGV[3]
 end
@@ -66,7 +79,7 @@ end
 -- value this long makes it a table.
 local note = 'This hash is kept as a table, not as a packed list, because of this long value.'
 redis.call('HSET', slot, 'created', ARGV[2], 'note', note, unpack(given))
-if s[1] == ARGV[2] and (s[6] and not paused or s[7] ~= limit) then
+if resized or s[1] == ARGV[2] and (s[6] and not paused or s[7] ~= limit) then
   wake(slot, ARGV[4], ARGV[5])
 end
 return 1

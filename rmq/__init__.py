@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from rmq.protocol.flows.pages import Page, Span
     from rmq.protocol.flows.query_admin import HeldQuery, Sink
     from rmq.protocol.flows.recurring import ScheduleState
+    from rmq.protocol.flows.resize import Resized
     from rmq.protocol.flows.topic_admin import Deleted
     from rmq.worker import Health, Scheduler, Worker
 
@@ -141,6 +142,7 @@ _MODULES = {
     "rmq.protocol.flows.pages": "Page Span",
     "rmq.protocol.flows.query_admin": "HeldQuery Sink",
     "rmq.protocol.flows.recurring": "ScheduleState",
+    "rmq.protocol.flows.resize": "Resized",
     "rmq.protocol.flows.topic_admin": "Deleted",
     "rmq.worker": "Health Scheduler Worker",
 }
@@ -240,6 +242,7 @@ __all__ = [
     "Redriven",
     "Reject",
     "Replicated",
+    "Resized",
     "Retry",
     "Sample",
     "Schedule",

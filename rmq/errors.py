@@ -49,11 +49,14 @@ class TopicVanished(ConfigurationError):
     Attributes:
         anew: whether another client has created it again. Then this is raised once, and the next
             call uses the new topic, or raises SettingsMismatch.
+        is_stamp: whether a slot has another stamp than this client knows. A topic that was resized
+            is followed without an error.
     """
 
-    def __init__(self, message: str, anew: bool = False) -> None:
+    def __init__(self, message: str, anew: bool = False, is_stamp: bool = False) -> None:
         super().__init__(message)
         self.anew = anew
+        self.is_stamp = is_stamp
 
 
 class ScheduleNotFound(ConfigurationError):

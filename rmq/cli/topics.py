@@ -15,6 +15,7 @@ from rmq.cli.output import Column
 from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, LIMIT, RETRY, SIZE
 from rmq.core.message import moment
 from rmq.core.pause import PauseVerb
+from rmq.core.settings import Settings
 from rmq.core.validation import format_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -141,7 +142,8 @@ def set_settings(name: str, **given: Any) -> None:
 
     Running programs follow within 30 seconds; a consumer or worker keeps its lease until it is
     restarted. A program whose code names another value is refused when it starts: change it too.
-    Slots and max-retries cannot be changed. If it is interrupted, run it again.
+    `rmq topic resize` changes slots; max-retries cannot be changed. If it is interrupted, run it
+    again.
     """
     common = common_options()
     changes = _without_none(given)
@@ -225,6 +227,73 @@ def resume(name: str, verb: PauseVerb = "both") -> None:
         output.document({"topic": name, "resumed": ended and _pause_fields(ended)})
     else:
         click.echo(f"{name}: {'resumed' if ended else 'was not paused'}")
+
+
+@topic.command(
+    examples=("rmq topic resize orders 16 --dry-run", "rmq topic resize orders 16"),
+)
+@click.argument("name")
+@click.argument("slots", type=int)
+@click.option("--dry-run", is_flag=True, help="Only check, and count; change nothing.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the messages of before.")
+def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
+    """Change the number of slots of topic NAME while it is in use.
+
+    SLOTS is a multiple or a divisor of the present number. No message moves: new ones go to the
+    slots of the new number, and are delivered when older ones of the same bases are settled or
+    dead. The command waits for that. If it is interrupted, run it again: until then, new messages
+    may wait. Programs whose code names another number are refused when they start: change them.
+    """
+    common = common_options()
+    with common.client() as client, progress("waiting for messages of before") as on_progress:
+        done = client.admin.topic_resize(
+            name, slots, dry_run=dry_run, wait=not no_wait, progress=on_progress
+        )
+    if common.json:
+        output.document({"topic": name, "dry_run": dry_run} | done._asdict())
+        return
+    held = f"{output.plural(done.waiting, 'message')} waiting and {output.number(done.in_flight)}"
+    if done.before == done.after and not done.pending:
+        click.echo(f"{name}: has {output.plural(slots, 'slot')} already")
+    elif dry_run:
+        click.echo(
+            f"{name}: {done.before} -> {done.after} slots; newer messages would await {held} in "
+            "flight; nothing was changed"
+        )
+    elif done.pending:
+        click.echo(
+            f"{name}: {done.before} -> {done.after} slots; messages of before are left in "
+            f"{output.plural(done.pending, 'slot')}; run it again to go on"
+        )
+    else:
+        click.echo(f"{name}: {done.before} -> {done.after} slots")
+
+
+def _resizing_fields(settings: Settings) -> dict[str, Any] | None:
+    layout = settings.layout
+    if layout is None or layout.resizing is None:
+        return None
+    since = output.iso(moment(layout.resizing.since_ms))
+    return {"since": since, "before": layout.resizing.before} | {
+        "pending": len(layout.resizing.pending)
+    }
+
+
+def _resizing_text(name: str, settings: Settings) -> list[tuple[str, str]]:
+    """Return the line that says how far a resize has come; none where there is none."""
+    layout = settings.layout
+    if layout is None or layout.resizing is None:
+        return []
+    resizing = layout.resizing
+    pending = output.plural(len(resizing.pending), "slot")
+    return [
+        (
+            "resizing",
+            f"from {resizing.before} slots since {output.clock(moment(resizing.since_ms))}; "
+            f"messages of before may be left in {pending}; to go on: "
+            f"rmq topic resize {name} {settings.slots}",
+        )
+    ]
 
 
 _VERB_TEXTS = {"receive": "", "send": "sends ", "both": "receive and send "}
@@ -384,6 +453,7 @@ def show_topic(name: str) -> None:
                 "settings": settings,
                 "paused": paused and _pause_fields(paused),
                 "sends_paused": sends and _pause_fields(sends),
+                "resizing": _resizing_fields(found),
                 "stats": figures,
             },
             rows=[{"topic": name, **settings, "paused": paused is not None, **figures}],
@@ -397,6 +467,7 @@ def show_topic(name: str) -> None:
         [
             *([("state", _pause_text(paused))] if paused else []),
             *([("sends", _pause_text(sends))] if sends else []),
+            *_resizing_text(name, found),
             ("waiting", output.number(waiting(figures))),
             ("held", output.number(figures["held"])),
             ("later", output.number(figures["later"])),

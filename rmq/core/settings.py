@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
-from rmq.core import limits, pause, retry as policies
+from rmq.core import layout as layouts, limits, pause, retry as policies
+from rmq.core.layout import RESIZED_FORMAT, Layout
 from rmq.core.limits import Limit, Limits, parse_limits
 from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Policy, RetryPolicy, parse_policy
@@ -183,6 +184,7 @@ class Settings:
             a share.
         paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
         sends_paused: the same for sends.
+        layout: what `Admin.topic_resize` has done to the slots; None: nothing.
     """
 
     slots: int = 1
@@ -202,10 +204,21 @@ class Settings:
     limit: Limits = field(default_factory=Limits)
     paused: Pause | None = None
     sends_paused: Pause | None = None
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         """Check what settings must have of each other."""
         self.limit.check_slots(self.slots)
+
+    @property
+    def all_slots(self) -> int:
+        """The number of slots that may hold messages: of all that the topic has had."""
+        return max(self.slots, self.layout.most) if self.layout else self.slots
+
+    @property
+    def first_slots(self) -> int:
+        """The number of slots with which the topic was created: keys keep their slots by it."""
+        return self.layout.first if self.layout else self.slots
 
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash."""
@@ -213,10 +226,15 @@ class Settings:
 
     def for_slot(self, index: int = 0) -> dict[str, str]:
         """Return the fields of a slot's hash, which scripts read."""
+        layout = self.layout
+        paused = str(self.paused.since_ms) if self.paused else ""
+        if layout and layout.resizing and layout.is_held(index, self.slots):
+            paused = paused or str(layout.resizing.since_ms)
         optional = {
-            "paused": str(self.paused.since_ms) if self.paused else "",
+            "paused": paused,
             "paused_send": str(self.sends_paused.since_ms) if self.sends_paused else "",
             "limit": self.limit.of_slot(index, self.slots),
+            "resizes": str(layout.resizes) if layout else "",
         }
         return {name: value for name, value in optional.items() if value} | {
             "max_retries": str(self.max_retries),
@@ -242,9 +260,8 @@ class Settings:
         return settings
 
 
-NAMES = tuple(
-    name for name in Settings.__dataclass_fields__ if name not in ("paused", "sends_paused")
-)
+_STATE = ("paused", "sends_paused", "layout")
+NAMES = tuple(name for name in Settings.__dataclass_fields__ if name not in _STATE)
 
 # Public name -> (field, check): the name of each setting and its allowed values.
 _CHECKS: dict[str, tuple[str, Any]] = {
@@ -273,9 +290,9 @@ _CHECKS: dict[str, tuple[str, Any]] = {
 PUBLIC = tuple(_CHECKS)
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
 
-# Settings that a topic keeps for its life, and why.
+# Settings that `topic_set` cannot change, and why.
 FIXED = {
-    "slots": "every message id names its slot, and messages with one slot_basis share a slot",
+    "slots": "messages with one slot_basis share a slot, and must keep their order",
     "max_retries": "every lease that is out counts its deliveries down from it",
 }
 
@@ -321,7 +338,7 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
     """
     text = stored.get("format", "")
     found = int(text) if text.isdecimal() else 0
-    if not oldest <= found <= FORMAT:
+    if not oldest <= found <= RESIZED_FORMAT:
         raise FormatMismatch(_describe_format(topic, found))
     values: dict[str, Any] = {}
     for name in NAMES:
@@ -340,15 +357,16 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
         **values,
         paused=pause.from_redis(stored, "receive"),
         sends_paused=pause.from_redis(stored, "send"),
+        layout=layouts.from_redis(stored),
     )
 
 
 def _describe_format(topic: str, found: int) -> str:
     """Say which RMQ wrote a topic of another format, and what to do."""
-    if found > FORMAT:
+    if found > RESIZED_FORMAT:
         return (
             f"topic {topic!r} has format {found}, which a later version of RMQ wrote, and this one "
-            f"reads format {FORMAT}; nothing was changed. Install that version"
+            f"reads format {RESIZED_FORMAT}; nothing was changed. Install that version"
         )
     if not found:
         return (
@@ -374,10 +392,10 @@ def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
         raise InvalidValue(f"settings: none is named; give {', '.join(CHANGEABLE)}")
     for name in requested:
         if name in FIXED:
-            raise InvalidValue(
-                f"{name}: it is fixed for the life of a topic, because {FIXED[name]}. "
-                "Create another topic, and move producers and then consumers to it"
-            )
+            remedy = "Create another topic, and move producers and then consumers to it"
+            if name == "slots":
+                remedy = "Use rmq topic resize, or Admin.topic_resize"
+            raise InvalidValue(f"{name}: it is not changed so, because {FIXED[name]}. {remedy}")
     return check(requested)
 
 

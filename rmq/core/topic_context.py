@@ -50,7 +50,8 @@ class TopicContext:
         self.topics_key = topics_key(prefix)
         self.history_key = history_key(prefix, self.name)
         self.channel = wake_channel(prefix, self.name)
-        self.created = b""
+        self.created = b""  # the stamp of the slots: `identity`, and 1 us more for each resize
+        self.identity = b""  # the stamp of the topic
         self.revision = 0  # of the settings when they were read: the number of their changes
         self.read_at = 0.0  # when the settings were read, by the monotonic clock
         self.is_ready = False
@@ -71,7 +72,7 @@ class TopicContext:
 
     @property
     def slots(self) -> list[SlotKeys]:
-        """The keys of each slot, by index; only of an open topic."""
+        """The keys of each slot that may hold messages, by index; only of an open topic."""
         return self._slots
 
     @property
@@ -83,10 +84,17 @@ class TopicContext:
     def mark_open(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
-        """Take note of the settings in Redis; `ready`: every slot has its fields."""
-        self._slots = [SlotKeys(self.prefix, self.name, i, created) for i in range(settings.slots)]
+        """Take note of the settings in Redis, and of the topic's stamp.
+
+        `ready`: every slot has its fields.
+        """
+        resizes = settings.layout.resizes if settings.layout else 0
+        stamp = str(int(created) + resizes).encode() if resizes else created
+        self._slots = [
+            SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)
+        ]
         self._spread = SlotRotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
-        self.created = created
+        self.created, self.identity = stamp, created
         self.revision = revision
         self.read_at = time.monotonic()
         self.is_ready = ready

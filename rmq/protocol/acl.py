@@ -36,7 +36,8 @@ _CONSUMER = (
 )  # fmt: skip
 _VIEWER = ("topic", "get", "peek", "stats", "schedules", "audit_open", "audit_scan")
 _OPERATOR = (
-    *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_close",
+    *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
+    "resize_scan", "topic_close",
     "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "purge", "tidy",
     "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # of a schedule, now

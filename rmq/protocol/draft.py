@@ -38,6 +38,7 @@ class Draft:
     envelope = b""
     headers = b""
     basis: str | bytes | None = None
+    slot = -1  # where it goes; -1: any slot will do
     id: MessageId | None = None
     merge_key = ""
     mode = ""
@@ -86,21 +87,27 @@ def make_draft(
     draft.envelope = envelope
     if out.slot_basis is not None:
         draft.basis = out.slot_basis
+        draft.slot = slot_of(draft.basis, settings.slots)
     elif draft.merge_key:
+        assert out.merge_key is not None  # checked above
         draft.basis = out.merge_key
+        draft.slot = slot_of(out.merge_key, settings.first_slots)
     if out.dedup_key is not None:
         if out.id is not None or draft.merge_key:
             raise InvalidValue("dedup_key: given with id or merge_key; each tells copies, give one")
         key = ids.key_bytes(out.dedup_key)
         basis = key if draft.basis is None else draft.basis
-        draft.id = ids.derive(key, slot_of(basis, settings.slots), context.check)
+        draft.id = ids.derive(key, slot_of(basis, settings.first_slots), context.check)
+        draft.slot = draft.id.slot
     elif out.id is not None:
         draft.id = context.check_id(out.id)
-        if draft.basis is not None and slot_of(draft.basis, settings.slots) != draft.id.slot:
+        is_resized = settings.layout is not None  # the id may be of before
+        if draft.slot not in (-1, draft.id.slot) and not is_resized:
             raise InvalidValue(
                 f"id: {draft.id} is of slot {draft.id.slot}, slot_basis {draft.basis!r} of slot "
-                f"{slot_of(draft.basis, settings.slots)}; a resend has the basis of the first send"
+                f"{draft.slot}; a resend has the basis of the first send"
             )
+        draft.slot = draft.id.slot
     return draft
 
 

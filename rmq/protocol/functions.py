@@ -28,7 +28,7 @@ REFUSED_AT_MAXMEMORY = frozenset((
     "job_start", "merge", "publish", "redrive", "reschedule", "sample", "schedule_pause",
     "schedule_resume",
     "schedule_send", "schedule_set", "send", "set_priority", "sink_begin", "stage_push",
-    "topic_set",
+    "topic_resize", "topic_set",
 ))  # fmt: skip
 
 

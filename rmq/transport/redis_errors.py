@@ -125,7 +125,8 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             f"{script}: {detail} is of a topic that was deleted, or lost by Redis, and "
             "created anew since this client opened it, perhaps with other slots; the messages of "
             "before went with it, and nothing was done. Open the topic again (topic.open()) to use "
-            "what is there now; a send or receive does so at its next call"
+            "what is there now; a send or receive does so at its next call",
+            is_stamp=True,
         )
     if code == "RMQRECORD":
         return ScriptFailed(

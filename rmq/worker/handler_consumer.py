@@ -113,7 +113,7 @@ class HandlerConsumer:
         except Exception as error:  # the deliveries are held and must be reported
             log.warning("claims of %s are not known: %s", self.context.name, error)
         if self.tracker is not None:
-            slots = len(self.context.slots)
+            slots = self.context.settings.first_slots
             self.tracker.add_claims(deliveries, lambda name: claim.claim_slot(name, slots))
 
     def with_expired_leases(self, deliveries: Iterable[DeliveryData]) -> set[DeliveryData]:

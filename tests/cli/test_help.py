@@ -36,8 +36,8 @@ def test_the_commands_are_these():
         "schedule delete", "schedule ls", "schedule pause", "schedule resume", "schedule run",
         "schedule show", "schedule work", "send", "server",
         "sink forget", "sink ls", "soak", "stats", "tail",
-        "topic create", "topic delete", "topic ls", "topic pause", "topic resume", "topic set",
-        "topic show", "worker ls", "worker run", "worker show",
+        "topic create", "topic delete", "topic ls", "topic pause", "topic resize",
+        "topic resume", "topic set", "topic show", "worker ls", "worker run", "worker show",
     ]  # fmt: skip
 
 

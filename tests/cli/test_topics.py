@@ -211,7 +211,8 @@ def test_set_refuses_what_is_fixed_and_nothing_at_all(run, topic):
     nowhere = run("topic", "set", f"{topic.name}-x", "--lease", "5s")
 
     assert (slots.exit_code, nothing.exit_code, nowhere.exit_code) == (2, 2, 3)
-    assert "slots: it is fixed for the life of a topic, because every message id" in slots.stderr
+    assert "slots: it is not changed so" in slots.stderr
+    assert "rmq topic resize" in slots.stderr
     assert "give at least one setting" in nothing.stderr
 
 
@@ -295,3 +296,30 @@ class TestValues:
     @pytest.mark.parametrize("level", [None, rmq.Replicated(2, 0.25), rmq.Fsync(1, 2.0)])
     def test_a_spelled_durability_reads_back(self, level):
         assert settings.parse_durability(settings.describe_durability(level)) == level
+
+
+def test_resize_says_what_it_does_and_show_says_that_it_goes_on(run, client, name):
+    topic = client.topic(name, slots=2)
+    topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(10)])
+
+    dry = run("topic", "resize", name, "4", "--dry-run").stdout
+    assert dry.startswith(f"{name}: 2 -> 4 slots; newer messages would await 10 messages waiting")
+    assert client.admin.settings(name).slots == 2
+    begun = run("topic", "resize", name, "4", "--no-wait").stdout
+    assert begun == (
+        f"{name}: 2 -> 4 slots; messages of before are left in 2 slots; run it again to go on\n"
+    )
+    shown = run("topic", "show", name).stdout
+    assert "from 2 slots since" in shown
+    assert f"rmq topic resize {name} 4" in shown
+    assert json.loads(run("--json", "topic", "show", name).stdout)["resizing"]["pending"] == 2
+
+    with topic.consumer() as consumer:
+        consumer.ack(consumer.receive(10, wait=5))
+        consumer.ack(consumer.receive(10, wait=0.5))
+    assert run("topic", "resize", name, "4").stdout == f"{name}: 2 -> 4 slots\n"
+    assert run("topic", "resize", name, "4").stdout == f"{name}: has 4 slots already\n"
+    assert json.loads(run("--json", "topic", "show", name).stdout)["resizing"] is None
+    refused = run("topic", "resize", name, "6")
+    assert refused.exit_code == 2
+    assert "a multiple or a divisor" in refused.stderr

@@ -197,6 +197,10 @@ CALLS: dict[str, Call] = {
     "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
     "topic_close": _call(lambda f, b: commands.topic_close(b.handle, b.created, True)),
     "topic_pause": _call(lambda f, b: commands.topic_pause(b.handle, b.created, "me", "why")),
+    "topic_resize": _call(
+        lambda f, b: commands.topic_resize(b.handle, 0, {"slots": "2", "resizing": ""})
+    ),
+    "resize_scan": _call(lambda f, b: commands.resize_scan(b.keys, b"0", 10)),
     "topic_resume": _call(lambda f, b: commands.topic_resume(b.handle, b.created)),
     "sample": _call(
         lambda f, b: commands.sample(b.handle, {"10:7": b"figures", "60:7": b"figures"}, 60_000)
@@ -375,6 +379,8 @@ NUMBERS: dict[str, dict[int, str]] = {
     "topic": {0: "now_us"},
     "topic_close": {0: "created", 1: "closed"},
     "sample": {0: "created", 1: "keep_ms"},
+    "topic_resize": {0: "created", 1: "revision"},
+    "resize_scan": {0: "now_us", 3: "limit"},
     "topic_set": {0: "created"},
 }
 

@@ -46,6 +46,7 @@ PLACES = {
     "release": "slot store prepare failures records",
     "renew": "claim",
     "reschedule": "slot store prepare records dead",
+    "resize_scan": "slot store prepare records",
     "rollback": "slot store prepare records dead failures audit bodies",
     "schedule_delete": "slot schedules schedule_times",
     "schedule_due": "slot schedules schedule_times",
@@ -74,6 +75,7 @@ PLACES = {
     "topic": "topic",
     "topic_close": "topic",
     "topic_pause": "topic",
+    "topic_resize": "topic",
     "topic_resume": "topic",
     "sample": "topic history",
     "topic_set": "topic",
@@ -89,9 +91,9 @@ PLACES = {
     "withdraw": "slot",
 }
 NEED_NO_SLOT = {
-    "topic", "topic_close", "topic_pause", "topic_resume", "topic_set", "slot", "slot_delete",
-    "sink_begin", "sink_end", "stage_keep", "withdraw", "leader_renew", "leader_release", "sample",
-    *CLAIMS, *JOBS,
+    "topic", "topic_close", "topic_pause", "topic_resize", "topic_resume", "topic_set", "slot",
+    "slot_delete", "sink_begin", "sink_end", "stage_keep", "withdraw", "leader_renew",
+    "leader_release", "sample", *CLAIMS, *JOBS,
 }  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",

@@ -10,11 +10,8 @@ from rmq.core.history import Sample
 from rmq.core.pause import Pause, PauseVerb, check_text, default_by, verbs_of
 from rmq.core.settings import Settings, TopicSettings, check_changes
 from rmq.core.validation import Duration
-from rmq.protocol.flows import (
-    history,
-    inspect,
-    topic_admin,
-)
+from rmq.protocol.flows import history, inspect, resize, topic_admin
+from rmq.protocol.flows.resize import Resized
 from rmq.protocol.flows.topic_admin import Deleted
 from rmq.protocol.steps import Progress
 
@@ -97,6 +94,42 @@ class TopicAdmin(AdminPart):
             TopicNotFound: there is no such topic.
         """
         return self._run(topic_admin.topic_resume(self._context(topic), verbs_of(verb)))
+
+    def topic_resize(
+        self,
+        topic: str,
+        slots: int,
+        *,
+        dry_run: bool = False,
+        wait: bool = True,
+        progress: Progress | None = None,
+    ) -> Resized:
+        """Change the number of slots of a topic while it is in use; return how far it has come.
+
+        Messages stay where they are, with their ids; new ones go to the slots of the new number. A
+        slot gives its new messages when older ones of the same bases, in other slots, are settled
+        or dead. This call waits for that; stopped, it goes on when it is made again.
+
+        Args:
+            topic: its name.
+            slots: a multiple or a divisor of the number that it has, 1 to 1024.
+            dry_run: only check, and count the messages that newer ones would await.
+            wait: False: return at once, and leave the rest to the same call, made again.
+            progress: called with (slots done, all slots) as it goes.
+
+        Guarantee:
+            No message is lost, or stored twice. Of one basis, messages sent after the resize are
+            not delivered before those that were sent earlier and are due, if neither has an id of
+            its own or a dedup key: such messages, merge keys and claims keep the slots with
+            which the topic was created. Messages that are due later are not waited for.
+
+        Raises:
+            InvalidValue: it cannot be resized so: the number does not fit, the topic has a limit,
+                is audited, or has a query that holds messages. Nothing was changed.
+            TopicNotFound: there is no such topic.
+        """
+        context = self._context(topic)
+        return self._run(resize.topic_resize(context, slots, dry_run, wait, progress))
 
     def topic_delete(
         self,
@@ -194,6 +227,19 @@ class AsyncTopicAdmin(AsyncAdminPart):
     async def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
         """As `Admin.topic_resume`."""
         return await self._run(topic_admin.topic_resume(self._context(topic), verbs_of(verb)))
+
+    async def topic_resize(
+        self,
+        topic: str,
+        slots: int,
+        *,
+        dry_run: bool = False,
+        wait: bool = True,
+        progress: Progress | None = None,
+    ) -> Resized:
+        """As `Admin.topic_resize`."""
+        context = self._context(topic)
+        return await self._run(resize.topic_resize(context, slots, dry_run, wait, progress))
 
     async def topic_delete(
         self,

@@ -135,12 +135,14 @@ from rmq.protocol.commands.stage import (
 from rmq.protocol.commands.topic import (
     SlotDeleteReply as SlotDeleteReply,
     TopicReply as TopicReply,
+    resize_scan as resize_scan,
     sample as sample,
     slot as slot,
     slot_delete as slot_delete,
     topic as topic,
     topic_close as topic_close,
     topic_pause as topic_pause,
+    topic_resize as topic_resize,
     topic_resume as topic_resume,
     topic_set as topic_set,
 )

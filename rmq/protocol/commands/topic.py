@@ -13,7 +13,7 @@ from rmq.protocol.steps import Command
 
 
 class TopicReply(NamedTuple):
-    """The reply to topic, topic_set, topic_pause and topic_resume."""
+    """The reply to topic, topic_set, topic_pause, topic_resume and topic_resize."""
 
     state: int  # 1 created or changed, 0 exists or as before; -1 missing
     kept: dict[str, str]  # the settings in Redis, with `created`, `revision` and `deleting`
@@ -59,7 +59,7 @@ def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> 
     pairs: list[Any] = [part for pair in places.items() for part in pair]
     return Command(
         scripts.load("sample"), (context.key, context.history_key),
-        [context.created, keep_ms, *pairs], bool,
+        [context.identity, keep_ms, *pairs], bool,
     )  # fmt: skip
 
 
@@ -85,6 +85,31 @@ def topic_resume(
 ) -> Command[TopicReply]:
     """End the pause of a topic. The state is -1 as that of topic_set."""
     return Command(scripts.load("topic_resume"), (context.key,), [created, verb], _topic_reply)
+
+
+def topic_resize(
+    context: TopicContext, revision: int, values: Mapping[str, str]
+) -> Command[TopicReply]:
+    """Change fields about the slots of a topic, if its settings are those of this revision.
+
+    An empty value removes a field. The state is -1 as that of topic_set.
+    """
+    return Command(
+        scripts.load("topic_resize"),
+        (context.key,),
+        [context.identity, revision, *_pairs(values)],
+        _topic_reply,
+    )
+
+
+def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[tuple[bytes, int]]:
+    """Look at a page of a slot: the next cursor, and how many messages of before it has."""
+    return Command(
+        scripts.load("resize_scan"),
+        (keys.slot, keys.store, keys.prepare, keys.records),
+        [clock.now_us, keys.created, cursor, limit],
+        lambda reply: (reply[0], reply[1]),
+    )
 
 
 def slot(

@@ -1,7 +1,7 @@
 """Claim business keys, and finish or give up claims in the round trip that settles the message.
 
 A claim stands in the slot that its key hashes to, with `slot_of` as for a basis; so claims spread
-over a topic's slots, and one call serves many.
+over the slots with which its topic was created, whatever resizes came later; one call serves many.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def claim_slot(name: bytes, slots: int) -> int:
 
 def claim_key(context: TopicContext, name: bytes) -> bytes:
     """Return the Redis key of a claim; the topic is open."""
-    return context.slots[claim_slot(name, len(context.slots))].claim_stem + name
+    return context.slots[claim_slot(name, context.settings.first_slots)].claim_stem + name
 
 
 def _calls(
     context: TopicContext, claims: Iterable[Claim], build: _Build
 ) -> list[tuple[Command[Any], list[Claim]]]:
     by_slot: dict[int, list[Claim]] = {}
-    slots = len(context.slots)
+    slots = context.settings.first_slots
     for claim in claims:
         by_slot.setdefault(claim_slot(claim.name, slots), []).append(claim)
     return [

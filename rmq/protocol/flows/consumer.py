@@ -115,13 +115,14 @@ class ConsumerFlows(Generic[D]):
             if self._at_most_once and (settled := self._take_confirmed(limit)):
                 return settled
             deliveries: list[D] = []
+            resizes = 0
             # A batch of undecodable messages alone is not an answer.
             while not deliveries and not self._receive_state.interrupted:
                 try:
                     batches = yield from take()
                 except TopicVanished as error:
-                    yield from open_topic.forget_if_recreated(self._context, error)
-                    raise
+                    resizes = yield from open_topic.follow_resize(self._context, error, resizes)
+                    continue
                 if not batches:
                     break
                 try:

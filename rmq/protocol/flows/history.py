@@ -46,7 +46,7 @@ def read(
     step_ms = _step_ms(step, now_ms - begin_ms)
     first_ms, last_ms = -(-begin_ms // step_ms) * step_ms, now_ms // step_ms * step_ms
     earliest_ms = first_ms - step_ms - history.HOLDS_MS
-    created_ms = int(context.created) // 1000
+    created_ms = int(context.identity) // 1000
     found: list[Figures] = []
     for ring in history.rings_for(step_ms):
         places = history.places_between(ring, earliest_ms, now_ms)

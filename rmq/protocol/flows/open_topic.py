@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 from rmq.core import settings
 from rmq.core.settings import Settings
 from rmq.core.topic_context import FOLLOW_S, TopicContext
-from rmq.errors import QueueFull, RMQError, StorageError, TopicNotFound, TopicPaused, TopicVanished
+from rmq.errors import (
+    OutcomeUnknown,
+    QueueFull,
+    RMQError,
+    StorageError,
+    TopicNotFound,
+    TopicPaused,
+    TopicVanished,
+    Unavailable,
+)
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.flows import eviction
 from rmq.protocol.steps import Flow, RawCommand, Sleep, is_master_away, pipeline
 
+RESIZES_IN_CALL = 10  # that a call follows
 AWAY_S = 1.0  # settings are read again so much later if the master of their key is away
 SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
 
@@ -45,18 +56,16 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     kept = settings.from_redis(context.name, reply.kept)
     _refuse_deleting(context, reply)
     settings.check_matches(context.name, context.requested, kept)
-    # Other threads may use this context meanwhile: for them it is ready once its slots are.
-    was_ready = context.is_ready and context.created == reply.kept["created"].encode()
-    _adopt(context, reply, kept, was_ready)
     if not create:
+        was_ready = context.is_ready and context.created == _stamp(context, reply, kept)
+        _adopt(context, reply, kept, was_ready)
         yield from _await_slots(context)
         return False  # a caller that only reads writes nothing
     try:
-        yield from give_slots(context)
+        yield from _give_and_adopt(context, reply, kept)
     except RMQError:
         context.forget()
         raise
-    context.is_ready = True
     with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
         yield RawCommand("topics", "SADD", context.topics_key, context.name)
     if reply.state:
@@ -85,6 +94,25 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
         )
 
 
+def _give_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
+    """Give the slots the topic's settings, and then use them.
+
+    Other threads use this context meanwhile as it was. So nothing is sent by a new number of slots
+    before every slot refuses what is sent by the number of before.
+    """
+    prepared = copy(context)
+    _adopt(prepared, reply, kept, False)
+    yield from give_slots(prepared)
+    _adopt(context, reply, kept, True)
+
+
+def _stamp(context: TopicContext, reply: TopicReply, kept: Settings) -> bytes:
+    """Return the stamp that the slots have, or get."""
+    prepared = copy(context)
+    _adopt(prepared, reply, kept, False)
+    return prepared.created
+
+
 def _adopt(context: TopicContext, reply: TopicReply, kept: Settings, ready: bool) -> None:
     revision = int(reply.kept.get("revision", 0))
     context.mark_open(kept, _created(reply), ready, revision)
@@ -109,21 +137,62 @@ def give_slots(context: TopicContext) -> Flow[int]:
                 f"{keys.slot.decode()} belongs to another life of topic {context.name!r}: its "
                 "settings were deleted and its messages were not; look at what is left "
                 f"({context.prefix}:{{{context.name}_*}}:*), then delete it: "
-                f"rmq topic delete {context.name} --force; or use another name"
+                f"rmq topic delete {context.name} --force; or use another name",
+                is_stamp=True,
             )
     return replies.count(1)
 
 
-def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[None]:
-    """Let the next call open the topic again if it was created anew; `error.anew` says so.
+def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[bool]:
+    """Follow a resize, or let the next call open a topic again that was created anew.
 
-    The error of one slot does not tell: the topic may be gone, or this slot alone.
+    The error of one slot does not tell: the topic may be gone, or this slot alone. `error.anew`
+    says afterwards whether it was created anew.
+
+    Returns:
+        Whether the topic was resized: nothing of it is gone, and the refused call can be made
+        again.
+
+    Raises:
+        Unavailable, OutcomeUnknown: Redis did not answer, and the topic may have been resized.
     """
-    with suppress(RMQError):
-        reply = yield commands.topic(context, None)
-        error.anew = reply.state >= 0 and _created(reply) != context.created
+    try:
+        for is_last in (False, True):
+            reply = yield commands.topic(context, None)
+            error.anew = reply.state >= 0 and _created(reply) != context.identity
+            is_resized = reply.state >= 0 and not error.anew and "layout" in reply.kept
+            if not is_resized or not error.is_stamp or "deleting" in reply.kept:
+                break
+            kept = settings.from_redis(context.name, reply.kept)
+            try:
+                yield from _give_and_adopt(context, reply, kept)
+            except TopicVanished:
+                if is_last:
+                    raise
+                continue  # it was resized again between the two steps
+            return True
+    except (Unavailable, OutcomeUnknown):
+        if error.is_stamp:
+            raise
+    except RMQError:
+        pass
     if error.anew:
         context.forget()
+    return False
+
+
+def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Flow[int]:
+    """Follow a resize, so that a refused call is made again, or raise the error.
+
+    Args:
+        context: of the topic.
+        error: of the call.
+        times: how often the call has followed one; returned with one more.
+    """
+    is_resized = yield from forget_if_recreated(context, error)
+    if not is_resized or times >= RESIZES_IN_CALL:
+        raise error
+    return times + 1
 
 
 def paused_error(
@@ -150,6 +219,15 @@ def _created(reply: TopicReply) -> bytes:
 
 def ensure_open(context: TopicContext, create: bool = True) -> Flow[None]:
     """Open the topic unless it is open; read its settings again if they are old."""
+    try:
+        yield from _ensure_open(context, create)
+    except TopicVanished as error:
+        if not error.is_stamp:
+            raise
+        yield from _ensure_open(context, create)  # it may have been resized between two steps
+
+
+def _ensure_open(context: TopicContext, create: bool) -> Flow[None]:
     if not (context.is_ready if create else context.is_open):
         yield from open(context, create)
     elif context.is_old():
@@ -174,7 +252,7 @@ def _follow(context: TopicContext) -> Flow[None]:
             raise
         context.read_at = time.monotonic() - FOLLOW_S + AWAY_S  # its slots may be served
         return
-    if reply.state < 0 or _created(reply) != context.created:
+    if reply.state < 0 or _created(reply) != context.identity:
         anew = " and created anew" if reply.state >= 0 else ""
         if anew:
             context.forget()
@@ -189,10 +267,7 @@ def _follow(context: TopicContext) -> Flow[None]:
         context.read_at = time.monotonic()
         return
     kept = settings.from_redis(context.name, reply.kept)
-    _adopt(context, reply, kept, context.is_ready)
     if context.is_ready:
-        try:
-            yield from give_slots(context)  # the client that changed it may have died before
-        except RMQError:
-            context.read_at, context.revision = 0.0, -1  # follow again at the next call
-            raise
+        yield from _give_and_adopt(context, reply, kept)  # who changed it may have died before
+    else:
+        _adopt(context, reply, kept, False)

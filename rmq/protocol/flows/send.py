@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple, cast
@@ -114,6 +114,44 @@ def _send(
     durability: DurabilityOverride | None,
     timeout: float,
 ) -> Flow[Sequence[SendResult]]:
+    """Send messages; send those again that were refused because the topic was resized meanwhile."""
+    given: Sequence[Outgoing]
+    if isinstance(messages, list | tuple):
+        given = messages
+    else:
+        given = read = list[Outgoing]()
+        messages = _remember(messages, read)
+    results = yield from _send_once(context, messages, durability, timeout)
+    for _ in range(open_topic.RESIZES_IN_CALL):
+        if results.refusal is None:
+            return results.complete()
+        left = [index for index, result in enumerate(results.rows) if result is None]
+        refused = [given[index] for index in left]
+        results.refusal = None
+        try:
+            again = yield from _send_once(context, refused, durability, timeout)
+        except (QueueFull, NotDurable, TopicPaused) as error:
+            error.results = results.with_those_of(left, error.results)
+            raise
+        results.rows, results.refusal = results.with_those_of(left, again.rows), again.refusal
+    if results.refusal is not None:
+        raise results.refusal
+    return results.complete()
+
+
+def _remember(messages: Iterable[Outgoing], given: list[Outgoing]) -> Iterator[Outgoing]:
+    for message in messages:
+        given.append(message)
+        yield message
+
+
+def _send_once(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    durability: DurabilityOverride | None,
+    timeout: float,
+) -> Flow[Results]:
+    """Send messages by the slots that this client knows."""
     if not context.is_current():
         yield from open_topic.ensure_open(context)
     groups: list[Group] = []
@@ -124,7 +162,7 @@ def _send(
         level = context.settings.durability if durability is None else durability.level
         group_messages(context, messages, groups, kept=level is not None)
         if not groups:
-            return []
+            return results
         if producer_sequence is not None:
             yield from audit_report.register(
                 {group.sequence for group in groups if group.sequence is not None}
@@ -138,25 +176,43 @@ def _send(
             raise  # a copy may still be on its way, so nothing else may go under these numbers
         except Exception as error:
             context.sessions.give(*sessions)
-            if isinstance(error, TopicVanished):
-                yield from open_topic.forget_if_recreated(context, error)
-            raise
-        context.sessions.give(*sessions)
+            if not isinstance(error, TopicVanished):
+                raise
+            if not (yield from open_topic.forget_if_recreated(context, error)):
+                raise
+            results.refusal = error
+        else:
+            context.sessions.give(*sessions)
     finally:
         if producer_sequence is not None:
             _settle_numbers(groups, results.rows)
     if producer_sequence is not None:
         yield from audit_report.schedule(producer_sequence)
-    return results.complete()
+    return results
 
 
 class Results:
-    """Results of messages, in the order of the messages; None where there is none yet."""
+    """Results of messages, in the order of the messages; None where there is none yet.
 
-    __slots__ = ("rows",)
+    Attributes:
+        rows: of each message.
+        refusal: why those without a result were refused, if the topic was resized.
+    """
+
+    __slots__ = ("refusal", "rows")
 
     def __init__(self) -> None:
         self.rows: Sequence[SendResult | None] = []
+        self.refusal: TopicVanished | None = None
+
+    def with_those_of(
+        self, indexes: Sequence[int], results: Sequence[SendResult | None]
+    ) -> list[SendResult | None]:
+        """Return the results, with those of the messages at these indexes."""
+        rows = list(self.rows)
+        for index, result in zip(indexes, results, strict=False):
+            rows[index] = result
+        return rows
 
     def put(self, indexes: Sequence[int], results: Sequence[SendResult]) -> None:
         """Note the results of the messages with these indexes."""
@@ -246,12 +302,15 @@ def _call(
         failed: RMQError | None = None
         for number, (group, reply) in enumerate(zip(groups, replies, strict=True)):
             if isinstance(reply, RMQError):
-                failed = failed or reply
+                # What was refused by a resize alone is sent again; another error is the caller's.
+                if failed is None or isinstance(failed, TopicVanished):
+                    failed = reply
             elif reply.is_paused:
                 is_paused = True
             elif not _write_results(group, reply, results, level):
                 full.append(number)
-        if failed is not None:
+        is_stored_short = wanted is not None and short and any(results.rows)
+        if failed is not None and not (isinstance(failed, TopicVanished) and is_stored_short):
             raise failed
         if is_paused:
             stored = len(results.rows) - list(results.rows).count(None)

@@ -12,7 +12,7 @@ from rmq.core.ids import MessageId
 from rmq.core.message import Outgoing
 from rmq.core.sequence import SlotSequence
 from rmq.core.settings import BATCH_MAX, CALL_BYTES
-from rmq.core.slots import RUN_LENGTH, slot_of
+from rmq.core.slots import RUN_LENGTH
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_priority
 from rmq.protocol.draft import Draft, body_too_large, make_draft
@@ -189,8 +189,7 @@ def _group_each(
             head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
             given_id = draft.id
             merging = draft if draft.merge_key else None
-            slot = -1 if draft.basis is None else slot_of(draft.basis, settings.slots)
-            slot = slot if given_id is None else given_id.slot
+            slot = draft.slot
         if slot < 0:  # any slot will do
             if not run_left:
                 run_slot, run_left = context.spread.next(), RUN_LENGTH

@@ -76,7 +76,7 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
     values = settings.to_redis(asked)
     yield from open_topic.open(context, create=False)
     replace(context.settings, **asked)  # checks what they must have of each other
-    changed = yield commands.topic_set(context, context.created, values)
+    changed = yield commands.topic_set(context, context.identity, values)
     return (yield from _give_changed(context, changed))
 
 
@@ -93,7 +93,7 @@ def topic_pause(
     """
     yield from open_topic.open(context, create=False)
     for verb in verbs:
-        changed = yield commands.topic_pause(context, context.created, by, why, verb)
+        changed = yield commands.topic_pause(context, context.identity, by, why, verb)
     kept = yield from _give_changed(context, changed)
     pause = _pause_of(kept, verbs[0])
     assert pause is not None
@@ -116,7 +116,7 @@ def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) ->
     yield from open_topic.open(context, create=False)
     before, ended = context.settings, list[Pause | None]()
     for verb in verbs:
-        changed = yield commands.topic_resume(context, context.created, verb)
+        changed = yield commands.topic_resume(context, context.identity, verb)
         ended += [_pause_of(before, verb)] if changed.state > 0 else []
     yield from _give_changed(context, changed)
     return next(filter(None, ended), None)
@@ -127,7 +127,7 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)
-    context.mark_open(kept, context.created, False, int(changed.kept.get("revision", 0)))
+    context.mark_open(kept, context.identity, False, int(changed.kept.get("revision", 0)))
     try:
         yield from open_topic.give_slots(context)
     except RMQError as error:
@@ -188,7 +188,7 @@ def topic_delete(
 def _restore(context: TopicContext) -> Flow[None]:
     """Undo the mark of a deletion that has begun; deleted slots come back empty."""
     yield from open_topic.give_slots(context)
-    yield commands.topic_close(context, context.created, False)
+    yield commands.topic_close(context, context.identity, False)
 
 
 def _not_empty(context: TopicContext, held: Deleted, consequence: str) -> TopicNotEmpty:

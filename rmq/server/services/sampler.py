@@ -37,7 +37,7 @@ class Sampler:
         topics, kept = self._survey.topics, 0
         self._written = {name: each for name, each in self._written.items() if name in topics}
         for name, counts in topics.items():
-            figures, created = history.figures_of(counts.total), counts.context.created
+            figures, created = history.figures_of(counts.total), counts.context.identity
             stamp, before, written_ms = self._written.get(name, (b"", None, 0))
             is_same = stamp == created and before is not None and before.content == figures.content
             if is_same and figures.at_ms - written_ms < history.SAME_MS:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import groupby
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from rmq.client.client import Client
 from rmq.core.message import Outgoing, SendResult
-from rmq.core.settings import Settings
+from rmq.core.settings import NAMES
 from rmq.core.topic_context import TopicContext
 from rmq.errors import (
     EncodeError,
@@ -144,7 +143,7 @@ class Dispatcher:
         for (name, _), context in list(self._contexts.items()):
             if name == topic and context.is_open:
                 settings = context.settings
-                context.requested = {f.name: getattr(settings, f.name) for f in fields(Settings)}
+                context.requested = {name: getattr(settings, name) for name in NAMES}
                 context.forget()
 
     def _send_readable(

@@ -31,11 +31,12 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
 def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
     """Return the id of a stub's message, for a topic that is open.
 
-    Without a slot basis, the stub's id chooses the slot.
+    Without a slot basis, the stub's id chooses the slot. Where a topic was resized, the slots with
+    which it was created count, so that the id of a stub never changes.
 
     Raises:
         InvalidValue: it is no id.
     """
     id = MessageId.parse(stub, "rmq_stub.id")
     basis = bytes(id) if slot_basis is None else bytes(slot_basis)
-    return id.placed(slot_of(basis, context.settings.slots), context.check)
+    return id.placed(slot_of(basis, context.settings.first_slots), context.check)

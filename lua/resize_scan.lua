@@ -1,0 +1,50 @@
+--[[
+resize_scan: does a page of a slot's records have messages from before the topic was resized, which newer ones in other
+slots must not overtake? Changes nothing.
+
+KEYS[1]   slot           hash  settings and counters of the slot; `upto`: the last message of before
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   PrepareQueue   zset  member -> receipt
+KEYS[4]   records        hash  member -> record
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   created              the topic's stamp since the resize; another stamp is an error
+ARGV[3]   cursor               0 at first, then the cursor of the last answer
+ARGV[4]   limit                1 to 1000, about so many records a page
+Returns   {cursor of the next page, 0 at the end; how many such messages the page has}. Those that are not due yet and dead
+          letters do not count: nothing waits for them
+Cost      O(limit), at most about 16 MiB of records
+Atomic    Reads only. A caller that asks for a page until it has none, and then goes on to the next, has seen at the end that
+          none is left: a record that is there from the first page to the last is on one of them (one HSCAN).
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/score_ranges"
+local store, prepare = KEYS[2], KEYS[3]
+local now = clock(ARGV[1])
+local s = redis.call('HMGET', KEYS[1], 'created', 'chunk', 'upto')
+if s[1] ~= ARGV[2] then
+  fail(s[1] and 'ANEW' or 'GONE', KEYS[1])
+end
+local limit = math.min(whole_number(ARGV[4], 1, 1000, 'limit'), tonumber(s[2]))
+if not string.find(ARGV[3], '^%d+$') or #ARGV[3] > 20 then
+  fail('ARG', 'cursor')
+end
+redis.call('ZCARD', store)
+redis.call('ZCARD', prepare)
+redis.call('HLEN', KEYS[4])
+if not s[3] then
+  return { '0', 0 } -- a slot that this resize has created
+end
+local upto = tonumber(s[3])
+local page, before = redis.call('HSCAN', KEYS[4], ARGV[3], 'COUNT', limit), 0
+for i = 1, #page[2], 2 do
+  local id, record = page[2][i], page[2][i + 1]
+  -- Records have the low 32 bits of the number; it is of before if it is at most 2^31 back from `upto`.
+  if #record >= 8 and (upto - struct.unpack('>I4', record, 5)) % 4294967296 < 2147483648 then
+    local score = redis.call('ZSCORE', store, id)
+    if score and (tonumber(score) < TIMED_MIN or tonumber(score) < now + 1) or redis.call('ZSCORE', prepare, id) then
+      before = before + 1
+    end
+  end
+end
+return { page[1], before }

@@ -1,0 +1,86 @@
+"""The slots of a topic that was resized: how many it had, and what holds new ones back.
+
+Nothing moves when a topic is resized. Messages stay in their slots, new ones go to the slots of the
+new number, and a slot whose new messages could overtake older ones elsewhere is held until those
+are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+
+RESIZES_MAX = 1000  # each adds 1 us to the stamp of the slots
+RESIZED_FORMAT = 5  # of a topic that was resized: earlier versions do not know of `Layout`
+
+
+@dataclass(frozen=True, slots=True)
+class Resizing:
+    """A resize that goes on.
+
+    Attributes:
+        since_ms: when it began.
+        before: the number of slots before.
+        pending: slots of before that may hold messages of before.
+    """
+
+    since_ms: int
+    before: int
+    pending: tuple[int, ...]
+
+    def to_redis(self) -> str:
+        """Return the text in the topic's hash."""
+        return f"{self.since_ms} {self.before} {','.join(map(str, self.pending))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The slots of a topic besides their number.
+
+    Attributes:
+        resizes: how often the topic was resized.
+        first: the number of slots with which it was created: claims, dedup keys, merge keys and
+            stubs of the outbox keep the slots that they have by this number.
+        most: the largest number of slots that it has had. All of them are read.
+        resizing: the resize that goes on.
+    """
+
+    resizes: int
+    first: int
+    most: int
+    resizing: Resizing | None = None
+
+    def is_held(self, slot: int, slots: int) -> bool:
+        """Return whether a slot gives nothing yet, since another one holds older messages.
+
+        Two slots can have messages of one basis if their indexes are equal modulo what the two
+        numbers of slots have in common, which is the smaller one.
+        """
+        if self.resizing is None or slot >= slots:
+            return False
+        common = gcd(self.resizing.before, slots)
+        return any(
+            other != slot and other % common == slot % common for other in self.resizing.pending
+        )
+
+    def to_redis(self) -> dict[str, str]:
+        """Return the fields of the topic's hash; an empty one is to be removed."""
+        return {
+            "layout": f"{self.resizes} {self.first} {self.most}",
+            "resizing": self.resizing.to_redis() if self.resizing else "",
+        }
+
+
+def from_redis(stored: Mapping[str, str]) -> Layout | None:
+    """Read the layout of a topic from its hash; None: it was never resized."""
+    if "layout" not in stored:
+        return None
+    resizes, first, most = map(int, stored["layout"].split())
+    resizing = None
+    if "resizing" in stored:
+        since, before, pending = stored["resizing"].split(" ")
+        resizing = Resizing(
+            int(since), int(before), tuple(int(slot) for slot in pending.split(",") if slot)
+        )
+    return Layout(resizes, first, most, resizing)

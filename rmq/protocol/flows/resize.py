@@ -1,0 +1,255 @@
+"""Change the number of slots of a topic while it is in use.
+
+No message moves. The topic's hash gets the new number; then each slot gets another stamp, so that
+it refuses what is sent by the former number, and notes its last message of before. A slot that may
+get messages of a basis whose older messages are in another slot gives nothing until those are gone.
+Every step can be repeated, by anybody; docs/decisions/0041-resize.md tells why it is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from rmq.core import settings as topic_settings
+from rmq.core.layout import RESIZED_FORMAT, RESIZES_MAX, Layout, Resizing
+from rmq.core.limits import Limits
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import check_int
+from rmq.errors import InvalidValue, RMQError, TopicVanished
+from rmq.protocol import commands
+from rmq.protocol.flows import open_topic, scheduled_topics
+from rmq.protocol.flows.scheduled_topics import Listed
+from rmq.protocol.steps import Flow, Progress, RawCommand, Sleep, pipeline
+
+PAGE = 100  # records that one look reads
+SLOTS_AT_ONCE = 64
+PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while messages of before are left
+
+
+class Resized(NamedTuple):
+    """A resize, as far as it has come.
+
+    Attributes:
+        before: the number of slots before.
+        after: the number of slots asked for.
+        waiting: messages that wait in slots of before whose end newer messages await.
+        in_flight: messages in flight there.
+        pending: how many slots of before may still hold messages that newer ones await; 0: done.
+    """
+
+    before: int
+    after: int
+    waiting: int
+    in_flight: int
+    pending: int
+
+
+def topic_resize(
+    context: TopicContext, slots: int, dry_run: bool, wait: bool, progress: Progress | None
+) -> Flow[Resized]:
+    """Change the number of slots of a topic, or go on with that.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+        InvalidValue: it cannot be resized so; nothing was changed.
+    """
+    check_int(slots, "slots", 1, 1024)
+    yield from open_topic.open(context, create=False)
+    layout, before = context.settings.layout, context.settings.slots
+    resizing = layout.resizing if layout else None
+    if resizing is not None:
+        if slots != before:
+            raise InvalidValue(
+                f"slots: topic {context.name!r} is being resized from {resizing.before} to "
+                f"{before} slots; let that finish first (rmq topic resize {context.name} {before})"
+            )
+        before = resizing.before
+    elif slots != before:
+        yield from _check(context, slots)
+    pending = resizing.pending if resizing else _awaited(before, slots)
+    counts = yield from _count(context, pending)
+    if dry_run:
+        return Resized(before, slots, *counts, len(pending))
+    if resizing is None and slots != before:
+        yield from _begin(context, slots)
+    yield from _give(context)
+    left = yield from _await_messages(context, wait, progress)
+    return Resized(before, slots, *counts, left)
+
+
+def _awaited(before: int, after: int) -> tuple[int, ...]:
+    """Return the slots of before whose messages newer ones in other slots must not overtake."""
+    if before == after:
+        return ()
+    return tuple(range(after if after < before else 0, before))
+
+
+def _check(context: TopicContext, slots: int) -> Flow[None]:
+    """Refuse what cannot be resized, before anything is changed."""
+    settings, name = context.settings, context.name
+    low, high = sorted((settings.slots, slots))
+    if high % low:
+        raise InvalidValue(
+            f"slots: topic {name!r} has {settings.slots}; give a multiple or a divisor of that, "
+            "so that each new slot has the messages of whole old ones or of a part of one"
+        )
+    if settings.limit != Limits():
+        raise InvalidValue(
+            f"slots: topic {name!r} has a limit, which is shared by its slots; take it away first "
+            f"(rmq topic set {name} --limit off), and set it again afterwards"
+        )
+    if settings.layout and settings.layout.resizes >= RESIZES_MAX:
+        raise InvalidValue(f"slots: topic {name!r} was resized {RESIZES_MAX} times; that is all")
+    for page in _pages(range(len(context.slots))):
+        held = yield from pipeline([commands.queries(context.slots[i], 1) for i in page])
+        if any(held):
+            raise InvalidValue(
+                f"slots: topic {name!r} has a query that holds messages (rmq query ls {name}); "
+                "stop it and release what it holds first"
+            )
+    for keys in context.slots:
+        audited = yield RawCommand("topic_resize", "HMGET", keys.slot, "audited")
+        if audited[0]:
+            raise InvalidValue(
+                f"slots: topic {name!r} is audited, and numbers belong to a slot; such a topic "
+                "cannot be resized"
+            )
+
+
+def _count(context: TopicContext, pending: Collection[int]) -> Flow[tuple[int, int]]:
+    """Count the messages in slots of before."""
+    waiting = in_flight = 0
+    for page in _pages(sorted(pending)):
+        for stats in (yield from pipeline([commands.stats(context.slots[i]) for i in page])):
+            waiting += stats["retries"] + stats["priority"] + stats["due"]
+            in_flight += stats["in_flight"]
+    return waiting, in_flight
+
+
+def _pages(slots: Collection[int]) -> list[list[int]]:
+    listed = list(slots)
+    return [listed[at : at + SLOTS_AT_ONCE] for at in range(0, len(listed), SLOTS_AT_ONCE)]
+
+
+def _begin(context: TopicContext, slots: int) -> Flow[None]:
+    """Write the new number of slots to the topic's hash: from here on the resize goes on."""
+    now_s, now_us = yield RawCommand("topic_resize", "TIME")
+    since_ms = int(now_s) * 1000 + int(now_us) // 1000
+    while True:
+        settings = context.settings
+        if settings.layout and settings.layout.resizing:
+            raise InvalidValue(f"slots: somebody else is resizing topic {context.name!r} just now")
+        before, known = settings.slots, settings.layout or Layout(0, settings.slots, settings.slots)
+        resizing = Resizing(since_ms, before, _awaited(before, slots))
+        layout = Layout(known.resizes + 1, known.first, max(known.most, slots), resizing)
+        replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
+        fields = {"format": str(RESIZED_FORMAT), "slots": str(slots)} | layout.to_redis()
+        if (yield from _change(context, fields)):
+            return
+        if context.settings.slots != before:
+            raise InvalidValue(f"slots: somebody else has resized topic {context.name!r} just now")
+
+
+def _change(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:
+    """Change the topic's hash unless there was another change; take note of it either way."""
+    reply = yield commands.topic_resize(context, context.revision, fields)
+    if reply.state < 0:
+        raise TopicVanished(f"topic {context.name!r} was deleted meanwhile")
+    kept = topic_settings.from_redis(context.name, reply.kept)
+    context.mark_open(kept, context.identity, False, int(reply.kept.get("revision", 0)))
+    return bool(reply.state)
+
+
+def _give(context: TopicContext) -> Flow[None]:
+    """Give the slots their new stamps and settings; list the schedules under the new stamp."""
+    # Schedulers find an entry only if slot 0 has its stamp: the new one is added first.
+    listed = yield from scheduled_topics.read(context.prefix)
+    mine = [each for each in listed if each.topic == context.name]
+    former = [each for each in mine if each.created != context.created]
+    for each in former:
+        if Listed(context.name, context.created, each.generation) not in mine:
+            yield from scheduled_topics.add(context, each.generation)
+    try:
+        yield from open_topic.give_slots(context)
+    except RMQError as error:
+        error.add_note(
+            f"topic {context.name!r} is being resized; run the same command again to go on, or let "
+            "any program open the topic"
+        )
+        raise
+    yield from scheduled_topics.remove(context.prefix, former)
+
+
+def _await_messages(context: TopicContext, wait: bool, progress: Progress | None) -> Flow[int]:
+    """Let slots give messages as soon as no older ones are left; return how many are awaited.
+
+    One pass over the records of each slot tells: a page is asked again until it has no message of
+    before, and none can come to the pages that were passed.
+    """
+    resizing = _resizing(context)
+    if resizing is None:
+        return 0
+    since_ms, total = resizing.since_ms, len(_awaited(resizing.before, context.settings.slots))
+    cursors = dict.fromkeys(resizing.pending, b"0")
+    pause = PAUSE_LEAST_S
+    while cursors:
+        if progress:
+            progress(total - len(cursors), total)
+        gone, came_on = [], False
+        for page in _pages(cursors):
+            try:
+                replies = yield from pipeline(
+                    [commands.resize_scan(context.slots[i], cursors[i], PAGE) for i in page]
+                )
+            except TopicVanished as error:
+                if error.is_stamp and not (yield from _goes_on(context, since_ms)):
+                    return 0
+                raise
+            for slot, (cursor, before) in zip(page, replies, strict=True):
+                if not before:
+                    came_on, cursors[slot] = True, cursor
+                    if cursor == b"0":
+                        gone.append(slot)
+        if gone:
+            yield from _note_gone(context, since_ms, gone)
+            resizing = _resizing(context)
+            if resizing is None or resizing.since_ms != since_ms:
+                cursors = {}
+            for slot in set(cursors).difference(resizing.pending if resizing else ()):
+                del cursors[slot]
+        pause = PAUSE_LEAST_S if came_on else min(PAUSE_MOST_S, pause * 1.5)
+        if cursors and not came_on:
+            if not wait:
+                break
+            yield Sleep(pause)
+    if progress:
+        progress(total - len(cursors), total)
+    return len(cursors)
+
+
+def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
+    """Return whether this resize still goes on; somebody else may have begun the next one."""
+    yield from open_topic.open(context, create=False)
+    resizing = _resizing(context)
+    return resizing is not None and resizing.since_ms == since_ms
+
+
+def _resizing(context: TopicContext) -> Resizing | None:
+    layout = context.settings.layout
+    return layout.resizing if layout else None
+
+
+def _note_gone(context: TopicContext, since_ms: int, gone: Collection[int]) -> Flow[None]:
+    """Note slots without messages of before in the topic's hash, and open those that wait."""
+    while True:
+        layout, resizing = context.settings.layout, _resizing(context)
+        if layout is None or resizing is None or resizing.since_ms != since_ms:
+            return  # somebody else has finished it
+        left = tuple(slot for slot in resizing.pending if slot not in gone)
+        changed = replace(layout, resizing=replace(resizing, pending=left) if left else None)
+        if (yield from _change(context, changed.to_redis())):
+            break
+    yield from open_topic.give_slots(context)

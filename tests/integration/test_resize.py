@@ -1,0 +1,274 @@
+"""Topics that are resized while they are used, by clients of both kinds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.core import settings
+from rmq.core.slots import slot_of
+from rmq.protocol.flows import claim, due_schedules, open_topic, resize
+from tests.integration.handling import Scene, eventually
+from tests.integration.test_topic_change import Cut, Cutting, slots_of
+from tests.servers import Server
+
+
+def basis_of(slot: int, slots: int, nth: int = 0) -> str:
+    """Return a basis of this slot."""
+    found = (str(n) for n in range(100_000) if slot_of(str(n), slots) == slot)
+    return [next(found) for _ in range(nth + 1)][-1]
+
+
+def drain(topic: Any, ordered: bool = False) -> list[Any]:
+    """Receive and settle all that comes within a time; return the bodies."""
+    bodies = []
+    with topic.consumer(ordered=ordered) as consumer:
+        while batch := consumer.receive(10, wait=1):
+            bodies += [delivery.body for delivery in batch]
+            consumer.ack(batch)
+    return bodies
+
+
+def test_new_messages_of_a_basis_wait_for_the_older_ones_in_another_slot(
+    api: Any, server: Server, name: str
+) -> None:
+    key = basis_of(5, 8)  # slot 1 of 2, slot 5 of 8
+    topic = api.topic(name, slots=2)
+    first = topic.send("first", slot_basis=key)
+
+    begun = api.admin.topic_resize(name, 8, wait=False)
+    second = topic.send("second", slot_basis=key)
+
+    assert begun == resize.Resized(2, 8, 1, 0, 1)
+    assert (first.id.slot, second.id.slot) == (1, 5)
+    counts = api.admin.stats_by_slot(name)
+    assert [bool(one["paused_ms"]) for one in counts] == [False, False] + [False, True] * 3
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive(10, wait=0.5)
+        assert delivery.body == "first"
+        assert api.admin.topic_resize(name, 8, wait=False).pending == 1, "it is in flight"
+        delivery.ack()
+
+        assert api.admin.topic_resize(name, 8).pending == 0
+
+        (delivery,) = consumer.receive(10, wait=5)
+        assert (delivery.body, delivery.id) == ("second", second.id)
+        delivery.ack()
+    assert slots_of(server, name, "paused") == {None}
+
+
+def test_fewer_slots_hold_what_is_sent_until_the_others_are_empty(api: Any, name: str) -> None:
+    key = basis_of(6, 8)  # slot 2 of 4
+    topic = api.topic(name, slots=8)
+    topic.send("first", slot_basis=key)
+    topic.send("other", slot_basis=basis_of(2, 8))
+
+    assert api.admin.topic_resize(name, 4, wait=False).pending == 1
+    topic.send("second", slot_basis=key)
+
+    with topic.consumer() as consumer:
+        assert [d.body for d in consumer.receive(10, wait=0.5)] == ["first"]
+    assert drain(topic) == ["first"], "the other one waits in a slot that is held"
+    assert api.admin.topic_resize(name, 4).pending == 0
+    assert drain(topic) == ["other", "second"]
+
+
+def test_messages_of_every_kind_keep_their_ids_and_come_once(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=4, retry="immediate")
+    large = "x" * 100_000
+    bodies = [("plain", n) for n in range(20)]
+    outs = [rmq.Outgoing(list(body), slot_basis=str(body[1])) for body in bodies]
+    outs += [rmq.Outgoing(["urgent", n], priority=900) for n in range(5)]
+    outs += [rmq.Outgoing(["late", n], delay=2, slot_basis=str(n)) for n in range(5)]
+    outs += [rmq.Outgoing(["large", large], slot_basis="large")]
+    ids = [result.id for result in topic.send_many(outs)]
+    with topic.consumer() as consumer:
+        dead, failed, flying = consumer.receive(3, wait=5)
+        dead.reject("bad")
+        failed.nack()
+
+        api.admin.topic_resize(name, 16, wait=False)
+
+        assert [str(api.admin.get(name, one).id) for one in ids] == [str(one) for one in ids]
+        flying.extend(30)
+        flying.ack()
+    assert api.admin.redrive(name, ids=[dead.id]).sent == 1
+    found = drain(topic)
+    api.admin.topic_resize(name, 16)
+    found += drain(topic)
+    wanted = [out.body for out in outs]
+    wanted.remove(flying.body)
+    assert sorted(found, key=str) == sorted(wanted, key=str)
+    assert api.admin.stats(name)["records"] == 0
+
+
+def test_keys_keep_their_meaning(api: Any, server: Server, name: str) -> None:
+    topic = api.topic(name, slots=2, dedup_window=60)
+    for n in range(20):
+        topic.send(n, dedup_key=f"order-{n}")
+        topic.send([n], merge_key=f"key-{n}", time_range=60)
+    drain(topic)
+
+    api.admin.topic_resize(name, 8)
+
+    for n in range(20):
+        assert topic.send(n, dedup_key=f"order-{n}").status == "duplicate"
+        assert topic.send([n], merge_key=f"key-{n}", time_range=60).status == "merged"
+    assert api.admin.topic_resize(name, 4, wait=False).pending == 0
+    for n in range(20):
+        assert topic.send(n, dedup_key=f"order-{n}").status == "duplicate"
+        assert topic.send([n], merge_key=f"key-{n}", time_range=60).status == "merged"
+
+
+def test_id_that_was_kept_is_sent_once_before_and_after(api: Any, name: str) -> None:
+    key = basis_of(3, 4)
+    topic = api.topic(name, slots=1)
+    kept = [topic.new_id(key) for _ in range(2)]
+    topic.send("first", id=kept[0], slot_basis=key)
+
+    api.admin.topic_resize(name, 4, wait=False)
+
+    assert topic.send("first", id=kept[0], slot_basis=key).status == "duplicate"
+    assert topic.send("second", id=kept[1], slot_basis=key).id == kept[1]
+    assert drain(topic) == ["first", "second"]
+    assert topic.send("second", id=kept[1], slot_basis=key).status == "duplicate"
+
+
+def test_claim_keeps_its_slot(api: Any, server: Server, name: str) -> None:
+    topic = api.topic(name, slots=2)
+    topic.open()
+    with rmq.Client(server.url) as client:
+        context = client.admin._context(name)
+        client._transport.run(open_topic.open(context, create=False))
+        names = [f"billing:order-{n}".encode() for n in range(20)]
+        before = [claim.claim_key(context, one) for one in names]
+
+        for slots in (8, 4):
+            api.admin.topic_resize(name, slots)
+            client._transport.run(open_topic.open(context, create=False))
+            assert [claim.claim_key(context, one) for one in names] == before
+
+
+def test_schedules_go_on(api: Any, server: Server, name: str) -> None:
+    topic = api.topic(name, slots=2)
+    topic.open()
+    topic.every("report", every=1, body="report").declare()
+
+    api.admin.topic_resize(name, 4)
+
+    raw = server.raw()
+    listed: Any = raw.smembers("rmq:scheduled")
+    (entry,) = [one for one in listed if one.startswith(name.encode() + b":")]
+    assert entry.split(b":")[1] == raw.hget(f"rmq:{{{name}_0}}:slot", "created")
+    client = rmq.Client(server.url)
+    with client:
+        found = client._transport.run(due_schedules.read_due("rmq", [name]))
+    assert [one.name for one in found] == [name]
+    assert not isinstance(found[0].reply, rmq.RMQError)
+
+
+def test_what_cannot_be_resized_is_refused_before_anything_changes(
+    api: Any, server: Server, name: str
+) -> None:
+    topic = api.topic(name, slots=4)
+    topic.open()
+    raw = server.raw()
+
+    def refuse(slots: int, text: str) -> None:
+        before = raw.hgetall(f"rmq:{{{name}}}:topic")
+        with pytest.raises(rmq.InvalidValue, match=text):
+            api.admin.topic_resize(name, slots)
+        assert raw.hgetall(f"rmq:{{{name}}}:topic") == before
+
+    refuse(6, "a multiple or a divisor")
+    refuse(2048, "1 to 1024|1024")
+    raw.hset(f"rmq:{{{name}_2}}:slot", "audited", 1)
+    refuse(8, "audited")
+    raw.hdel(f"rmq:{{{name}_2}}:slot", "audited")
+    raw.zadd(f"rmq:{{{name}_1}}:queries", {"0" * 32: time.time() * 1000 + 60_000})
+    refuse(8, "query")
+    raw.delete(f"rmq:{{{name}_1}}:queries")
+    api.admin.topic_set(name, limit=rmq.Rate(100, per=1))
+    refuse(8, "limit")
+    api.admin.topic_set(name, limit=None)
+    topic.send("first", slot_basis=basis_of(1, 4))
+    api.admin.topic_resize(name, 8, wait=False)
+    refuse(16, "is being resized from 4 to 8")
+    with pytest.raises(rmq.TopicNotFound):
+        api.admin.topic_resize(f"{name}-other", 8)
+
+
+def test_dry_run_counts_and_changes_nothing(api: Any, server: Server, name: str) -> None:
+    topic = api.topic(name, slots=2)
+    topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(10)])
+    before = server.raw().hgetall(f"rmq:{{{name}}}:topic")
+
+    assert api.admin.topic_resize(name, 4, dry_run=True) == resize.Resized(2, 4, 10, 0, 2)
+    assert server.raw().hgetall(f"rmq:{{{name}}}:topic") == before
+
+
+def test_client_of_an_earlier_version_opens_it_no_more(
+    api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.topic(name, slots=2).open()
+    api.admin.topic_resize(name, 4)
+    monkeypatch.setattr(settings, "RESIZED_FORMAT", 4)
+
+    with rmq.Client(server.url) as earlier, pytest.raises(rmq.FormatMismatch):
+        earlier.topic(name).send("x")
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_interrupted_anywhere_it_goes_on_when_it_is_run_again(
+    server: Server, name: str, before: int, after: int
+) -> None:
+    with rmq.Client(server.url) as client:
+        at = 0
+        while True:
+            each = f"{name}-{at}"
+            topic = client.topic(each, slots=before)
+            key = basis_of(3, 4)
+            topic.send("first", slot_basis=key)
+            flow = resize.topic_resize(client.admin._context(each), after, False, False, None)
+            try:
+                Cutting(client._transport, at).run(flow)
+            except Cut:
+                is_cut = True
+            else:
+                is_cut = False
+            topic.send("second", slot_basis=key)
+            client.admin.topic_resize(each, after, wait=False)
+            topic.send("third", slot_basis=key)
+            with topic.consumer() as consumer:
+                got: list[Any] = []
+                while len(got) < 3:
+                    client.admin.topic_resize(each, after, wait=False)
+                    batch = consumer.receive(10, wait=5)
+                    assert batch
+                    got += [delivery.body for delivery in batch]
+                    consumer.ack(batch)
+            assert got == ["first", "second", "third"], at
+            assert client.admin.topic_resize(each, after).pending == 0
+            assert client.admin.settings(each).slots == after
+            if not is_cut:
+                break
+            at += 1
+        assert at > 5
+
+
+def test_worker_goes_on_over_two_resizes(scene: Scene, name: str) -> None:
+    topic = scene.api.topic(name, slots=2)
+    topic.open()
+    seen: list[int] = []
+    scene.handle(topic, lambda d: seen.append(d.body))
+    with scene.working():
+        for n in range(300):
+            topic.send(n, slot_basis=str(n % 7))
+            if n in (100, 200):
+                scene.api.admin.topic_resize(name, 8 if n == 100 else 4)
+        eventually(lambda: len(seen) >= 300)
+    assert sorted(seen) == list(range(300))
+    assert scene.api.admin.stats(name)["records"] == 0
