@@ -279,6 +279,30 @@ def test_a_walk_over_many_dead_letters_ends_and_goes_on(
     assert len(walked(api, "/topics/orders/dead-letters?filter=reason=rejected")) == 7
 
 
+def test_a_job_is_started_and_goes_on_by_itself(api: Ask, client: rmq.Client) -> None:
+    dead(client, 6)
+
+    started = api("/topics/orders/jobs", "POST", {"type": "t1", "by": "me"})
+    assert (started.status, started.body["by"]) == (201, "me")
+    path = f"/jobs/{started.body['id']}"
+
+    ended = until(lambda: (b := api(path).body)["state"] == "done" and b, "the end of the job")
+    assert (ended["done"], ended["conditions"]) == (3, {"type": "t1"})
+    assert client.admin.stats("orders")["dead"] == 3
+    assert [each["id"] for each in api("/jobs?topic=orders").body["jobs"]] == [ended["id"]]
+    assert api(path + "/stop", "POST", {}).body == {"done": False}
+    assert api("/jobs/orders.00000000").status == 404
+
+
+def test_a_job_is_paused_resumed_and_stopped(api: Ask, client: rmq.Client) -> None:
+    dead(client, 6)
+    path = "/jobs/" + api("/topics/orders/jobs", "POST", {"rate": 0.5}).body["id"]
+
+    for verb, done in (("pause", True), ("pause", False), ("resume", True), ("stop", True)):
+        assert api(f"{path}/{verb}", "POST", {}).body == {"done": done}, verb
+    until(lambda: api(path).body["state"] == "stopped", "the end of the job")
+
+
 # --- the rest ------------------------------------------------------------------------------------
 
 
@@ -358,7 +382,7 @@ def test_nothing_is_changed_by_a_get(api: Ask) -> None:
     writes = {each.path for table in TABLES for each in table.operations if not each.is_read}
     reads = {each.path for table in TABLES for each in table.operations if each.is_read}
     for path in writes - reads:
-        known = {"topic": "t", "id": "0" * 26, "run": "a" * 32, "name": "n"}
+        known = {"topic": "t", "id": "0" * 26, "run": "a" * 32, "name": "n", "job": "t.00000000"}
         assert api(path.format(**known)).status == 405
 
 

@@ -51,7 +51,14 @@ def scene(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
         with topic.consumer() as consumer:
             for delivery in consumer.receive(4):
                 delivery.reject("why")
-        known = {"topic": "orders", "name": "nightly", "run": run, "id": str(sent[0].id)}
+        job = client.admin.job_start("orders", conditions={"type": "none"}).id
+        known = {
+            "job": job,
+            "topic": "orders",
+            "name": "nightly",
+            "run": run,
+            "id": str(sent[0].id),
+        }
         yield serves.url, known
 
 

@@ -19,6 +19,7 @@ from rmq.client.client import AsyncClient
 from rmq.server.http.api import (
     about,
     dead_letters,
+    jobs,
     messages,
     openapi,
     problems,
@@ -32,7 +33,8 @@ from rmq.server.service import ServiceStatus
 
 BASE = "/api/v1"
 TABLES = (
-    topics.TABLE, messages.TABLE, dead_letters.TABLE, schedules.TABLE, queries.TABLE, about.TABLE,
+    topics.TABLE, messages.TABLE, dead_letters.TABLE, jobs.TABLE, schedules.TABLE, queries.TABLE,
+    about.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # to send a body; 408 then

@@ -51,6 +51,12 @@ class SchedulePath(TopicPath):
     name: Name
 
 
+class JobPath(Request):
+    """A job, as TOPIC.XXXXXXXX."""
+
+    job: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\.[0-9a-v]{8}$", max_length=137)]
+
+
 class QueryPath(TopicPath):
     """A query that holds messages of a topic."""
 
@@ -117,6 +123,13 @@ class ClaimQuery(Request):
 
     key: Text
     consumer: Text = "default"
+
+
+class JobsQuery(Request):
+    """Which jobs are listed."""
+
+    topic: Name | None = None
+    limit: Limit = 100
 
 
 # --- bodies --------------------------------------------------------------------------------------
@@ -225,6 +238,23 @@ class Redrive(DeadFilter):
     """Dead letters to send back; `rate`: at most so many a second."""
 
     rate: Annotated[float, Meta(gt=0)] | None = None
+
+
+class NewJob(Request):
+    """A redrive that goes on by itself, at most `rate` a second; all conditions must fit."""
+
+    ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
+    reason: Reason | None = None
+    type: str | None = None
+    older_than: Seconds | None = None
+    rate: Annotated[float, Meta(gt=0)] | None = None
+    by: Line = "HTTP API"
+
+
+class ChangeJob(Request):
+    """Who changes a job, for people to read."""
+
+    by: Line = "HTTP API"
 
 
 class Purge(DeadFilter, kw_only=True):

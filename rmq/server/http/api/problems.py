@@ -123,7 +123,7 @@ def of_exception(error: Exception, request_id: str) -> ApiError:
 
 _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     ((errors.TopicNotFound, errors.TopicVanished), "topic-not-found"),
-    ((errors.ScheduleNotFound,), "not-found"),
+    ((errors.ScheduleNotFound, errors.JobNotFound), "not-found"),
     (
         (
             errors.TopicNotEmpty, errors.SettingsMismatch, errors.FormatMismatch, errors.QueryOwned,

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from rmq.core import fingerprint, pause
+from rmq.core import fingerprint, job, pause
 from rmq.core.history import Sample
+from rmq.core.job import JobState
 from rmq.core.message import Message, SendResult, SendStatus
 from rmq.core.queues import QueueName
 from rmq.core.settings import Settings
@@ -253,6 +254,33 @@ class ScheduleList(Answer):
     schedules: list[Schedule]
 
 
+class Job(Answer):
+    """A job; fields as of `rmq job show`."""
+
+    id: str
+    topic: str
+    verb: str
+    conditions: dict[str, Any]
+    rate: float | None
+    to: str | None
+    by: str
+    state: JobState
+    began: datetime
+    ended: datetime | None
+    expected: int | None
+    examined: int
+    done: int
+    gone: int
+    unreadable: int
+    runner: str
+
+
+class JobList(Answer):
+    """Jobs, the newest first."""
+
+    jobs: list[Job]
+
+
 class QueryList(Answer):
     """Queries that hold messages of a topic."""
 
@@ -365,6 +393,16 @@ def paused_of(paused: pause.Pause | None) -> Paused | None:
 def topic_of(name: str, settings: Settings) -> Topic:
     """Return a topic as it is shown."""
     return Topic(name=name, settings=settings.shown(), paused=paused_of(settings.paused))
+
+
+def job_of(found: job.Job) -> Job:
+    """Return a job as it is shown."""
+    return Job(
+        id=found.id, topic=found.topic, verb=found.verb, conditions=found.conditions,
+        rate=found.rate, to=found.to, by=found.by, state=found.state, began=found.began,
+        ended=found.ended, expected=found.expected, examined=found.examined, done=found.done,
+        gone=found.gone, unreadable=found.unreadable, runner=found.runner,
+    )  # fmt: skip
 
 
 def schedule_of(state: ScheduleState) -> Schedule:
