@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import rmq
+from rmq.core.dead_letter_filter import parse
 from rmq.errors import InvalidReceipt, InvalidValue, TopicNotFound
 from rmq.protocol.flows import dead_letter_groups, dead_letter_pages
 
@@ -137,6 +139,34 @@ def test_calls_are_small_where_dead_letters_are_large(
 
     assert len(pages[0]) == 60
     assert asked[:2] == [dead_letter_pages.FIRST_CALL, 1]
+
+
+def test_the_program_of_the_page_runs(
+    client: rmq.Client, name: str, request: pytest.FixtureRequest, capsys: Any
+) -> None:
+    page = (request.config.rootpath / "docs" / "dead-letters.md").read_text()
+    (program,) = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    bury(client, name, 3, error="ReadTimeout: timeout of {} s")
+
+    exec(program.replace("orders", name), {"client": client})
+
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 4
+    assert " 3 ReadTimeout: timeout of " in out[0]
+
+
+def test_a_job_takes_a_filter_on_large_bodies(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name)
+    topic.send_many([rmq.Outgoing({"n": n, "fill": "x" * 50_000}) for n in range(4)])
+    with topic.consumer() as consumer:
+        consumer.reject(consumer.receive(4), "no")
+
+    conditions = {"filter": parse("body.n>=2")}
+    job = client.admin.job_start(name, "redrive", conditions=conditions)
+    client.admin.job_run(job.id)
+
+    assert client.admin.job(job.id).done == 2
+    assert client.admin.job(job.id).conditions == {"filter": "body.n>=2"}
 
 
 @pytest.mark.parametrize("after", ["", "x", "12-", "-1-x", "1790000000000-nonsense"])

@@ -32,6 +32,7 @@ PAGES = {
     "docs/schedules.md": 0,
 }
 ELSEWHERE = {  # pages whose blocks another test runs
+    "docs/dead-letters.md": "tests/integration/test_dead_letter_pages.py",
     "docs/guarantees.md": "tests/packaging/test_guarantees.py",
     "docs/testing.md": "tests/testing/test_docs.py",
     "docs/spark.md": "tests/spark",
