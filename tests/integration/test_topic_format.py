@@ -66,7 +66,7 @@ def test_a_topic_of_a_later_format_is_refused_and_not_deleted(
     api: Any, name: str, raw: redis.Redis
 ) -> None:
     api.topic(name).send("x")
-    raw.hset(topic_key("rmq", name), "format", "5")
+    raw.hset(topic_key("rmq", name), "format", "6")
     before = everything(raw, name)
 
     for refused in (
