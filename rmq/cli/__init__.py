@@ -9,6 +9,8 @@ tables          tables, line by line
 records         JSON, NDJSON and CSV
 output          what commands print: all of the three
 watch           --watch
+top, top_frame  `rmq top`, and its frame
+names           what the shell completes; `completion` prints its script
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, send, inspect, tail, update, dlq, job, stats, audit, claim, query, sink,
 schedule, ledger, outbox, outbox_repair, worker, worker_list, acl, functions, config, doctor,
@@ -59,6 +61,9 @@ COMMANDS = {
     "stats": Place(
         "rmq.cli.stats:stats", "Show the counts of all topics, or all counts of one TOPIC."
     ),
+    "top": Place(
+        "rmq.cli.top:top", "Show topics and workers on the whole screen until q is pressed."
+    ),
     "audit": Place(
         "rmq.cli.audit:audit", "Tell whether messages of TOPIC, or of any topic, were lost."
     ),
@@ -93,6 +98,10 @@ COMMANDS = {
     ),
     "doctor": Place("rmq.cli.doctor:doctor", "Check Redis and all topics; nothing is changed."),
     "config": Place("rmq.cli.config:config", "Show the settings of this installation."),
+    "completion": Place(
+        "rmq.cli.completion:completion",
+        "Print the completion script for a SHELL: bash, zsh or fish.",
+    ),
     "check": Place(
         "rmq.cli.check:check",
         "Check the HISTORY of a run, which rmq soak or your own programs recorded.",

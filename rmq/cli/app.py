@@ -20,6 +20,7 @@ import click
 
 import rmq
 from rmq.cli.lazy import LazyCommands
+from rmq.cli.names import complete_names
 from rmq.cli.options import (
     COMMON_NAMES,
     CommonOptions as CommonOptions,
@@ -134,6 +135,7 @@ class Command(_HelpSections, click.Command):
         if watch or (watch is None and self.name in WATCHED):
             self.params.append(watch_param())
         self.params += common_params()
+        complete_names(self.params)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it once, or again and again."""

@@ -7,8 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import rmq
+from rmq.cli.names import choices, message_ids
 from rmq.core.limits import parse_limits
 from rmq.core.queues import parse_queue
 from rmq.core.retry import parse_policy
@@ -72,6 +74,27 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
+class _MessageIds(_Parsed):
+    """An id of a message."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the ids of a topic's first messages."""
+        return choices(ctx, incomplete, message_ids)
+
+
+class _Queues(_Parsed):
+    """A word for a queue."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the words."""
+        words = ("store", "waiting", "prepare", "in-flight", "dead")
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
 DURATION = _Parsed("duration", parse_duration)
 DURATION_OR_OFF = _Parsed("duration", parse_duration, "off")
 MOMENT = _Parsed("moment", moment)
@@ -80,6 +103,6 @@ HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
 LIMIT = _Parsed("limit", parse_limits)
 DURABILITY = _Parsed("level", lambda text: parse_durability(text) or "memory")
-MESSAGE_ID = _Parsed("id", rmq.MessageId.parse)
+MESSAGE_ID = _MessageIds("id", rmq.MessageId.parse)
 MESSAGE_TYPE = _Parsed("type", check_message_type)
-QUEUE = _Parsed("queue", parse_queue)
+QUEUE = _Queues("queue", parse_queue)

@@ -25,8 +25,8 @@ ALL = sorted(commands(cli))
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
-        "audit", "cancel", "check", "claim", "config show",
-        "dlq export", "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
+        "audit", "cancel", "check", "claim", "completion", "config show", "dlq export",
+        "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
         "doctor",
         "functions delete", "functions load", "functions ls", "get",
         "job ls", "job pause", "job resume", "job show", "job stop",
@@ -36,7 +36,7 @@ def test_the_commands_are_these():
         "schedule delete", "schedule ls", "schedule pause", "schedule resume", "schedule run",
         "schedule show", "schedule work", "send", "server",
         "sink forget", "sink ls", "soak", "stats", "tail",
-        "topic create", "topic delete", "topic ls", "topic pause", "topic resize",
+        "top", "topic create", "topic delete", "topic ls", "topic pause", "topic resize",
         "topic resume", "topic set", "topic show", "worker ls", "worker run", "worker show",
     ]  # fmt: skip
 

@@ -22,7 +22,7 @@ PLAIN_ENGLISH = {
     # programming
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
-    "configuration", "compressed", "rmq", "total", "seconds",
+    "configuration", "completion", "compressed", "top", "rmq", "total", "seconds",
     "sent", "handled", "taken", "held", "format",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",

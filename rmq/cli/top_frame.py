@@ -1,0 +1,259 @@
+"""The frame of `rmq top`: what was read, how it is sorted and filtered, and its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import rmq
+from rmq.cli.tables import cells, shorten, styled
+from rmq.cli.text import neutral, span
+
+KEYS = "q quit  s sort  / filter  arrows scroll  p pause"
+WORKERS_LEAST = 3  # lines for workers, where there are so many
+CELL = 6
+
+# The head of each column, and the figure in it; IN/S and OUT/S are rates.
+COLUMNS = {
+    "PRIO": "priority", "DUE": "due", "RETRY": "retries", "LATER": "later", "FLIGHT": "in_flight",
+    "DEAD": "dead", "HELD": "held", "LATE": "late_ms", "IN/S": "accepted", "OUT/S": "settled",
+}  # fmt: skip
+RATES = ("accepted", "settled")
+SORTS = ("TOPIC", *COLUMNS)
+
+
+class Reading(NamedTuple):
+    """What was read at one moment.
+
+    Attributes:
+        at: seconds, by the monotonic clock.
+        topics: the counts of each topic; empty where they could not be read.
+        workers: the worker processes.
+        took_s: how long reading took.
+    """
+
+    at: float
+    topics: Mapping[str, Mapping[str, int]]
+    workers: Sequence[rmq.WorkerStatus]
+    took_s: float
+
+
+def rates(before: Reading | None, now: Reading) -> dict[str, dict[str, float]]:
+    """Return the events a second of each topic between two readings."""
+    found: dict[str, dict[str, float]] = {}
+    for topic, counts in now.topics.items():
+        earlier = before.topics.get(topic) if before else None
+        if before and earlier and counts:
+            seconds = max(0.001, now.at - before.at)
+            # A topic that was deleted and made again counts from 0.
+            found[topic] = {
+                name: max(0.0, (counts[name] - earlier[name]) / seconds) for name in RATES
+            }
+    return found
+
+
+def short(value: float) -> str:
+    """Return a number in at most 5 cells."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            scaled = value / (1e3 if unit == "k" else size)
+            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{value:.1f}" if 0 < value < 10 and value != int(value) else f"{value:.0f}"
+
+
+@dataclass
+class Top:
+    """The state of `rmq top`.
+
+    Attributes:
+        sort: the head of the column by which topics are sorted; by a figure the largest first.
+        pattern: topics and workers have this in their line.
+        typing: whether keys go to the pattern.
+        paused: whether nothing is read.
+        offset: how many topics are above the first one shown.
+        error: why the last read failed.
+    """
+
+    where: str
+    now: Reading | None = None
+    before: Reading | None = None
+    sort: str = "TOPIC"
+    pattern: str = ""
+    typing: bool = False
+    paused: bool = False
+    offset: int = 0
+    error: str = ""
+    ended: bool = field(default=False)
+
+    def update(self, reading: Reading) -> None:
+        """Take what was read."""
+        self.before, self.now, self.error = self.now, reading, ""
+
+    def key(self, key: str) -> None:
+        """Do what a key says."""
+        if self.typing:
+            if key in ("enter", "escape"):
+                self.typing = False
+                self.pattern = "" if key == "escape" else self.pattern
+            elif key == "backspace":
+                self.pattern = self.pattern[:-1]
+            elif len(key) == 1 and key.isprintable():
+                self.pattern += key
+            self.offset = 0
+        elif key in ("q", "Q"):
+            self.ended = True
+        elif key == "s":
+            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        elif key == "/":
+            self.typing, self.pattern = True, ""
+        elif key == "p":
+            self.paused = not self.paused
+        elif key in ("up", "down"):
+            self.offset = max(0, self.offset + (1 if key == "down" else -1))
+
+    # --- what is shown ---
+
+    def rows(self) -> list[tuple[str, dict[str, float | None]]]:
+        """Return the topics that are shown, with the values of the columns."""
+        if self.now is None:
+            return []
+        per_second = rates(self.before, self.now)
+        found: list[tuple[str, dict[str, float | None]]] = []
+        for topic, counts in self.now.topics.items():
+            if self.pattern in topic:
+                figures = {
+                    head: per_second.get(topic, {}).get(name) if name in RATES else counts.get(name)
+                    for head, name in COLUMNS.items()
+                }
+                found.append((topic, figures))
+        if self.sort == "TOPIC":
+            return sorted(found, key=lambda row: row[0])
+        return sorted(found, key=lambda row: (-(row[1][self.sort] or 0), row[0]))
+
+    def workers(self) -> list[rmq.WorkerStatus]:
+        """Return the workers that are shown, those that run most first."""
+        found = [
+            worker
+            for worker in (self.now.workers if self.now else ())
+            if self.pattern in " ".join((worker.id, worker.host, *worker.topics))
+        ]
+        return sorted(found, key=lambda worker: (-_running(worker), worker.id))
+
+    def frame(self, width: int, height: int | None = None) -> list[str]:
+        """Return the lines of a frame.
+
+        Args:
+            width: cells of a line.
+            height: lines; None: as many as it takes, without the line of keys.
+        """
+        topics, workers = self.rows(), self.workers()
+        room = len(topics) + len(workers) if height is None else max(0, height - 5)
+        for_workers = min(len(workers), max(WORKERS_LEAST, room // 3, room - len(topics)))
+        for_topics = max(0, room - for_workers)
+        self.offset = min(self.offset, max(0, len(topics) - for_topics))
+        lines = [self._title(width, len(topics), len(workers)), _head(width, self.sort)]
+        lines += [
+            _topic_line(topic, figures, width)
+            for topic, figures in topics[self.offset : self.offset + for_topics]
+        ]
+        if not topics:
+            lines.append("no topics" + (f" with {neutral(self.pattern)!r}" * bool(self.pattern)))
+        lines += [
+            "",
+            styled(_worker_cells("WORKER", "HOST", "RUNS", "OLDEST", "HANDLES", width), "bold"),
+        ]
+        lines += [_worker_line(worker, width) for worker in workers[:for_workers]]
+        if height is None:
+            return [line.rstrip() for line in lines]
+        lines = [*lines[: height - 1], *[""] * (height - 1 - len(lines))]
+        return [*lines, self._foot(width, len(topics) - for_topics - self.offset)]
+
+    def _title(self, width: int, topics: int, workers: int) -> str:
+        state = f"{topics} topics  {workers} workers"
+        if self.now is not None:
+            state += f"  read in {span(self.now.took_s * 1000)}"
+        if self.paused:
+            state = f"PAUSED  {state}"
+        text = f"rmq top  {neutral(self.where)}"
+        room = width - cells(state) - 2
+        return styled(f"{shorten(text, room):<{max(0, room)}}  {state}", "bold")
+
+    def _foot(self, width: int, below: int) -> str:
+        if self.typing:
+            return shorten(f"/{neutral(self.pattern)}_  Enter keeps it, Esc clears it", width)
+        if self.error:
+            return styled(shorten(self.error, width), "red")
+        more = f"  {below} below" if below > 0 else ""
+        pattern = f"  filter {neutral(self.pattern)!r}" if self.pattern else ""
+        return shorten(f"{KEYS}  by {self.sort}{pattern}{more}", width)
+
+
+def _name_width(width: int) -> int:
+    return max(8, width - CELL * len(COLUMNS))
+
+
+def _head(width: int, sort: str) -> str:
+    heads = "".join(f"{head:>{CELL}}" for head in COLUMNS)
+    text = f"{'TOPIC':<{_name_width(width)}}{heads}"
+    return styled(text, "bold")
+
+
+def _topic_line(topic: str, figures: Mapping[str, float | None], width: int) -> str:
+    room = _name_width(width)
+    name = shorten(neutral(topic), room - 1)
+    line = name + " " * (room - cells(name))
+    for head, value in figures.items():
+        if value is None:
+            text = "-"
+        elif head == "LATE":
+            text = span(value).split(" ")[0] if value else "-"
+        else:
+            text = short(value)
+        cell = f"{text:>{CELL}}"
+        line += styled(cell, "red") if value and head in ("DEAD", "LATE") else cell
+    return line
+
+
+def _running(worker: rmq.WorkerStatus) -> int:
+    return sum(handler.running for handler in worker.handlers)
+
+
+def _worker_cells(id: str, host: str, runs: str, oldest: str, handles: str, width: int) -> str:
+    head = f"{id:<9} {shorten(host, 18):<18} {runs:>7} {oldest:>7}  "
+    return head + shorten(handles, max(8, width - len(head)))
+
+
+def _worker_line(worker: rmq.WorkerStatus, width: int) -> str:
+    running = _running(worker)
+    most = sum(handler.concurrency for handler in worker.handlers)
+    oldest = span(worker.running[0].seconds * 1000).split(" ")[0] if worker.running else "-"
+    busy = [handler for handler in worker.handlers if handler.running]
+    handles = ", ".join(
+        f"{handler.topic} {handler.name}" + (f" x{handler.running}" if handler.running else "")
+        for handler in busy or worker.handlers
+    )
+    return _worker_cells(
+        worker.id, neutral(worker.host), f"{running}/{most}", oldest, neutral(handles), width
+    )
+
+
+def document(top: Top) -> dict[str, Any]:
+    """Return what a frame shows, for JSON."""
+    assert top.now is not None
+    per_second = rates(top.before, top.now)
+    return {
+        "topics": [
+            {
+                "topic": topic, **top.now.topics[topic],
+                "accepted_per_s": per_second.get(topic, {}).get("accepted"),
+                "settled_per_s": per_second.get(topic, {}).get("settled"),
+            }
+            for topic, _ in top.rows()
+        ],
+        "workers": [
+            {"id": worker.id, "host": worker.host, "running": _running(worker),
+             "topics": list(worker.topics)}
+            for worker in top.workers()
+        ],
+    }  # fmt: skip

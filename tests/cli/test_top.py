@@ -1,0 +1,164 @@
+"""`rmq top`: its frame, its keys, and both on a real terminal."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import struct
+import termios
+import time
+
+import pytest
+
+from rmq.cli.top import keys
+from rmq.cli.top_frame import COLUMNS, Reading, Top, rates, short
+from tests.cli.conftest import bury
+
+COUNTS = dict.fromkeys((*COLUMNS.values(), "records"), 0)
+
+
+def reading(at=1.0, **topics):
+    return Reading(at, {name: COUNTS | counts for name, counts in topics.items()}, [], 0.004)
+
+
+@pytest.fixture
+def two():
+    top = Top("redis://here")
+    top.update(reading(1.0, a={"accepted": 10}, b={"dead": 1}))
+    top.update(reading(3.0, a={"accepted": 30, "priority": 12345}, b={"dead": 70, "late_ms": 9000}))
+    return top
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1.25, "1.2"), (9999, "9999"), (12345, "12.3k"), (999_949, "1000k"),
+     (1_500_000, "1.5M"), (2.5e9, "2.5G")],
+)  # fmt: skip
+def test_numbers_fit(value, text):
+    assert short(value) == text
+
+
+def test_rates_come_from_two_readings(two):
+    assert rates(two.before, two.now)["a"] == {"accepted": 10.0, "settled": 0.0}
+    assert rates(None, two.now) == {}
+    again = Top("")
+    again.update(reading(1, a={"accepted": 90}))
+    again.update(reading(2, a={"accepted": 1}))
+    assert rates(again.before, again.now)["a"]["accepted"] == 0
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("height", [10, 24])
+def test_a_frame_fits_the_terminal(two, width, height):
+    frame = two.frame(width, height)
+
+    assert len(frame) == height
+    assert max(map(len, frame)) <= width
+    assert frame[2].split() == ["a", "12.3k", "0", "0", "0", "0", "0", "0", "-", "10", "0"]
+    assert frame[3].split() == ["b", "0", "0", "0", "0", "0", "70", "0", "9.0s", "0", "0"]
+    assert frame[-1].startswith("q quit  s sort  / filter  arrows scroll  p pause")
+
+
+def test_keys_sort_filter_and_pause(two):
+    while two.sort != "DEAD":
+        two.key("s")
+    assert [topic for topic, _ in two.rows()] == ["b", "a"]
+    for key in ("/", "q", "backspace", "a", "enter"):
+        two.key(key)
+    assert ([topic for topic, _ in two.rows()], two.ended) == (["a"], False)
+    two.key("/")
+    two.key("escape")
+    assert len(two.rows()) == 2
+    two.key("p")
+    assert "PAUSED" in two.frame(80, 24)[0]
+    two.key("q")
+    assert two.ended
+
+
+def test_arrows_scroll_and_stop_at_the_ends():
+    top = Top("")
+    top.update(reading(1, **{f"t{n:03}": {} for n in range(100)}))
+    top.key("up")
+    assert "t000" in top.frame(80, 15)[2]
+    top.key("down")
+    assert "t001" in top.frame(80, 15)[2]
+    for _ in range(500):
+        top.key("down")
+    assert any("t099" in line for line in top.frame(80, 15))
+
+
+def test_what_a_terminal_sends_is_keys():
+    sent = b"q\x1b[A\x1bOB\x1b[C/\xc3\xa4\r\x7f\x1b"
+    assert list(keys(sent)) == ["q", "up", "down", "/", "\u00e4", "enter", "backspace", "escape"]
+
+
+def test_names_cannot_control_the_terminal():
+    top = Top("redis://\x1b[2J")
+    top.update(reading(1, **{"a\x1b[31m": {}}))
+    assert "\x1b" not in "".join(top.frame(80, 24))
+
+
+def test_once_is_one_frame(run, topic):
+    bury(topic, "why")
+    topic.send(1)
+
+    shown = run("top", "--once", COLUMNS="80")
+    found = json.loads(run("top", "--once", "-o", "json").stdout)
+    rows = csv.DictReader(io.StringIO(run("top", "--once", "-o", "csv").stdout))
+
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if line.startswith(f"{topic.name} ")]
+    assert line.split()[1:7] == ["1", "0", "0", "0", "0", "1"]
+    (row,) = [row for row in found["topics"] if row["topic"] == topic.name]
+    assert (row["dead"], row["accepted_per_s"]) == (1, 0)
+    assert topic.name in [row["topic"] for row in rows]
+    assert run("top").exit_code == 2
+    assert run("top", "--once", "--interval", "100ms").exit_code == 2
+
+
+def test_keys_on_a_real_terminal(shell, client, name):
+    for topic in ("alpha", "beta"):
+        client.topic(f"{name}-{topic}").open()
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    running = shell.start("top", stdin=theirs, stdout=theirs, stderr=theirs)
+    shown = ""
+
+    def wait_for(text, since=0):
+        nonlocal shown
+        until = time.monotonic() + 30
+        while text not in shown[since:] and time.monotonic() < until:
+            if select.select([ours], [], [], 0.1)[0]:
+                shown += os.read(ours, 65536).decode()
+        assert text in shown[since:], shown[-2000:]
+
+    def press(data):
+        since = len(shown)
+        os.write(ours, data)
+        return since
+
+    wait_for("q quit")
+    assert shown.startswith("\x1b[?1049h")
+    wait_for("by PRIO", press(b"s"))
+    wait_for("PAUSED", press(b"p"))
+    wait_for(f"/{name}-al_", press(f"/{name}-al".encode()))
+    wait_for(f"filter '{name}-al'", press(b"\r"))
+    last = shown[shown.rindex("\x1b[H") :]
+    assert f"{name}-alpha" in last
+    assert f"{name}-beta" not in last
+    since = len(shown)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 100, 0, 0))
+    wait_for("q quit", since)
+    assert len(re.findall("\r\n", shown[shown.rindex("\x1b[H") :])) == 11
+    wait_for("\x1b[?1049l", press(b"q"))
+    os.close(theirs)
+
+    assert running.wait(60) == 0
+    os.close(ours)
