@@ -87,6 +87,14 @@ def changes_topics(s: Scene) -> None:
 
 
 @of("operator", "server")
+def resizes_topics(s: Scene) -> None:
+    topic = s.full.topic(s.name, slots=2)
+    topic.send_many([rmq.Outgoing(n, delay=60) for n in range(20)])
+    s.api.admin.topic_resize(s.name, 1)
+    s.api.admin.topic_resize(s.name, 3)
+
+
+@of("operator", "server")
 def creates_and_deletes_topics(s: Scene) -> None:
     s.api.topic(s.name, slots=2).open()
     s.full.topic(s.name).every("nightly", every=3600).declare()
