@@ -12,7 +12,8 @@ watch           --watch
 top, top_frame  `rmq top`, and its frame
 names           what the shell completes; `completion` prints its script
 confirm         the question before a command that cannot be undone, and progress bars
-ping, topics, send, inspect, tail, update, dlq, job, stats, audit, claim, query, sink,
+ping, topics, topic_list, topic_files, send, inspect, tail, update, dlq, job, stats, audit,
+claim, query, sink,
 schedule, ledger, outbox, outbox_repair, worker, worker_list, acl, functions, config, doctor,
 check, soak:    the commands
 server          `rmq server`

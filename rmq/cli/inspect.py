@@ -14,7 +14,7 @@ from rmq.cli import output
 from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
-from rmq.cli.topics import held_text
+from rmq.cli.topic_list import held_text
 from rmq.core.fingerprint import fingerprint
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}

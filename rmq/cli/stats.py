@@ -11,7 +11,7 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import Command, common_options
 from rmq.cli.output import Column
-from rmq.cli.topics import note_held, overview, waiting
+from rmq.cli.topic_list import note_held, overview, waiting
 from rmq.core.message import moment
 
 GAUGES = {

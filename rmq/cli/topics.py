@@ -9,10 +9,11 @@ import click
 
 import rmq
 from rmq.cli import output
-from rmq.cli.app import CommandGroup, Failed, Refused, common_options
+from rmq.cli.app import CommandGroup, Refused, common_options
 from rmq.cli.confirm import confirm, progress
-from rmq.cli.output import Column
 from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, LIMIT, RETRY, SIZE
+from rmq.cli.topic_files import apply, export
+from rmq.cli.topic_list import list_topics, waiting
 from rmq.core.message import moment
 from rmq.core.pause import PauseVerb
 from rmq.core.settings import Settings
@@ -25,6 +26,11 @@ DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 @click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, change, delete, list and show topics."""
+
+
+topic.add_command(list_topics)
+topic.add_command(export)
+topic.add_command(apply)
 
 
 def _setting_text(name: str, value: Any) -> str:
@@ -308,23 +314,6 @@ def _pause_text(pause: rmq.Pause) -> str:
     return f"paused since {output.clock(pause.since)} by {pause.by}{why}"
 
 
-def held_text(figures: dict[str, int]) -> str:
-    """Return what holds messages of a topic back, and how many."""
-    held = f"{output.plural(figures['held'], 'message')} held"
-    if figures["paused_ms"]:
-        return f"paused since {output.clock(moment(figures['paused_ms']))}, {held}"
-    return f"{held} back by the topic's limit"
-
-
-def note_held(row: dict[str, Any]) -> None:
-    """Note beside a list of topics what holds messages of this one back, if anything does."""
-    if row.get("paused_ms") or row.get("held"):
-        common_options().note(f"{row['topic']}: {held_text(row)}")
-    if row.get("sends_paused_ms"):
-        since = output.clock(moment(row["sends_paused_ms"]))
-        common_options().note(f"{row['topic']}: sends paused since {since}")
-
-
 @topic.command(
     "delete",
     examples=("rmq topic delete orders --dry-run", "rmq topic delete orders --force"),
@@ -377,64 +366,6 @@ def _contents_text(deleted: rmq.Deleted) -> str:
         f"{output.number(deleted.in_flight)} in flight and "
         f"{output.plural(deleted.dead, 'dead letter')}"
     )
-
-
-@topic.command("ls", examples=("rmq topic ls",))
-def list_topics() -> None:
-    """List all topics with the number of their messages."""
-    common = common_options()
-    with common.client() as client:
-        rows = overview(client)
-    if common.json:
-        output.document(rows)
-        return
-    if not rows:
-        common.note("no topics yet; create one: rmq topic create NAME")
-        return
-    columns = [Column("TOPIC"), Column("SLOTS", right=True)] + [
-        Column(title, right=True) for title in ("WAITING", "LATER", "IN-FLIGHT", "DEAD")
-    ]
-    output.table(
-        columns,
-        [
-            [
-                row["topic"],
-                *(
-                    output.number(row[key]) if key in row else "?"
-                    for key in ("slots", "waiting", "later", "in_flight", "dead")
-                ),
-            ]
-            for row in rows
-        ],
-    )
-    for row in rows:
-        note_held(row)
-    broken = [row for row in rows if "error" in row]
-    if broken:
-        raise Failed(f"{broken[0]['topic']}: {broken[0]['error']}")
-
-
-def overview(client: rmq.Client) -> list[dict[str, Any]]:
-    """Return the counts of every topic; a topic that cannot be read has an `error` instead."""
-    rows: list[dict[str, Any]] = []
-    for name in client.admin.topics():
-        try:
-            figures = client.admin.stats(name)
-            rows.append(
-                {"topic": name, "slots": client.admin.settings(name).slots}
-                | {"waiting": waiting(figures)}
-                | figures
-            )
-        except (rmq.Unavailable, rmq.OutcomeUnknown):
-            raise
-        except rmq.RMQError as error:
-            rows.append({"topic": name, "error": str(error)})
-    return rows
-
-
-def waiting(figures: dict[str, int]) -> int:
-    """Return the number of messages that may be delivered now."""
-    return figures["retries"] + figures["priority"] + figures["due"]
 
 
 @topic.command("show", examples=("rmq topic show orders",))

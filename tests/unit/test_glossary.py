@@ -38,6 +38,8 @@ PLAIN_ENGLISH = {
     "load", "unclaim", "inspect", "locate",
     # the doctor
     "doctor", "finding", "config",
+    # definitions as a file
+    "apply",
     # metrics
     "idle", "done", "event", "oldest",
     # scripts of the audit and of the query log

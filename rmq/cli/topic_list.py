@@ -1,0 +1,117 @@
+"""`rmq topic ls`, and the counts of all topics that other lists show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import click
+
+import rmq
+from rmq.cli import output
+from rmq.cli.app import Command, Failed, common_options
+from rmq.cli.output import Column
+from rmq.core.message import moment
+from rmq.protocol.flows import overview as topics
+
+_ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_ms"}
+
+
+@click.command(
+    "ls",
+    cls=Command,
+    examples=(
+        "rmq topic ls",
+        "rmq topic ls 'shop.*' --sort waiting --limit 10",
+        "rmq topic ls --limit 100 --after shop.orders",
+    ),
+)
+@click.argument("pattern", default="*")
+@click.option(
+    "--sort", type=click.Choice(["name", *_ORDERS]), default="name", show_default=True,
+    help="By name, or the topics with most waiting, dead or latest messages first.",
+)  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many topics.")
+@click.option("--after", metavar="NAME", help="Only topics after this one, by name.")
+def list_topics(pattern: str, sort: str, limit: int | None, after: str | None) -> None:
+    """List topics with the number of their messages; PATTERN is a name with * and ?."""
+    if after is not None and sort != "name":
+        raise click.UsageError("--after goes by name; leave --sort out")
+    common = common_options()
+    with common.client() as client:
+        names = [
+            name
+            for name in client.admin.topics()
+            if fnmatchcase(name, pattern) and (after is None or name > after)
+        ]
+        page = names if limit is None or sort != "name" else names[:limit]
+        rows = overview(client, page)
+    if sort in _ORDERS:
+        rows.sort(key=lambda row: -row.get(_ORDERS[sort], 0))
+        rows = rows[:limit]
+    if common.json:
+        output.document(rows)
+        return
+    if not rows:
+        common.note("no topics yet; create one: rmq topic create NAME")
+        return
+    if len(rows) < len(names):
+        go_on = f"; go on: --after {rows[-1]['topic']}" if sort == "name" else ""
+        common.note(f"{len(rows)} of {len(names)} topics{go_on}")
+    columns = [Column("TOPIC", cut=True), Column("SLOTS", right=True)] + [
+        Column(title, right=True) for title in ("WAITING", "LATER", "IN-FLIGHT", "DEAD")
+    ]
+    output.table(
+        columns,
+        [
+            [
+                row["topic"],
+                *(
+                    output.number(row[key]) if key in row else "?"
+                    for key in ("slots", "waiting", "later", "in_flight", "dead")
+                ),
+            ]
+            for row in rows
+        ],
+    )
+    for row in rows:
+        note_held(row)
+    broken = [row for row in rows if "error" in row]
+    if broken:
+        raise Failed(f"{broken[0]['topic']}: {broken[0]['error']}")
+
+
+def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Return the counts of topics; a topic that cannot be read has an `error` instead."""
+    asked = client.admin.topics() if names is None else names
+    return [
+        {"topic": topic.name, "error": str(topic.error)}
+        if topic.error is not None
+        else {"topic": topic.name, "slots": topic.settings.slots}
+        | {"waiting": waiting(topic.total)}
+        | topic.total
+        for topic in client._transport.run(topics.overview(client._prefix, asked))
+    ]
+
+
+def waiting(figures: dict[str, int]) -> int:
+    """Return the number of messages that may be delivered now."""
+    return figures["retries"] + figures["priority"] + figures["due"]
+
+
+def held_text(figures: dict[str, int]) -> str:
+    """Return what holds messages of a topic back, and how many."""
+    held = f"{output.plural(figures['held'], 'message')} held"
+    if figures["paused_ms"]:
+        return f"paused since {output.clock(moment(figures['paused_ms']))}, {held}"
+    return f"{held} back by the topic's limit"
+
+
+def note_held(row: dict[str, Any]) -> None:
+    """Note beside a list of topics what holds messages of this one back, if anything does."""
+    if row.get("paused_ms") or row.get("held"):
+        common_options().note(f"{row['topic']}: {held_text(row)}")
+    if row.get("sends_paused_ms"):
+        since = output.clock(moment(row["sends_paused_ms"]))
+        common_options().note(f"{row['topic']}: sends paused since {since}")
