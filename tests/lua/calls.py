@@ -231,8 +231,8 @@ CALLS: dict[str, Call] = {
     ),
     "job_stop": _call(lambda f, b: commands.job_stop("rmq", JOB, 60)),
     "job_take": _call(lambda f, b: commands.job_take("rmq", JOB, "me", 10_000)),
-    "leader_renew": _call(lambda f, b: commands.leader_renew("rmq", "me", 10_000)),
-    "leader_release": _call(lambda f, b: commands.leader_release("rmq", "me")),
+    "leader_renew": _call(lambda f, b: commands.leader_renew(b.handle.name, "me", 10_000)),
+    "leader_release": _call(lambda f, b: commands.leader_release(b.handle.name, "me")),
     "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
 
@@ -387,4 +387,5 @@ NUMBERS: dict[str, dict[int, str]] = {
 
 def place_of(key: bytes) -> str:
     """The short name of a key: slot, store, ..., replay; leader."""
-    return key.rsplit(b"}:", 1)[-1].removeprefix(b"rmq:").split(b":")[0].decode()
+    _, tagged, rest = key.rpartition(b"}:")
+    return (rest.split(b":")[0] if tagged else rest.rpartition(b":")[2]).decode()
