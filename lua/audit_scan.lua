@@ -6,10 +6,11 @@ KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  member -> receipt
 KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   records        hash  member -> record
+KEYS[6]   trash          zset  member -> when it goes for good, epoch ms
 ARGV[1]   cursor               0 at first, then the cursor of the last answer
 ARGV[2]   limit                1 to 1000, about so many records a page
 Returns   {cursor, 0 at the end; how many records were read; then for each numbered message its queue (s waiting, p in
-          flight, d dead) and `<producer>.<number>`}. A record in no queue is no message.
+          flight, d dead, also in the trash) and `<producer>.<number>`}. A record in no queue is no message.
 Cost      O(limit), at most about 16 MiB of records
 Atomic    Reads only. A message that is in the slot from the first page to the last is on one of them, however it moves
           between the queues meanwhile: a page is one of HSCAN, over a key that is passed. Some come twice.
@@ -27,6 +28,7 @@ end
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])
 redis.call('ZCARD', KEYS[4])
+redis.call('ZCARD', KEYS[6])
 local page = redis.call('HSCAN', KEYS[5], ARGV[1], 'COUNT', limit)
 local reply = { page[1], #page[2] / 2 }
 for i = 1, #page[2], 2 do
@@ -34,7 +36,7 @@ for i = 1, #page[2], 2 do
   local producer, number = number_of(page[2][i + 1])
   if producer then
     local queue = redis.call('ZSCORE', KEYS[2], id) and 's' or redis.call('ZSCORE', KEYS[3], id) and 'p'
-      or redis.call('ZSCORE', KEYS[4], id) and 'd'
+      or (redis.call('ZSCORE', KEYS[4], id) or redis.call('ZSCORE', KEYS[6], id)) and 'd'
     if queue then
       reply[#reply + 1] = queue .. string.format('%s.%.0f', producer, number)
     end

@@ -8,8 +8,9 @@ KEYS[4]   records        hash  member -> record
 KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   leases         zset  number of a shared lease -> its end, epoch ms
+KEYS[8]   trash          zset  member -> when it goes for good, epoch ms
 ARGV[1]   member               13 bytes: the id without slot and check
-Returns   {store | prepare | dead | gone, score as text, record, failure or '', acceptance number of the newest,
+Returns   {store | prepare | dead | trash | gone, score as text, record, failure or '', acceptance number of the newest,
           end of its shared lease in epoch ms or ''}
 Cost      O(log L + size of the record)
 Atomic    Reads only.
@@ -28,6 +29,9 @@ if not score then
 end
 if not score then
   queue, score = 'dead', redis.call('ZSCORE', KEYS[5], id)
+end
+if not score then
+  queue, score = 'trash', redis.call('ZSCORE', KEYS[8], id)
 end
 if not score then
   return { 'gone', '', '', '', 0, '' }

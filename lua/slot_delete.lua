@@ -15,13 +15,15 @@ KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
 KEYS[13]  leases         zset  number of a shared lease -> its end, epoch ms
 KEYS[14]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
+KEYS[15]  trash          zset  member -> when it goes for good, epoch ms
+KEYS[16]  deaths         hash  member of the trash -> its time of death, epoch ms
 ARGV[1]   created              the topic's stamp
 ARGV[2]   most           ''    only count; or the number of messages that may be deleted with the slot
 Returns   {1 deleted | 0 left: it holds more, or the call only counts | -1 left: it has a newer stamp,
           waiting, in flight, dead}
 Cost      O(1): Redis frees large keys in another thread
-Atomic    The slot is deleted as a whole, or stays as it is. Types are checked first. Works while Redis is at maxmemory.
-          A second run finds nothing.
+Atomic    The slot is deleted as a whole, or stays as it is; what is in its trash is not counted. Types are checked first. Works
+          while Redis is at maxmemory. A second run finds nothing.
 ]]
 --- @include "lib/check"
 local created = whole_number(ARGV[1], 0, 9e15, 'created')
@@ -38,6 +40,8 @@ redis.call('ZCARD', KEYS[11])
 redis.call('HLEN', KEYS[12])
 redis.call('ZCARD', KEYS[13])
 redis.call('ZCARD', KEYS[14])
+redis.call('ZCARD', KEYS[15])
+redis.call('HLEN', KEYS[16])
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead }
 end

@@ -12,8 +12,9 @@ KEYS[8]   settled odd    set   the same for odd turns
 KEYS[9]   rates          zset  key of a limit -> when its bucket will be full, epoch ms
 KEYS[10]  leases         zset  number of a shared lease -> its end, epoch ms
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
+KEYS[12]  trash          zset  member -> when it goes for good, epoch ms
 ARGV[1]   now_us         ''    or a test's time
-Returns   retries, priority, due, later, in flight, dead, records, merge windows, ids remembered, ms that the
+Returns   retries, priority, due, later, in flight, dead, trash, records, merge windows, ids remembered, ms that the
           first due message is late, how many waiting messages a pause or the limit holds back, since when the slot
           is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
           shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
@@ -66,6 +67,7 @@ local reply = {
   redis.call('ZCOUNT', store, past, '+inf'),
   redis.call('ZCARD', KEYS[3]),
   redis.call('ZCARD', KEYS[5]),
+  redis.call('ZCARD', KEYS[12]),
   redis.call('HLEN', KEYS[4]),
   redis.call('HLEN', KEYS[6]),
   redis.call('SCARD', KEYS[7]) + redis.call('SCARD', KEYS[8]),
@@ -79,11 +81,11 @@ local reply = {
 }
 if s[15] or s[16] then
   local room = s[15] and 0 or room_in(s[16], redis.call('HGET', slot, 'bucket'), reply[5], now)
-  reply[11] = math.max(0, reply[1] + reply[2] + reply[3] - room)
+  reply[12] = math.max(0, reply[1] + reply[2] + reply[3] - room)
 end
 local key_limit = s[16] and key_limit_in(s[16])
 if key_limit and not s[15] then
-  reply[11] = math.max(reply[11], count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(s[17]), now))
+  reply[12] = math.max(reply[12], count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(s[17]), now))
 end
 for i = 2, 14 do
   reply[#reply + 1] = tonumber(s[i] or 0)

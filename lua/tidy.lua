@@ -1,6 +1,6 @@
 --[[
-tidy: drop dead letters past the topic's retention, settled ids past its dedup window, and answers to callers that were
-silent for minutes.
+tidy: drop dead letters past the topic's retention, those in the trash whose time has come, settled ids past its dedup
+window, and answers to callers that were silent for minutes.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   records        hash  member -> record
@@ -10,9 +10,11 @@ KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  open numbers of audited messages
 KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
+KEYS[9]   trash          zset  member -> when it goes for good, epoch ms
+KEYS[10]  deaths         hash  member of the trash -> its time of death, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000 dead letters
-Returns   how many dead letters were dropped; less than the limit is the end
+Returns   how many dead letters were dropped, also from the trash; less than the limit is the end
 Cost      O(n log L), n = limit, L = dead letters of the slot. Redis frees the ids in another thread
 Atomic    Types are checked before the first write, and no write needs memory. A second run goes on.
 ]]
@@ -20,10 +22,11 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/clock"
 --- @include "lib/dead_letters"
 --- @include "lib/replay"
+--- @include "lib/trash"
 local slot, records, dead, failures, even, odd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited')
+local s = redis.call('HMGET', slot, 'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited', 'chunk')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -34,6 +37,8 @@ redis.call('SCARD', even)
 redis.call('SCARD', odd)
 redis.call('ZCARD', KEYS[7])
 redis.call('HLEN', KEYS[8])
+redis.call('ZCARD', KEYS[9])
+redis.call('HLEN', KEYS[10])
 local window, last_turn = tonumber(s[3]), tonumber(s[4])
 if last_turn then
   local passed = window > 0 and math.floor(now / window) - last_turn or 2
@@ -44,8 +49,11 @@ if last_turn then
   end
 end
 sweep_sessions(slot, now, 100)
+local audit = s[5] and KEYS[7]
+local dropped = empty_trash(slot, KEYS[9], KEYS[10], records, failures, KEYS[8], audit, tonumber(s[6]), now, limit)
 local retention = tonumber(s[2])
-if retention == 0 then
-  return 0
+if retention == 0 or dropped == limit then
+  return dropped
 end
-return drop_old_dead(slot, dead, records, KEYS[8], failures, s[5] and KEYS[7], now - retention, now, limit)
+return dropped
+  + drop_old_dead(slot, dead, records, KEYS[8], failures, audit, now - retention, now, limit - dropped)

@@ -332,25 +332,34 @@ def _report_skipped(
     examples=(
         "rmq dlq purge orders --older-than 30d --dry-run",
         "rmq dlq purge orders --reason undecodable --yes",
+        "rmq dlq purge orders --keep 0 --yes",
     ),
 )
 @click.argument("topic")
 @_filter
 @_filters
 @_dry_run
+@click.option(
+    "--keep",
+    type=DURATION,
+    default="24h",
+    show_default=True,
+    help="How long they can be restored; 0: not at all.",
+)
 @_yes
 def purge_dead(
     topic: str,
     filter_text: str | None,
     filter_option: str | None,
     dry_run: bool,
+    keep: float,
     yes: bool,
     **filters: Any,
 ) -> int | None:
-    """Delete dead letters of TOPIC for good.
+    """Put dead letters of TOPIC into the trash, from where rmq dlq restore gets them back.
 
-    All of them, or those that match FILTER and every option. It asks for the name of the topic
-    first.
+    All of them, or those that match FILTER and every option. After --keep they are deleted for
+    good. It asks for the name of the topic first.
     """
     common = common_options()
     given_filters = _given_filters(filters, _parsed(filter_text, filter_option))
@@ -360,14 +369,20 @@ def purge_dead(
         if dry_run:
             _print_dry_run(topic, matched, f"would delete {_described(matched, given_filters)}")
             return None
-        action = f"delete {_described(matched, given_filters)} of topic {topic!r} for good"
-        confirm(topic, action, yes)
+        for_good = "" if keep else " for good"
+        action = f"delete {_described(matched, given_filters)} of topic {topic!r}{for_good}"
+        means = f"rmq dlq restore gets them back for {output.span(keep * 1000)}." if keep else ""
+        confirm(topic, action, yes, means=means)
         with progress("purging") as on_progress:
-            purged = client.admin.purge(topic, "dead", progress=on_progress, **given_filters)
+            purged = client.admin.purge(
+                topic, "dead", keep=keep, progress=on_progress, **given_filters
+            )
     if common.json:
         output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": purged})
     else:
         click.echo(f"{topic}: {output.plural(purged, 'dead letter')} deleted")
+        if keep:
+            common.note(f"rmq dlq restore {topic} gets them back for {output.span(keep * 1000)}")
     return _report_skipped(given_filters, matched, purged)
 
 

@@ -14,7 +14,7 @@ from rmq.core.keys import check_name
 from rmq.core.message import moment
 from rmq.errors import InvalidType, InvalidValue
 
-JobVerb = Literal["redrive"]
+JobVerb = Literal["redrive", "purge"]
 JobState = Literal["running", "paused", "stopping", "stopped", "done"]
 VERBS: tuple[JobVerb, ...] = get_args(JobVerb)
 ENDED = ("stopped", "done")
@@ -54,17 +54,18 @@ class Job(NamedTuple):
     Attributes:
         id: the topic's name, a dot and 8 characters.
         topic: whose dead letters.
-        verb: "redrive".
+        verb: "redrive" or "purge".
         conditions: those that dead letters must fit, as they were given; empty: all.
         rate: messages a second; None: as fast as it goes.
         to: the topic that they are sent to; None: their own.
+        keep_ms: of a purge: how long the letters stay in the trash.
         by: who started it.
         state: "running", "paused", "stopping" (after the batch on its way), "stopped" or "done".
         began_ms: when it was started, epoch ms; dead letters that died later are not touched.
         ended_ms: when it ended; None: it has not.
         expected: how many fitted when it was started; None: nobody counted.
         examined: dead letters that it has looked at.
-        done: of those that fitted, sent back.
+        done: of those that fitted, sent back, or put into the trash.
         gone: of them, those that somebody else had taken away before.
         unreadable: of them, left where they were because their record cannot be read.
         runner: who runs it; empty: nobody does.
@@ -76,6 +77,7 @@ class Job(NamedTuple):
     conditions: dict[str, Any]
     rate: float | None
     to: str | None
+    keep_ms: int
     by: str
     state: JobState
     began_ms: int
@@ -152,6 +154,7 @@ def definition(
     conditions: Mapping[str, Any],
     rate: float | None,
     to: str | None,
+    keep_ms: int,
     by: str,
     expected: int | None,
 ) -> list[str]:
@@ -161,6 +164,7 @@ def definition(
         "conditions": json.dumps(dict(conditions), separators=(",", ":")),
         "rate": "" if rate is None else repr(rate),
         "to": to or "",
+        "keep_ms": str(keep_ms),
         "by": by,
         "expected": "" if expected is None else str(expected),
     }
@@ -179,7 +183,8 @@ def read(id: str, fields: Mapping[str, bytes]) -> Job:
     counts = {name: number(f"count_{letter}") for letter, name in LETTERS.items()}
     return Job(
         id, topic_of(id), text("verb"), json.loads(text("conditions")),  # type: ignore[arg-type]
-        float(text("rate")) if text("rate") else None, text("to") or None, text("by"),
+        float(text("rate")) if text("rate") else None, text("to") or None,
+        number("keep_ms"), text("by"),
         text("state"),  # type: ignore[arg-type]
         number("began"), number("ended") or None,
         int(text("expected")) if text("expected") else None,

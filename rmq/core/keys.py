@@ -20,6 +20,8 @@ TYPES = {
     "prepare": "zset",
     "records": "hash",
     "dead": "zset",
+    "trash": "zset",
+    "deaths": "hash",
     "failures": "hash",
     "merge": "hash",
     "audit": "zset",
@@ -70,10 +72,10 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "bodies", "claim_stem", "created", "dead", "failures", "index", "leases", "merge",
-        "middle",
+        "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures", "index", "leases",
+        "merge", "middle",
         "prepare", "queries", "query_stem", "querylog_stem", "rates", "records", "settled0",
-        "settled1", "slot", "stage_stem", "store", "topic",
+        "settled1", "slot", "stage_stem", "store", "topic", "trash",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
@@ -88,6 +90,8 @@ class SlotKeys:
         self.prepare = stem + b"prepare"
         self.records = stem + b"records"
         self.dead = stem + b"dead"
+        self.trash = stem + b"trash"
+        self.deaths = stem + b"deaths"
         self.failures = stem + b"failures"
         self.audit = stem + b"audit"
         self.bodies = stem + b"bodies"

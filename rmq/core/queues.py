@@ -1,4 +1,4 @@
-"""The names of a slot's three queues, and the words that a person may type for them."""
+"""The names of a slot's three queues and its trash, and the words that a person may type."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Literal
 
 from rmq.errors import InvalidValue
 
-QueueName = Literal["store", "prepare", "dead"]
-QueueWord = Literal["store", "prepare", "dead", "waiting", "in_flight", "in flight", "in-flight"]
+QueueName = Literal["store", "prepare", "dead", "trash"]
+QueueWord = Literal[
+    "store", "prepare", "dead", "trash", "waiting", "in_flight", "in flight", "in-flight"
+]
 
 _NAMES: dict[str, QueueName] = {
     "store": "store",
@@ -15,6 +17,7 @@ _NAMES: dict[str, QueueName] = {
     "prepare": "prepare",
     "in flight": "prepare",
     "dead": "dead",
+    "trash": "trash",
 }
 
 
@@ -30,5 +33,5 @@ def parse_queue(text: object, field: str = "queue") -> QueueName:
             return name
     raise InvalidValue(
         f"{field}: {text!r} names no queue; "
-        "give store (or waiting), prepare (or in-flight), or dead"
+        "give store (or waiting), prepare (or in-flight), dead, or trash"
     )

@@ -26,7 +26,8 @@ def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
         "audit", "cancel", "check", "claim", "completion", "config show", "dlq export",
-        "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive", "dlq show",
+        "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive",
+        "dlq restore", "dlq show",
         "doctor",
         "functions delete", "functions load", "functions ls", "get",
         "job ls", "job pause", "job resume", "job show", "job stop",

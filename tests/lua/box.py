@@ -256,7 +256,7 @@ class Box:
 
         if isinstance(value, list):
             return [id_of(member) for member in value] if name.startswith("querylog:") else value
-        if name in ("store", "prepare", "dead", "records", "failures"):
+        if name in ("store", "prepare", "dead", "records", "failures", "trash", "deaths"):
             return {id_of(member): of_member for member, of_member in value.items()}
         if name in ("settled0", "settled1"):
             return {id_of(member) for member in value}

@@ -26,6 +26,7 @@ STAGE, SINK = "query:7:attempt", "query"
 CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 SCHEDULE, PAUSED, DEFINITION, TIMING = "report", "rest", b"definition", "60000|||0"
 JOB, PAUSED_JOB, NEW_JOB = "t.00000001", "t.00000002", "t.00000003"
+TRASHED = b"in the trash!"  # a member
 JOBS = ("job_pause", "job_resume", "job_start", "job_step", "job_stop", "job_take")
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
@@ -99,6 +100,8 @@ def furnish(box: Box) -> Furnished:
         box.run(commands.job_start("rmq", job, ["verb", "redrive"]))
         box.run(commands.job_take("rmq", job, "me", 10_000))
     box.run(commands.job_pause("rmq", PAUSED_JOB))
+    box.redis.zadd(box.keys.trash, {TRASHED: now + 60_000})
+    box.redis.hset(box.keys.deaths, TRASHED, now)
     box.redis.zadd(box.keys.rates, {"a": now + 60_000})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
         box.redis.hdel(box.keys.slot, field)
@@ -157,6 +160,10 @@ CALLS: dict[str, Call] = {
     "query_renew": _call(lambda f, b: commands.query_renew(b.keys, QUERY, 0, 10)),
     "query_settle": _call(lambda f, b: commands.query_settle(b.handle, b.keys, QUERY, 0, 10, 10)),
     "query_take": _call(lambda f, b: commands.query_take(b.keys, QUERY, 1, 10)),
+    "restore": _call(lambda f, b: commands.restore(b.keys, b.session(), [b.keys.id_of(TRASHED)])),
+    "trash": _call(
+        lambda f, b: commands.trash(b.keys, b.session(), [f.dead], 1000, 9_000_000_000_000)
+    ),
     "redrive": _call(
         lambda f, b: commands.redrive(b.handle, b.keys, b.session(), [f.dead], 9_000_000_000_000)
     ),
@@ -250,7 +257,7 @@ REACHING: dict[tuple[str, str], Call] = {
     )
     for script in ("cancel", "get", "reschedule", "set_priority")
     for place in ("prepare", "dead")
-}
+} | {("get", "trash"): _call(lambda f, b: commands.get(b.keys, b.ids()[0]))}
 
 
 def _dropping(f: Furnished) -> Command[Any]:
@@ -355,6 +362,8 @@ NUMBERS: dict[str, dict[int, str]] = {
     },
     "job_stop": {0: "now_us", 1: "keep_s"},
     "job_take": {0: "now_us", 2: "hold_ms"},
+    "restore": {0: "now_us"},
+    "trash": {0: "now_us", 2: "keep_ms", 3: "died_by"},
     "redrive": {0: "now_us", 4: "died_by"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},

@@ -10,7 +10,8 @@ import pytest
 import rmq
 from rmq.protocol import commands
 from rmq.protocol.flows import job_run, jobs
-from rmq.server.services import jobs as service
+from rmq.server import survey
+from rmq.server.services import jobs as service, retention
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
 
@@ -256,3 +257,27 @@ def test_a_job_of_a_deleted_topic_leaves_the_list(
     with pytest.raises(rmq.JobNotFound):
         client.admin.job(job.id)
     assert server.raw().keys(f"{prefix}:{{orders}}:*") == []
+
+
+def test_a_purge_as_a_job_can_be_undone_until_the_server_empties_the_trash(
+    server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "EVERY_LEAST_S", 0.2)
+    monkeypatch.setattr(retention, "WITH_DEAD_S", 0.2)
+    monkeypatch.setattr(retention.Retention, "every_s", 0.1)
+    bury(client, 10, "a", slots=2)
+    bury(client, 5, "b")
+    died = {message.id: message.died for message in client.admin.peek("orders", 20, "dead")}
+
+    started = client.admin.job_start("orders", "purge", conditions={"error": "^a"}, keep=60)
+    assert client.admin.job_run(started.id).done == 10
+    assert (client.admin.stats("orders")["trash"], client.admin.stats("orders")["dead"]) == (10, 5)
+    assert client.admin.restore("orders", error="^a") == 10
+    assert died == {m.id: m.died for m in client.admin.peek("orders", 20, "dead")}
+
+    assert client.admin.purge("orders", "dead", keep=0.01) == 15
+    with serving(server.url, prefix):
+        slots = [f"{prefix}:{{orders_{index}}}:trash" for index in range(2)]
+        until(lambda: not server.raw().exists(*slots), "the trash")
+    assert client.admin.stats("orders")["purged"] == 15
+    assert client.admin.restore("orders") == 0

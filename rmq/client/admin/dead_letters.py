@@ -10,6 +10,7 @@ from rmq.core import dead_letter_filter, record
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id
 from rmq.core.queues import QueueWord
+from rmq.core.validation import duration_ms
 from rmq.protocol.flows import dead_letter_groups, dead_letter_pages, dead_letters
 from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
 from rmq.protocol.flows.dead_letter_pages import DeadLetterPage
@@ -69,17 +70,43 @@ class DeadLetterAdmin(AdminPart):
         older_than: float | timedelta | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
+        keep: float | timedelta = 0,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
         """Delete waiting messages ("store") or dead letters ("dead") for good; return how many.
 
         The filters are those of `redrive`, for dead letters only. Messages in flight are not
-        touched.
+        touched. With `keep`, seconds or timedelta, dead letters go to the trash for so long and
+        can be restored; they count as purged when they leave it.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
+        keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
-        return self._run(dead_letters.purge(context, place, wanted, dry_run, progress))
+        return self._run(dead_letters.purge(context, place, wanted, dry_run, progress, keep_ms))
+
+    def restore(
+        self,
+        topic: str,
+        *,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Put dead letters back from the trash, with their time of death; return how many.
+
+        The filters are those of `redrive`.
+
+        Guarantee:
+            A letter is in the trash or in the DeadQueue. Stopped half-way, run it again.
+        """
+        wanted = Filter(ids, reason, error, None, type, filter)
+        context = self._context(topic)
+        return self._run(dead_letters.restore(context, wanted, dry_run, progress))
 
     def dead_letters(
         self,
@@ -157,13 +184,34 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         older_than: float | timedelta | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
+        keep: float | timedelta = 0,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
         """As `Admin.purge`."""
         wanted = Filter(ids, reason, error, older_than, type, filter)
+        keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
-        return await self._run(dead_letters.purge(context, place, wanted, dry_run, progress))
+        return await self._run(
+            dead_letters.purge(context, place, wanted, dry_run, progress, keep_ms)
+        )
+
+    async def restore(
+        self,
+        topic: str,
+        *,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """As `Admin.restore`."""
+        wanted = Filter(ids, reason, error, None, type, filter)
+        context = self._context(topic)
+        return await self._run(dead_letters.restore(context, wanted, dry_run, progress))
 
     async def dead_letters(
         self,

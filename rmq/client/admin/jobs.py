@@ -7,11 +7,13 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core import job as jobs_core
 from rmq.core.job import AuditLine, Job, JobOutcome
+from rmq.core.validation import duration_ms
 from rmq.errors import RMQError
 from rmq.protocol.flows import job_run, jobs
 from rmq.protocol.steps import Progress
@@ -31,6 +33,7 @@ class JobAdmin(AdminPart):
         *,
         conditions: Mapping[str, Any] | None = None,
         rate: float | None = None,
+        keep: float | timedelta = 86_400,
         by: str | None = None,
         expected: int | None = None,
     ) -> Job:
@@ -38,10 +41,11 @@ class JobAdmin(AdminPart):
 
         Args:
             topic: its name.
-            verb: "redrive": send them back, as `redrive` does.
+            verb: "redrive": send them back, as `redrive` does; "purge": put them into the trash.
             conditions: that they must fit, by the names that `redrive` has: ids, reason, error,
                 older_than, type; None: all.
             rate: at most so many a second; None: as fast as it goes.
+            keep: of a purge: how long they can be restored, seconds or timedelta; 0: not at all.
             by: who starts it, for people to read; the default is user@host.
             expected: how many there are, if the caller has counted; for progress bars.
 
@@ -54,8 +58,11 @@ class JobAdmin(AdminPart):
             TopicNotFound: there is no such topic.
             InvalidValue, InvalidType: a value that cannot work.
         """
+        keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
-        return self._run(jobs.job_start(context, verb, conditions or {}, rate, by, expected))
+        return self._run(
+            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected)
+        )
 
     def jobs(self, topic: str | None = None) -> list[Job]:
         """Return the jobs of a topic, or of all, the newest first; a job is kept for 7 days."""
@@ -122,12 +129,16 @@ class AsyncJobAdmin(AsyncAdminPart):
         *,
         conditions: Mapping[str, Any] | None = None,
         rate: float | None = None,
+        keep: float | timedelta = 86_400,
         by: str | None = None,
         expected: int | None = None,
     ) -> Job:
         """As `Admin.job_start`."""
+        keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
-        return await self._run(jobs.job_start(context, verb, conditions or {}, rate, by, expected))
+        return await self._run(
+            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected)
+        )
 
     async def jobs(self, topic: str | None = None) -> list[Job]:
         """As `Admin.jobs`."""

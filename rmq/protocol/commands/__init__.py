@@ -24,7 +24,9 @@ from rmq.protocol.commands.dead_letters import (
     expire as expire,
     purge as purge,
     redrive as redrive,
+    restore as restore,
     tidy as tidy,
+    trash as trash,
 )
 from rmq.protocol.commands.inspect import (
     STATS as STATS,

@@ -66,7 +66,7 @@ def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPa
     """Read a page of the numbered messages that live in a slot."""
     return Command(
         scripts.load("audit_scan"),
-        (keys.slot, keys.store, keys.prepare, keys.dead, keys.records),
+        (keys.slot, keys.store, keys.prepare, keys.dead, keys.records, keys.trash),
         [cursor, limit],
         lambda reply: AuditScanPage(reply[0], reply[1], reply[2:]),
     )

@@ -79,6 +79,43 @@ def expire(keys: SlotKeys, rank: int, limit: int) -> Command[ExpireReply]:
     )  # fmt: skip
 
 
+def trash(
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    keep_ms: int,
+    died_by_ms: int | None = None,
+) -> Command[str]:
+    """Put dead letters into the trash, or delete them with 0 ms.
+
+    A letter for each: 1 done, 0 not dead.
+
+    `died_by_ms`: those that died later count as not dead.
+    """
+    return Command(
+        scripts.load("trash"),
+        (
+            keys.slot, keys.dead, keys.trash, keys.deaths, keys.records, keys.failures, keys.audit,
+            keys.bodies,
+        ),
+        [
+            clock.now_us, session.call, keep_ms, "" if died_by_ms is None else died_by_ms,
+            *members_of(ids),
+        ],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Command[str]:
+    """Put dead letters back from the trash. A letter for each: 1 restored, 0 not in the trash."""
+    return Command(
+        scripts.load("restore"),
+        (keys.slot, keys.dead, keys.trash, keys.deaths),
+        [clock.now_us, session.call, *members_of(ids)],
+        bytes.decode,
+    )
+
+
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
     """Drop dead letters past their retention and settled ids past the window.
 
@@ -88,7 +125,7 @@ def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
         scripts.load("tidy"),
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, keys.bodies,
+            keys.audit, keys.bodies, keys.trash, keys.deaths,
         ),
         [clock.now_us, limit],
         int,

@@ -12,7 +12,7 @@ from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
 
 STATS = (
-    "retries", "priority", "due", "later", "in_flight", "dead", "records", "merge_windows",
+    "retries", "priority", "due", "later", "in_flight", "dead", "trash", "records", "merge_windows",
     "remembered", "late_ms", "held", "paused_ms", "sends_paused_ms",
     "expired_leases",
     "accepted", "merged", "delivered", "settled",
@@ -24,7 +24,7 @@ STATS = (
 class QueueMember(NamedTuple):
     """A member of a queue, as get and peek read it."""
 
-    place: str  # store, prepare or dead
+    place: str  # store, prepare, dead or trash
     id: bytes
     score: float
     record: bytes
@@ -54,17 +54,20 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
 
     return Command(
         scripts.load("get"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.leases),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
+            keys.leases, keys.trash,
+        ),
         [member_of(id)],
         parse,
-    )
+    )  # fmt: skip
 
 
 def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
     """Say in which queue messages of one slot are, at most 1000, and what else the slot holds."""
     return Command(
         scripts.load("locate"),
-        (keys.slot, keys.store, keys.prepare, keys.dead),
+        (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash),
         members_of(ids),
         lambda reply: LocateReply(reply[0], reply[1], reply[2], reply[3].decode()),
     )
@@ -113,7 +116,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         scripts.load("stats"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
-            keys.settled1, keys.rates, keys.leases, keys.queries,
+            keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash,
         ),
         [clock.now_us],
         lambda reply: dict(zip(STATS, reply, strict=True)),

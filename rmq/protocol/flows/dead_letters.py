@@ -123,7 +123,9 @@ def _is_of_type(member: QueueMember, message_type: str) -> bool:
         return False
 
 
-def _matching(context: TopicContext, wanted: Filter) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
+def _matching(
+    context: TopicContext, wanted: Filter, place: str = "dead"
+) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
     """Return the ids of the dead letters that fit, by slot; those that die later are left out."""
     now_ms = inspect.total((yield from inspect.counts(context)))["now_ms"]
     if wanted.ids is not None:
@@ -131,18 +133,19 @@ def _matching(context: TopicContext, wanted: Filter) -> Flow[list[tuple[SlotKeys
         for id in wanted.ids:
             message_id = context.check_id(id)
             member = yield commands.get(context.slots[message_id.slot], message_id)
-            if member is None or member.place != "dead":
+            if member is None or member.place != place:
                 continue
             (whole,) = yield from wanted.whole(context, [member])
             if wanted.fits(whole, now_ms):
                 by_slot.setdefault(message_id.slot, []).append(member.id)
         return [(context.slots[slot], ids) for slot, ids in by_slot.items()]
     matching = []
+    high = str(now_ms) if place == "dead" else "+inf"
     for keys in context.slots:
         ids: list[bytes] = []  # and no bodies: there may be a million dead letters
         low, skip = "-inf", 0
         while True:
-            page = yield from inspect.next_page(keys, "dead", low, str(now_ms), skip, inspect.PAGE)
+            page = yield from inspect.next_page(keys, place, low, high, skip, inspect.PAGE)
             if not page.members:
                 break
             low, skip = page.edge, page.skip
@@ -189,24 +192,54 @@ def purge(
     wanted: Filter | None,
     dry_run: bool,
     progress: Progress | None,
+    keep_ms: int = 0,
 ) -> Flow[int]:
-    """Delete waiting messages or dead letters for good; return how many, also in a dry run."""
+    """Delete waiting messages or dead letters; return how many, also in a dry run.
+
+    Dead letters go to the trash for `keep_ms`, unless that is 0.
+    """
     queue = check_place(place)
+    if queue == "trash":
+        raise InvalidValue("place: 'trash' empties itself; purge 'store' or 'dead'")
+    if keep_ms and queue != "dead":
+        raise InvalidValue("keep: waiting messages are deleted for good; it is for dead letters")
     if queue == "prepare":
         raise InvalidValue("place: 'prepare' is with consumers; purge 'store' or 'dead'")
     yield from open_topic.ensure_open(context, create=False)
-    if wanted is None or wanted.everything:
+    if not keep_ms and (wanted is None or wanted.everything):
         return (yield from _purge_all(context, queue, dry_run, progress))
     if queue != "dead":
         raise InvalidValue("filter: it is for dead letters; purge 'store' without a filter")
-    matching = yield from _matching(context, wanted)
+    matching = yield from _matching(context, wanted or Filter())
     matched, done = sum(len(ids) for _, ids in matching), 0
     if dry_run:
         return matched
     for keys, ids in matching:
         for at in range(0, len(ids), CALL_MAX):
             with context.sessions.borrowed() as session:
-                done += yield commands.purge(keys, session, queue, ids=ids[at : at + CALL_MAX])
+                letters = yield commands.trash(keys, session, ids[at : at + CALL_MAX], keep_ms)
+            done += letters.count("1")
+            if progress:
+                progress(done, matched)
+    return done
+
+
+def restore(
+    context: TopicContext, wanted: Filter, dry_run: bool, progress: Progress | None
+) -> Flow[int]:
+    """Put dead letters back from the trash; return how many, also in a dry run."""
+    if wanted.older_ms:
+        raise InvalidValue("older_than: the trash has no such condition; use the others")
+    yield from open_topic.ensure_open(context, create=False)
+    matching = yield from _matching(context, wanted, "trash")
+    matched, done = sum(len(ids) for _, ids in matching), 0
+    if dry_run:
+        return matched
+    for keys, ids in matching:
+        for at in range(0, len(ids), CALL_MAX):
+            with context.sessions.borrowed() as session:
+                letters = yield commands.restore(keys, session, ids[at : at + CALL_MAX])
+            done += letters.count("1")
             if progress:
                 progress(done, matched)
     return done

@@ -28,7 +28,7 @@ NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
 
 
 def check_place(value: object) -> QueueName:
-    """Return the name of one of the three queues of a slot.
+    """Return the name of one of the queues of a slot, or its trash.
 
     Raises:
         InvalidValue: it is no such name.
@@ -57,6 +57,8 @@ def message_of(
     last_failure = failure.decode(member.failure)
     died = moment(int(member.score)) if member.place == "dead" else None
     deadline = _deadline(member) if member.place == "prepare" else None
+    if member.place == "trash":
+        deadline = moment(int(member.score))
     deliveries = last_failure.deliveries if last_failure else 0
     if member.place == "prepare":
         deliveries = max_retries - int(member.score % 1000) + 1

@@ -259,7 +259,10 @@ class _Runner:
             session = ReplaySession(b"@job-%s-%d" % (code, part))
             session.number = number
             page = ids[len(letters) : len(letters) + REDRIVE_MAX]
-            letters += yield commands.redrive(self._context, keys, session, page, job.began_ms)
+            command = commands.redrive(self._context, keys, session, page, job.began_ms)
+            if job.verb == "purge":
+                command = commands.trash(keys, session, page, job.keep_ms, job.began_ms)
+            letters += yield command
             part += 1
         return letters
 

@@ -21,6 +21,7 @@ _COUNTS = {
     "store": ("retries", "priority", "due", "later"),
     "prepare": ("in_flight",),
     "dead": ("dead",),
+    "trash": ("trash",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Drop dead letters past their topic's retention, and what a slot remembers for a time.
+"""Drop dead letters past their topic's retention, the trash, and what a slot remembers for a time.
 
 A topic keeps its dead letters for ever unless its setting `dead_retention` says otherwise. What is
 dropped is counted (`dead_dropped`) and logged.
@@ -39,7 +39,8 @@ class Retention:
         self._tidied_at = {name: at for name, at in self._tidied_at.items() if name in topics}
         for name, counts in topics.items():
             settings = counts.context.settings
-            has_old = settings.dead_retention_ms > 0 and counts.total["dead"] > 0
+            total = counts.total
+            has_old = total["trash"] > 0 or (settings.dead_retention_ms > 0 and total["dead"] > 0)
             wait_s = WITH_DEAD_S if has_old else WITHOUT_S
             if now - self._tidied_at.get(name, -WITHOUT_S) < wait_s:
                 continue

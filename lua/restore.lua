@@ -1,0 +1,53 @@
+--[[
+restore: put dead letters from the trash back into the DeadQueue, with their time of death.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[3]   trash          zset  member -> when it goes for good, epoch ms
+KEYS[4]   deaths         hash  member of the trash -> its time of death, epoch ms
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3..] members, at most 1000, 13 bytes each
+Returns   a letter for each: 1 restored, 0 not in the trash
+Cost      O(n log L)
+Atomic    A letter is in the trash or in the DeadQueue. Works while Redis is at maxmemory. Sent twice with one number, it gives
+          the first answer.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/replay"
+--- @include "lib/writes"
+local slot, dead, trash, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local now = clock(ARGV[1])
+local before = replayed(slot, ARGV[2])
+if before then
+  return before
+end
+if not redis.call('HGET', slot, 'created') then
+  fail('GONE', slot)
+end
+if #ARGV < 3 or #ARGV > 1002 then
+  fail('ARG', 'count')
+end
+redis.call('ZCARD', dead)
+redis.call('HLEN', deaths)
+local letters, ids, add, seen = {}, {}, {}, {}
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  local letter = '0'
+  if not seen[id] and redis.call('ZSCORE', trash, id) then
+    letter = '1'
+    seen[id] = true
+    ids[#ids + 1] = id
+    add[#add + 1], add[#add + 2] = redis.call('HGET', deaths, id) or now, id
+  end
+  letters[#letters + 1] = letter
+end
+if #ids > 0 then
+  allow_oom(trash)
+  redis.call('ZREM', trash, unpack(ids))
+  redis.call('HDEL', deaths, unpack(ids))
+  redis.call('ZADD', dead, unpack(add))
+  remember(slot, ARGV[2], now, table.concat(letters))
+end
+return table.concat(letters)

@@ -1,0 +1,73 @@
+--[[
+trash: put dead letters into the trash, from where they can be restored for a time, or delete them.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   DeadQueue      zset  member -> time of death, epoch ms
+KEYS[3]   trash          zset  member -> when it goes for good, epoch ms
+KEYS[4]   deaths         hash  member of the trash -> its time of death, epoch ms
+KEYS[5]   records        hash  member -> record
+KEYS[6]   failures       hash  member -> failure entry
+KEYS[7]   audit          zset  open numbers of audited messages
+KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3]   keep_ms              how long they can be restored; 0: they are deleted for good now
+ARGV[4]   died_by        ''    or epoch ms: only those that died until then
+ARGV[5..] members, at most 1000, 13 bytes each
+Returns   a letter for each: 1 done, 0 not in the DeadQueue, or died later
+Cost      O(n log L)
+Atomic    Only dead letters move, with their time of death; record and failure stay. Works while Redis is at maxmemory. Sent
+          twice with one number, it gives the first answer.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/replay"
+--- @include "lib/trash"
+--- @include "lib/writes"
+local slot, dead = KEYS[1], KEYS[2]
+local now = clock(ARGV[1])
+local keep = whole_number(ARGV[3], 0, 9e12, 'keep_ms')
+local before = replayed(slot, ARGV[2])
+if before then
+  return before
+end
+local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk')
+if not s[1] then
+  fail('GONE', slot)
+end
+if #ARGV < 5 or #ARGV > 1004 then
+  fail('ARG', 'count')
+end
+local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, 9e15, 'died_by')
+redis.call('ZCARD', KEYS[3])
+redis.call('HLEN', KEYS[4])
+redis.call('HLEN', KEYS[5])
+redis.call('HLEN', KEYS[6])
+redis.call('ZCARD', KEYS[7])
+redis.call('HLEN', KEYS[8])
+local letters, ids, add, deaths, seen = {}, {}, {}, {}, {}
+for i = 5, #ARGV do
+  local id = ARGV[i]
+  local died = not seen[id] and redis.call('ZSCORE', dead, id)
+  local letter = '0'
+  if died and tonumber(died) <= died_by then
+    letter = '1'
+    seen[id] = true
+    ids[#ids + 1] = id
+    add[#add + 1], add[#add + 2] = now + keep, id
+    deaths[#deaths + 1], deaths[#deaths + 2] = id, died
+  end
+  letters[#letters + 1] = letter
+end
+if #ids > 0 then
+  allow_oom(dead)
+  redis.call('ZREM', dead, unpack(ids))
+  if keep == 0 then
+    drop_for_good(slot, KEYS[5], KEYS[6], KEYS[8], s[2] and KEYS[7], tonumber(s[3]), ids, now)
+  else
+    redis.call('ZADD', KEYS[3], unpack(add))
+    redis.call('HSET', KEYS[4], unpack(deaths))
+  end
+  remember(slot, ARGV[2], now, table.concat(letters))
+end
+return table.concat(letters)

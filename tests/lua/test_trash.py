@@ -1,0 +1,124 @@
+"""trash.lua on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq.protocol import commands
+from tests.lua.box import GONE
+
+
+def bury(box, count=1, **options):
+    given = box.send(count, **options)
+    box.clock.advance(1)
+    box.reject(*box.take(count))
+    return given
+
+
+def trash(box, *ids, keep_ms=1000, died_by=None):
+    return box.run(commands.trash(box.keys, box.session(), ids, keep_ms, died_by))
+
+
+def test_a_dead_letter_goes_to_the_trash_with_its_time_of_death_and_its_record_stays(box):
+    a, b = bury(box, 2)
+    died = box.clock.now_ms
+    box.clock.advance(5)
+    before = box.state()
+
+    assert trash(box, a) == "1"
+
+    assert box.changed(before) == {
+        ("dead", a): GONE,
+        ("trash", a): box.clock.now_ms + 1000,
+        ("deaths", a): str(died).encode(),
+    }
+    assert box.order("dead") == [b]
+    found = box.run(commands.get(box.keys, a))
+    assert (found.place, found.score) == ("trash", box.clock.now_ms + 1000)
+    stats = box.run(commands.stats(box.keys))
+    assert (stats["dead"], stats["trash"], stats["purged"]) == (1, 1, 0)
+    assert box.run(commands.locate(box.keys, [a])).letters == "d"
+
+
+def test_run_again_it_finds_nothing_and_changes_nothing(box):
+    ids = bury(box, 2)
+    trash(box, *ids)
+    before = box.state()
+
+    assert box.twice(lambda: commands.trash(box.keys, box.session(), ids, 9000)) == "00"
+    assert box.state() == before
+
+
+def test_the_same_call_sent_again_gets_the_same_answer(box):
+    ids = bury(box, 2)
+    session = box.session()
+
+    assert box.twice(lambda: commands.trash(box.keys, session, ids, 1000)) == "11"
+
+
+def test_kept_for_no_time_it_is_deleted_with_everything_of_it(box):
+    (id,) = bury(box, large=b"large")
+
+    assert trash(box, id, keep_ms=0) == "1"
+
+    assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
+    assert box.counter("purged") == 1
+
+
+def test_only_what_died_until_then_goes_and_each_once(box):
+    (early,) = bury(box)
+    then = box.clock.now_ms
+    (late,) = bury(box)
+    waiting = box.one()
+
+    assert trash(box, late, early, early, waiting, died_by=then) == "0100"
+    assert box.order("dead") == [late]
+
+
+def test_a_letter_in_the_trash_is_not_redriven_and_its_id_is_a_duplicate(box):
+    (id,) = bury(box, kept=True)
+    trash(box, id)
+    before = box.state()
+
+    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [id])) == "0"
+    assert box.run(box.send_command([id])).letters == "d"
+    assert box.state() == before
+
+
+def test_tidy_deletes_it_when_its_time_has_come(box):
+    a, b = bury(box, 2)
+    trash(box, a)
+    trash(box, b, keep_ms=2000)
+    box.clock.advance(1)
+
+    assert box.run(commands.tidy(box.keys, 100)) == 1
+    assert box.run(commands.tidy(box.keys, 100)) == 0
+    assert (set(box.state()["trash"]), set(box.state()["records"])) == ({b}, {b})
+    assert box.counter("purged") == 1
+    box.clock.advance(1)
+    assert box.run(commands.tidy(box.keys, 100)) == 1
+    assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
+
+
+def test_a_page_of_tidy_is_no_larger_than_asked_for(box):
+    ids = bury(box, 5)
+    trash(box, *ids)
+    box.clock.advance(2)
+
+    assert [box.run(commands.tidy(box.keys, 2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_thousand_in_one_call(box):
+    ids = bury(box, 1000)
+
+    assert trash(box, *ids) == "1" * 1000
+
+
+@pytest.mark.parametrize("count", [0, 1001])
+def test_count_outside_its_limits_is_refused(box, count):
+    before = box.state()
+
+    with pytest.raises(Exception, match="RMQARG count"):
+        trash(box, *[b"x" * 16] * count)
+
+    assert box.state() == before
