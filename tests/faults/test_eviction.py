@@ -97,7 +97,7 @@ def test_nothing_is_said_where_nothing_is_evicted_or_info_is_denied(
         client.topic(f"{name}-2").open()
         assert "is volatile-ttl" in warnings(caplog)[0]
 
-        words = rmq.acl_rules("producer").words()
+        words = rmq.acl_rules("producer", server_version="6.2").words()
         raw.execute_command("ACL", "SETUSER", "poor", "on", ">pw", *words)
         url = evicting.url.replace("redis://", "redis://poor:pw@")
         with rmq.Client(url) as poor:

@@ -146,6 +146,9 @@ _PURGE = _leave_out(
     "purge",
     "account_for(slot, KEYS[6], 'accounted', read_numbers(records, ids, tonumber(s[3])), now)",
 )
+_TRASH = _leave_out(
+    "trash", "account_for(slot, audit, 'accounted', read_numbers(records, ids, page), now)"
+)
 REASONS: dict[str, Reason] = {
     "acked": Reason(acked, {}, _ACK, 17),
     "acked by receipt": Reason(acked_by_receipt, {}, _ACK, 2),
@@ -160,7 +163,7 @@ REASONS: dict[str, Reason] = {
         2,
     ),
     "purged": Reason(purged, {}, _PURGE, 30),
-    "purged when dead": Reason(purged_dead, {}, _PURGE, 5),
+    "purged when dead": Reason(purged_dead, {}, _TRASH, 5),
     "expired": Reason(
         expired,
         {"expires": 0.05, "on_expire": "drop"},
