@@ -49,14 +49,18 @@ if number == batch and recorded == number - 1 then
   if #letters * MEMBER ~= #s[5] then
     fail('ARG', 'letters')
   end
-  local entries, counts = {}, {}
+  local entries, counts, order = {}, {}, {}
   for i = 1, #letters do
     local letter = string.sub(letters, i, i)
-    counts[letter] = (counts[letter] or 0) + 1
+    if not counts[letter] then
+      counts[letter] = 0
+      order[#order + 1] = letter
+    end
+    counts[letter] = counts[letter] + 1
     entries[i] = letter .. s[6] .. ':' .. string.sub(s[5], (i - 1) * MEMBER + 1, i * MEMBER)
   end
-  for letter, count in pairs(counts) do
-    redis.call('HINCRBY', job, 'count_' .. letter, count)
+  for i = 1, #order do
+    redis.call('HINCRBY', job, 'count_' .. order[i], counts[order[i]])
   end
   redis.call('RPUSH', log, unpack(entries))
   redis.call('LTRIM', log, -most, -1)

@@ -122,6 +122,16 @@ def repairs(s: Scene) -> None:
 
 
 @of("operator", "server")
+def purges_and_restores(s: Scene) -> None:
+    topic = s.full.topic(s.name)
+    topic.send(1)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    assert s.api.admin.purge(s.name, "dead", keep=60) == 1
+    assert s.api.admin.restore(s.name) == 1
+
+
+@of("operator", "server")
 def redrives_to_one_that_waits(s: Scene) -> None:
     s.topic(retry="immediate")
     topic = s.full.topic(s.name)

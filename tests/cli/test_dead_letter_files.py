@@ -11,7 +11,7 @@ from tests.cli.conftest import ndjson
 
 
 def purge(run: Any, topic: rmq.Topic) -> None:
-    assert run("dlq", "purge", topic.name, "--yes").exit_code == 0
+    assert run("dlq", "purge", topic.name, "--keep", "0", "--yes").exit_code == 0
 
 
 def bury(topic: rmq.Topic, count: int = 1) -> None:

@@ -123,5 +123,5 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
     in_sessions = {name for name in scripts.names() if "answer_in(" in scripts.load(name).text}
     assert in_sessions == {
         "ack", "cancel", "extend", "merge", "nack", "prepare", "publish", "purge", "redrive",
-        "reject", "release", "reschedule", "send", "set_priority",
+        "reject", "release", "reschedule", "restore", "send", "set_priority", "trash",
     }  # fmt: skip
