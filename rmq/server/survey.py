@@ -15,8 +15,8 @@ from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
 
-SLOTS_PER_S = 6.0  # of an idle installation: below 10 commands a second with 400 slots
-EVERY_LEAST_S, EVERY_MOST_S = 5.0, 60.0
+SLOTS_PER_S = 5.0  # of an idle installation: below 10 commands a second with 400 slots
+EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
 
 
 @dataclass(frozen=True, slots=True)

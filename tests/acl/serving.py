@@ -58,12 +58,15 @@ def expires_audits_and_forgets_dead_workers(s: Scene) -> None:
     with rmq.Client(s.server.url, interceptors=[rmq.Audit()]) as client:
         client.topic(s.name, on_expire="drop").send(1, expires=1)
         client.topic(s.name, on_expire="drop").send(2)
-    s.server.raw().zadd("rmq:workers", {"killed": 1})
     s.later(120)
-    with rmq.Client(s.url, retry_for=0) as client:
-        survey = Survey(client._transport, "rmq")
-        survey.run_once()
-        survey.topics = {s.name: survey.topics.get(s.name) or survey._read(s.name)}
-        assert Expiry(client._transport, survey).run_once() == 1
-        assert Audits(client._transport, survey).run_once() == 1
-        assert WorkerRecords(client._transport, "rmq").run_once() >= 1
+    with s.server.raw() as raw, rmq.Client(s.url, retry_for=0) as client:
+        raw.zadd("rmq:workers", {"killed": 1})
+        try:
+            survey = Survey(client._transport, "rmq")
+            survey.run_once()
+            survey.topics = {s.name: survey.topics.get(s.name) or survey._read(s.name)}
+            assert Expiry(client._transport, survey).run_once() == 1
+            assert Audits(client._transport, survey).run_once() == 1
+            assert WorkerRecords(client._transport, "rmq").run_once() >= 1
+        finally:
+            raw.zrem("rmq:workers", "killed")  # others look at that list, too

@@ -90,9 +90,8 @@ def test_unknown_check_is_refused(client: rmq.Client) -> None:
 
 
 def test_async_client_finds_the_same(client: rmq.Client, api: Any, server: Server) -> None:
-    assert [finding.check for finding in api.admin.doctor(["clock", "topics"])] == [
-        "clock", "topics",
-    ]  # fmt: skip
+    checks = [finding.check for finding in api.admin.doctor(["clock", "topics"])]
+    assert list(dict.fromkeys(checks)) == ["clock", "topics"]  # others' topics may be broken here
 
 
 # --- memory --------------------------------------------------------------------------------------

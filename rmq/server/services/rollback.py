@@ -29,7 +29,7 @@ class Rollback:
     """Gives back the leases that the survey saw expired.
 
     A slot costs no command of its own while its leases hold. One whose consumers died is seen by
-    the next pass of the survey, at most a minute later.
+    the next pass of the survey, at most 80 s later.
     """
 
     name = "rollback"
