@@ -1,4 +1,4 @@
-"""One run of the part `size`: a topic of N messages and one of 1000, on a server of its own."""
+"""A run of the part `size`: a topic of N messages and one of 1000, on a server of its own."""
 
 from __future__ import annotations
 

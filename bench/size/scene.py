@@ -132,7 +132,7 @@ def commands_ms(raw: redis.Redis) -> list[float]:
 
 
 class Account:
-    """What became of each message of a topic, by the number in its body."""
+    """The fate of each message of a topic, by the number in its body."""
 
     HANDLED, DEAD = 1, 2
 

@@ -1,4 +1,4 @@
-"""What commands print: tables, details, log lines; records for programs.
+"""The output of commands: tables, details, log lines; records for programs.
 
 A command prints its records with `document`, `line` or `lines` where `common_options().json` is
 true, and its table otherwise. The common options --json, -o and --columns do the rest here.

@@ -24,7 +24,7 @@ SORTS = ("TOPIC", *COLUMNS)
 
 
 class Reading(NamedTuple):
-    """What was read at one moment.
+    """The counts and the workers that were read at one moment.
 
     Attributes:
         at: seconds, by the monotonic clock.

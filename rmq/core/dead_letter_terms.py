@@ -18,7 +18,7 @@ _MISSING = object()  # the message has no such field
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What stands behind an operator: its value, and how it was written."""
+    """The right-hand side of an operator: its value, and how it was written."""
 
     value: Value
     quoted: bool = True
@@ -33,7 +33,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a condition looks at: a name, and for a header or a body where in it."""
+    """The field that a condition reads: its name, and for a header or a body the path in it."""
 
     name: str
     path: tuple[str | int, ...] = ()

@@ -1,4 +1,4 @@
-"""What the doctor found: how grave it is, how that shows, and the command that mends it."""
+"""A finding of the doctor: its severity, the evidence, and the command that mends it."""
 
 from __future__ import annotations
 

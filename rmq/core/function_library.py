@@ -1,4 +1,4 @@
-"""What a server says of a library of Redis functions that RMQ has loaded."""
+"""A library of Redis functions that RMQ has loaded, as a server describes it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Job(NamedTuple):
 
 
 class JobOutcome(NamedTuple):
-    """What became of a message of a job.
+    """The outcome of a job for a message.
 
     Attributes:
         id: of the message.

@@ -1,4 +1,4 @@
-"""What a service of the server is, and the thread that runs one again and again."""
+"""The interface of the server's services, and the thread that runs a service again and again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """One word, in logs and metrics."""
+        """Return its name in logs and metrics, a single word."""
 
     @property
     def every_s(self) -> float:

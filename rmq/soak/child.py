@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Task:
-    """What a process has to do; it is passed to it as JSON.
+    """The work of a process; it is passed to the process as JSON.
 
     Attributes:
         role: "producer" or "consumer".

@@ -31,7 +31,7 @@ FAULTS = {
 
 
 class Step(NamedTuple):
-    """One fault of a plan.
+    """A fault of a plan.
 
     Attributes:
         at: seconds after the beginning.

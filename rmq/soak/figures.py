@@ -1,4 +1,4 @@
-"""What each fault cost: the longest time without an answer, and the acked messages per second."""
+"""The cost of each fault: the longest time without an answer, and acked messages per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES = ("send", "deliver", "ack")
 
 @dataclass(slots=True)
 class Fault:
-    """One fault of a run.
+    """A fault of a run, with its figures.
 
     Attributes:
         name: its kind.

@@ -34,7 +34,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Event:
-    """One event.
+    """An event of a history.
 
     Attributes:
         type: invoke, ok, fail (it did not happen) or unknown (it may have happened).

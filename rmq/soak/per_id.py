@@ -29,7 +29,7 @@ _SETTLING = ("ack", "nack", "release", "extend")
 
 
 class Operation(NamedTuple):
-    """One operation: what was asked, what was told, and between which moments."""
+    """An operation on a message: its kind, its outcome, and the times of its call."""
 
     op: str
     outcome: str  # ok, fail or unknown

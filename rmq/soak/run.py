@@ -33,7 +33,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What a soak does.
+    """The options of a soak.
 
     Attributes:
         faults: keys of `faults.FAULTS`.
@@ -133,7 +133,7 @@ class Child:
 
 
 class Scene:
-    """What a running soak consists of; faults act on it."""
+    """The processes and the server of a running soak; faults act on it."""
 
     def __init__(self, options: Options, server: Server, directory: Path) -> None:
         self.options = options

@@ -134,7 +134,7 @@ def connections(value: object, field: str = "max_connections") -> int:
 
 
 def calls(value: object, field: str = "calls") -> Calls:
-    """What a client calls, scripts or functions, checked."""
+    """Check the option that says what a client calls, scripts or functions, and return it."""
     for known in CALLS:
         if value == known:
             return known

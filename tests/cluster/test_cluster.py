@@ -401,7 +401,7 @@ def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_los
 
 
 class Outage(NamedTuple):
-    """What sends found while a master and its replica were dead.
+    """Results of sends while a master and its replica were dead.
 
     Attributes:
         dead: slots without a node.

@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
 
 class Stream:
-    """One producer, and two consumers of a kind, of a topic with one slot."""
+    """A producer, and two consumers of a kind, of a topic with one slot."""
 
     def __init__(self, url: str, name: str, kind: str, durability: Any = None) -> None:
         self.url, self.name, self.durability = url, name, durability
@@ -195,7 +195,7 @@ def test_a_slot_with_credits_moves_under_load_and_each_message_comes_once(
 def test_the_master_that_has_the_credits_is_killed_and_nothing_is_lost(
     own_cluster: Cluster, name: str, kind: str, handed: list[int]
 ) -> None:
-    """What comes twice was taken just before the kill, and the replica had not heard of it."""
+    """Messages come twice only if they were taken just before the kill, unknown to the replica."""
     cluster = own_cluster
     stream = Stream(cluster.url, name, kind, rmq.Replicated(1, 0.5))
     try:

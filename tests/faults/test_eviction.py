@@ -142,7 +142,7 @@ def evict(raw: redis.Redis, keys: list[bytes], enough: int) -> int:
 
 
 class Losses(NamedTuple):
-    """What came of topics, one slot each, after parts of them were evicted.
+    """Counts of topics, one slot each, by what came of them after parts of them were evicted.
 
     Attributes:
         whole: topics that delivered all.

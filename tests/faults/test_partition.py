@@ -220,7 +220,7 @@ class Service:
 
 
 def role(server: Server) -> Any:
-    """What a server says of itself; call it on its side."""
+    """Return the server's reply to ROLE, [None] if there is none; call it on the server's side."""
     try:
         with server.raw(socket_timeout=2) as raw:
             return raw.execute_command("ROLE")

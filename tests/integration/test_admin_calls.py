@@ -1,4 +1,4 @@
-"""What an operator asks for at once is done in calls that let others in between."""
+"""An operator's large changes are done in several calls, with room for others in between."""
 
 from __future__ import annotations
 

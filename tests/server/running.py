@@ -35,7 +35,7 @@ def get(url: str) -> tuple[int, Any]:
 
 
 class Answer(NamedTuple):
-    """What a request was answered with."""
+    """The answer to a request."""
 
     status: int
     body: Any

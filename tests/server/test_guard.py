@@ -1,4 +1,4 @@
-"""Who may ask: names of the server, tokens, other sites."""
+"""Checks of requests: names of the server, tokens, other sites."""
 
 from __future__ import annotations
 

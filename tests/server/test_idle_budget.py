@@ -1,4 +1,4 @@
-"""What a server costs while nothing happens: commands that it sends to Redis, and memory."""
+"""The cost of a server while nothing happens: commands that it sends to Redis, and memory."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def uses(expression: str) -> list[Use]:
 
 
 def mistakes(expression: str) -> list[str]:
-    """What an expression names that the server and the workers do not expose."""
+    """Return an expression's mistakes, as names that the server and the workers do not expose."""
     found = []
     grouped = set(re.findall(r"\w+", " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", expression))))
     labels: set[str] = {"le"}

@@ -1,4 +1,4 @@
-"""What a consumer knows between two calls: of its slots, and of messages it never handed over."""
+"""A consumer's state between two calls: its slots, and messages that it never handed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: the name of the server, the token, and the site that a request comes from."""
+"""Checks of requests: the name of the server, the token, and the site that a request comes from."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def memory() -> Iterator[WorkerMemory]:
 
 @pytest.fixture
 def heartbeat(memory: WorkerMemory) -> SharedMemory:
-    """What the heartbeat's process maps."""
+    """The worker's memory, as the heartbeat's process maps it."""
     return SharedMemory(memory.fd, *memory.shared.sizes)
 
 

@@ -19,7 +19,7 @@ _WINDOWS = {
 
 
 def persistence(look: Look) -> Flow[list[Sight]]:
-    """What a restart of Redis takes away."""
+    """Check whether a restart of Redis loses messages."""
     topics, found = (yield from look.topics()), []
     promise = [topic.name for topic in topics if isinstance(topic.settings.durability, Fsync)]
     for info in (yield from look.infos()):

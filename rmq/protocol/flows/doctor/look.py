@@ -1,4 +1,4 @@
-"""What the checks of the doctor read of Redis, each thing once."""
+"""The reads of Redis that the checks of the doctor share; each is done once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLAVE = re.compile(r"slave\d+")
 
 
 class Sight(NamedTuple):
-    """What a check saw; `Finding` adds the name of the check."""
+    """The result of a check; `Finding` adds the name of the check."""
 
     severity: Severity
     evidence: str

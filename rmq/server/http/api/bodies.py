@@ -1,4 +1,4 @@
-"""What a client sends: the parts of paths, queries and bodies, with their bounds.
+"""The types of requests: the parts of paths, queries and bodies, with their bounds.
 
 Bounds that RMQ itself checks, as those of a topic's settings, are left to it.
 """
@@ -172,7 +172,7 @@ class NewTopic(Request):
 
 
 class PauseTopic(Request):
-    """Who pauses a topic, and why, for people to read."""
+    """A pause of a topic: by whom, and why, for people to read."""
 
     by: Line = "HTTP API"
     why: Line = ""
@@ -252,7 +252,7 @@ class NewJob(Request):
 
 
 class ChangeJob(Request):
-    """Who changes a job, for people to read."""
+    """The name of the person who changes a job, for people to read."""
 
     by: Line = "HTTP API"
 

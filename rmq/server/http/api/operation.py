@@ -31,7 +31,7 @@ OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """What a request is answered with.
+    """The things that answer a request: the client, and the state of this server.
 
     Attributes:
         client: of the Redis that is served.

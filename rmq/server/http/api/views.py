@@ -1,4 +1,4 @@
-"""What a client reads: answers, and how they are made of what Admin returns."""
+"""The types of answers, and the functions that make them of what Admin returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What a request is answered with."""
+    """The body of an answer."""
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class History(Answer):
 
 
 class Deleted(Answer):
-    """What a topic held when it was deleted, or holds, in a dry run."""
+    """The counts of a topic when it was deleted, or now, in a dry run."""
 
     waiting: int
     in_flight: int
@@ -197,19 +197,19 @@ class Sent(Answer):
 
 
 class Cancelled(Answer):
-    """What became of a cancellation."""
+    """The outcome of a cancellation."""
 
     status: CancelStatus
 
 
 class Rescheduled(Answer):
-    """What became of a rescheduling."""
+    """The outcome of a rescheduling."""
 
     status: RescheduleStatus
 
 
 class Prioritized(Answer):
-    """What became of a change of priority."""
+    """The outcome of a change of priority."""
 
     status: PriorityStatus
 
