@@ -1,4 +1,4 @@
-"""Jobs: a redrive, purge or move of dead letters that goes on by itself; its fields in Redis."""
+"""Jobs: a redrive or purge of dead letters that goes on by itself; its fields in Redis."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class Job(NamedTuple):
         verb: "redrive" or "purge".
         conditions: those that dead letters must fit, as they were given; empty: all.
         rate: messages a second; None: as fast as it goes.
-        to: the topic that they are sent to; None: their own.
         keep_ms: of a purge: how long the letters stay in the trash.
         by: who started it.
         state: "running", "paused", "stopping" (after the batch on its way), "stopped" or "done".
@@ -76,7 +75,6 @@ class Job(NamedTuple):
     verb: JobVerb
     conditions: dict[str, Any]
     rate: float | None
-    to: str | None
     keep_ms: int
     by: str
     state: JobState
@@ -153,7 +151,6 @@ def definition(
     verb: JobVerb,
     conditions: Mapping[str, Any],
     rate: float | None,
-    to: str | None,
     keep_ms: int,
     by: str,
     expected: int | None,
@@ -163,7 +160,6 @@ def definition(
         "verb": verb,
         "conditions": json.dumps(dict(conditions), separators=(",", ":")),
         "rate": "" if rate is None else repr(rate),
-        "to": to or "",
         "keep_ms": str(keep_ms),
         "by": by,
         "expected": "" if expected is None else str(expected),
@@ -183,8 +179,7 @@ def read(id: str, fields: Mapping[str, bytes]) -> Job:
     counts = {name: number(f"count_{letter}") for letter, name in LETTERS.items()}
     return Job(
         id, topic_of(id), text("verb"), json.loads(text("conditions")),  # type: ignore[arg-type]
-        float(text("rate")) if text("rate") else None, text("to") or None,
-        number("keep_ms"), text("by"),
+        float(text("rate")) if text("rate") else None, number("keep_ms"), text("by"),
         text("state"),  # type: ignore[arg-type]
         number("began"), number("ended") or None,
         int(text("expected")) if text("expected") else None,

@@ -33,7 +33,7 @@ STARTING_S = 60  # after so long, a job that is listed and not there will not co
 IDS_MAX = 10_000  # of one job's conditions
 AUDIT_LINES_MAX = 10_000
 _FIELDS = (
-    "verb", "conditions", "rate", "to", "keep_ms", "by", "expected", "state", "began",
+    "verb", "conditions", "rate", "keep_ms", "by", "expected", "state", "began",
     "ended", "examined", "runner", *(f"count_{letter}" for letter in jobs_core.LETTERS),
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ def job_start(
     seconds, _ = yield RawCommand("job_start", "TIME")
     # The list first: a job that is not in it would never end.
     yield RawCommand("job_start", "ZADD", jobs_key(prefix), LISTED_ACTIVE + int(seconds), job_id)
-    fields = jobs_core.definition(known, given, rate, None, keep_ms, who, expected)
+    fields = jobs_core.definition(known, given, rate, keep_ms, who, expected)
     began = yield commands.job_start(prefix, job_id, fields)
     text = f"{verb} {_conditions_text(given)}" + (f" at {rate:g}/s" if rate else "")
     yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))

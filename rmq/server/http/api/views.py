@@ -262,7 +262,6 @@ class Job(Answer):
     verb: str
     conditions: dict[str, Any]
     rate: float | None
-    to: str | None
     by: str
     state: JobState
     began: datetime
@@ -399,7 +398,7 @@ def job_of(found: job.Job) -> Job:
     """Return a job as it is shown."""
     return Job(
         id=found.id, topic=found.topic, verb=found.verb, conditions=found.conditions,
-        rate=found.rate, to=found.to, by=found.by, state=found.state, began=found.began,
+        rate=found.rate, by=found.by, state=found.state, began=found.began,
         ended=found.ended, expected=found.expected, examined=found.examined, done=found.done,
         gone=found.gone, unreadable=found.unreadable, runner=found.runner,
     )  # fmt: skip
