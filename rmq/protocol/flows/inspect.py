@@ -51,7 +51,7 @@ def message_of(
 ) -> Message:
     """Return a member of a queue as a message; `unreadable` says what cannot be read.
 
-    `body_in` makes the body from the check_int record; None: it is decoded.
+    `body_in` makes the body from the whole record; None: it is decoded.
     """
     message_id, place = MessageId(member.id), check_place(member.place)
     last_failure = failure.decode(member.failure)

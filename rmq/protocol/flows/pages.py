@@ -1,4 +1,4 @@
-"""Read a check_int queue of a slot, in parts that several readers may share. Changes nothing."""
+"""Read a queue of a slot, in parts that several readers may share. Changes nothing."""
 
 from __future__ import annotations
 
