@@ -74,6 +74,12 @@ def check_priority(value: object) -> int:
     return check_int(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
 
 
+def check_rate(value: float | None) -> None:
+    """Refuse a rate that is not finite, or not more than 0; None: as fast as it goes."""
+    if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
+        raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")
+
+
 def duration_ms(
     value: object, field: str, low_ms: int = 1, high_ms: int = TEN_YEARS_MS, zero: bool = False
 ) -> int:

@@ -12,7 +12,7 @@ from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_message_type, duration_ms
+from rmq.core.validation import check_message_type, check_rate, duration_ms
 from rmq.errors import DecodeError, InvalidType, InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.commands import QueueMember
@@ -164,8 +164,7 @@ def redrive(
     progress: Progress | None,
 ) -> Flow[Redriven]:
     """Send dead letters back. Stopped half-way, the rest stays dead."""
-    if rate is not None and (isinstance(rate, bool) or not rate > 0):
-        raise InvalidValue(f"rate: {rate!r}; give messages a second, more than 0")
+    check_rate(rate)
     matching = yield from _matching(context, wanted)
     matched = sum(len(ids) for _, ids in matching)
     sent = unreadable = done = 0

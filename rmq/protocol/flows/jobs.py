@@ -7,7 +7,6 @@ stored, and whoever looks for jobs to run puts the list right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,7 +16,7 @@ from rmq.core.job import ENDED, VERBS, AuditLine, Job, JobOutcome, JobVerb
 from rmq.core.keys import audit_trail_key, job_key, job_log_key, jobs_key
 from rmq.core.pause import check_text, default_by
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_int
+from rmq.core.validation import check_int, check_rate
 from rmq.errors import InvalidValue, JobNotFound
 from rmq.protocol import commands
 from rmq.protocol.commands import JobReply
@@ -107,8 +106,7 @@ def job_start(
     known: JobVerb | None = next((each for each in VERBS if each == verb), None)
     if known is None:
         raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
-    if rate is not None and (isinstance(rate, bool) or not 0 < rate < math.inf):
-        raise InvalidValue(f"rate: {rate!r}; give messages a second, more than 0")
+    check_rate(rate)
     given = check_conditions(conditions)
     who = default_by() if by is None else check_text(by, "by")
     yield from open_topic.ensure_open(context, create=False)

@@ -30,3 +30,11 @@ def test_a_type_has_1_to_128_plain_characters() -> None:
             check_message_type(bad)
     with pytest.raises(InvalidType):
         check_message_type(7)
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan"), True])
+def test_a_rate_is_a_finite_number_above_0(rate: float) -> None:
+    validation.check_rate(None)
+    validation.check_rate(0.5)
+    with pytest.raises(InvalidValue, match="messages a second"):
+        validation.check_rate(rate)
