@@ -237,6 +237,12 @@ Flow = Generator[Step, Any, T]
 Progress = Callable[[int, int], None]  # called with (done, all) while a long flow goes on
 
 
+def server_ms(what: str) -> Flow[int]:
+    """Return the time by Redis' clock, epoch ms. `what`: what errors call the command."""
+    seconds, us = yield RawCommand(what, "TIME")
+    return int(seconds) * 1000 + int(us) // 1000
+
+
 def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
     """Run commands in one round trip; raise the first error after all of them have run."""
     return raise_first_error((yield Pipeline(commands)))

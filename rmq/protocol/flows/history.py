@@ -12,7 +12,7 @@ from rmq.core.validation import Duration, check_epoch_ms, duration_ms
 from rmq.errors import InvalidValue
 from rmq.protocol import clock, commands
 from rmq.protocol.flows import open_topic
-from rmq.protocol.steps import Flow, RawCommand
+from rmq.protocol.steps import Flow, RawCommand, server_ms
 
 PAGE = 500  # places of one call
 READ = "history"  # what errors call it
@@ -80,5 +80,4 @@ def _step_ms(step: Duration | None, span_ms: int) -> int:
 def _now_ms() -> Flow[int]:
     if clock.now_us:
         return int(clock.now_us) // 1000
-    seconds, us = yield RawCommand(READ, "TIME")
-    return int(seconds) * 1000 + int(us) // 1000
+    return (yield from server_ms(READ))

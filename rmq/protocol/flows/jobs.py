@@ -22,7 +22,7 @@ from rmq.protocol import commands
 from rmq.protocol.commands import JobReply
 from rmq.protocol.flows import open_topic
 from rmq.protocol.flows.dead_letters import Filter
-from rmq.protocol.steps import Command, Flow, RawCommand
+from rmq.protocol.steps import Command, Flow, RawCommand, server_ms
 
 KEEP_S = 7 * 86_400  # how long a job is kept that ended
 OUTCOMES_MAX = 10_000  # of a job: the newest
@@ -113,9 +113,9 @@ def job_start(
     for id in given.get("ids", ()):
         context.check_id(id)
     job_id, prefix = jobs_core.new_id(context.name), context.prefix
-    seconds, _ = yield RawCommand("job_start", "TIME")
+    now_ms = yield from server_ms("job_start")
     # The list first: a job that is not in it would never end.
-    yield RawCommand("job_start", "ZADD", jobs_key(prefix), LISTED_ACTIVE + int(seconds), job_id)
+    yield RawCommand("job_start", "ZADD", jobs_key(prefix), LISTED_ACTIVE + now_ms // 1000, job_id)
     fields = jobs_core.definition(known, given, rate, keep_ms, who, expected)
     began = yield commands.job_start(prefix, job_id, fields)
     text = f"{verb} {_conditions_text(given)}" + (f" at {rate:g}/s" if rate else "")
@@ -177,8 +177,8 @@ def active(prefix: str) -> Flow[list[Job]]:
 def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
     """Take a job that is not there off the list, unless it is about to start."""
     score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
-    seconds, _ = yield RawCommand("jobs", "TIME")
-    if score is not None and float(score) < LISTED_ACTIVE + int(seconds) - STARTING_S:
+    now_s = (yield from server_ms("jobs")) // 1000
+    if score is not None and float(score) < LISTED_ACTIVE + now_s - STARTING_S:
         yield RawCommand("jobs", "ZREM", jobs_key(prefix), member)
 
 

@@ -21,7 +21,7 @@ from rmq.errors import InvalidValue, RMQError, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.flows import open_topic, scheduled_topics
 from rmq.protocol.flows.scheduled_topics import Listed
-from rmq.protocol.steps import Flow, Progress, RawCommand, Sleep, pipeline
+from rmq.protocol.steps import Flow, Progress, RawCommand, Sleep, pipeline, server_ms
 
 PAGE = 100  # records that one look reads
 SLOTS_AT_ONCE = 64
@@ -136,8 +136,7 @@ def _pages(slots: Collection[int]) -> list[list[int]]:
 
 def _begin(context: TopicContext, slots: int) -> Flow[None]:
     """Write the new number of slots to the topic's hash: from here on the resize goes on."""
-    now_s, now_us = yield RawCommand("topic_resize", "TIME")
-    since_ms = int(now_s) * 1000 + int(now_us) // 1000
+    since_ms = yield from server_ms("topic_resize")
     while True:
         settings = context.settings
         if settings.layout and settings.layout.resizing:

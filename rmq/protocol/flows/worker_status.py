@@ -12,14 +12,9 @@ from collections.abc import Callable, Sequence
 from rmq.core.keys import worker_key, workers_key
 from rmq.core.settings import BATCH_MAX
 from rmq.core.worker_status import WorkerStatus, read_status
-from rmq.protocol.steps import Flow, RawCommand
+from rmq.protocol.steps import Flow, RawCommand, server_ms
 
 REPORT, LIST = "report of a worker", "workers"  # what errors call these flows
-
-
-def _now_ms(what: str) -> Flow[int]:
-    seconds, us = yield RawCommand(what, "TIME")
-    return int(seconds) * 1000 + int(us) // 1000
 
 
 def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) -> Flow[None]:
@@ -32,7 +27,7 @@ def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) 
         keep_ms: when the status expires, unless it is stored again.
     """
     index = workers_key(prefix)
-    now_ms = yield from _now_ms(REPORT)
+    now_ms = yield from server_ms(REPORT)
     yield RawCommand(REPORT, "ZADD", index, now_ms + keep_ms, worker)
     yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)  # it ends with the last process
     # After the index has its end: a process that dies once it is listed leaves nothing for ever.
@@ -48,7 +43,7 @@ def forget(prefix: str, worker: str) -> Flow[None]:
 
 def forget_lapsed(prefix: str) -> Flow[list[str]]:
     """Remove the ids of processes whose status has expired; return them."""
-    now_ms = yield from _now_ms(LIST)
+    now_ms = yield from server_ms(LIST)
     index = workers_key(prefix)
     lapsed: list[bytes] = yield RawCommand(
         LIST, "ZRANGEBYSCORE", index, "-inf", now_ms, "LIMIT", 0, BATCH_MAX
@@ -60,7 +55,7 @@ def forget_lapsed(prefix: str) -> Flow[list[str]]:
 
 def workers(prefix: str) -> Flow[list[WorkerStatus]]:
     """List the processes whose status has not expired, by host and pid."""
-    now_ms = yield from _now_ms(LIST)
+    now_ms = yield from server_ms(LIST)
     found: list[WorkerStatus] = []
     index, offset = workers_key(prefix), 0
     while True:
