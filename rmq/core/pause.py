@@ -73,7 +73,16 @@ def check_text(value: object, field: str) -> str:
     return value
 
 
-def default_by() -> str:
+def who(by: str | None) -> str:
+    """Return who does something, for people to read: as the caller gave it, else user@host.
+
+    Raises:
+        InvalidValue, InvalidType: as of `check_text`.
+    """
+    return _default_by() if by is None else check_text(by, "by")
+
+
+def _default_by() -> str:
     """Return user@host of this process."""
     try:
         user = getpass.getuser()

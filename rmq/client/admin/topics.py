@@ -7,7 +7,7 @@ from typing import Unpack
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core.history import Sample
-from rmq.core.pause import Pause, PauseVerb, check_text, default_by, verbs_of
+from rmq.core.pause import Pause, PauseVerb, check_text, verbs_of, who
 from rmq.core.settings import Settings, TopicSettings, check_changes
 from rmq.core.validation import Duration
 from rmq.protocol.flows import history, inspect, resize, topic_admin
@@ -79,9 +79,8 @@ class TopicAdmin(AdminPart):
             InvalidValue: a text is longer than a line of 500 characters, or the verb is none.
         """
         verbs = verbs_of(verb)
-        who = default_by() if by is None else check_text(by, "by")
-        reason = check_text(why, "why")
-        return self._run(topic_admin.topic_pause(self._context(topic), who, reason, verbs))
+        by, why = who(by), check_text(why, "why")
+        return self._run(topic_admin.topic_pause(self._context(topic), by, why, verbs))
 
     def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
         """End pauses of a topic, and wake its consumers; return the pause, None if there was none.
@@ -220,9 +219,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
     ) -> Pause:
         """As `Admin.topic_pause`."""
         verbs = verbs_of(verb)
-        who = default_by() if by is None else check_text(by, "by")
-        reason = check_text(why, "why")
-        return await self._run(topic_admin.topic_pause(self._context(topic), who, reason, verbs))
+        by, why = who(by), check_text(why, "why")
+        return await self._run(topic_admin.topic_pause(self._context(topic), by, why, verbs))
 
     async def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
         """As `Admin.topic_resume`."""

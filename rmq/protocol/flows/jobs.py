@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from rmq.core import job as jobs_core
+from rmq.core import job as jobs_core, pause
 from rmq.core.job import ENDED, VERBS, AuditLine, Job, JobOutcome, JobVerb
 from rmq.core.keys import audit_trail_key, job_key, job_log_key, jobs_key
-from rmq.core.pause import check_text, default_by
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int, check_rate
 from rmq.errors import InvalidValue, JobNotFound
@@ -108,7 +107,7 @@ def job_start(
         raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
     check_rate(rate)
     given = check_conditions(conditions)
-    who = default_by() if by is None else check_text(by, "by")
+    who = pause.who(by)
     yield from open_topic.ensure_open(context, create=False)
     for id in given.get("ids", ()):
         context.check_id(id)
@@ -223,7 +222,7 @@ def job_stop(prefix: str, id: str, by: str | None) -> Flow[bool]:
 def _change(
     prefix: str, id: str, by: str | None, what: str, command: Command[JobReply]
 ) -> Flow[bool]:
-    who = default_by() if by is None else check_text(by, "by")
+    who = pause.who(by)
     reply = yield command
     if reply.state < 0:
         raise JobNotFound(f"there is no job {id}, or it ended more than 7 days ago; see rmq job ls")
