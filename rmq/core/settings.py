@@ -220,6 +220,11 @@ class Settings:
         """The number of slots with which the topic was created: keys keep their slots by it."""
         return self.layout.first if self.layout else self.slots
 
+    def slot_stamp(self, created: bytes) -> bytes:
+        """Return the stamp of the slots: that of the topic, and 1 us more for each resize."""
+        resizes = self.layout.resizes if self.layout else 0
+        return str(int(created) + resizes).encode() if resizes else created
+
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash."""
         return {"format": str(FORMAT)} | {name: _to_redis(getattr(self, name)) for name in NAMES}

@@ -88,8 +88,7 @@ class TopicContext:
 
         `ready`: every slot has its fields.
         """
-        resizes = settings.layout.resizes if settings.layout else 0
-        stamp = str(int(created) + resizes).encode() if resizes else created
+        stamp = settings.slot_stamp(created)
         self._slots = [
             SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)
         ]

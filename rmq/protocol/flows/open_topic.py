@@ -49,16 +49,13 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     wanted = Settings(**context.requested)
     reply = yield commands.topic(context, wanted.to_redis() if create else None)
     if reply.state < 0:
-        raise TopicNotFound(
-            f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}; "
-            f"create it: rmq topic create {context.name}"
-        )
+        raise not_found(context)
     kept = settings.from_redis(context.name, reply.kept)
     _refuse_deleting(context, reply)
     settings.check_matches(context.name, context.requested, kept)
     if not create:
-        was_ready = context.is_ready and context.created == _stamp(context, reply, kept)
-        _adopt(context, reply, kept, was_ready)
+        was_ready = context.is_ready and context.created == kept.slot_stamp(_created(reply))
+        adopt(context, reply, kept, was_ready)
         yield from _await_slots(context)
         return False  # a caller that only reads writes nothing
     try:
@@ -71,6 +68,14 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     if reply.state:
         yield from eviction.warn()
     return bool(reply.state)
+
+
+def not_found(context: TopicContext) -> TopicNotFound:
+    """Return the error of a topic that is missing."""
+    return TopicNotFound(
+        f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}; "
+        f"create it: rmq topic create {context.name}"
+    )
 
 
 def _await_slots(context: TopicContext) -> Flow[None]:
@@ -101,21 +106,14 @@ def _give_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) ->
     before every slot refuses what is sent by the number of before.
     """
     prepared = copy(context)
-    _adopt(prepared, reply, kept, False)
+    adopt(prepared, reply, kept)
     yield from give_slots(prepared)
-    _adopt(context, reply, kept, True)
+    adopt(context, reply, kept, True)
 
 
-def _stamp(context: TopicContext, reply: TopicReply, kept: Settings) -> bytes:
-    """Return the stamp that the slots have, or get."""
-    prepared = copy(context)
-    _adopt(prepared, reply, kept, False)
-    return prepared.created
-
-
-def _adopt(context: TopicContext, reply: TopicReply, kept: Settings, ready: bool) -> None:
-    revision = int(reply.kept.get("revision", 0))
-    context.mark_open(kept, _created(reply), ready, revision)
+def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
+    """Take note of the settings, stamp and revision of a topic. `is_ready`: of all its slots."""
+    context.mark_open(kept, _created(reply), is_ready, _revision(reply))
 
 
 def give_slots(context: TopicContext) -> Flow[int]:
@@ -217,6 +215,10 @@ def _created(reply: TopicReply) -> bytes:
     return reply.kept["created"].encode()
 
 
+def _revision(reply: TopicReply) -> int:
+    return int(reply.kept.get("revision", 0))
+
+
 def ensure_open(context: TopicContext, create: bool = True) -> Flow[None]:
     """Open the topic unless it is open; read its settings again if they are old."""
     try:
@@ -263,11 +265,11 @@ def _follow(context: TopicContext) -> Flow[None]:
             anew=bool(anew),
         )
     _refuse_deleting(context, reply)
-    if int(reply.kept.get("revision", 0)) == context.revision:
+    if _revision(reply) == context.revision:
         context.read_at = time.monotonic()
         return
     kept = settings.from_redis(context.name, reply.kept)
     if context.is_ready:
         yield from _give_and_adopt(context, reply, kept)  # who changed it may have died before
     else:
-        _adopt(context, reply, kept, False)
+        adopt(context, reply, kept)

@@ -11,9 +11,9 @@ from rmq.core.codec import JSON
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
-from rmq.errors import OutcomeUnknown, RMQError, TopicNotFound, TopicVanished, Unavailable
+from rmq.errors import OutcomeUnknown, RMQError, TopicVanished, Unavailable
 from rmq.protocol import commands
-from rmq.protocol.flows import inspect
+from rmq.protocol.flows import inspect, open_topic
 from rmq.protocol.steps import Command, Flow, Pipeline
 
 CALLS_AT_ONCE = 256  # calls of a script in one round trip
@@ -76,10 +76,7 @@ def overview(prefix: str, names: Sequence[str]) -> Flow[list[TopicOverview]]:
 def _adopt(context: TopicContext, reply: commands.TopicReply) -> RMQError | None:
     """Take note of a topic's settings; return why that cannot be."""
     if reply.state < 0:
-        return TopicNotFound(
-            f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}; "
-            f"create it: rmq topic create {context.name}"
-        )
+        return open_topic.not_found(context)
     if "deleting" in reply.kept:
         return TopicVanished(
             f"topic {context.name!r} is being deleted. If nobody deletes it any more, finish it: "
@@ -89,7 +86,7 @@ def _adopt(context: TopicContext, reply: commands.TopicReply) -> RMQError | None
         kept = settings.from_redis(context.name, reply.kept)
     except RMQError as error:
         return error
-    context.mark_open(kept, reply.kept["created"].encode(), False)
+    open_topic.adopt(context, reply, kept)
     return None
 
 

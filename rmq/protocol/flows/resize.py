@@ -158,7 +158,7 @@ def _change(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:
     if reply.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile")
     kept = topic_settings.from_redis(context.name, reply.kept)
-    context.mark_open(kept, context.identity, False, int(reply.kept.get("revision", 0)))
+    open_topic.adopt(context, reply, kept)
     return bool(reply.state)
 
 

@@ -127,7 +127,7 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)
-    context.mark_open(kept, context.identity, False, int(changed.kept.get("revision", 0)))
+    open_topic.adopt(context, changed, kept)
     try:
         yield from open_topic.give_slots(context)
     except RMQError as error:
@@ -160,10 +160,9 @@ def topic_delete(
         raise TopicNotFound(
             f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}"
         )
-    created = opened.kept["created"].encode()
     # A topic of an earlier format has the same keys, so it can be deleted.
     kept = settings.from_redis(context.name, opened.kept, oldest=1)
-    context.mark_open(kept, created, False, int(opened.kept.get("revision", 0)))
+    open_topic.adopt(context, opened, kept)
     held = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:
         return held
@@ -171,7 +170,7 @@ def topic_delete(
         if "deleting" in opened.kept:  # an earlier deletion was not finished
             yield from _restore(context)
         raise _not_empty(context, held, "they are kept, and the topic stands")
-    if not (yield commands.topic_close(context, created, True)):
+    if not (yield commands.topic_close(context, context.identity, True)):
         raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile, by somebody else")
     held = yield from _delete_slots(context, context.slots, MOST if force else 0, progress)
     if held.messages and not force:
