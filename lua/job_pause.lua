@@ -8,11 +8,5 @@ Cost      O(1)
 Atomic    One state for another. A second run finds it paused.
 ]]
 --- @include "lib/clock"
-local now = clock(ARGV[1])
-local state = redis.call('HGET', KEYS[1], 'state')
-if state ~= 'running' then
-  return { state and 0 or -1, now }
-end
-redis.call('HDEL', KEYS[1], '') -- a write that needs no memory: after it, Redis checks no more
-redis.call('HSET', KEYS[1], 'state', 'paused')
-return { 1, now }
+--- @include "lib/jobs"
+return change_state(KEYS[1], 'running', 'paused', clock(ARGV[1]))

@@ -1,0 +1,13 @@
+-- The states of a job.
+
+-- Put a job from one state into another, also while Redis is at maxmemory. Returns the reply: {1 done | 0 its state is
+-- another one | -1 there is no such job, the time}.
+local function change_state(job, from, to, now)
+  local state = redis.call('HGET', job, 'state')
+  if state ~= from then
+    return { state and 0 or -1, now }
+  end
+  redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
+  redis.call('HSET', job, 'state', to)
+  return { 1, now }
+end
