@@ -22,6 +22,7 @@ Atomic    A batch is recorded once, and the next one noted once, by their number
           lease. While the job is paused or stopping, none is noted. Works while Redis is at maxmemory.
 ]]
 --- @include "lib/clock"
+--- @include "lib/jobs"
 --- @include "lib/member"
 local job, log = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
@@ -81,9 +82,7 @@ if batch == recorded and number == batch then
     state = 'stopped'
   end
   if state == 'done' or state == 'stopped' then
-    redis.call('HSET', job, 'state', state, 'ended', now, 'runner', '', 'until', 0)
-    redis.call('EXPIRE', job, keep)
-    redis.call('EXPIRE', log, keep)
+    end_job(job, log, state, now, keep)
   end
 end
 return { 1, state, batch, now }

@@ -2,24 +2,27 @@
 job_stop: end a job. A batch that is on its way is finished; what the job has not reached stays as it is.
 
 KEYS[1]   job            hash  definition, state and progress of a job
+KEYS[2]   job log        list  the newest outcomes; expires with the job
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   keep_s               how long a job is kept that ended, 1 to 31 536 000
 Returns   {1 done | 0 it has ended | -1 there is no such job, the server's time in epoch ms}
 Cost      O(1)
-Atomic    One state for another. A second run finds it stopped, or about to.
+Atomic    Types are checked first. One state for another. A second run finds it stopped, or about to.
 ]]
 --- @include "lib/clock"
+--- @include "lib/jobs"
+local job, log = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local keep = whole_number(ARGV[2], 1, 31536000, 'keep_s')
-local s = redis.call('HMGET', KEYS[1], 'state', 'members')
+redis.call('LLEN', log)
+local s = redis.call('HMGET', job, 'state', 'members')
 if s[1] ~= 'running' and s[1] ~= 'paused' then
   return { s[1] and 0 or -1, now }
 end
-redis.call('HDEL', KEYS[1], '') -- a write that needs no memory: after it, Redis checks no more
+redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
 if s[2] then
-  redis.call('HSET', KEYS[1], 'state', 'stopping')
+  redis.call('HSET', job, 'state', 'stopping')
 else
-  redis.call('HSET', KEYS[1], 'state', 'stopped', 'ended', now, 'runner', '', 'until', 0)
-  redis.call('EXPIRE', KEYS[1], keep)
+  end_job(job, log, 'stopped', now, keep)
 end
 return { 1, now }

@@ -1,4 +1,4 @@
--- The states of a job.
+-- The states of a job, and its end.
 
 -- Put a job from one state into another, also while Redis is at maxmemory. Returns the reply: {1 done | 0 its state is
 -- another one | -1 there is no such job, the time}.
@@ -10,4 +10,11 @@ local function change_state(job, from, to, now)
   redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
   redis.call('HSET', job, 'state', to)
   return { 1, now }
+end
+
+-- End a job: nobody runs it any more, and it is kept for `keep` s, with its log.
+local function end_job(job, log, state, now, keep)
+  redis.call('HSET', job, 'state', state, 'ended', now, 'runner', '', 'until', 0)
+  redis.call('EXPIRE', job, keep)
+  redis.call('EXPIRE', log, keep)
 end

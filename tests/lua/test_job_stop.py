@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.protocol import commands
-from tests.lua.jobs import JOB, KEY, begin, changed, clear, fields, step
+from tests.lua.jobs import JOB, KEY, LOG, begin, changed, clear, fields, step
 
 
 def stop(box):
@@ -57,3 +57,15 @@ def test_a_job_that_stopped_expires(box):
     stop(box)
 
     assert 0 < box.redis.ttl(KEY) <= 60
+
+
+def test_the_log_of_a_job_that_stopped_while_paused_expires_with_it(box):
+    begin(box, "me")
+    box.run(step(ids=box.ids(1)))
+    box.run(commands.job_pause("rmq", JOB))
+    box.run(step(number=1, letters="1"))
+    assert box.redis.ttl(LOG) == -1
+
+    stop(box)
+
+    assert 0 < box.redis.ttl(LOG) <= 60

@@ -89,6 +89,7 @@ PLACES = {
     "leader_renew": "leader",
     **dict.fromkeys(JOBS, "job"),
     "job_step": "job joblog",
+    "job_stop": "job joblog",
     "locate": "slot store prepare dead trash",
     "withdraw": "slot",
 }

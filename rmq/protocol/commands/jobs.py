@@ -52,16 +52,20 @@ def job_resume(prefix: str, job: str) -> Command[JobReply]:
 
 def job_stop(prefix: str, job: str, keep_s: int) -> Command[JobReply]:
     """End a job."""
-    return _changing("job_stop", prefix, job, [keep_s])
+    return Command(
+        scripts.load("job_stop"),
+        (job_key(prefix, job), job_log_key(prefix, job)),
+        [clock.now_us, keep_s],
+        _job_reply,
+    )
 
 
 def _changing(verb: str, prefix: str, job: str, args: Sequence[Any] = ()) -> Command[JobReply]:
-    return Command(
-        scripts.load(verb),
-        (job_key(prefix, job),),
-        [clock.now_us, *args],
-        lambda reply: JobReply(reply[0], reply[1]),
-    )
+    return Command(scripts.load(verb), (job_key(prefix, job),), [clock.now_us, *args], _job_reply)
+
+
+def _job_reply(reply: list[Any]) -> JobReply:
+    return JobReply(reply[0], reply[1])
 
 
 def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTaken]:
