@@ -20,8 +20,8 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/drop"
 --- @include "lib/envelope"
---- @include "lib/large_bodies"
 --- @include "lib/member"
 --- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -40,6 +40,7 @@ if #ARGV > 1004 then
 end
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
+redis.call('ZCARD', KEYS[6])
 redis.call('HLEN', KEYS[7])
 local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
@@ -68,13 +69,8 @@ if any_merge_key then
     end
   end
 end
-if s[2] then
-  --- @include "lib/audit"
-  account_for(slot, KEYS[6], 'accounted', read_numbers(records, ids, tonumber(s[3])), now)
-end
 local purged = redis.call('ZREM', queue, unpack(ids))
-drop_records(slot, records, KEYS[7], ids)
-redis.call('HDEL', failures, unpack(ids))
+drop_for_good(slot, records, KEYS[7], failures, s[2] and KEYS[6], tonumber(s[3]), ids, now)
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end

@@ -50,7 +50,7 @@ if last_turn then
 end
 sweep_sessions(slot, now, 100)
 local audit = s[5] and KEYS[7]
-local dropped = empty_trash(slot, KEYS[9], KEYS[10], records, failures, KEYS[8], audit, tonumber(s[6]), now, limit)
+local dropped = empty_trash(slot, KEYS[9], KEYS[10], records, KEYS[8], failures, audit, tonumber(s[6]), now, limit)
 local retention = tonumber(s[2])
 if retention == 0 or dropped == limit then
   return dropped

@@ -21,8 +21,8 @@ Atomic    Only dead letters move, with their time of death; record and failure s
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/drop"
 --- @include "lib/replay"
---- @include "lib/trash"
 --- @include "lib/writes"
 local slot, dead = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
@@ -63,7 +63,8 @@ if #ids > 0 then
   allow_oom(dead)
   redis.call('ZREM', dead, unpack(ids))
   if keep == 0 then
-    drop_for_good(slot, KEYS[5], KEYS[6], KEYS[8], s[2] and KEYS[7], tonumber(s[3]), ids, now)
+    drop_for_good(slot, KEYS[5], KEYS[8], KEYS[6], s[2] and KEYS[7], tonumber(s[3]), ids, now)
+    redis.call('HINCRBY', slot, 'purged', #ids)
   else
     redis.call('ZADD', KEYS[3], unpack(add))
     redis.call('HSET', KEYS[4], unpack(deaths))

@@ -8,7 +8,7 @@ The failures hash has an entry for each message that has failed, beside its reco
   byte 3   reason: f failed, l lease expired, r rejected, u undecodable, x message expired, n no handler
   then     the consumer's error, which no script reads
 ]]
---- @include "lib/large_bodies"
+--- @include "lib/drop"
 local function failure_entry(left, made, reason, details)
   return string.char(left, made) .. reason .. details
 end
@@ -18,13 +18,8 @@ end
 local function drop_old_dead(slot, dead, records, bodies, failures, audit, before, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', dead, '-inf', before, 'LIMIT', 0, limit)
   if #ids > 0 then
-    if audit then
-      --- @include "lib/audit"
-      account_for(slot, audit, 'accounted', read_numbers(records, ids, 10), now)
-    end
     redis.call('ZREM', dead, unpack(ids))
-    drop_records(slot, records, bodies, ids)
-    redis.call('HDEL', failures, unpack(ids))
+    drop_for_good(slot, records, bodies, failures, audit, 10, ids, now)
     redis.call('HINCRBY', slot, 'dead_dropped', #ids)
   end
   return #ids

@@ -1,5 +1,5 @@
 -- Making room in a full slot whose topic drops the lowest priority.
---- @include "lib/large_bodies"
+--- @include "lib/drop"
 --- @include "lib/score_ranges"
 --- @include "lib/member"
 
@@ -31,16 +31,11 @@ local function plan_drop_lowest(slot, store, records, bodies, failures, merge, a
     end
   end
   return function()
-    if audited then
-      --- @include "lib/audit"
-      account_for(slot, audit, 'accounted', read_numbers(records, dropped, 100), now)
-    end
     redis.call('ZREM', store, unpack(dropped))
     if #unmerged > 0 then
       redis.call('HDEL', merge, unpack(unmerged))
     end
-    drop_records(slot, records, bodies, dropped)
-    redis.call('HDEL', failures, unpack(dropped))
+    drop_for_good(slot, records, bodies, failures, audited and audit, 100, dropped, now)
     redis.call('HINCRBY', slot, 'dropped', #dropped)
   end
 end

@@ -142,13 +142,7 @@ def _leave_out(script: str, call: str) -> list[tuple[str, str, str]]:
 
 
 _ACK = _leave_out("ack", "account_for(slot, KEYS[7], 'seen', numbers, now)")
-_PURGE = _leave_out(
-    "purge",
-    "account_for(slot, KEYS[6], 'accounted', read_numbers(records, ids, tonumber(s[3])), now)",
-)
-_TRASH = _leave_out(
-    "trash", "account_for(slot, audit, 'accounted', read_numbers(records, ids, page), now)"
-)
+_DROP = "account_for(slot, audit, 'accounted', read_numbers(records, ids, page), now)"
 REASONS: dict[str, Reason] = {
     "acked": Reason(acked, {}, _ACK, 17),
     "acked by receipt": Reason(acked_by_receipt, {}, _ACK, 2),
@@ -162,8 +156,8 @@ REASONS: dict[str, Reason] = {
         ),
         2,
     ),
-    "purged": Reason(purged, {}, _PURGE, 30),
-    "purged when dead": Reason(purged_dead, {}, _TRASH, 5),
+    "purged": Reason(purged, {}, _leave_out("purge", _DROP), 30),
+    "purged when dead": Reason(purged_dead, {}, _leave_out("trash", _DROP), 5),
     "expired": Reason(
         expired,
         {"expires": 0.05, "on_expire": "drop"},
@@ -175,18 +169,13 @@ REASONS: dict[str, Reason] = {
     "dropped as overflow": Reason(
         dropped,
         {"max_length": 4, "overflow": "drop_lowest"},
-        _leave_out(
-            "send",
-            "account_for(slot, audit, 'accounted', read_numbers(records, dropped, 100), now)",
-        ),
+        _leave_out("send", _DROP),
         5,
     ),
     "dead for too long": Reason(
         retained,
         {"max_retries": 0, "dead_retention": 1.0},
-        _leave_out(
-            "nack", "account_for(slot, audit, 'accounted', read_numbers(records, ids, 10), now)"
-        ),
+        _leave_out("nack", _DROP),
         2,
     ),
     "merged": Reason(merged, {}, [], 12),
