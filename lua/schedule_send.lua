@@ -55,10 +55,10 @@ local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times
 if not due or tonumber(due) > now or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
   return 0
 end
-if ARGV[10] ~= '' and s[11] then
-  return -2
-end
 if ARGV[10] ~= '' then
+  if s[11] then
+    return -2
+  end
   local keys = { unpack(KEYS, 1, 9) }
   keys[10] = KEYS[12]
   local given, at, count, channel, index, large = { ARGV[11], ARGV[12], ARGV[13] }, 0, 1, ARGV[2], ARGV[3], false

@@ -10,7 +10,7 @@ import redis
 from rmq.protocol import commands
 from tests.conftest import any_binary
 from tests.lua.box import Box
-from tests.lua.crediting import WAYS, Sleeper, break_script, credits_of, send_way
+from tests.lua.crediting import WAYS, Sleeper, break_script, can_shard, credits_of, send_way
 from tests.lua.test_credits import check_that_an_unheard_probe_leaves_no_credit
 from tests.patience import PATIENCE_S
 from tests.servers import following
@@ -135,7 +135,7 @@ def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
         box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 1000)
     else:
         rules = list(REFUSALS[refusal])
-        if box.redis.info("server")["redis_version"].startswith("6."):
+        if not can_shard(box):
             rules = [rule for rule in rules if rule != "-spublish"]  # it has no such command
         box.redis.execute_command(
             "ACL", "SETUSER", "mute", "reset", "on", "nopass", "~*", "+@all", *rules
