@@ -26,9 +26,8 @@ NAME = re.compile(r"rmq_[0-9a-f]{12}")
 # scripts are stopped; all others settle, give back, delete or look, and must work.
 REFUSED_AT_MAXMEMORY = frozenset((
     "job_start", "merge", "publish", "redrive", "reschedule", "sample", "schedule_pause",
-    "schedule_resume",
-    "schedule_send", "schedule_set", "send", "set_priority", "sink_begin", "stage_push",
-    "topic_resize", "topic_set",
+    "schedule_resume", "schedule_send", "schedule_set", "send", "set_priority", "sink_begin",
+    "stage_push", "topic_resize", "topic_set",
 ))  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Commands that send dead letters back, and that delete messages: redrive, purge, expire, tidy."""
+"""Commands that send dead letters back or restore them, and that delete messages."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Com
 
 
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
-    """Drop dead letters past their retention and settled ids past the window.
+    """Drop dead letters past their retention or their time in the trash, and ids past the window.
 
     Returns how many dead letters were dropped.
     """

@@ -19,7 +19,7 @@ class SendReply(NamedTuple):
     """The reply to send."""
 
     offset: int  # acceptance number of the last message stored
-    letters: str  # one for each message: s stored, d duplicate; "": all stored; "F": full
+    letters: str  # one for each message: s stored, d duplicate; "": all stored; F full, P paused
 
     @property
     def is_paused(self) -> bool:
@@ -31,7 +31,7 @@ class MergeReply(NamedTuple):
     """The reply to merge."""
 
     offset: int
-    letter: str  # s stored, m merged, d duplicate, F full
+    letter: str  # s stored, m merged, d duplicate, F full, P paused
     into: bytes  # id of the message that it was merged into; b"": none
 
     @property

@@ -28,7 +28,7 @@ class SlotDeleteReply(NamedTuple):
     dead: int
 
 
-def _pairs(values: Mapping[str, str]) -> list[str]:
+def _pairs(values: Mapping[str, str] | Mapping[str, bytes]) -> list[str | bytes]:
     return [part for pair in values.items() for part in pair]
 
 
@@ -56,11 +56,12 @@ def topic_set(context: TopicContext, created: bytes, values: dict[str, str]) -> 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
     """Keep figures of a topic in places of its history; False where the topic is gone."""
-    pairs: list[Any] = [part for pair in places.items() for part in pair]
     return Command(
-        scripts.load("sample"), (context.key, context.history_key),
-        [context.identity, keep_ms, *pairs], bool,
-    )  # fmt: skip
+        scripts.load("sample"),
+        (context.key, context.history_key),
+        [context.identity, keep_ms, *_pairs(places)],
+        bool,
+    )
 
 
 def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
