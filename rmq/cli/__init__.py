@@ -12,11 +12,12 @@ watch           --watch
 top, top_frame  `rmq top`, and its frame
 names           what the shell completes; `completion` prints its script
 confirm         the question before a command that cannot be undone, and progress bars
-ping, topics, topic_list, topic_files, send, inspect, tail, update, dlq, dlq_restore, job, stats,
+ping, topics, topic_list, topic_files, send, inspect, tail, update, dlq, job, stats,
 audit, claim, query, sink, schedule, ledger, outbox, outbox_repair, worker, worker_list, acl,
 functions, config, doctor, check, soak: the commands
 server          `rmq server`
 worker_group    `rmq worker`: runs handlers where no command of the group is named
+dead_letter_options, dead_letter_list, dead_letter_files: parts of `rmq dlq`
 send_input, send_stream: from text to messages, and the stream of `rmq send TOPIC -`
 database        the database of `rmq ledger` and `rmq outbox`
 loader          finds the client or worker that MODULE:ATTR names
@@ -53,7 +54,6 @@ COMMANDS = {
     "dlq": Place(
         "rmq.cli.dlq:dlq",
         "List, redrive (send back) and purge dead letters.",
-        ("rmq.cli.dlq_restore",),
     ),
     "purge": Place(
         "rmq.cli.dlq:purge", "Delete all waiting messages of TOPIC for good, also those due later."

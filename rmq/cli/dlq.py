@@ -1,4 +1,4 @@
-"""`rmq dlq`: list, redrive, purge and copy dead letters. `rmq purge`: delete waiting messages."""
+"""`rmq dlq`: list, redrive, purge, restore, copy dead letters. `rmq purge`: waiting messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -15,73 +15,23 @@ import rmq
 from rmq.cli import dead_letter_files, dead_letter_list, output
 from rmq.cli.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
+from rmq.cli.dead_letter_options import (
+    conditions_given,
+    describe,
+    dry_run_option,
+    filter_argument,
+    filter_options,
+    print_dry_run,
+    read_filter,
+    report_skipped,
+    require_matches,
+    yes_option,
+)
 from rmq.cli.inspect import detail, find_message
 from rmq.cli.job import started, work
-from rmq.cli.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
-from rmq.core.dead_letter_filter import DeadLetterFilter, parse
-from rmq.core.failure import REASONS
+from rmq.cli.param_types import DURATION, MESSAGE_ID
+from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.protocol.flows.dead_letter_pages import LIMIT_MAX, cursor_of
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _filters(command: F) -> F:
-    for option in reversed(
-        (
-            click.option("--id", "ids", type=MESSAGE_ID, multiple=True, help="Only these."),
-            click.option(
-                "--reason",
-                type=click.Choice([*REASONS.values()]),
-                help="Only those with this reason.",
-            ),
-            click.option("--error", metavar="REGEX", help="Only those whose error matches."),
-            click.option(
-                "--older-than", type=DURATION, help="Only those dead for at least so long."
-            ),
-            click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def _filter(command: F) -> F:
-    """Add FILTER, and --filter for those who have it in a variable that may be empty."""
-    command = click.option("--filter", "filter_option", metavar="FILTER", help="As FILTER.")(
-        command
-    )
-    return click.argument("filter_text", metavar="[FILTER]", required=False)(command)
-
-
-def _parsed(filter_text: str | None, filter_option: str | None) -> DeadLetterFilter | None:
-    if filter_text is not None and filter_option is not None:
-        raise click.UsageError("give FILTER or --filter, not both")
-    text = filter_text if filter_text is not None else filter_option
-    return None if text is None or not text.strip() else parse(text)
-
-
-def _dry_run(command: F) -> F:
-    return click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")(command)
-
-
-def _yes(command: F) -> F:
-    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
-
-
-def _given_filters(
-    filters: dict[str, Any], wanted: DeadLetterFilter | None = None
-) -> dict[str, Any]:
-    """Return the filters that were given."""
-    given = {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
-    return given if wanted is None else {**given, "filter": wanted}
-
-
-def _described(count: int, filters: dict[str, Any]) -> str:
-    conditions = [
-        f"{name.replace('_', '-')} {value}" for name, value in filters.items() if name != "ids"
-    ]
-    text = output.plural(count, "dead letter")
-    return f"{text} ({', '.join(conditions)})" if conditions else text
 
 
 @click.group(cls=CommandGroup)
@@ -97,8 +47,8 @@ def dlq() -> None:
     ),
 )
 @click.argument("topic")
-@_filter
-@_filters
+@filter_argument
+@filter_options
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="The largest number to list."
 )
@@ -120,8 +70,8 @@ def list_dead(
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
     common = common_options()
-    given_filters = _given_filters(filters)
-    wanted = _parsed(filter_text, filter_option)
+    given_filters = conditions_given(filters)
+    wanted = read_filter(filter_text, filter_option)
     narrowed = bool(given_filters) or wanted is not None
     with common.client() as client:
         total = client.admin.stats(topic)["dead"]
@@ -214,7 +164,7 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
     )
 )
 @click.argument("topic")
-@_filter
+@filter_argument
 def groups(topic: str, filter_text: str | None, filter_option: str | None) -> None:
     """Count the dead letters of TOPIC by cause: by the fingerprint of their error.
 
@@ -222,7 +172,7 @@ def groups(topic: str, filter_text: str | None, filter_option: str | None) -> No
     Use it in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. With --json: NDJSON.
     """
     common = common_options()
-    wanted = _parsed(filter_text, filter_option)
+    wanted = read_filter(filter_text, filter_option)
     with common.client() as client, progress("reading") as on_progress:
         found = client.admin.dead_letter_groups(topic, filter=wanted, progress=on_progress)
     if found.total:
@@ -241,12 +191,12 @@ def groups(topic: str, filter_text: str | None, filter_option: str | None) -> No
     )
 )
 @click.argument("topic")
-@_filter
-@_filters
-@_dry_run
+@filter_argument
+@filter_options
+@dry_run_option
 @click.option("--rate", type=float, metavar="N", help="At most N a second.")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
-@_yes
+@yes_option
 def redrive(
     topic: str,
     filter_text: str | None,
@@ -264,14 +214,14 @@ def redrive(
     rmq server goes on, or rmq job resume. See rmq job ls.
     """
     common = common_options()
-    given_filters = _given_filters(filters, _parsed(filter_text, filter_option))
+    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
     with common.client() as client:
         matched = client.admin.redrive(topic, dry_run=True, **given_filters).matched
-        _require_matches(topic, matched, given_filters)
+        require_matches(topic, matched, given_filters)
         if dry_run:
-            _print_dry_run(topic, matched, f"would send back {_described(matched, given_filters)}")
+            print_dry_run(topic, matched, f"would send back {describe(matched, given_filters)}")
             return None
-        action = f"send back {_described(matched, given_filters)} of topic {topic!r}"
+        action = f"send back {describe(matched, given_filters)} of topic {topic!r}"
         confirm(topic, action, yes or set(given_filters) == {"ids"})
         job = client.admin.job_start(
             topic, "redrive", conditions=given_filters, rate=rate, expected=matched
@@ -290,41 +240,7 @@ def redrive(
     if job.state != "done":
         common.note(f"job {job.id} is {job.state}; rmq job resume {job.id} goes on if it is paused")
         return PARTLY
-    return _report_skipped(given_filters, max(matched, job.matched), job.done, job.unreadable)
-
-
-def _require_matches(topic: str, matched: int, given_filters: dict[str, Any]) -> None:
-    if not matched:
-        such = "such " if given_filters else ""
-        raise NotFound(f"topic {topic!r} has no {such}dead letters; nothing was done")
-
-
-def _print_dry_run(topic: str, matched: int, text: str) -> None:
-    if common_options().json:
-        output.document({"topic": topic, "dry_run": True, "matched": matched})
-    else:
-        click.echo(f"{topic}: {text}; nothing was changed")
-
-
-def _report_skipped(
-    given_filters: dict[str, Any], matched: int, done: int, unreadable: int = 0
-) -> int | None:
-    """Report what was not done, if anything."""
-    common = common_options()
-    if unreadable:
-        message = (
-            f"{output.plural(unreadable, 'dead letter')} cannot be read and stayed; "
-            "find them with rmq dlq ls, delete them with rmq dlq purge --id"
-        )
-        raise Failed(message, PARTLY if done else ERROR)
-    asked = len(set(given_filters.get("ids", [])))
-    if asked > done:
-        common.note(f"{output.number(asked - done)} of {output.plural(asked, 'id')} did not match")
-        return PARTLY
-    if done < matched:
-        common.note(f"{output.number(matched - done)} were gone before they were reached")
-        return PARTLY
-    return None
+    return report_skipped(given_filters, max(matched, job.matched), job.done, job.unreadable)
 
 
 @dlq.command(
@@ -336,9 +252,9 @@ def _report_skipped(
     ),
 )
 @click.argument("topic")
-@_filter
-@_filters
-@_dry_run
+@filter_argument
+@filter_options
+@dry_run_option
 @click.option(
     "--keep",
     type=DURATION,
@@ -346,7 +262,7 @@ def _report_skipped(
     show_default=True,
     help="How long they can be restored; 0: not at all.",
 )
-@_yes
+@yes_option
 def purge_dead(
     topic: str,
     filter_text: str | None,
@@ -362,15 +278,15 @@ def purge_dead(
     good. It asks for the name of the topic first.
     """
     common = common_options()
-    given_filters = _given_filters(filters, _parsed(filter_text, filter_option))
+    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
     with common.client() as client:
         matched = client.admin.purge(topic, "dead", dry_run=True, **given_filters)
-        _require_matches(topic, matched, given_filters)
+        require_matches(topic, matched, given_filters)
         if dry_run:
-            _print_dry_run(topic, matched, f"would delete {_described(matched, given_filters)}")
+            print_dry_run(topic, matched, f"would delete {describe(matched, given_filters)}")
             return None
         for_good = "" if keep else " for good"
-        action = f"delete {_described(matched, given_filters)} of topic {topic!r}{for_good}"
+        action = f"delete {describe(matched, given_filters)} of topic {topic!r}{for_good}"
         means = f"rmq dlq restore gets them back for {output.span(keep * 1000)}." if keep else ""
         confirm(topic, action, yes, means=means)
         with progress("purging") as on_progress:
@@ -383,7 +299,38 @@ def purge_dead(
         click.echo(f"{topic}: {output.plural(purged, 'dead letter')} deleted")
         if keep:
             common.note(f"rmq dlq restore {topic} gets them back for {output.span(keep * 1000)}")
-    return _report_skipped(given_filters, matched, purged)
+    return report_skipped(given_filters, matched, purged)
+
+
+@dlq.command(
+    examples=("rmq dlq restore orders", "rmq dlq restore orders --reason failed --dry-run")
+)
+@click.argument("topic")
+@filter_options
+@dry_run_option
+def restore(topic: str, dry_run: bool, **filters: Any) -> int | None:
+    """Put dead letters of TOPIC back from the trash, with the time at which they died.
+
+    All of them, or those that match every filter.
+    """
+    common = common_options()
+    given_filters = conditions_given(filters)
+    with common.client() as client:
+        if "older_than" in given_filters:
+            raise click.UsageError("--older-than: the trash has no such filter; use the others")
+        matched = client.admin.restore(topic, dry_run=True, **given_filters)
+        if not matched:
+            raise NotFound(f"the trash of topic {topic!r} has no such letters; nothing was done")
+        if dry_run:
+            print_dry_run(topic, matched, f"would restore {describe(matched, given_filters)}")
+            return None
+        with progress("restoring") as on_progress:
+            restored = client.admin.restore(topic, progress=on_progress, **given_filters)
+    if common.json:
+        output.document({"topic": topic, "matched": matched, "restored": restored})
+    else:
+        click.echo(f"{topic}: {output.plural(restored, 'dead letter')} restored")
+    return report_skipped(given_filters, matched, restored)
 
 
 @dlq.command(
@@ -394,13 +341,13 @@ def purge_dead(
     ),
 )
 @click.argument("topic")
-@_filter
+@filter_argument
 def export_dead(topic: str, filter_text: str | None, filter_option: str | None) -> None:
     """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Changes nothing.
 
     A body stands there twice: as bytes in base64, which dlq import reads, and decoded.
     """
-    wanted = _parsed(filter_text, filter_option)
+    wanted = read_filter(filter_text, filter_option)
     with common_options().client() as client:
         messages = dead_letter_files.read_raw(client, topic, wanted)
         output.lines(map(dead_letter_files.export_fields, messages))
@@ -446,8 +393,8 @@ def import_dead(topic: str) -> int | None:
     ),
 )
 @click.argument("topic")
-@_dry_run
-@_yes
+@dry_run_option
+@yes_option
 def purge(topic: str, dry_run: bool, yes: bool) -> None:
     """Delete all waiting messages of TOPIC for good, also those due later.
 
@@ -461,7 +408,7 @@ def purge(topic: str, dry_run: bool, yes: bool) -> None:
             raise NotFound(f"nothing waits in topic {topic!r}; nothing was done")
         counted = output.plural(matched, "waiting message")
         if dry_run:
-            _print_dry_run(topic, matched, f"would delete {counted}")
+            print_dry_run(topic, matched, f"would delete {counted}")
             return
         confirm(topic, f"delete {counted} of topic {topic!r} for good", yes)
         with progress("purging") as on_progress:
