@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import rmq
 from rmq.cli import dead_letter_list, output
 from rmq.core import codec as codecs, record
 from rmq.core.codec import Codec
-from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.record import Record
 from rmq.errors import DecodeError
 
@@ -77,19 +75,6 @@ def export_fields(message: rmq.Message) -> dict[str, Any]:
     for name in ("body", "body_text", "body_hex", "body_unshown", "cursor", "score"):
         fields.pop(name, None)
     return fields | _raw_fields(message.body)
-
-
-def read_raw(
-    client: rmq.Client, topic: str, wanted: DeadLetterFilter | None
-) -> Iterator[rmq.Message]:
-    """Yield the dead letters that fit, with records as bodies."""
-    after = None
-    while True:
-        page = client.admin.dead_letters(topic, filter=wanted, after=after, limit=100, raw=True)
-        yield from page.messages
-        if page.cursor is None:
-            return
-        after = page.cursor
 
 
 # --- import --------------------------------------------------------------------------------------

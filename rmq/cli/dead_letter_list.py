@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import rmq
 from rmq.cli import output
 from rmq.cli.app import common_options
-from rmq.cli.inspect import tabulate
+from rmq.cli.inspect import age, tabulate
 from rmq.cli.output import Column
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.fingerprint import fingerprint
@@ -28,11 +27,22 @@ def read_pages(
     wanted: DeadLetterFilter | None,
     after: str | None = None,
     size: int = LIMIT_MAX,
+    *,
+    raw: bool = False,
 ) -> Iterator[rmq.Message]:
-    """Yield the dead letters that fit a filter, oldest first in each slot, as they are read."""
+    """Yield the dead letters that fit a filter, oldest first in each slot, as they are read.
+
+    Args:
+        client: reads them.
+        topic: its name.
+        wanted: the filter.
+        after: the cursor behind which they begin.
+        size: the number of dead letters of one read.
+        raw: their bodies are the records.
+    """
     while True:
         page = client.admin.dead_letters(
-            topic, filter=wanted, after=after, limit=max(1, min(size, LIMIT_MAX))
+            topic, filter=wanted, after=after, limit=max(1, min(size, LIMIT_MAX)), raw=raw
         )
         yield from page.messages
         if page.cursor is None:
@@ -49,15 +59,15 @@ def fields(message: rmq.Message) -> dict[str, Any]:
     }
 
 
-def show(messages: Iterator[rmq.Message]) -> rmq.Message | None:
-    """Print dead letters as they come; return the last one, or None where there is none."""
-    last = None
+def show(messages: Iterator[rmq.Message]) -> tuple[int, rmq.Message | None]:
+    """Print dead letters as they come; return how many there were, and the last one."""
+    count, last = 0, None
 
     def noted() -> Iterator[rmq.Message]:
-        nonlocal last
-        for message in messages:
-            last = message
-            yield message
+        nonlocal count, last
+        for last in messages:
+            count += 1
+            yield last
 
     if common_options().json:
         output.lines(map(fields, noted()))
@@ -70,7 +80,7 @@ def show(messages: Iterator[rmq.Message]) -> rmq.Message | None:
             if position == 0:
                 output.row(_HEADS)
             _print_two_lines(message)
-    return last
+    return count, last
 
 
 def _print_two_lines(message: rmq.Message) -> None:
@@ -79,20 +89,13 @@ def _print_two_lines(message: rmq.Message) -> None:
     output.row(
         [
             (str(message.id), _ID),
-            (_for(message.died), -_AGE),
+            (age(message.died), -_AGE),
             (failure.reason if failure else "-", _REASON),
             (str(message.deliveries), -_TRIES),
             (message.type or "", _TYPE),
         ],
         error or output.body_text(message.body),
     )
-
-
-def _for(since: datetime | None) -> str:
-    if since is None:
-        return "-"
-    ms = (datetime.now(UTC) - since) / timedelta(milliseconds=1)
-    return output.span(max(0, ms))
 
 
 def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
@@ -114,8 +117,8 @@ def _group_cells(group: rmq.DeadLetterGroup) -> list[str]:
     return [
         group.fingerprint or "-",
         output.number(group.count),
-        _for(group.first),
-        _for(group.last),
+        age(group.first),
+        age(group.last),
         str(group.example),
     ]
 

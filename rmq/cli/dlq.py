@@ -76,15 +76,7 @@ def list_dead(
     with common.client() as client:
         total = client.admin.stats(topic)["dead"]
         matching = _matching_dead_letters(client, topic, wanted, given_filters, after, limit)
-        shown = 0
-
-        def counted() -> Iterator[rmq.Message]:
-            nonlocal shown
-            for message in matching:
-                shown += 1
-                yield message
-
-        last = dead_letter_list.show(counted())
+        shown, last = dead_letter_list.show(matching)
     if narrowed and last is None and after is None:
         raise NotFound(f"topic {topic!r} has no such dead letter (of {output.number(total)})")
     if last is None:
@@ -349,7 +341,7 @@ def export_dead(topic: str, filter_text: str | None, filter_option: str | None) 
     """
     wanted = read_filter(filter_text, filter_option)
     with common_options().client() as client:
-        messages = dead_letter_files.read_raw(client, topic, wanted)
+        messages = dead_letter_list.read_pages(client, topic, wanted, size=100, raw=True)
         output.lines(map(dead_letter_files.export_fields, messages))
 
 

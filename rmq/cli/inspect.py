@@ -25,9 +25,11 @@ TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 ERROR = Column("ERROR", cut=True, style="red")
 
 
-def _age(since: datetime | None, now: datetime) -> str:
+def age(since: datetime | None) -> str:
     """Return how long ago, by this machine's clock; `dlq show` has the exact time."""
-    return "-" if since is None else output.span(max(0, (now - since) / timedelta(milliseconds=1)))
+    if since is None:
+        return "-"
+    return output.span(max(0, (datetime.now(UTC) - since) / timedelta(milliseconds=1)))
 
 
 def _body(message: rmq.Message) -> str:
@@ -43,10 +45,9 @@ def tabulate(messages: list[rmq.Message], place: str) -> None:
     """Print messages of one queue as a table."""
     if place == "dead":
         columns = [ID, Column("DEAD-FOR", right=True), Column("REASON"), TRIES, ERROR, BODY]
-        now = datetime.now(UTC)
         rows = [
             [
-                str(m.id), _age(m.died, now), m.failure.reason if m.failure else "-",
+                str(m.id), age(m.died), m.failure.reason if m.failure else "-",
                 str(m.deliveries), _error(m), _body(m),
             ]
             for m in messages
