@@ -71,11 +71,16 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def setting_value(name: str, value: Any) -> Any:
+    """Return a setting as people write it: durations with a unit."""
+    return (format_duration(value) if value else "off") if name in DURATIONS else value
+
+
 def _defined(client: rmq.Client, name: str) -> dict[str, Any]:
     """Return the definition of a topic."""
     values: dict[str, Any] = {}
     for key, value in client.admin.settings(name).shown().items():
-        values[key] = (format_duration(value) if value else "off") if key in DURATIONS else value
+        values[key] = setting_value(key, value)
     schedules = {}
     for state in client.admin.schedules(name):
         try:
@@ -196,13 +201,11 @@ def _settings_changes(client: rmq.Client, name: str, asked: dict[str, Any]) -> l
     if not changed:
         return []
     settings.check_changes(changed)
-    text = ", ".join(f"{key} {_text(key, before)} -> {_text(key, wanted)}" for key in changed)
+    text = ", ".join(
+        f"{key} {setting_value(key, before[key])} -> {setting_value(key, wanted[key])}"
+        for key in changed
+    )
     return [_Change(f"~ {name}: {text}", lambda: client.admin.topic_set(name, **changed))]
-
-
-def _text(key: str, shown: Mapping[str, Any]) -> str:
-    value = shown[key]
-    return str((format_duration(value) if value else "off") if key in DURATIONS else value)
 
 
 def _schedule_changes(

@@ -12,15 +12,13 @@ from rmq.cli import output
 from rmq.cli.app import CommandGroup, Refused, common_options
 from rmq.cli.confirm import confirm, progress
 from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, LIMIT, RETRY, SIZE
-from rmq.cli.topic_files import apply, export
+from rmq.cli.topic_files import apply, export, setting_value
 from rmq.cli.topic_list import list_topics, waiting
+from rmq.core.layout import Resizing
 from rmq.core.message import moment
 from rmq.core.pause import PauseVerb
-from rmq.core.settings import Settings
-from rmq.core.validation import format_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
-DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 
 
 @click.group(cls=CommandGroup)
@@ -34,8 +32,7 @@ topic.add_command(apply)
 
 
 def _setting_text(name: str, value: Any) -> str:
-    if name in DURATIONS:
-        return format_duration(value) if value else "off"
+    value = setting_value(name, value)
     if name == "max_length" and not value:
         return "off"
     return output.number(value) if isinstance(value, int) else str(value)
@@ -275,31 +272,21 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
         click.echo(f"{name}: {done.before} -> {done.after} slots")
 
 
-def _resizing_fields(settings: Settings) -> dict[str, Any] | None:
-    layout = settings.layout
-    if layout is None or layout.resizing is None:
-        return None
-    since = output.iso(moment(layout.resizing.since_ms))
-    return {"since": since, "before": layout.resizing.before} | {
-        "pending": len(layout.resizing.pending)
+def _resizing_fields(resizing: Resizing) -> dict[str, Any]:
+    return {
+        "since": output.iso(moment(resizing.since_ms)),
+        "before": resizing.before,
+        "pending": len(resizing.pending),
     }
 
 
-def _resizing_text(name: str, settings: Settings) -> list[tuple[str, str]]:
-    """Return the line that says how far a resize has come; none where there is none."""
-    layout = settings.layout
-    if layout is None or layout.resizing is None:
-        return []
-    resizing = layout.resizing
+def _resizing_text(name: str, slots: int, resizing: Resizing) -> str:
+    """Return how far a resize has come, and how it goes on."""
     pending = output.plural(len(resizing.pending), "slot")
-    return [
-        (
-            "resizing",
-            f"from {resizing.before} slots since {output.clock(moment(resizing.since_ms))}; "
-            f"messages of before may be left in {pending}; to go on: "
-            f"rmq topic resize {name} {settings.slots}",
-        )
-    ]
+    return (
+        f"from {resizing.before} slots since {output.clock(moment(resizing.since_ms))}; "
+        f"messages of before may be left in {pending}; to go on: rmq topic resize {name} {slots}"
+    )
 
 
 _VERB_TEXTS = {"receive": "", "send": "sends ", "both": "receive and send "}
@@ -377,6 +364,7 @@ def show_topic(name: str) -> None:
         found = client.admin.settings(name)
         figures = client.admin.stats(name)
     settings, paused, sends = found.shown(), found.paused, found.sends_paused
+    resizing = found.layout.resizing if found.layout else None
     if common.json:
         output.document(
             {
@@ -384,7 +372,7 @@ def show_topic(name: str) -> None:
                 "settings": settings,
                 "paused": paused and _pause_fields(paused),
                 "sends_paused": sends and _pause_fields(sends),
-                "resizing": _resizing_fields(found),
+                "resizing": resizing and _resizing_fields(resizing),
                 "stats": figures,
             },
             rows=[{"topic": name, **settings, "paused": paused is not None, **figures}],
@@ -398,7 +386,7 @@ def show_topic(name: str) -> None:
         [
             *([("state", _pause_text(paused))] if paused else []),
             *([("sends", _pause_text(sends))] if sends else []),
-            *_resizing_text(name, found),
+            *([("resizing", _resizing_text(name, found.slots, resizing))] if resizing else []),
             ("waiting", output.number(waiting(figures))),
             ("held", output.number(figures["held"])),
             ("later", output.number(figures["later"])),
