@@ -16,9 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 import rmq
 from rmq.cli import output
 from rmq.cli.app import ERROR, PARTLY, UNREACHABLE, USAGE, Failed
@@ -186,6 +183,15 @@ def progress_bar(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int]
     if not wanted or not sys.stderr.isatty():
         yield lambda sent, size: None
         return
+    from rich.console import Console  # they take long to import, and pipes need none of them
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     total = None
     try:
         about = os.fstat(stream.fileno())

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rmq.cli.app import INTERRUPTED, Command, Refused, common_options
 from rmq.cli.check import print_report
@@ -139,6 +137,9 @@ def _shown(seconds: float) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda text: common.note(text) if ": " in text or text == "drain" else None
         return
+    from rich.console import Console  # they take long to import, and pipes need none of them
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("start", total=None)
