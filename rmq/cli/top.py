@@ -18,6 +18,7 @@ from rmq.cli.app import Command, CommonOptions, common_options, redact
 from rmq.cli.param_types import DURATION
 from rmq.cli.tables import terminal_width
 from rmq.cli.top_frame import Reading, Top, document
+from rmq.cli.topic_list import read_topics
 from rmq.client.client import DEFAULT_URL
 
 SHARE = 10  # reading takes at most one tenth of the time, however many topics there are
@@ -63,14 +64,11 @@ def top(interval: float, once: bool) -> None:
 
 def _read(client: rmq.Client) -> Reading:
     begun = time.monotonic()
-    topics: dict[str, dict[str, int]] = {}
-    for name in client.admin.topics():
-        try:
-            topics[name] = client.admin.stats(name)
-        except (rmq.Unavailable, rmq.OutcomeUnknown):
-            raise
-        except rmq.RMQError:  # deleted meanwhile, or broken: rmq stats says how
-            topics[name] = {}
+    topics = {
+        # One with an error was deleted meanwhile, or is broken: rmq stats says how.
+        topic.name: {} if topic.error else topic.total
+        for topic in read_topics(client)
+    }
     workers = client.admin.workers()
     at = time.monotonic()
     return Reading(at, topics, workers, at - begun)

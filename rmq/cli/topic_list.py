@@ -14,6 +14,7 @@ from rmq.cli.app import Command, Failed, common_options
 from rmq.cli.output import Column
 from rmq.core.message import moment
 from rmq.protocol.flows import overview as topics
+from rmq.protocol.flows.overview import TopicOverview
 
 _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_ms"}
 
@@ -84,15 +85,20 @@ def list_topics(pattern: str, sort: str, limit: int | None, after: str | None) -
 
 def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Return the counts of topics; a topic that cannot be read has an `error` instead."""
-    asked = client.admin.topics() if names is None else names
     return [
         {"topic": topic.name, "error": str(topic.error)}
         if topic.error is not None
         else {"topic": topic.name, "slots": topic.settings.slots}
         | {"waiting": waiting(topic.total)}
         | topic.total
-        for topic in client._transport.run(topics.overview(client._prefix, asked))
+        for topic in read_topics(client, names)
     ]
+
+
+def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[TopicOverview]:
+    """Read topics, or all, in few round trips; one that cannot be read has an error."""
+    asked = client.admin.topics() if names is None else names
+    return client._transport.run(topics.overview(client._prefix, asked))
 
 
 def waiting(figures: dict[str, int]) -> int:
