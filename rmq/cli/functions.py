@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rmq.cli import output
-from rmq.cli.app import Command, CommandGroup, NotFound, common_options
+from rmq.cli.app import CommandGroup, NotFound, common_options
 from rmq.cli.confirm import confirm
 from rmq.cli.output import Column
 from rmq.protocol.functions import library_name
@@ -16,7 +16,7 @@ def functions() -> None:
     """Keep RMQ's scripts in Redis as functions, for users who may not load scripts."""
 
 
-@functions.command(cls=Command, examples=("rmq functions load",))
+@functions.command(examples=("rmq functions load",))
 def load() -> None:
     """Load the functions of this version of RMQ, once; Redis keeps them.
 
@@ -32,7 +32,7 @@ def load() -> None:
     click.echo(f"{library_name()} {'loaded' if was_missing else 'is there already'}")
 
 
-@functions.command("ls", cls=Command, examples=("rmq functions ls", "rmq functions ls --json"))
+@functions.command("ls", examples=("rmq functions ls", "rmq functions ls --json"))
 def list_libraries() -> None:
     """List the libraries of functions that RMQ has loaded.
 
@@ -73,7 +73,7 @@ def list_libraries() -> None:
     )  # fmt: skip
 
 
-@functions.command(cls=Command, examples=("rmq functions delete rmq_0123456789ab --yes",))
+@functions.command(examples=("rmq functions delete rmq_0123456789ab --yes",))
 @click.argument("library")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(library: str, yes: bool) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 import rmq
-from rmq.cli.names import choices, message_ids
+from rmq.cli.names import ParamType, choices, message_ids
 from rmq.core.limits import parse_limits
 from rmq.core.queues import parse_queue
 from rmq.core.retry import parse_policy
@@ -32,12 +32,6 @@ def moment(text: str) -> datetime:
     if parsed.utcoffset() is None:
         raise ValueError(f"{text!r} has no time zone; add Z or an offset, as +02:00")
     return parsed
-
-
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]
-else:  # generic from click 8.2 on, and for type checkers only
-    ParamType = click.ParamType
 
 
 class _Parsed(ParamType):

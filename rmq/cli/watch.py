@@ -48,14 +48,18 @@ def repeat(run: Callable[[], Any], options: CommonOptions, describe: Callable[..
     with options.client() as client:
         options.open_client = client
         try:
-            (_redraw if in_place else _append)(run, options.watch, describe)
+            if in_place:
+                _redraw(run, options.watch, describe)
+            else:
+                _append(run, options, options.watch, describe)
         finally:
             options.open_client = None
 
 
-def _append(run: Callable[[], Any], interval: float, describe: Callable[..., str]) -> None:
+def _append(
+    run: Callable[[], Any], options: CommonOptions, interval: float, describe: Callable[..., str]
+) -> None:
     run()
-    options = click.get_current_context().find_root().obj
     while True:
         options.writer.finish()
         sys.stdout.flush()
