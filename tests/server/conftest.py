@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import rmq
-from tests.server.running import PATIENCE_S, until
+from tests.server.running import PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis, die_with_parent
 
 _count = itertools.count()
+Ask = Callable[..., Answer]
 
 
 @pytest.fixture
@@ -27,6 +28,14 @@ def prefix() -> str:
 def client(server: Redis, prefix: str) -> Iterator[rmq.Client]:
     with rmq.Client(server.url, prefix=prefix) as client:
         yield client
+
+
+@pytest.fixture
+def api(server: Redis, prefix: str) -> Iterator[Ask]:
+    """A server whose `/api/v1` is asked for a path."""
+    with serving(server.url, prefix) as running:
+        base = running.url + "/api/v1"
+        yield lambda path, *args, **options: ask(base + path, *args, **options)
 
 
 class Command:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import rmq
 from rmq.server import Server, ServerConfig
 
 PATIENCE_S = 30.0
@@ -54,6 +55,31 @@ def ask(
             return Answer(reply.status, _body(reply), reply.headers)
     except urllib.error.HTTPError as error:
         return Answer(error.code, _body(error), error.headers)
+
+
+def walked(api: Callable[..., Answer], path: str, items: str = "messages") -> list[Any]:
+    """Ask for all pages of a list; return its items."""
+    found: list[Any] = []
+    cursor = ""
+    while True:
+        page = api(path + (f"&cursor={cursor}" if cursor else "")).body
+        found += page[items]
+        cursor = page["cursor"]
+        if cursor is None:
+            return found
+
+
+def dead(client: rmq.Client, count: int = 1, **settings: Any) -> list[str]:
+    """Send messages of a topic to its DeadQueue; return their ids."""
+    topic = client.topic("orders", **settings)
+    ids = [str(topic.send({"n": n}, type=f"t{n % 2}").id) for n in range(count)]
+    with topic.consumer() as consumer:
+        taken = 0
+        while taken < count:
+            for delivery in consumer.receive(100):
+                delivery.reject("why")
+                taken += 1
+    return ids
 
 
 def _body(reply: Any) -> Any:

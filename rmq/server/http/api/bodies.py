@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from rmq.core.pause import PauseVerb
+
 LIMIT_MOST = 500
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
@@ -172,10 +174,24 @@ class NewTopic(Request):
 
 
 class PauseTopic(Request):
-    """A pause of a topic: by whom, and why, for people to read."""
+    """A pause of a topic: of what, by whom, and why, for people to read."""
 
+    verb: PauseVerb = "receive"
     by: Line = "HTTP API"
     why: Line = ""
+
+
+class ResumeTopic(Request):
+    """The pauses that end."""
+
+    verb: PauseVerb = "both"
+
+
+class Resize(Request):
+    """The number of slots: a multiple or a divisor of that which the topic has."""
+
+    slots: Annotated[int, Meta(ge=1, le=1024)]
+    dry_run: bool = False
 
 
 class Send(Request):

@@ -1,4 +1,4 @@
-"""Topics: list, create, change, pause, delete and count them."""
+"""Topics: list, create, change, resize, pause, delete and count them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def create_topic(at: At, body: bodies.NewTopic) -> views.Topic:
 
 @TABLE.get("/topics/{topic}", NONE, "conflict", has_etag=True)
 async def get_topic(at: At, path: bodies.TopicPath) -> views.Topic:
-    """Return the settings and the pause of a topic."""
+    """Return the settings of a topic, its pauses, and how far a resize has come."""
     return views.topic_of(path.topic, await at.admin.settings(path.topic))
 
 
@@ -60,18 +60,34 @@ async def set_topic(at: At, path: bodies.TopicPath, body: bodies.Settings) -> vi
     return views.topic_of(path.topic, await at.admin.topic_set(path.topic, **body.given()))
 
 
+@TABLE.post("/topics/{topic}/resize", NONE, "conflict")
+async def resize_topic(at: At, path: bodies.TopicPath, body: bodies.Resize) -> views.Resized:
+    """Change the number of slots of a topic while it is used, or go on with that.
+
+    The answer does not wait for messages of before: repeat the request until `pending` is 0. Until
+    then new messages of some slots wait. The topic's `resizing` says how far it has come, too.
+    """
+    done = await at.admin.topic_resize(path.topic, body.slots, dry_run=body.dry_run, wait=False)
+    return views.Resized(**done._asdict(), dry_run=body.dry_run)
+
+
 @TABLE.post("/topics/{topic}/pause", NONE, "conflict")
 async def pause_topic(at: At, path: bodies.TopicPath, body: bodies.PauseTopic) -> views.Paused:
-    """Stop every delivery of a topic until it is resumed; one that is paused keeps its pause."""
-    found = views.paused_of(await at.admin.topic_pause(path.topic, by=body.by, why=body.why))
+    """Stop every delivery of a topic, every send to it, or both, until it is resumed.
+
+    What is paused keeps its pause. The answer for both is the pause of receive.
+    """
+    pause = await at.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
+    found = views.paused_of(pause)
     assert found is not None
     return found
 
 
 @TABLE.post("/topics/{topic}/resume", NONE, "conflict")
-async def resume_topic(at: At, path: bodies.TopicPath, body: bodies.Nothing) -> views.Resumed:
-    """End the pause of a topic, and wake its consumers."""
-    return views.Resumed(was=views.paused_of(await at.admin.topic_resume(path.topic)))
+async def resume_topic(at: At, path: bodies.TopicPath, body: bodies.ResumeTopic) -> views.Resumed:
+    """End pauses of a topic, and wake its consumers."""
+    pause = await at.admin.topic_resume(path.topic, verb=body.verb)
+    return views.Resumed(was=views.paused_of(pause))
 
 
 @TABLE.get("/topics/{topic}/stats", NONE, "conflict")

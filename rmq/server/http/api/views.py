@@ -12,7 +12,7 @@ import msgspec
 from rmq.core import fingerprint, job, pause
 from rmq.core.history import Sample
 from rmq.core.job import JobState
-from rmq.core.message import Message, SendResult, SendStatus
+from rmq.core.message import Message, SendResult, SendStatus, moment
 from rmq.core.queues import QueueName
 from rmq.core.settings import Settings
 from rmq.core.worker_status import WorkerStatus
@@ -50,23 +50,59 @@ class Paused(Answer):
     why: str
 
 
+class Resizing(Answer):
+    """A resize that goes on.
+
+    Attributes:
+        before: the number of slots before.
+        pending: how many slots of before may still hold messages that newer ones await.
+    """
+
+    since: datetime
+    before: int
+    pending: int
+
+
 class Topic(Answer):
     """A topic.
 
     Attributes:
         settings: by name; durations in seconds, 0: off.
         paused: null: it delivers.
+        sends_paused: null: it takes messages.
+        resizing: null: no resize goes on.
     """
 
     name: str
     settings: dict[str, int | float | str]
     paused: Paused | None
+    sends_paused: Paused | None
+    resizing: Resizing | None
 
 
 class Resumed(Answer):
-    """The pause that was ended; null: there was none."""
+    """The pause that was ended, that of receive where both were; null: there was none."""
 
     was: Paused | None
+
+
+class Resized(Answer):
+    """How far a resize has come.
+
+    Attributes:
+        before: the number of slots before.
+        after: the number of slots asked for.
+        waiting: messages that waited in slots of before whose end newer messages await.
+        in_flight: messages that were in flight there.
+        pending: how many slots of before may still hold messages that newer ones await; 0: done.
+    """
+
+    before: int
+    after: int
+    waiting: int
+    in_flight: int
+    pending: int
+    dry_run: bool
 
 
 class Stats(Answer):
@@ -391,7 +427,19 @@ def paused_of(paused: pause.Pause | None) -> Paused | None:
 
 def topic_of(name: str, settings: Settings) -> Topic:
     """Return a topic as it is shown."""
-    return Topic(name=name, settings=settings.shown(), paused=paused_of(settings.paused))
+    resizing = settings.layout.resizing if settings.layout else None
+    return Topic(
+        name=name, settings=settings.shown(), paused=paused_of(settings.paused),
+        sends_paused=paused_of(settings.sends_paused),
+        resizing=(
+            Resizing(
+                since=moment(resizing.since_ms), before=resizing.before,
+                pending=len(resizing.pending),
+            )
+            if resizing
+            else None
+        ),
+    )  # fmt: skip
 
 
 def job_of(found: job.Job) -> Job:
