@@ -15,6 +15,7 @@ from rmq.client.client import AsyncClient, Client
 from rmq.errors import RMQError
 from rmq.server.config import ServerConfig
 from rmq.server.http.application import make_api, make_application
+from rmq.server.http.authentication import Authentication
 from rmq.server.http.listener import Listener
 from rmq.server.http.metrics import ServerMetrics
 from rmq.server.leadership import Leadership
@@ -96,7 +97,9 @@ class Server:
         )  # fmt: skip
         hosts = {config.listen.host, *config.hosts}
         self._listener = Listener(
-            make_application(self.hanging, self.problems, metrics, api, hosts, token),
+            make_application(
+                self.hanging, self.problems, metrics, api, Authentication(token), hosts
+            ),
             config.listen,
         )
 

@@ -133,7 +133,8 @@ def test_a_server_that_others_reach_does_not_start_without_a_token(server: Redis
     [
         ({}, 400),
         ({"Sec-Fetch-Site": "same-origin"}, 400),
-        ({"Sec-Fetch-Site": "none"}, 400),
+        ({"Sec-Fetch-Site": "none"}, 403),
+        ({"Sec-Fetch-Site": ""}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Origin": "http://localhost:8800", "Host": "localhost:8800"}, 400),
@@ -157,4 +158,9 @@ def test_answers_are_for_no_other_site(open_url: str) -> None:
     for path in (TOPICS, "/livez", "/none"):
         headers = ask(open_url + path, headers={"Origin": "http://evil.test"}).headers
         assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "unsafe" not in headers["Content-Security-Policy"]
         assert not [name for name in headers if name.lower().startswith("access-control")]

@@ -23,6 +23,7 @@ from rmq.server.http.api.application import BASE, TABLES
 from rmq.server.http.api.bodies import Request
 from rmq.server.http.api.operation import At, Operation, Table
 from rmq.server.http.api.views import Count
+from rmq.server.http.principal import Role
 from tests.server.running import ask, serving
 from tests.servers import Server as Redis
 
@@ -131,13 +132,13 @@ class Wanted(Request):
     n: Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
-@BROKEN.post("/fails")
+@BROKEN.post("/fails", role=Role.ADMIN)
 async def fails(at: At, body: Wanted) -> Count:
     """Fail for some numbers."""
     return Count(count=100 // (body.n % 2))
 
 
-@BROKEN.post("/lies")
+@BROKEN.post("/lies", role=Role.ADMIN)
 async def lies(at: At, body: Wanted) -> Count:
     """Answer something else than it says."""
     return Count(count=str(body.n))  # type: ignore[arg-type]

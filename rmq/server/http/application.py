@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rmq.client.client import AsyncClient
 from rmq.core import optional_imports
+from rmq.server.http.authentication import Authentication
 from rmq.server.http.guard import Guard
 from rmq.server.service import ServiceStatus
 
@@ -53,8 +54,8 @@ def make_application(
     ready: Problems,
     metrics: ServerMetrics,
     api: Api,
+    authentication: Authentication,
     hosts: Collection[str] = (),
-    token: str | None = None,
 ) -> Starlette:
     """Return the application.
 
@@ -63,8 +64,8 @@ def make_application(
         ready: returns why it is of no use at the moment.
         metrics: what `/metrics` shows.
         api: what `/api/v1` answers.
+        authentication: finds out who asks.
         hosts: names of the server, without those of this machine.
-        token: what requests must have; None: none is needed.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -106,6 +107,6 @@ def make_application(
             *api.routes(),
         ],
         lifespan=api.lifespan,
-        middleware=[Middleware(Guard, hosts={*OWN_NAMES, *hosts}, token=token)],
+        middleware=[Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication)],
         exception_handlers={HTTPException: refuse},
     )

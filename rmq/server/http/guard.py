@@ -1,34 +1,48 @@
-"""Checks of requests: the name of the server, the token, and the site that a request comes from."""
+"""Checks of requests: the name of the server, who asks, and the site that a request comes from."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import secrets
 from collections.abc import Collection
 from typing import TYPE_CHECKING
+
+from rmq.server.http import csrf, principal
+from rmq.server.http.authentication import Authentication, Headers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PROBES = ("/livez", "/readyz")  # asked by whatever watches the process, under any name
 READS = ("GET", "HEAD")
-HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", CONTENT_POLICY.encode()),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
 
 
 class Guard:
-    """Refuses requests before they reach the application.
+    """Refuses requests before they reach the application, and tells it who asks.
 
     Args:
         app: the application.
         hosts: the names that this server has, in lower case and without a port; "*": any.
-        token: that requests must have; None: none is needed.
+        authentication: finds out who asks.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], token: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str], authentication: Authentication
+    ) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
-        self._token = None if token is None else _digest(token.encode())
+        self._authentication = authentication
+        self._secret = secrets.token_bytes(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -41,7 +55,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
             await send(message)
 
-        refused = None if scope["path"] in PROBES else self._refusal(scope)
+        refused = None if scope["path"] in PROBES else await self._refusal(scope)
         if refused is None:
             await self._app(scope, receive, send_guarded)
             return
@@ -52,7 +66,7 @@ class Guard:
         response = answer(ApiError(kind, detail), secrets.token_hex(8), headers)
         await response(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope) -> tuple[str, str] | None:
+    async def _refusal(self, scope: Scope) -> tuple[str, str] | None:
         """Return why a request is refused, as a kind of problem and in words."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
@@ -61,21 +75,28 @@ class Guard:
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         if "*" not in self._hosts and name_of(host) not in self._hosts:
             return "other-host", "the header Host names no host of this server; see server.hosts"
-        if self._token is not None:
-            given = headers.get(b"authorization", [])
-            scheme, _, word = (given[0] if len(given) == 1 else b"").partition(b" ")
-            is_known = hmac.compare_digest(_digest(word.strip()), self._token)
-            if scheme.lower() != b"bearer" or not is_known:
-                return "unauthorized", "give the header Authorization: Bearer TOKEN"
+        found = await self._authentication.principal(headers)
+        if found is None:
+            return "unauthorized", "give the header Authorization: Bearer TOKEN"
+        client = scope.get("client")
+        scope[principal.ADDRESS] = client[0] if client else ""
+        scope[principal.KEY] = found
+        scope[csrf.KEY] = csrf.token_of(self._secret, found)
         if scope["method"] not in READS:
-            sites = headers.get(b"sec-fetch-site", [])
-            origins = headers.get(b"origin", [])
-            own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}
-            if not all(site in (b"same-origin", b"none") for site in sites):
-                return "cross-site", "Sec-Fetch-Site tells that another site asks"
-            if not all(origin.lower() in own for origin in origins):
-                return "cross-site", "Origin is not this server"
+            return _other_site(headers, host)
         return None
+
+
+def _other_site(headers: Headers, host: str) -> tuple[str, str] | None:
+    """Return why a write is refused that a browser sends; programs send neither header."""
+    sites = headers.get(b"sec-fetch-site", [])
+    origins = headers.get(b"origin", [])
+    own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}
+    if not all(site == b"same-origin" for site in sites):
+        return "cross-site", "Sec-Fetch-Site tells that another site asks"
+    if not all(origin.lower() in own for origin in origins):
+        return "cross-site", "Origin is not this server"
+    return None
 
 
 def name_of(host: str) -> str:
@@ -83,7 +104,3 @@ def name_of(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0].strip("[")
     return host.partition(":")[0]
-
-
-def _digest(word: bytes) -> bytes:
-    return hashlib.sha256(word).digest()  # of one length: the time to compare tells nothing

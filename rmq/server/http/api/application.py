@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,8 +27,10 @@ from rmq.server.http.api import (
     schedules,
     topics,
 )
+from rmq.server.http.api.disclosure import Disclosure
 from rmq.server.http.api.operation import At, Operation
 from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import ADDRESS, principal_of
 from rmq.server.service import ServiceStatus
 
 BASE = "/api/v1"
@@ -50,6 +52,7 @@ class Api:
         server: the id of this server.
         leads: whether it leads.
         services: returns how its services do.
+        disclosure: takes out of answers what a principal is not shown.
         operations: all of them; None: those of TABLES.
     """
 
@@ -59,6 +62,7 @@ class Api:
         server: str,
         leads: Callable[[], bool],
         services: Callable[[], Sequence[ServiceStatus]],
+        disclosure: Disclosure | None = None,
         operations: Sequence[Operation] | None = None,
     ) -> None:
         self._make_client = make_client
@@ -66,7 +70,8 @@ class Api:
         if operations is None:
             operations = [each for table in TABLES for each in table.operations]
         self._operations = operations
-        self._at: At | None = None
+        self._client: AsyncClient | None = None
+        self.disclosure = disclosure or Disclosure()
         self._document: bytes | None = None
 
     def routes(self) -> list[Route]:
@@ -86,8 +91,13 @@ class Api:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Have a client of Redis while requests are served."""
         async with self._make_client() as client:
-            self._at = At(client, *self._facts)
+            self._client = client
             yield
+
+    def at(self, scope: MutableMapping[str, Any]) -> At:
+        """Return what answers a request; `scope` is the one that the guard has seen."""
+        assert self._client is not None
+        return At(self._client, *self._facts, principal_of(scope), scope[ADDRESS])
 
     async def _answer_document(self, request: Request) -> Response:
         if self._document is None:
@@ -107,6 +117,8 @@ class Api:
         return endpoint
 
     async def _answer(self, operation: Operation, request: Request, request_id: str) -> Response:
+        at = self.at(request.scope)
+        at.require(operation.role)
         given: dict[str, Any] = {}
         for name, kind in operation.types.items():
             if name == "path":
@@ -117,8 +129,11 @@ class Api:
                 given[name] = _decoded(await _body(request), kind)
         if "query" not in operation.types and request.url.query:
             raise ApiError("invalid", "this path takes no query")
-        assert self._at is not None
-        answer = _ENCODER.encode(await operation.handler(self._at, **given))
+        for part in given.values():
+            if getattr(part, "filter", None) is not None:
+                self.disclosure.check_filter(at.principal, part.filter)
+        done = await operation.handler(at, **given)
+        answer = _ENCODER.encode(self.disclosure.shown(at.principal, done))
         headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
         if operation.has_etag:
             etag = f'"{hashlib.sha256(answer).hexdigest()[:24]}"'

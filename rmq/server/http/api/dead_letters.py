@@ -7,6 +7,7 @@ from rmq.server.http.api import bodies, views
 from rmq.server.http.api.messages import walk
 from rmq.server.http.api.operation import At, Table
 from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Role
 
 TABLE = Table("dead letters")
 NONE = "topic-not-found"
@@ -29,7 +30,7 @@ async def list_dead_letters(
     )
 
 
-@TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict")
+@TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)
 async def redrive(at: At, path: bodies.TopicPath, body: bodies.Redrive) -> views.Redriven:
     """Send dead letters back to be consumed again, with all their retries.
 
@@ -42,7 +43,7 @@ async def redrive(at: At, path: bodies.TopicPath, body: bodies.Redrive) -> views
     return views.Redriven(**done._asdict())
 
 
-@TABLE.post("/topics/{topic}/purge", NONE, "conflict")
+@TABLE.post("/topics/{topic}/purge", NONE, "conflict", role=Role.ADMIN)
 async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Count:
     """Delete waiting messages or dead letters for good; messages in flight are not touched."""
     if body.confirm != path.topic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq.server.http.api import bodies, views
 from rmq.server.http.api.operation import At, Table
+from rmq.server.http.principal import Role
 
 TABLE = Table("jobs")
 NONE = "not-found"
@@ -16,7 +17,7 @@ async def list_jobs(at: At, query: bodies.JobsQuery) -> views.JobList:
     return views.JobList(jobs=[views.job_of(job) for job in found[: query.limit]])
 
 
-@TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", status=201)
+@TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", role=Role.OPERATOR, status=201)
 async def start_job(at: At, path: bodies.TopicPath, body: bodies.NewJob) -> views.Job:
     """Start a redrive of the dead letters of a topic, which goes on after this answer.
 
@@ -36,19 +37,19 @@ async def get_job(at: At, path: bodies.JobPath) -> views.Job:
     return views.job_of(await at.admin.job(path.job))
 
 
-@TABLE.post("/jobs/{job}/pause", NONE)
+@TABLE.post("/jobs/{job}/pause", NONE, role=Role.OPERATOR)
 async def pause_job(at: At, path: bodies.JobPath, body: bodies.ChangeJob) -> views.Done:
     """Let a job do nothing until it is resumed."""
     return views.Done(done=await at.admin.job_pause(path.job, by=body.by))
 
 
-@TABLE.post("/jobs/{job}/resume", NONE)
+@TABLE.post("/jobs/{job}/resume", NONE, role=Role.OPERATOR)
 async def resume_job(at: At, path: bodies.JobPath, body: bodies.ChangeJob) -> views.Done:
     """Let a paused job go on."""
     return views.Done(done=await at.admin.job_resume(path.job, by=body.by))
 
 
-@TABLE.post("/jobs/{job}/stop", NONE)
+@TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
 async def stop_job(at: At, path: bodies.JobPath, body: bodies.ChangeJob) -> views.Done:
     """End a job after the batch on its way; what it has done stays done."""
     return views.Done(done=await at.admin.job_stop(path.job, by=body.by))

@@ -15,6 +15,7 @@ from rmq.protocol.flows.pages import Cursor, Span
 from rmq.server.http.api import bodies, cursors, views
 from rmq.server.http.api.operation import At, Table
 from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Role
 
 TABLE = Table("messages")
 NONE = "topic-not-found"
@@ -87,7 +88,9 @@ async def peek_messages(at: At, path: bodies.TopicPath, query: bodies.PeekQuery)
     return views.Peeked(messages=[views.message_of(message) for message in found])
 
 
-@TABLE.post("/topics/{topic}/messages", NONE, "conflict", "queue-full", status=201)
+@TABLE.post(
+    "/topics/{topic}/messages", NONE, "conflict", "queue-full", role=Role.OPERATOR, status=201
+)
 async def send_message(at: At, path: bodies.TopicPath, body: bodies.Send) -> views.Sent:
     """Send a message to a topic that exists.
 
@@ -120,7 +123,7 @@ async def get_message(at: At, path: bodies.MessagePath) -> views.StoredMessage:
     return views.message_of(message)
 
 
-@TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict")
+@TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict", role=Role.OPERATOR)
 async def cancel_message(at: At, path: bodies.MessagePath, body: bodies.Nothing) -> views.Cancelled:
     """Cancel a waiting message; any other is left as it is, and the status says where it is."""
     topic = at.client.topic(path.topic)
@@ -128,7 +131,7 @@ async def cancel_message(at: At, path: bodies.MessagePath, body: bodies.Nothing)
     return views.Cancelled(status=await topic.cancel(path.id))
 
 
-@TABLE.post("/topics/{topic}/messages/{id}/reschedule", NONE, "conflict")
+@TABLE.post("/topics/{topic}/messages/{id}/reschedule", NONE, "conflict", role=Role.OPERATOR)
 async def reschedule_message(
     at: At, path: bodies.MessagePath, body: bodies.Reschedule
 ) -> views.Rescheduled:
@@ -138,7 +141,7 @@ async def reschedule_message(
     return views.Rescheduled(status=await topic.reschedule(path.id, at=body.at, delay=body.delay))
 
 
-@TABLE.post("/topics/{topic}/messages/{id}/priority", NONE, "conflict")
+@TABLE.post("/topics/{topic}/messages/{id}/priority", NONE, "conflict", role=Role.OPERATOR)
 async def set_message_priority(
     at: At, path: bodies.MessagePath, body: bodies.Priority
 ) -> views.Prioritized:

@@ -19,13 +19,15 @@ from typing import Any, TypeVar, get_type_hints
 
 from rmq.client.admin import AsyncAdmin
 from rmq.client.client import AsyncClient
+from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Principal, Role
 from rmq.server.service import ServiceStatus
 
 Handler = Callable[..., Awaitable[Any]]
 H = TypeVar("H", bound=Handler)
 
-ALWAYS = ("invalid", "unauthorized", "redis-denied", "other-host", "internal", "unavailable",
-          "outcome-unknown")  # fmt: skip
+ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "internal",
+          "unavailable", "outcome-unknown")  # fmt: skip
 OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json")
 
 
@@ -38,17 +40,32 @@ class At:
         server: the id of this server.
         leads: whether it leads.
         services: returns how its services do.
+        principal: who asks.
+        address: from where.
     """
 
     client: AsyncClient
     server: str
     leads: Callable[[], bool]
     services: Callable[[], Sequence[ServiceStatus]]
+    principal: Principal
+    address: str
 
     @property
     def admin(self) -> AsyncAdmin:
         """The verbs on topics."""
         return self.client.admin
+
+    def require(self, role: Role) -> None:
+        """Refuse a principal that lacks a role: for what one operation does with some values only.
+
+        Raises:
+            ApiError: it does.
+        """
+        if not self.principal.role.includes(role):
+            raise ApiError(
+                "forbidden", f"the role {self.principal.role} lacks the rights of {role}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,7 @@ class Operation:
         method: of HTTP.
         path: below /api/v1, with its parts in braces.
         tag: what it is about.
+        role: that a principal needs for it.
         status: of an answer that is no error.
         has_etag: whether a client may ask for what has changed.
         errors: kinds of its own, beside those that every operation has.
@@ -69,6 +87,7 @@ class Operation:
     method: str
     path: str
     tag: str
+    role: Role
     status: int
     has_etag: bool
     errors: tuple[str, ...]
@@ -102,24 +121,32 @@ class Table:
         self.tag = tag
         self.operations: list[Operation] = []
 
-    def get(self, path: str, *errors: str, has_etag: bool = False) -> Callable[[H], H]:
+    def get(
+        self, path: str, *errors: str, role: Role = Role.VIEWER, has_etag: bool = False
+    ) -> Callable[[H], H]:
         """Register a function that reads."""
-        return self._register("GET", path, 200, errors, has_etag)
+        return self._register("GET", path, role, 200, errors, has_etag)
 
-    def post(self, path: str, *errors: str, status: int = 200) -> Callable[[H], H]:
+    def post(self, path: str, *errors: str, role: Role, status: int = 200) -> Callable[[H], H]:
         """Register a function that does something; it has a body."""
-        return self._register("POST", path, status, errors)
+        return self._register("POST", path, role, status, errors)
 
-    def patch(self, path: str, *errors: str) -> Callable[[H], H]:
+    def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
         """Register a function that changes something; it has a body."""
-        return self._register("PATCH", path, 200, errors)
+        return self._register("PATCH", path, role, 200, errors)
 
-    def delete(self, path: str, *errors: str) -> Callable[[H], H]:
+    def delete(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
         """Register a function that deletes something; it has no body."""
-        return self._register("DELETE", path, 200, errors)
+        return self._register("DELETE", path, role, 200, errors)
 
     def _register(
-        self, method: str, path: str, status: int, errors: tuple[str, ...], has_etag: bool = False
+        self,
+        method: str,
+        path: str,
+        role: Role,
+        status: int,
+        errors: tuple[str, ...],
+        has_etag: bool = False,
     ) -> Callable[[H], H]:
         def register(handler: H) -> H:
             types = get_type_hints(handler)
@@ -128,7 +155,7 @@ class Table:
             assert ("path" in types) == ("{" in path), handler
             assert inspect.getdoc(handler), handler
             self.operations.append(
-                Operation(method, path, self.tag, status, has_etag, errors, handler, types)
+                Operation(method, path, self.tag, role, status, has_etag, errors, handler, types)
             )
             return handler
 

@@ -31,6 +31,7 @@ class Kind(NamedTuple):
 KINDS = {
     "invalid": Kind(400, "The request is not valid"),
     "unauthorized": Kind(401, "A token is needed"),
+    "forbidden": Kind(403, "Your role has no right to it"),
     "cross-site": Kind(403, "The request comes from another site"),
     "redis-denied": Kind(403, "The Redis user of this server lacks a right"),
     "not-found": Kind(404, "There is nothing here"),

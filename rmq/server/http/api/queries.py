@@ -5,6 +5,7 @@ from __future__ import annotations
 from rmq.server.http.api import bodies, views
 from rmq.server.http.api.operation import At, Table
 from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Role
 
 TABLE = Table("queries")
 NONE = "topic-not-found"
@@ -16,7 +17,7 @@ async def list_queries(at: At, path: bodies.TopicPath) -> views.QueryList:
     return views.QueryList(queries=await at.admin.queries(path.topic))
 
 
-@TABLE.post("/topics/{topic}/queries/{run}/release", NONE, "conflict")
+@TABLE.post("/topics/{topic}/queries/{run}/release", NONE, "conflict", role=Role.OPERATOR)
 async def release_query(at: At, path: bodies.QueryPath, body: bodies.ReleaseQuery) -> views.Count:
     """Give back at once all messages of a query that never comes back."""
     count = await at.admin.release_query(
@@ -34,7 +35,7 @@ async def list_sinks(at: At, path: bodies.TopicPath) -> views.SinkList:
     return views.SinkList(sinks=await at.admin.sinks(path.topic))
 
 
-@TABLE.delete("/topics/{topic}/sinks", NONE, "conflict")
+@TABLE.delete("/topics/{topic}/sinks", NONE, "conflict", role=Role.ADMIN)
 async def forget_sink(at: At, path: bodies.TopicPath, query: bodies.SinkQuery) -> views.Done:
     """Forget which batches a query has published, for one whose checkpoint is gone."""
     return views.Done(done=await at.admin.forget_sink(path.topic, query.query))
@@ -49,7 +50,7 @@ async def get_claim(at: At, path: bodies.TopicPath, query: bodies.ClaimQuery) ->
     return views.Claim(**found._asdict() | {"message_id": str(found.message_id)})
 
 
-@TABLE.delete("/topics/{topic}/claims", NONE, "conflict")
+@TABLE.delete("/topics/{topic}/claims", NONE, "conflict", role=Role.ADMIN)
 async def delete_claim(at: At, path: bodies.TopicPath, query: bodies.ClaimQuery) -> views.Done:
     """Delete the claim on a business key: the next message of the key is worked on."""
     done = await at.admin.unclaim(path.topic, query.key, consumer=query.consumer)

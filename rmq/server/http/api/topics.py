@@ -7,6 +7,7 @@ from bisect import bisect_right
 from rmq.server.http.api import bodies, cursors, views
 from rmq.server.http.api.operation import At, Table
 from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Role
 
 TABLE = Table("topics")
 NONE = "topic-not-found"
@@ -24,7 +25,7 @@ async def list_topics(at: At, query: bodies.TopicsQuery) -> views.TopicList:
     return views.TopicList(topics=page, cursor=cursors.write(page[-1]) if more else None)
 
 
-@TABLE.post("/topics", "conflict", status=201)
+@TABLE.post("/topics", "conflict", role=Role.ADMIN, status=201)
 async def create_topic(at: At, body: bodies.NewTopic) -> views.Topic:
     """Create a topic; settings that are left out have their defaults."""
     topic = at.client.topic(body.name, **body.settings.given())
@@ -39,7 +40,7 @@ async def get_topic(at: At, path: bodies.TopicPath) -> views.Topic:
     return views.topic_of(path.topic, await at.admin.settings(path.topic))
 
 
-@TABLE.delete("/topics/{topic}", NONE, "conflict")
+@TABLE.delete("/topics/{topic}", NONE, "conflict", role=Role.ADMIN)
 async def delete_topic(
     at: At, path: bodies.TopicPath, query: bodies.DeleteTopicQuery
 ) -> views.Deleted:
@@ -54,13 +55,13 @@ async def delete_topic(
     return views.Deleted(**deleted._asdict(), dry_run=query.dry_run)
 
 
-@TABLE.patch("/topics/{topic}/settings", NONE, "conflict")
+@TABLE.patch("/topics/{topic}/settings", NONE, "conflict", role=Role.ADMIN)
 async def set_topic(at: At, path: bodies.TopicPath, body: bodies.Settings) -> views.Topic:
     """Change settings of a topic while it is used; `slots` and `max_retries` stay."""
     return views.topic_of(path.topic, await at.admin.topic_set(path.topic, **body.given()))
 
 
-@TABLE.post("/topics/{topic}/resize", NONE, "conflict")
+@TABLE.post("/topics/{topic}/resize", NONE, "conflict", role=Role.ADMIN)
 async def resize_topic(at: At, path: bodies.TopicPath, body: bodies.Resize) -> views.Resized:
     """Change the number of slots of a topic while it is used, or go on with that.
 
@@ -71,7 +72,7 @@ async def resize_topic(at: At, path: bodies.TopicPath, body: bodies.Resize) -> v
     return views.Resized(**done._asdict(), dry_run=body.dry_run)
 
 
-@TABLE.post("/topics/{topic}/pause", NONE, "conflict")
+@TABLE.post("/topics/{topic}/pause", NONE, "conflict", role=Role.OPERATOR)
 async def pause_topic(at: At, path: bodies.TopicPath, body: bodies.PauseTopic) -> views.Paused:
     """Stop every delivery of a topic, every send to it, or both, until it is resumed.
 
@@ -83,7 +84,7 @@ async def pause_topic(at: At, path: bodies.TopicPath, body: bodies.PauseTopic) -
     return found
 
 
-@TABLE.post("/topics/{topic}/resume", NONE, "conflict")
+@TABLE.post("/topics/{topic}/resume", NONE, "conflict", role=Role.OPERATOR)
 async def resume_topic(at: At, path: bodies.TopicPath, body: bodies.ResumeTopic) -> views.Resumed:
     """End pauses of a topic, and wake its consumers."""
     pause = await at.admin.topic_resume(path.topic, verb=body.verb)
@@ -109,7 +110,7 @@ async def get_history(at: At, path: bodies.TopicPath, query: bodies.HistoryQuery
     return views.History(topic=path.topic, samples=samples)
 
 
-@TABLE.post("/topics/{topic}/rollback", NONE, "conflict")
+@TABLE.post("/topics/{topic}/rollback", NONE, "conflict", role=Role.OPERATOR)
 async def roll_back(at: At, path: bodies.TopicPath, body: bodies.Nothing) -> views.Count:
     """Give back every expired lease of a topic now; consumers and the server do it anyway."""
     return views.Count(count=await at.admin.rollback(path.topic))

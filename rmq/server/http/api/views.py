@@ -156,12 +156,12 @@ class Body(Answer):
 
     Attributes:
         kind: "json": `text` is JSON, with all digits of its numbers; "text": a string, as it is;
-            "base64": bytes.
+            "base64": bytes; "hidden": you are not shown it.
         size: bytes of the body as it is shown whole.
         is_truncated: whether `text` shows the first 64 KiB alone.
     """
 
-    kind: Literal["json", "text", "base64"]
+    kind: Literal["json", "text", "base64", "hidden"]
     text: str
     size: int
     is_truncated: bool

@@ -1,0 +1,128 @@
+"""Disclosure: what of an answer a principal is shown.
+
+Viewers see no bodies of messages and no tracebacks, unless they were given that right: these hold
+what customers wrote. The text of an error stays, since without it there is no operating; a program
+that writes secrets into its errors needs to stop that. Fields and headers that the setting `redact`
+names are shown to admins alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from rmq.core import dead_letter_filter
+from rmq.core.dead_letter_terms import conditions
+from rmq.server.http.api.problems import ApiError
+from rmq.server.http.api.views import Body, Failure
+from rmq.server.http.principal import Principal, Role
+
+HIDDEN = "(hidden)"
+REDACTED = "***"
+
+
+class Disclosure:
+    """Takes out of answers what a principal is not shown.
+
+    Args:
+        redact: names of headers and of fields of bodies, in any case.
+    """
+
+    def __init__(self, redact: Collection[str] = ()) -> None:
+        self._redact = frozenset(name.lower() for name in redact)
+
+    def shown(self, principal: Principal, answer: Any) -> Any:
+        """Return an answer as it is shown; its structs are changed in place."""
+        hides = not sees_bodies(principal)
+        redact = self._redacted_for(principal)
+        if hides or redact:
+            _walk(answer, hides, redact)
+        return answer
+
+    def check_filter(self, principal: Principal, text: str) -> None:
+        """Refuse a filter of dead letters that asks for what the principal is not shown.
+
+        A few answers to such questions would tell it.
+
+        Raises:
+            ApiError: it does.
+            InvalidValue: it is no filter.
+        """
+        redact = self._redacted_for(principal)
+        for condition in conditions(dead_letter_filter.parse(text).term):
+            field = condition.where
+            names = {str(step).lower() for step in field.path}
+            if field.name == "body" and not sees_bodies(principal):
+                raise ApiError("forbidden", "filter: you are not shown bodies", "filter")
+            if field.name in ("body", "header") and names & redact:
+                raise ApiError("forbidden", f"filter: {field} is redacted", "filter")
+            if field.name == "body" and redact and condition.pattern is not None:
+                # It searches in the text of all that is below the path.
+                detail = f"filter: {field}{condition.operator}: fields of bodies are redacted"
+                raise ApiError("forbidden", detail, "filter")
+
+    def _redacted_for(self, principal: Principal) -> frozenset[str]:
+        return frozenset() if principal.role.includes(Role.ADMIN) else self._redact
+
+
+def sees_bodies(principal: Principal) -> bool:
+    """Whether a principal is shown bodies and tracebacks."""
+    return principal.sees_bodies or principal.role.includes(Role.OPERATOR)
+
+
+def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
+    """Change all bodies, failures and headers in an answer."""
+    if isinstance(answer, list | tuple):
+        for each in answer:
+            _walk(each, hides, redact)
+    elif isinstance(answer, Body):
+        _hide(answer) if hides else _redact_body(answer, redact)
+    elif isinstance(answer, msgspec.Struct):
+        if hides and isinstance(answer, Failure):
+            answer.traceback = HIDDEN if answer.traceback else ""
+        for name in answer.__struct_fields__:
+            value = getattr(answer, name)
+            if name == "headers" and isinstance(value, dict):
+                for header in value:
+                    if header.lower() in redact:
+                        value[header] = REDACTED
+            else:
+                _walk(value, hides, redact)
+
+
+def _hide(body: Body) -> None:
+    body.kind, body.text, body.is_truncated = "hidden", HIDDEN, False
+
+
+def _redact_body(body: Body, redact: frozenset[str]) -> None:
+    """Replace values of fields; a body that cannot be taken apart and may have them is hidden."""
+    if not redact or body.kind == "hidden":
+        return
+    text = base64.b64decode(body.text) if body.kind == "base64" else body.text.encode()
+    if body.is_truncated:
+        _hide(body)  # the end of it may be a part of a value
+        return
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if any(name.encode() in text.lower() for name in redact):
+            _hide(body)
+        return
+    found = _redacted(value, redact)
+    if found != value:
+        body.kind, body.text = "json", json.dumps(found, ensure_ascii=False)
+
+
+def _redacted(value: Any, redact: frozenset[str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: REDACTED if name.lower() in redact else _redacted(each, redact)
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_redacted(each, redact) for each in value]
+    return value

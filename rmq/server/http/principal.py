@@ -1,0 +1,51 @@
+"""The principal of a request: who asks, with what rights, as the guard found out."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rmq.core.access import Role
+
+__all__ = ["ADDRESS", "KEY", "LOCAL", "STATIC", "Principal", "Role", "principal_of"]
+
+KEY = "rmq.principal"  # in the scope of a request
+ADDRESS = "rmq.address"  # there, too: from where it comes, as far as proxies are believed
+Kind = Literal["local", "token", "session", "proxy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A person or a program that asks.
+
+    Attributes:
+        name: for people to read: of a token, or of a user of the proxy.
+        role: what it may do.
+        sees_bodies: whether it is shown bodies of messages, and tracebacks; operators and admins
+            always are.
+        kind: how it was recognised: "local" (nobody is asked), "token" (in a header), "session"
+            (of a browser that has signed in), or "proxy" (which vouches for it).
+        session: the digest of its session; None: it has none.
+    """
+
+    name: str
+    role: Role
+    sees_bodies: bool
+    kind: Kind
+    session: str | None = None
+
+    @property
+    def is_ambient(self) -> bool:
+        """Whether a browser is let in without its page giving anything: other sites could ask."""
+        return self.kind != "token"
+
+
+LOCAL = Principal("local", Role.ADMIN, True, "local")
+STATIC = Principal("static", Role.ADMIN, True, "token")  # of server.token
+
+
+def principal_of(scope: MutableMapping[str, Any]) -> Principal:
+    """Return who asks; only for requests that the guard let in, which probes are not."""
+    found: Principal = scope[KEY]
+    return found
