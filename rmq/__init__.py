@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         EmbeddedError,
         EncodeError,
         FormatMismatch,
+        InvalidFilter,
         InvalidKey,
         InvalidReceipt,
         InvalidType,
@@ -129,8 +130,8 @@ _MODULES = {
     "rmq.core.worker_status": "HandlerRun HandlerStatus WorkerStatus",
     "rmq.errors": (
         "AccessDenied AlreadySettled ClaimLost ConfigurationError DecodeError DeliveryError "
-        "EmbeddedError EncodeError FormatMismatch InvalidKey InvalidReceipt InvalidType "
-        "InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable OutcomeUnknown "
+        "EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey InvalidReceipt "
+        "InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable OutcomeUnknown "
         "PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound ScriptFailed SendError "
         "SettingsMismatch StageLost StorageError TopicNotEmpty TopicNotFound TopicPaused "
         "TopicVanished Unavailable WorkRolledBack"
@@ -212,6 +213,7 @@ __all__ = [
     "HeldQuery",
     "Immediate",
     "Interceptor",
+    "InvalidFilter",
     "InvalidKey",
     "InvalidReceipt",
     "InvalidType",

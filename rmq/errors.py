@@ -37,6 +37,18 @@ class InvalidReceipt(InvalidValue):
     """A text is not a receipt of RMQ, or the receipt belongs to another topic."""
 
 
+class InvalidFilter(InvalidValue):
+    """A text is not a filter of dead letters; the message shows it with a caret at the mistake.
+
+    Attributes:
+        position: how many characters of the filter stand before the mistake.
+    """
+
+    def __init__(self, message: str, position: int = 0) -> None:
+        super().__init__(message)
+        self.position = position
+
+
 class TopicNotFound(ConfigurationError):
     """The topic does not exist in this Redis."""
 

@@ -13,7 +13,7 @@ conditions and 20 brackets in each other; patterns are those of `bounded_regex`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -30,7 +30,7 @@ from rmq.core.dead_letter_terms import (
 )
 from rmq.core.message import Message
 from rmq.core.validation import parse_duration
-from rmq.errors import InvalidType, InvalidValue
+from rmq.errors import InvalidFilter, InvalidType
 
 TEXT_MAX, CONDITIONS_MAX, DEPTH_MAX, PATH_MAX = 2_000, 50, 20, 20
 SHOWN = 60  # characters of a filter that an error shows
@@ -83,13 +83,21 @@ def parse(text: str) -> DeadLetterFilter:
     """Read a filter.
 
     Raises:
-        InvalidValue: it is not one; the error shows the place, and what was expected there.
+        InvalidFilter: it is not one; the error shows the place, and what was expected there.
         InvalidType: it is not a str.
     """
     if not isinstance(text, str):
         raise InvalidType(f'filter: {text!r}; give a str, as error~"timeout" and age>1h')
     term = _Parser(text).whole()
     return DeadLetterFilter(term, text, any(c.where.name == "body" for c in conditions(term)))
+
+
+def joined(filters: Sequence[DeadLetterFilter]) -> DeadLetterFilter | None:
+    """Return the filter that all of these make together; None of none."""
+    if len(filters) < 2:
+        return filters[0] if filters else None
+    term = Joined("and", tuple(each.term for each in filters))
+    return DeadLetterFilter(term, str(term), any(each.needs_body for each in filters))
 
 
 def given(value: DeadLetterFilter | str | None) -> DeadLetterFilter | None:
@@ -275,4 +283,4 @@ class _Parser:
         shown = "".join(char if char.isprintable() else "?" for char in shown)
         dots = "..." if first else ""
         caret = " " * (len(dots) + at - first) + "^"
-        raise InvalidValue(f"filter: expected {what}\n  {dots}{shown}\n  {caret}")
+        raise InvalidFilter(f"filter: expected {what}\n  {dots}{shown}\n  {caret}", at)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rmq.core import ids
-from rmq.core.dead_letter_filter import parse
+from rmq.core.dead_letter_filter import joined, parse
 from rmq.core.fingerprint import fingerprint
 from rmq.core.message import Failure, Message
-from rmq.errors import InvalidType, InvalidValue
+from rmq.errors import InvalidFilter, InvalidType
 
 NOW_MS = 1_790_000_000_000
 FAILURE = Failure("failed", 4, "ReadTimeout: no answer in 30 s from orders")
@@ -124,15 +124,28 @@ def test_a_filter_keeps_its_text_and_is_equal_by_its_meaning() -> None:
     ],
 )
 def test_a_mistake_shows_the_place_and_what_was_expected(text: str, at: int, expected: str) -> None:
-    with pytest.raises(InvalidValue, match=r"^filter: expected ") as caught:
+    with pytest.raises(InvalidFilter, match=r"^filter: expected ") as caught:
         parse(text)
 
+    assert caught.value.position == at
     said, shown, caret = str(caught.value).split("\n")
     assert expected in said
     place = caret.index("^")
     rest = text[at : at + 10]
     assert shown[place : place + len(rest)] == rest[: max(0, len(shown) - place)]
     assert len(shown) < 70
+
+
+def test_filters_are_joined_by_and() -> None:
+    either, rest = parse("type=a or type=order.paid"), parse("body.order=117")
+
+    both = joined([either, rest])
+
+    assert joined([]) is None
+    assert joined([either]) is either
+    assert both is not None
+    assert both == parse("(type=a or type=order.paid) and body.order=117") == parse(str(both))
+    assert both.needs_body
 
 
 def test_a_filter_that_is_no_str_is_refused() -> None:
@@ -198,7 +211,8 @@ PIECES = st.sampled_from(
 def test_no_text_raises_anything_else(text: str) -> None:
     try:
         wanted = parse(text)
-    except InvalidValue as refused:
+    except InvalidFilter as refused:
+        assert refused.position <= len(text)  # noqa: PT017
         assert "^" in str(refused)  # noqa: PT017  # the caret
         return
     wanted.matches(letter(), NOW_MS)

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from rmq.core.dead_letter_filter import TEXT_MAX
+from rmq.core.job import JobVerb
 from rmq.core.pause import PauseVerb
 
 LIMIT_MOST = 500
@@ -24,6 +26,7 @@ Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 Limit = Annotated[int, Meta(ge=1, le=LIMIT_MOST)]
 Slot = Annotated[int, Meta(ge=0, le=1023)]
 CursorText = Annotated[str, Meta(max_length=500)]
+FilterText = Annotated[str, Meta(max_length=TEXT_MAX)]
 Queue = Literal["store", "prepare", "dead"]
 Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled"]
 
@@ -93,7 +96,7 @@ class MessagesQuery(PeekQuery):
 class DeadQuery(Request):
     """Which dead letters are listed; a filter is such as: reason=failed and age>1h."""
 
-    filter: Annotated[str, Meta(max_length=2000)] | None = None
+    filter: FilterText | None = None
     slot: Slot | None = None
     limit: Limit = 50
     cursor: CursorText | None = None
@@ -131,6 +134,13 @@ class JobsQuery(Request):
     """Which jobs are listed."""
 
     topic: Name | None = None
+    limit: Limit = 100
+    cursor: CursorText | None = None
+
+
+class OutcomesQuery(Request):
+    """How many outcomes are listed."""
+
     limit: Limit = 100
 
 
@@ -236,34 +246,49 @@ class Priority(Request):
     priority: int
 
 
-class DeadFilter(Request):
-    """Which dead letters; all that are given must fit.
+class DeadLetterConditions(Request):
+    """Which dead letters; all conditions that are given must fit.
 
     Attributes:
         older_than: dead for so many seconds.
+        filter: as error~"timeout" and age>1h and body.order>100.
     """
 
     ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
     reason: Reason | None = None
     type: str | None = None
     older_than: Seconds | None = None
+    filter: FilterText | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were sent, as Admin takes them."""
+        values = {name: getattr(self, name) for name in DeadLetterConditions.__struct_fields__}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class Redrive(DeadLetterConditions):
+    """Dead letters to send back; `rate`: at most so many a second; `dry_run`: count, and show."""
+
+    rate: Annotated[float, Meta(gt=0)] | None = None
     dry_run: bool = False
 
 
-class Redrive(DeadFilter):
-    """Dead letters to send back; `rate`: at most so many a second."""
+class NewJob(DeadLetterConditions):
+    """A redrive or purge that goes on by itself; without conditions, of all dead letters.
 
+    Attributes:
+        rate: at most so many a second.
+        keep: of a purge: for how many seconds they can be restored; 0: not at all.
+        confirm: of a purge: the topic's name.
+        expected: how many there are, if that was counted.
+        by: who starts it, for people to read.
+    """
+
+    verb: JobVerb = "redrive"
     rate: Annotated[float, Meta(gt=0)] | None = None
-
-
-class NewJob(Request):
-    """A redrive that goes on by itself, at most `rate` a second; all conditions must fit."""
-
-    ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
-    reason: Reason | None = None
-    type: str | None = None
-    older_than: Seconds | None = None
-    rate: Annotated[float, Meta(gt=0)] | None = None
+    keep: Seconds = 86_400
+    confirm: Name | None = None
+    expected: Annotated[int, Meta(ge=0, lt=2**53)] | None = None
     by: Line = "HTTP API"
 
 
@@ -273,11 +298,19 @@ class ChangeJob(Request):
     by: Line = "HTTP API"
 
 
-class Purge(DeadFilter, kw_only=True):
-    """Messages to delete for good. `confirm` is the topic's name; only "dead" can be filtered."""
+class Purge(DeadLetterConditions, kw_only=True):
+    """Messages to delete; only "dead" can be filtered, and kept in the trash.
+
+    Attributes:
+        confirm: the topic's name.
+        keep: for how many seconds they can be restored; 0: they are deleted for good.
+        dry_run: count, and show some.
+    """
 
     confirm: Name
     queue: Literal["store", "dead"]
+    keep: Seconds = 0
+    dry_run: bool = False
 
 
 class ReleaseQuery(Request):

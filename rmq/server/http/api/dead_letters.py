@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rmq.core import dead_letter_filter
+from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.server.http.api import bodies, views
 from rmq.server.http.api.messages import walk
 from rmq.server.http.api.operation import At, Table
@@ -11,6 +12,8 @@ from rmq.server.http.principal import Role
 
 TABLE = Table("dead letters")
 NONE = "topic-not-found"
+SAMPLE_MAX = 10  # dead letters that a dry run shows
+SAMPLE_SCAN = 10_000  # that it looks at for them
 
 
 @TABLE.get("/topics/{topic}/dead-letters", NONE, "conflict")
@@ -36,20 +39,58 @@ async def redrive(at: At, path: bodies.TopicPath, body: bodies.Redrive) -> views
 
     A request that ends before all are sent goes on where it stopped when it is repeated.
     """
-    done = await at.admin.redrive(
-        path.topic, ids=body.ids, reason=body.reason, type=body.type, older_than=body.older_than,
-        dry_run=body.dry_run, rate=body.rate,
-    )  # fmt: skip
-    return views.Redriven(**done._asdict())
+    done = await at.admin.redrive(path.topic, **body.given(), dry_run=body.dry_run, rate=body.rate)
+    shown = await sample(at, path.topic, body) if body.dry_run and done.matched else []
+    return views.Redriven(**done._asdict(), sample=shown)
 
 
 @TABLE.post("/topics/{topic}/purge", NONE, "conflict", role=Role.ADMIN)
-async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Count:
-    """Delete waiting messages or dead letters for good; messages in flight are not touched."""
+async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Purged:
+    """Delete waiting messages or dead letters; messages in flight are not touched.
+
+    Dead letters can be restored for as many seconds as `keep` says; waiting ones cannot.
+    """
     if body.confirm != path.topic:
         raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
     count = await at.admin.purge(
-        path.topic, body.queue, ids=body.ids, reason=body.reason, type=body.type,
-        older_than=body.older_than, dry_run=body.dry_run,
-    )  # fmt: skip
-    return views.Count(count=count)
+        path.topic, body.queue, **body.given(), keep=body.keep, dry_run=body.dry_run
+    )
+    is_shown = body.dry_run and body.queue == "dead" and count
+    return views.Purged(count=count, sample=await sample(at, path.topic, body) if is_shown else [])
+
+
+async def sample(
+    at: At, topic: str, wanted: bodies.DeadLetterConditions
+) -> list[views.StoredMessage]:
+    """Return some dead letters that fit, the oldest of those that a bounded look finds."""
+    conditions = _filter_of(wanted)
+    if wanted.ids is None:
+        page = await at.admin.dead_letters(
+            topic, filter=conditions, limit=SAMPLE_MAX, scan=SAMPLE_SCAN
+        )
+        return [views.message_of(message) for message in page.messages]
+    now_ms = (await at.admin.stats(topic))["now_ms"]
+    found: list[views.StoredMessage] = []
+    for id in wanted.ids:
+        message = await at.admin.get(topic, id)
+        if message is None or message.place != "dead":
+            continue
+        if conditions is None or conditions.matches(message, now_ms):
+            found.append(views.message_of(message))
+            if len(found) == SAMPLE_MAX:
+                break
+    return found
+
+
+def _filter_of(wanted: bodies.DeadLetterConditions) -> DeadLetterFilter | None:
+    """Return all conditions but the ids as one filter."""
+    texts = []
+    if wanted.reason is not None:
+        texts.append(f'reason="{wanted.reason}"')
+    if wanted.type is not None:
+        texts.append(f'type="{wanted.type}"')  # Admin has refused types with quotes
+    if wanted.older_than is not None:
+        texts.append(f"age>={wanted.older_than:f}s")
+    if wanted.filter is not None:
+        texts.append(wanted.filter)
+    return dead_letter_filter.joined([dead_letter_filter.parse(text) for text in texts])

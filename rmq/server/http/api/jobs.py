@@ -1,9 +1,11 @@
-"""Jobs: redrives that go on by themselves, run by the services of a server."""
+"""Jobs: redrives and purges that go on by themselves, run by the services of a server."""
 
 from __future__ import annotations
 
-from rmq.server.http.api import bodies, views
+from rmq.core.job import Job
+from rmq.server.http.api import bodies, cursors, views
 from rmq.server.http.api.operation import At, Table
+from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
 
 TABLE = Table("jobs")
@@ -13,21 +15,36 @@ NONE = "not-found"
 @TABLE.get("/jobs")
 async def list_jobs(at: At, query: bodies.JobsQuery) -> views.JobList:
     """List jobs, the newest first; a job is kept for 7 days."""
-    found = await at.admin.jobs(query.topic)
-    return views.JobList(jobs=[views.job_of(job) for job in found[: query.limit]])
+
+    def place(job: Job) -> tuple[int, str]:
+        return -job.began_ms, job.id
+
+    found = sorted(await at.admin.jobs(query.topic), key=place)
+    if query.cursor:
+        after = cursors.read(query.cursor, tuple[int, str])
+        found = [job for job in found if place(job) > after]
+    page = found[: query.limit]
+    return views.JobList(
+        jobs=[views.job_of(job) for job in page],
+        cursor=cursors.write(place(page[-1])) if len(found) > len(page) else None,
+    )
 
 
 @TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", role=Role.OPERATOR, status=201)
 async def start_job(at: At, path: bodies.TopicPath, body: bodies.NewJob) -> views.Job:
-    """Start a redrive of the dead letters of a topic, which goes on after this answer.
+    """Start a redrive or purge of the dead letters of a topic, which goes on after this answer.
 
-    A request that is repeated starts another one; each dead letter is sent back once all the same.
+    A dry run of `redrive` or `purge` counts them first. A request that is repeated starts another
+    job; each dead letter is sent back once all the same.
     """
-    conditions = {
-        "ids": body.ids, "reason": body.reason, "type": body.type, "older_than": body.older_than,
-    }  # fmt: skip
-    given = {name: value for name, value in conditions.items() if value is not None}
-    job = await at.admin.job_start(path.topic, conditions=given, rate=body.rate, by=body.by)
+    if body.verb == "purge":
+        at.require(Role.ADMIN)  # as the purge that it does
+    if body.verb == "purge" and body.confirm != path.topic:
+        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+    job = await at.admin.job_start(
+        path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
+        expected=body.expected,
+    )  # fmt: skip
     return views.job_of(job)
 
 
@@ -35,6 +52,16 @@ async def start_job(at: At, path: bodies.TopicPath, body: bodies.NewJob) -> view
 async def get_job(at: At, path: bodies.JobPath) -> views.Job:
     """Return how far a job is."""
     return views.job_of(await at.admin.job(path.job))
+
+
+@TABLE.get("/jobs/{job}/outcomes", NONE)
+async def list_job_outcomes(
+    at: At, path: bodies.JobPath, query: bodies.OutcomesQuery
+) -> views.JobOutcomes:
+    """List what became of the last messages of a job, the newest first."""
+    await at.admin.job(path.job)
+    found = await at.admin.job_outcomes(path.job, query.limit)
+    return views.JobOutcomes(outcomes=[views.outcome_of(each) for each in found])
 
 
 @TABLE.post("/jobs/{job}/pause", NONE, role=Role.OPERATOR)

@@ -59,6 +59,7 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
         status: the status of the answer.
         detail: what happened.
         field: what of the request is at fault; null: unknown, or nothing.
+        position: of a mistake in a filter: how many of its characters stand before it; else null.
         request_id: names this request in the log of the server.
     """
 
@@ -67,15 +68,18 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
     status: int
     detail: str
     field: str | None
+    position: int | None
     request_id: str
 
 
 class ApiError(Exception):
     """An error of a kind."""
 
-    def __init__(self, kind: str, detail: str, field: str | None = None) -> None:
+    def __init__(
+        self, kind: str, detail: str, field: str | None = None, position: int | None = None
+    ) -> None:
         super().__init__(detail)
-        self.kind, self.detail, self.field = kind, detail, field
+        self.kind, self.detail, self.field, self.position = kind, detail, field, position
 
 
 def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = None) -> Response:
@@ -83,7 +87,7 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
     kind = KINDS[error.kind]
     problem = Problem(
         type=f"urn:rmq:error:{error.kind}", title=kind.title, status=kind.status,
-        detail=error.detail, field=error.field, request_id=request_id,
+        detail=error.detail, field=error.field, position=error.position, request_id=request_id,
     )  # fmt: skip
     sent = {"X-Request-Id": request_id, **(headers or {})}
     if kind.is_passing:
@@ -102,6 +106,8 @@ def of_exception(error: Exception, request_id: str) -> ApiError:
             return ApiError("invalid", str(error), _field_of_path(str(error)))
         case msgspec.DecodeError():
             return ApiError("invalid", f"the body is no JSON: {error}")
+        case errors.InvalidFilter():
+            return ApiError("invalid", str(error), "filter", error.position)
         case errors.Unavailable():
             log.info("request %s: %s", request_id, error)
             return ApiError("unavailable", "nothing was done; repeat the request")

@@ -251,11 +251,27 @@ class Prioritized(Answer):
 
 
 class Redriven(Answer):
-    """How many dead letters fitted, were sent back, and cannot be read."""
+    """How many dead letters fitted, were sent back, and cannot be read.
+
+    Attributes:
+        sample: of a dry run: some that fit, at most 10, of the oldest in each slot.
+    """
 
     matched: int
     sent: int
     unreadable: int
+    sample: list[StoredMessage]
+
+
+class Purged(Answer):
+    """How many messages were deleted, or put into the trash.
+
+    Attributes:
+        sample: of a dry run: some dead letters that fit, at most 10, of the oldest in each slot.
+    """
+
+    count: int
+    sample: list[StoredMessage]
 
 
 # --- the rest ------------------------------------------------------------------------------------
@@ -291,13 +307,14 @@ class ScheduleList(Answer):
 
 
 class Job(Answer):
-    """A job; fields as of `rmq job show`."""
+    """A job; fields as of `rmq job show`; `keep`: seconds in the trash, of a purge."""
 
     id: str
     topic: str
     verb: str
     conditions: dict[str, Any]
     rate: float | None
+    keep: float
     by: str
     state: JobState
     began: datetime
@@ -311,9 +328,27 @@ class Job(Answer):
 
 
 class JobList(Answer):
-    """Jobs, the newest first."""
+    """Jobs, the newest first.
+
+    Attributes:
+        cursor: for the next ones; null: these were the last.
+    """
 
     jobs: list[Job]
+    cursor: str | None
+
+
+class JobOutcome(Answer):
+    """The outcome of a job for a message: gone: somebody else had taken it away."""
+
+    id: str
+    outcome: Literal["done", "gone", "unreadable"]
+
+
+class JobOutcomes(Answer):
+    """What became of the last messages of a job, the newest first."""
+
+    outcomes: list[JobOutcome]
 
 
 class QueryList(Answer):
@@ -446,10 +481,15 @@ def job_of(found: job.Job) -> Job:
     """Return a job as it is shown."""
     return Job(
         id=found.id, topic=found.topic, verb=found.verb, conditions=found.conditions,
-        rate=found.rate, by=found.by, state=found.state, began=found.began,
-        ended=found.ended, expected=found.expected, examined=found.examined, done=found.done,
-        gone=found.gone, unreadable=found.unreadable, runner=found.runner,
+        rate=found.rate, keep=found.keep_ms / 1000, by=found.by, state=found.state,
+        began=found.began, ended=found.ended, expected=found.expected, examined=found.examined,
+        done=found.done, gone=found.gone, unreadable=found.unreadable, runner=found.runner,
     )  # fmt: skip
+
+
+def outcome_of(found: job.JobOutcome) -> JobOutcome:
+    """Return the outcome of a job for a message as it is shown."""
+    return JobOutcome(id=str(found.id), outcome=found.outcome)  # type: ignore[arg-type]
 
 
 def schedule_of(state: ScheduleState) -> Schedule:
