@@ -3,7 +3,7 @@
 operation     a route, read from the function that answers it; the table of them
 problems      errors as application/problem+json
 cursors       where a list goes on
-views         what a client reads of a message, a schedule, a topic
+views         what a client reads of a message, a schedule, a topic; a file for each matter
 bodies        what a client sends
 topics, messages, dead_letters, jobs, schedules, queries, about
               the functions that answer, and so the routes

@@ -1,0 +1,111 @@
+"""The types of answers, and the functions that make them of what Admin returns, by matter."""
+
+from rmq.server.http.api.views.about import (
+    About,
+    ServiceList,
+    WorkerList,
+)
+from rmq.server.http.api.views.answer import (
+    Answer,
+    Count,
+    Done,
+)
+from rmq.server.http.api.views.dead_letters import (
+    Purged,
+    Redriven,
+)
+from rmq.server.http.api.views.jobs import (
+    Job,
+    JobList,
+    JobOutcome,
+    JobOutcomes,
+    job_of,
+    outcome_of,
+)
+from rmq.server.http.api.views.messages import (
+    SHOWN_MAX,
+    Body,
+    Cancelled,
+    Failure,
+    MessageList,
+    Peeked,
+    Prioritized,
+    Rescheduled,
+    Sent,
+    StoredMessage,
+    body_of,
+    message_of,
+    sent_of,
+)
+from rmq.server.http.api.views.queries import (
+    Claim,
+    QueryList,
+    SinkList,
+)
+from rmq.server.http.api.views.schedules import (
+    Schedule,
+    ScheduleList,
+    schedule_of,
+)
+from rmq.server.http.api.views.topics import (
+    Deleted,
+    History,
+    Paused,
+    Resized,
+    Resizing,
+    Resumed,
+    SlotStats,
+    Stats,
+    Topic,
+    TopicList,
+    paused_of,
+    topic_of,
+)
+
+__all__ = [
+    "SHOWN_MAX",
+    "About",
+    "Answer",
+    "Body",
+    "Cancelled",
+    "Claim",
+    "Count",
+    "Deleted",
+    "Done",
+    "Failure",
+    "History",
+    "Job",
+    "JobList",
+    "JobOutcome",
+    "JobOutcomes",
+    "MessageList",
+    "Paused",
+    "Peeked",
+    "Prioritized",
+    "Purged",
+    "QueryList",
+    "Redriven",
+    "Rescheduled",
+    "Resized",
+    "Resizing",
+    "Resumed",
+    "Schedule",
+    "ScheduleList",
+    "Sent",
+    "ServiceList",
+    "SinkList",
+    "SlotStats",
+    "Stats",
+    "StoredMessage",
+    "Topic",
+    "TopicList",
+    "WorkerList",
+    "body_of",
+    "job_of",
+    "message_of",
+    "outcome_of",
+    "paused_of",
+    "schedule_of",
+    "sent_of",
+    "topic_of",
+]
