@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 
 import pytest
 
+from rmq import AsyncClient
 from rmq.core.access import Role
+from rmq.server.http.api import bodies, jobs
 from rmq.server.http.api.application import TABLES
-from rmq.server.http.api.operation import Table
+from rmq.server.http.api.operation import At, Table
+from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Principal
 
 OPERATIONS = [each for table in TABLES for each in table.operations]
 WRITES = {
@@ -59,3 +64,15 @@ def test_an_operation_that_changes_something_cannot_leave_its_role_open(method: 
 )
 def test_a_role_has_the_rights_of_those_before_it(role: Role, rights: set[Role]) -> None:
     assert {other for other in Role if role.includes(other)} == rights
+
+
+@pytest.mark.parametrize(("role", "kind"), [(Role.OPERATOR, "forbidden"), (Role.ADMIN, "invalid")])
+def test_a_job_that_purges_needs_the_role_of_purge(role: Role, kind: str) -> None:
+    principal = Principal("somebody", role, True, "token")
+    at = At(AsyncClient(), "s", lambda: True, list, principal, "")
+    unconfirmed = bodies.NewJob(verb="purge")
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(jobs.start_job(at, bodies.TopicPath(topic="orders"), unconfirmed))
+
+    assert caught.value.kind == kind  # an admin gets as far as the name to confirm
