@@ -244,14 +244,23 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
 
     SLOTS is a multiple or a divisor of the present number. No message moves: new ones go to the
     slots of the new number, and are delivered when older ones of the same bases are settled or
-    dead. The command waits for that. If it is interrupted, run it again: until then, new messages
-    may wait. Programs whose code names another number are refused when they start: change them.
+    dead. The command waits for that. If it is interrupted, a server (rmq server) finishes the
+    resize, or the same command: until then, new messages may wait. Programs whose code names
+    another number are refused when they start: change them.
     """
     common = common_options()
-    with common.client() as client, progress("waiting for messages of before") as on_progress:
-        done = client.admin.topic_resize(
-            name, slots, dry_run=dry_run, wait=not no_wait, progress=on_progress
-        )
+    with common.client() as client:
+        done = client.admin.topic_resize(name, slots, dry_run=dry_run, wait=False)
+        if done.pending and not (dry_run or no_wait):
+            click.echo(
+                f"{name}: messages of before are left in {output.plural(done.pending, 'slot')}; if "
+                "this command is interrupted, a server (rmq server) finishes the resize, or the "
+                "same command",
+                err=True,
+            )
+            with progress("waiting for messages of before") as on_progress:
+                ended = client.admin.topic_resize(name, slots, progress=on_progress)
+            done = done._replace(pending=ended.pending)
     if common.json:
         output.document({"topic": name, "dry_run": dry_run} | done._asdict())
         return
@@ -266,7 +275,8 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
     elif done.pending:
         click.echo(
             f"{name}: {done.before} -> {done.after} slots; messages of before are left in "
-            f"{output.plural(done.pending, 'slot')}; run it again to go on"
+            f"{output.plural(done.pending, 'slot')}; a server (rmq server) finishes it, or run it "
+            "again"
         )
     else:
         click.echo(f"{name}: {done.before} -> {done.after} slots")
@@ -285,7 +295,8 @@ def _resizing_text(name: str, slots: int, resizing: Resizing) -> str:
     pending = output.plural(len(resizing.pending), "slot")
     return (
         f"from {resizing.before} slots since {output.clock(moment(resizing.since_ms))}; "
-        f"messages of before may be left in {pending}; to go on: rmq topic resize {name} {slots}"
+        f"messages of before may be left in {pending}; a server finishes it, or: "
+        f"rmq topic resize {name} {slots}"
     )
 
 

@@ -23,6 +23,7 @@ from rmq.server.service import Service, ServiceStatus, ServiceThread
 from rmq.server.services.audits import Audits
 from rmq.server.services.expiry import Expiry
 from rmq.server.services.jobs import Jobs
+from rmq.server.services.resizes import Resizes
 from rmq.server.services.retention import Retention
 from rmq.server.services.rollback import Rollback
 from rmq.server.services.sampler import Sampler
@@ -78,6 +79,7 @@ class Server:
             Expiry(transport, self.survey),
             self.audits,
             WorkerRecords(transport, config.prefix),
+            Resizes(transport, config.prefix, self.survey),
         ]
         self._threads = [ServiceThread(service, self.leadership.leads) for service in services]
         metrics = ServerMetrics(

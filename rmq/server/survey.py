@@ -44,6 +44,8 @@ class Survey:
 
     Attributes:
         topics: what was read last, by the name of the topic; replaced as a whole.
+        resizing: names of topics whose resize goes on; their counts may be missing in `topics`,
+            where slots have not been created yet.
         passes: how often all topics were read.
     """
 
@@ -57,6 +59,7 @@ class Survey:
         self._sessions = ReplaySessions()
         self._reported: dict[str, str] = {}
         self.topics: dict[str, TopicCounts] = {}
+        self.resizing: frozenset[str] = frozenset()
         self.passes = 0
 
     @property
@@ -69,9 +72,11 @@ class Survey:
         """Read the counts of all topics; return how many topics were read."""
         names = self._transport.run(topic_admin.topics(self._prefix))
         topics: dict[str, TopicCounts] = {}
+        contexts: dict[str, TopicContext] = {}
         for name in names:
+            context = contexts[name] = self._context(name)
             try:
-                topics[name] = self._read(name)
+                topics[name] = TopicCounts(context, self._transport.run(inspect.counts(context)))
                 self._reported.pop(name, None)
             except (Unavailable, OutcomeUnknown):
                 raise
@@ -84,11 +89,16 @@ class Survey:
                     log.warning("topic %r cannot be read just now: %s", name, error)
         self._contexts = {name: counts.context for name, counts in topics.items()}
         self.topics = topics
+        self.resizing = frozenset(name for name, each in contexts.items() if _is_resizing(each))
         self.passes += 1
         return len(topics)
 
-    def _read(self, name: str) -> TopicCounts:
+    def _context(self, name: str) -> TopicContext:
         context = self._contexts.get(name)
-        if context is None:
-            context = TopicContext(self._prefix, name, JSON, self._sessions, {})
-        return TopicCounts(context, self._transport.run(inspect.counts(context)))
+        return context or TopicContext(self._prefix, name, JSON, self._sessions, {})
+
+
+def _is_resizing(context: TopicContext) -> bool:
+    """Whether a resize of the topic goes on, as far as its settings could be read."""
+    layout = context.settings.layout if context.is_open else None
+    return layout is not None and layout.resizing is not None

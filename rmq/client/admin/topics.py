@@ -107,13 +107,14 @@ class TopicAdmin(AdminPart):
 
         Messages stay where they are, with their ids; new ones go to the slots of the new number. A
         slot gives its new messages when older ones of the same bases, in other slots, are settled
-        or dead. This call waits for that; stopped, it goes on when it is made again.
+        or dead. This call waits for that; stopped, it goes on when it is made again, and a server
+        (`rmq server`) finishes it.
 
         Args:
             topic: its name.
             slots: a multiple or a divisor of the number that it has, 1 to 1024.
             dry_run: only check, and count the messages that newer ones would await.
-            wait: False: return at once, and leave the rest to the same call, made again.
+            wait: False: return at once, and leave the rest to a server, or the same call.
             progress: called with (slots done, all slots) as it goes.
 
         Guarantee:

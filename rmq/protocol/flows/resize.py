@@ -9,7 +9,7 @@ Every step can be repeated, by anybody; docs/decisions/0041-resize.md tells why 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rmq.core import settings as topic_settings
@@ -26,6 +26,7 @@ from rmq.protocol.steps import Flow, Progress, RawCommand, Sleep, pipeline, serv
 PAGE = 100  # records that one look reads
 SLOTS_AT_ONCE = 64
 PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while messages of before are left
+ROUNDS = 200  # of pages, in one `go_on`
 
 
 class Resized(NamedTuple):
@@ -44,6 +45,21 @@ class Resized(NamedTuple):
     waiting: int
     in_flight: int
     pending: int
+
+
+@dataclass(slots=True)
+class Passes:
+    """How far the passes over the slots of before have come, for whoever goes on with them later.
+
+    Attributes:
+        since_ms: when the resize began to which the rest belongs.
+        cursors: of the next page, by slot.
+        given: the revision of the settings that all slots have; -1: that is not known.
+    """
+
+    since_ms: int = 0
+    cursors: dict[int, bytes] = field(default_factory=dict)
+    given: int = -1
 
 
 def topic_resize(
@@ -76,8 +92,33 @@ def topic_resize(
     if resizing is None and slots != before:
         yield from _begin(context, slots)
     yield from _give(context)
-    left = yield from _await_messages(context, wait, progress)
+    left = yield from _await_messages(context, Passes(), wait=wait, progress=progress)
     return Resized(before, slots, *counts, left)
+
+
+def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
+    """Go on with a resize that somebody began; begin none.
+
+    Returns:
+        How many slots of before may still hold messages that newer ones await; 0: there is no
+        resize any more.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted, or a slot has another stamp; call it again.
+    """
+    yield from open_topic.open(context, create=False)
+    if _resizing(context) is None:
+        return 0
+    try:
+        if passes.given != context.revision:
+            yield from _give(context)
+        left = yield from _await_messages(context, passes, wait=False, rounds=ROUNDS)
+    except TopicVanished:
+        passes.given = -1  # a slot may have lost its stamp in a failover
+        raise
+    passes.given = context.revision
+    return left
 
 
 def _awaited(before: int, after: int) -> tuple[int, ...]:
@@ -182,19 +223,31 @@ def _give(context: TopicContext) -> Flow[None]:
     yield from scheduled_topics.remove(context.prefix, former)
 
 
-def _await_messages(context: TopicContext, wait: bool, progress: Progress | None) -> Flow[int]:
+def _await_messages(
+    context: TopicContext,
+    passes: Passes,
+    *,
+    wait: bool,
+    progress: Progress | None = None,
+    rounds: int | None = None,
+) -> Flow[int]:
     """Let slots give messages as soon as no older ones are left; return how many are awaited.
 
     One pass over the records of each slot tells: a page is asked again until it has no message of
-    before, and none can come to the pages that were passed.
+    before, and none can come to the pages that were passed. `rounds`: pages of each slot that are
+    read at most; None: no limit.
     """
     resizing = _resizing(context)
     if resizing is None:
         return 0
     since_ms, total = resizing.since_ms, len(_awaited(resizing.before, context.settings.slots))
-    cursors = dict.fromkeys(resizing.pending, b"0")
+    if passes.since_ms != since_ms:
+        passes.since_ms, passes.cursors = since_ms, {}
+    cursors = {slot: passes.cursors.get(slot, b"0") for slot in resizing.pending}
+    passes.cursors = cursors
     pause = PAUSE_LEAST_S
-    while cursors:
+    while cursors and rounds != 0:
+        rounds = None if rounds is None else rounds - 1
         if progress:
             progress(total - len(cursors), total)
         gone, came_on = [], False
@@ -216,7 +269,7 @@ def _await_messages(context: TopicContext, wait: bool, progress: Progress | None
             yield from _note_gone(context, since_ms, gone)
             resizing = _resizing(context)
             if resizing is None or resizing.since_ms != since_ms:
-                cursors = {}
+                cursors.clear()
             for slot in set(cursors).difference(resizing.pending if resizing else ()):
                 del cursors[slot]
         pause = PAUSE_LEAST_S if came_on else min(PAUSE_MOST_S, pause * 1.5)
