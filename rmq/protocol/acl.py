@@ -107,7 +107,7 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("scheduled", ("producer", "worker", "operator", "server"), ("viewer",)),
     ("workers", ("worker", "server"), ("operator", "viewer")),
     ("worker:*", ("worker",), ("operator", "viewer", "server")),
-    ("leader", ("server",), ()),
+    ("leader", ("server",), ("operator", "viewer")),
     ("jobs", ("operator", "server"), ("viewer",)),
     ("audit_trail", ("operator", "server"), ("viewer",)),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import worker_key, workers_key
+from rmq.core.keys import leader_key, worker_key, workers_key
 from rmq.core.worker_status import HandlerStatus, write_status
 from rmq.protocol.flows.doctor import NAMES, memory, programs, topics
 from tests.conftest import any_binary
@@ -454,6 +454,53 @@ def test_forgotten_pause_is_named_with_who_and_why(
     finding = one(client, "paused")
     assert "by me: closed" in finding.evidence
     assert finding.mend == "rmq topic resume orders"
+
+
+def test_resize_that_nobody_finishes_is_named(
+    client: rmq.Client, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic("orders", slots=2)
+    topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(10)])
+    assert [finding.severity for finding in seen(client, "resizes")] == ["ok"]
+    client.admin.topic_resize("orders", 4, wait=False)
+    (begun,) = seen(client, "resizes")
+    assert (begun.severity, begun.mend) == ("note", "rmq server")
+
+    monkeypatch.setattr(topics, "UNATTENDED_MS", 0)
+    assert "waits for messages of before" in one(client, "resizes").evidence
+    with redis.raw() as raw:
+        raw.set(leader_key("rmq"), "host:7:00")
+        (served,) = seen(client, "resizes")
+        assert (served.severity, "server host:7:00" in served.evidence) == ("ok", True)
+        raw.delete(leader_key("rmq"))
+    with topic.consumer() as consumer:
+        consumer.ack(consumer.receive(10, wait=5))
+        consumer.ack(consumer.receive(10, wait=0.5))
+    monkeypatch.setattr(topics, "UNFINISHED_MS", 0)
+    unfinished = one(client, "resizes")
+    assert "from 2 to 4 slots" in unfinished.evidence
+    assert "nobody goes on with it" in unfinished.evidence
+    assert unfinished.mend == "rmq topic resize orders 4"
+
+    client.admin.topic_resize("orders", 4)
+
+    assert [finding.severity for finding in seen(client, "resizes")] == ["ok"]
+
+
+def test_resize_that_died_before_its_slots_were_created_is_named_with_its_mend(
+    client: rmq.Client, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.topic("orders", slots=1).open()
+    client.admin.topic_resize("orders", 2, wait=False)
+    with redis.raw() as raw:
+        raw.delete("rmq:{orders_1}:slot")
+        now_ms = int(time.time() * 1000)
+        raw.hset("rmq:{orders}:topic", "resizing", f"{now_ms} 1 0")
+
+    monkeypatch.setattr(topics, "UNFINISHED_MS", 0)
+
+    assert one(client, "topics").mend == "rmq topic resize orders 2"
+    assert one(client, "resizes").mend == "rmq topic resize orders 2"
 
 
 def test_schedule_that_nobody_sends_is_named(

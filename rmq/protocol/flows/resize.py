@@ -282,6 +282,29 @@ def _await_messages(
     return len(cursors)
 
 
+def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
+    """Return whether messages of before may be left; changes nothing.
+
+    Args:
+        context: of a topic that is being resized, open.
+        pages: that are read at most; after them some may be left.
+
+    Raises:
+        TopicVanished: a slot does not have the new number yet.
+    """
+    resizing = _resizing(context)
+    for slot in resizing.pending if resizing else ():
+        cursor = b""
+        while cursor != b"0":
+            if not pages:
+                return True
+            cursor, before = yield commands.resize_scan(context.slots[slot], cursor or b"0", PAGE)
+            pages -= 1
+            if before:
+                return True
+    return False
+
+
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
     """Return whether this resize still goes on; somebody else may have begun the next one."""
     yield from open_topic.open(context, create=False)

@@ -4,7 +4,7 @@ look            what the checks read, each thing once
 memory          maxmemory, its policy, fragmentation, how hashes and sorted sets are stored
 copies          persistence and replication, against the durability that topics promise
 programs        clocks, slow scripts, versions, rights
-topics          slots, heads, waiting messages, dead letters, pauses, schedules
+topics          slots, heads, waiting messages, dead letters, pauses, resizes, schedules
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ CHECKS = (
     Check("late", "messages that are due for long", topics.late),
     Check("dead-letters", "dead letters that grow", topics.dead_letters),
     Check("paused", "topics that are paused for longer than a day", topics.paused),
+    Check("resizes", "resizes that nobody finishes", topics.resizes),
     Check("schedules", "schedules that nobody sends", topics.schedules),
 )
 NAMES = tuple(check.name for check in CHECKS)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rmq.core.ids import MessageId
-from rmq.core.keys import wake_channel
-from rmq.errors import RMQError
+from rmq.core.keys import leader_key, wake_channel
+from rmq.core.layout import Resizing
+from rmq.errors import RMQError, TopicVanished
 from rmq.protocol import commands
-from rmq.protocol.flows import scheduled_topics
+from rmq.protocol.flows import resize, scheduled_topics
 from rmq.protocol.flows.doctor.look import MIB, Look, Sight, age, some
 from rmq.protocol.flows.overview import TopicOverview
 from rmq.protocol.flows.recurring import SLOT
@@ -21,6 +22,10 @@ BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 PAUSED_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000
+# A command that runs finishes at once, and a server soon, when no messages of before are left.
+UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
+UNATTENDED_MS = 10 * 60_000  # while there are some, and no server runs
+RESIZE_PAGES = 500  # of a topic, of 100 records
 MISSED_MS = 60_000
 
 
@@ -29,10 +34,16 @@ def readable(look: Look) -> Flow[list[Sight]]:
     topics = yield from look.all_topics()
     broken = [topic for topic in topics if topic.error is not None]
     if broken:
-        return [
-            Sight("error", str(topic.error), f"rmq topic show {topic.name}") for topic in broken
-        ]
+        return [Sight("error", str(topic.error), _mend(topic)) for topic in broken]
     return [Sight("ok", f"{len(topics)} topics, {sum(len(t.slots) for t in topics)} slots")]
+
+
+def _mend(topic: TopicOverview) -> str:
+    """Return the command that mends a topic that cannot be read, or tells more."""
+    layout = topic.settings.layout if topic.context.is_open else None
+    if layout and layout.resizing:  # slots may not exist yet
+        return f"rmq topic resize {topic.name} {topic.settings.slots}"
+    return f"rmq topic show {topic.name}"
 
 
 def _fullest(topics: list[TopicOverview]) -> list[tuple[TopicOverview, int]]:
@@ -233,6 +244,46 @@ def paused(look: Look) -> Flow[list[Sight]]:
                 )
             )
     return found or [Sight("ok", "no topic is paused for longer than a day")]
+
+
+def resizes(look: Look) -> Flow[list[Sight]]:
+    """Resizes that hold slots, and nobody goes on with them."""
+    going = [
+        (topic, layout.resizing)
+        for topic in (yield from look.all_topics())
+        if topic.context.is_open and (layout := topic.settings.layout) and layout.resizing
+    ]
+    if not going:
+        return [Sight("ok", "no topic is being resized")]
+    now_ms = yield from look.now_ms()
+    leader: bytes | None = yield RawCommand("GET", "GET", leader_key(look.prefix))
+    found = []
+    for topic, resizing in going:
+        try:
+            may_wait = yield from resize.may_wait(topic.context, RESIZE_PAGES)
+        except TopicVanished:
+            may_wait = False  # a slot does not even have the new number
+        found.append(_resize(topic, resizing, now_ms - resizing.since_ms, may_wait, leader))
+    return found
+
+
+def _resize(
+    topic: TopicOverview, resizing: Resizing, for_ms: int, may_wait: bool, leader: bytes | None
+) -> Sight:
+    """Judge one resize by its age, what it waits for, and whether a server runs."""
+    slots = topic.settings.slots
+    text = f"{topic.name}: resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
+    command = f"rmq topic resize {topic.name} {slots}"
+    if not may_wait and for_ms >= (SERVER_UNFINISHED_MS if leader else UNFINISHED_MS):
+        return Sight("warning", f"{text}nobody goes on with it, and slots hold messages", command)
+    if leader:
+        return Sight("ok", f"{text}server {leader.decode(errors='replace')} finishes it")
+    return Sight(
+        "warning" if for_ms >= UNATTENDED_MS else "note",
+        f"{text}it waits for messages of before, and no server runs that finishes it when the "
+        "command does not",
+        "rmq server",
+    )
 
 
 def schedules(look: Look) -> Flow[list[Sight]]:
