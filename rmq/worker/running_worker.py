@@ -18,11 +18,12 @@ from rmq.worker.chosen_topics import lease_ms
 from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
 from rmq.worker.lease_tracker import WorkerMemory
-from rmq.worker.prefetch import most_held
+from rmq.worker.prefetch import most_begun, most_held
 from rmq.worker.process_scope import ProcessScope
 from rmq.worker.recycling import RecyclingLimits, wait_for_others
 from rmq.worker.status_reporter import StatusReporter
 from rmq.worker.stop_signals import StopSignals
+from rmq.worker.topic_feed import HAND_OVERS
 from rmq.worker.watchdog import WATCH_S, Watchdog
 
 log = logging.getLogger("rmq")
@@ -97,7 +98,7 @@ class RunningWorker:
         self._loop_heartbeat = None if loop is None else LoopHeartbeat(loop)
         self.memory = WorkerMemory(
             [min(map(lease_ms, of_topic)) for of_topic in topics],
-            sum(each.concurrency * max(1, each.batch) + 1 for each in handlers),
+            sum(map(most_begun, handlers)) + HAND_OVERS * len(topics),
             sum(most_held(each) for each in handlers if each.claims is not None),
         )
         try:

@@ -135,6 +135,35 @@ def test_what_a_killed_worker_had_not_begun_comes_back_at_once_and_costs_no_retr
             assert {e["attempt"] for e in again} == {1}
 
 
+def test_what_had_not_begun_comes_back_also_while_many_runs_wait_to_be_settled(
+    server: Server, name: str, tmp_path: Path
+) -> None:
+    """Each was noted in a row until it was settled, and there were rows for running ones only.
+
+    So a worker whose Redis was slow for a moment cost its prefetched messages a retry at each
+    death, which is how a harmless message died beside one that kills.
+    """
+    kinds = ("sync", "async", "batch")
+    with stages(server, name, tmp_path, kinds, slots=1, lease=120) as scenes:
+        for scene in scenes:
+            scene.send(8)
+            scene.send(4, do=("hold", 60))
+            scene.send(4)
+            scene.worker(mutant="stuck_settler", concurrency=1, prefetch=16)
+        for scene in scenes:
+            scene.seen("done", 8)
+            scene.seen("deliver", 9)
+            wait_for(lambda scene=scene: stats_of(scene)["in_flight"] == 16, "it has them all")
+
+        for scene in scenes:
+            scene.children[0].kill()
+
+        for scene in scenes:
+            begun = 12 if scene.kind == "batch" else 9
+            wait_for(lambda scene=scene, n=begun: stats_of(scene)["in_flight"] == n, "back")
+            assert stats_of(scene)["rolled_back"] == 0
+
+
 def stats_of(scene: Scene) -> dict[str, int]:
     found: dict[str, int] = scene.client.admin.stats(scene.topic.name)
     return found
