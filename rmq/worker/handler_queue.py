@@ -130,6 +130,10 @@ class HandlerQueue:
         enough = 1 if held < usable else max(1, spare)
         return min(room, BATCH_MAX) if room >= enough else 0
 
+    def excess(self) -> int:
+        """Return how many more are held than there is room for: other types' messages came."""
+        return max(0, self.held - self.runs.times.held_limit(self.hung()))
+
     def _held_limit(self, hung: int) -> int:
         """Return how many deliveries to hold; while a suspect runs, none may wait behind it."""
         if self.lag() > BLOCKED_S:

@@ -127,7 +127,8 @@ class TopicFeed:
         """
         if len(self.queues) == 1 or self.handlers.ordered:
             return self.first_queue.room()
-        return min(BATCH_MAX, sum(queue.room() for queue in self.queues.values()))
+        room = sum(queue.room() - queue.excess() for queue in self.queues.values())
+        return max(0, min(BATCH_MAX, room))
 
     def due_at(self) -> float:
         """Return when there is something to do: to receive, or to hand over a partial batch."""

@@ -129,3 +129,28 @@ def test_batches_are_of_one_handler(scene: Scene, api: Any, name: str) -> None:
         eventually(lambda: api.admin.stats(name)["settled"] == 40)
 
     assert all(len(types) == 1 for types in batches)
+
+
+def test_worker_holds_no_more_messages_of_one_type_than_all_handlers_have_room_for(
+    scene: Scene, api: Any, name: str
+) -> None:
+    topic = api.topic(name)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait(d: Any) -> Any:
+        begun.set()
+        while not may_end.is_set():
+            yield 0.01
+
+    scene.handle(topic, wait, type="a", concurrency=1, prefetch=5)
+    scene.handle(topic, lambda d: None, type="b", concurrency=1, prefetch=5)
+    topic.send_many(rmq.Outgoing(n, type="a") for n in range(200))
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["in_flight"] >= 5 and begun.is_set())
+        topic.send("last", type="a")  # it wakes the fetcher once more
+
+        held = api.admin.stats(name)["in_flight"]
+        may_end.set()
+        eventually(lambda: api.admin.stats(name)["settled"] == 201)
+
+    assert held <= 10
