@@ -1,0 +1,202 @@
+"""Each check of the doctor that looks at topics: where it must fire, and where it must not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import rmq
+from rmq.core.keys import leader_key, workers_key
+from rmq.protocol.flows.doctor import topics
+from tests.integration.examining import client, grave, one, redis, report_worker, seen
+from tests.servers import Server
+
+__all__ = ["client", "redis"]  # fixtures
+
+
+def test_topic_that_cannot_be_read_is_an_error(client: rmq.Client, redis: Server) -> None:
+    client.topic("orders").open()
+    assert grave(client, "topics") == []
+    with redis.raw() as raw:
+        raw.delete("rmq:{orders}:topic")
+
+    assert one(client, "topics").severity == "error"
+
+
+@pytest.mark.parametrize("limit", ["BIG_MEMBERS", "BIG_BYTES"])
+def test_slot_that_holds_very_much_is_named(
+    client: rmq.Client, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    client.topic("orders").send_many([rmq.Outgoing(n) for n in range(50)])
+    assert grave(client, "big-keys") == []
+
+    monkeypatch.setattr(topics, limit, 50)
+
+    assert "orders: slot 0 of 1 holds 50 messages" in one(client, "big-keys").evidence
+
+
+def test_slot_with_most_messages_is_named(client: rmq.Client) -> None:
+    client.topic("even", slots=4).send_many([rmq.Outgoing(n) for n in range(1200)])
+    assert grave(client, "slot-skew") == []
+    client.topic("skewed", slots=4).send_many(
+        [rmq.Outgoing(n, slot_basis="all") for n in range(1200)]
+    )
+
+    assert "skewed: slot " in one(client, "slot-skew").evidence
+
+
+def test_head_that_waits_for_its_retry_is_named(client: rmq.Client) -> None:
+    topic = client.topic("orders", retry="levels:1h:0")
+    topic.send(1)
+    topic.send(2)
+    with topic.consumer(ordered=True) as consumer:
+        (head,) = consumer.receive(1, wait=5)
+        assert grave(client, "blocked-heads") == []
+        head.nack(error="down")
+
+    finding = one(client, "blocked-heads")
+
+    assert str(head.id) in finding.evidence
+    assert "1 messages are behind it" in finding.evidence
+
+
+def test_head_that_a_worker_runs_for_long_is_named_with_the_worker(
+    client: rmq.Client, redis: Server
+) -> None:
+    topic = client.topic("orders")
+    topic.send(1)
+    topic.send(2)
+    with topic.consumer(ordered=True) as consumer:
+        (head,) = consumer.receive(1, wait=5)
+        report_worker(redis, "aaaaaaaa", "orders", runs=[(str(head.id), 0, 1000)])
+        assert grave(client, "blocked-heads") == []
+        report_worker(redis, "aaaaaaaa", "orders", runs=[(str(head.id), 0, 900_000)])
+
+        finding = one(client, "blocked-heads")
+        head.ack()
+
+    assert "handle of host:7 runs for 15 min" in finding.evidence
+    assert finding.mend == "rmq worker show aaaaaaaa"
+
+
+def test_messages_without_a_taker_are_named_until_somebody_is_there(
+    client: rmq.Client, redis: Server
+) -> None:
+    topic = client.topic("orders")
+    topic.send(1)
+    assert "orders: 1 messages wait" in one(client, "no-consumer").evidence
+
+    report_worker(redis, "aaaaaaaa", "orders")
+    assert grave(client, "no-consumer") == []
+    with redis.raw() as raw:
+        raw.delete(workers_key("rmq"))
+    client.admin.topic_pause("orders")
+    assert grave(client, "no-consumer") == []
+    client.admin.topic_resume("orders")
+    with redis.raw() as raw, raw.pubsub() as listener:
+        listener.subscribe("rmq:{orders}:wake")
+        assert listener.get_message(timeout=5)
+        assert grave(client, "no-consumer") == []
+
+
+def test_late_messages_are_named(client: rmq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.topic("orders").send(1, delay=0.001)
+    time.sleep(0.05)  # its time passes
+    assert grave(client, "late") == []
+
+    monkeypatch.setattr(topics, "LATE_MS", 20)
+
+    assert one(client, "late").evidence.startswith("orders: the first due message is ")
+
+
+def test_dead_letters_that_grow_are_named(
+    client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic("orders")
+    assert grave(client, "dead-letters") == []
+    topic.send(1)
+    with topic.consumer() as consumer:
+        consumer.receive(1, wait=5)[0].reject("bad")
+    assert "1 dead letters in the last hour, 0 in the hour before" in (
+        one(client, "dead-letters").evidence
+    )
+
+    time.sleep(0.05)  # it dies in the hour before
+    monkeypatch.setattr(topics, "HOUR_MS", 40)
+
+    assert grave(client, "dead-letters") == []
+
+
+def test_forgotten_pause_is_named_with_who_and_why(
+    client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.topic("orders").open()
+    client.admin.topic_pause("orders", by="me", why="closed")
+    assert grave(client, "paused") == []
+    time.sleep(0.02)  # longer than the limit below
+
+    monkeypatch.setattr(topics, "PAUSED_MS", 10)
+
+    finding = one(client, "paused")
+    assert "by me: closed" in finding.evidence
+    assert finding.mend == "rmq topic resume orders"
+
+
+def test_resize_that_nobody_finishes_is_named(
+    client: rmq.Client, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic("orders", slots=2)
+    topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(10)])
+    assert [finding.severity for finding in seen(client, "resizes")] == ["ok"]
+    client.admin.topic_resize("orders", 4, wait=False)
+    (begun,) = seen(client, "resizes")
+    assert (begun.severity, begun.mend) == ("note", "rmq server")
+
+    monkeypatch.setattr(topics, "UNATTENDED_MS", 0)
+    assert "waits for messages of before" in one(client, "resizes").evidence
+    with redis.raw() as raw:
+        raw.set(leader_key("rmq"), "host:7:00")
+        (served,) = seen(client, "resizes")
+        assert (served.severity, "server host:7:00" in served.evidence) == ("ok", True)
+        raw.delete(leader_key("rmq"))
+    with topic.consumer() as consumer:
+        consumer.ack(consumer.receive(10, wait=5))
+        consumer.ack(consumer.receive(10, wait=0.5))
+    monkeypatch.setattr(topics, "UNFINISHED_MS", 0)
+    unfinished = one(client, "resizes")
+    assert "from 2 to 4 slots" in unfinished.evidence
+    assert "nobody goes on with it" in unfinished.evidence
+    assert unfinished.mend == "rmq topic resize orders 4"
+
+    client.admin.topic_resize("orders", 4)
+
+    assert [finding.severity for finding in seen(client, "resizes")] == ["ok"]
+
+
+def test_resize_that_died_before_its_slots_were_created_is_named_with_its_mend(
+    client: rmq.Client, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.topic("orders", slots=1).open()
+    client.admin.topic_resize("orders", 2, wait=False)
+    with redis.raw() as raw:
+        raw.delete("rmq:{orders_1}:slot")
+        now_ms = int(time.time() * 1000)
+        raw.hset("rmq:{orders}:topic", "resizing", f"{now_ms} 1 0")
+
+    monkeypatch.setattr(topics, "UNFINISHED_MS", 0)
+
+    assert one(client, "topics").mend == "rmq topic resize orders 2"
+    assert one(client, "resizes").mend == "rmq topic resize orders 2"
+
+
+def test_schedule_that_nobody_sends_is_named(
+    client: rmq.Client, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic("orders")
+    topic.every("nightly", every=3600).declare()
+    assert grave(client, "schedules") == []
+    with redis.raw() as raw:
+        raw.zadd("rmq:{orders_0}:schedule_times", {"nightly": int(time.time() * 1000) - 600_000})
+
+    assert "orders: schedule nightly was due 10 min ago" in one(client, "schedules").evidence
