@@ -100,6 +100,89 @@ def test_waiting_messages_have_no_filter_and_no_trash(api: Ask, client: rmq.Clie
     assert api(PURGE, "POST", given).body == {"count": 1, "sample": []}
 
 
+# --- groups --------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_counted_by_cause(api: Ask, client: rmq.Client) -> None:
+    topic = client.topic("orders", slots=2)
+    topic.send_many([rmq.Outgoing(n) for n in range(6)])
+    with topic.consumer() as consumer:
+        for _ in range(6):
+            (delivery,) = consumer.receive(1)
+            delivery.reject("Timeout: 30 s" if delivery.body else "KeyError: 'tenant'")
+
+    found = api("/topics/orders/dead-letters/groups").body
+
+    assert [group["count"] for group in found["groups"]] == [5, 1]
+    assert (found["total"], found["other"]) == (6, 0)
+    group = found["groups"][0]
+    assert (group["reason"], group["error"]) == ("rejected", "Timeout: 30 s")
+    of_group = f"/topics/orders/dead-letters?filter=fingerprint={group['fingerprint']}"
+    ids = {each["id"] for each in walked(api, of_group)}
+    assert len(ids) == 5
+    assert group["example"] in ids
+    largest = api("/topics/orders/dead-letters/groups?limit=1").body
+    assert (len(largest["groups"]), largest["other"], largest["total"]) == (1, 1, 6)
+    few = api("/topics/orders/dead-letters/groups?filter=body.n=1").body
+    assert few == {"groups": [], "other": 0, "total": 0}
+
+
+@pytest.mark.parametrize("path", ["dead-letters/groups", "trash", "dead-letters"])
+def test_a_list_refuses_what_is_no_filter(api: Ask, client: rmq.Client, path: str) -> None:
+    client.topic("orders").open()
+
+    wrong = api(f"/topics/orders/{path}?filter=reason%3Dx")
+
+    assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 7)
+    assert api(f"/topics/orders/{path}?limit=501").body["field"] == "limit"
+    assert api(f"/topics/none/{path}").status == 404
+
+
+# --- the trash -----------------------------------------------------------------------------------
+
+
+def test_purged_letters_are_in_the_trash_until_they_are_restored(
+    api: Ask, client: rmq.Client
+) -> None:
+    ids = dead(client, 5, slots=2)
+    died = {id: api(f"/topics/orders/messages/{id}").body["died"] for id in ids}
+    api(PURGE, "POST", {**OF_PURGE, "filter": "body.n<4", "keep": 3600})
+
+    listed = walked(api, "/topics/orders/trash?limit=1")
+    assert {each["id"] for each in listed} == set(ids[:4])
+    assert {each["queue"] for each in listed} == {"trash"}
+    assert all(each["deadline"] for each in listed)
+    of_type = "/topics/orders/trash?filter=type%3Dt1"
+    assert {each["id"] for each in walked(api, of_type)} == {ids[1], ids[3]}
+    assert walked(api, "/topics/orders/trash?filter=age%3E1s") == []
+
+    path = "/topics/orders/trash/restore"
+    dry = api(path, "POST", {"filter": "type=t1", "dry_run": True}).body
+    assert (dry["count"], {each["id"] for each in dry["sample"]}) == (2, {ids[1], ids[3]})
+    long = " or ".join(["body.n=1"] * 50)
+    dry = api(path, "POST", {"filter": long, "type": "t1", "dry_run": True}).body
+    assert [each["id"] for each in dry["sample"]] == [ids[1]]
+    named = api(path, "POST", {"ids": ids[3:], "dry_run": True}).body
+    assert [each["id"] for each in named["sample"]] == [ids[3]]
+    assert client.admin.stats("orders")["trash"] == 4
+
+    assert api(path, "POST", {"filter": "type=t1"}).body == {"count": 2, "sample": []}
+    assert api(path, "POST", {"reason": "rejected"}).body["count"] == 2
+    assert api(path, "POST", {}).body["count"] == 0
+    assert {id: api(f"/topics/orders/messages/{id}").body["died"] for id in ids} == died
+
+
+def test_a_restore_has_no_condition_by_age(api: Ask, client: rmq.Client) -> None:
+    dead(client, 1)
+    api(PURGE, "POST", {**OF_PURGE, "keep": 3600})
+
+    refused = api("/topics/orders/trash/restore", "POST", {"older_than": 1})
+
+    assert (refused.status, refused.body["field"]) == (400, "older_than")
+    assert api("/topics/orders/trash/restore", "POST", {"filter": "x"}).body["position"] == 0
+    assert client.admin.stats("orders")["trash"] == 1
+
+
 # --- jobs ----------------------------------------------------------------------------------------
 
 

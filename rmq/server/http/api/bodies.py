@@ -102,6 +102,17 @@ class DeadQuery(Request):
     cursor: CursorText | None = None
 
 
+class TrashQuery(DeadQuery):
+    """Which letters of the trash are listed; a filter is such as: reason=failed and body.n=1."""
+
+
+class GroupsQuery(Request):
+    """Which dead letters are grouped, and how many groups are listed."""
+
+    filter: FilterText | None = None
+    limit: Limit = 100
+
+
 class HistoryQuery(Request):
     """Of which time: seconds before now, and seconds between two samples, a multiple of 10."""
 
@@ -246,7 +257,25 @@ class Priority(Request):
     priority: int
 
 
-class DeadLetterConditions(Request):
+class LetterConditions(Request):
+    """Which letters of the trash, or dead letters; all conditions that are given must fit.
+
+    Attributes:
+        filter: as error~"timeout" and header.tenant=7 and body.order>100.
+    """
+
+    ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
+    reason: Reason | None = None
+    type: str | None = None
+    filter: FilterText | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were sent, as Admin takes them."""
+        values = {name: getattr(self, name, None) for name in _CONDITIONS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class DeadLetterConditions(LetterConditions):
     """Which dead letters; all conditions that are given must fit.
 
     Attributes:
@@ -254,22 +283,22 @@ class DeadLetterConditions(Request):
         filter: as error~"timeout" and age>1h and body.order>100.
     """
 
-    ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
-    reason: Reason | None = None
-    type: str | None = None
     older_than: Seconds | None = None
-    filter: FilterText | None = None
 
-    def given(self) -> dict[str, Any]:
-        """Return those that were sent, as Admin takes them."""
-        values = {name: getattr(self, name) for name in DeadLetterConditions.__struct_fields__}
-        return {name: value for name, value in values.items() if value is not None}
+
+_CONDITIONS = DeadLetterConditions.__struct_fields__
 
 
 class Redrive(DeadLetterConditions):
     """Dead letters to send back; `rate`: at most so many a second; `dry_run`: count, and show."""
 
     rate: Annotated[float, Meta(gt=0)] | None = None
+    dry_run: bool = False
+
+
+class Restore(LetterConditions):
+    """Letters of the trash to put back; `dry_run`: count, and show some."""
+
     dry_run: bool = False
 
 

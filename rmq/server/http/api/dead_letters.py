@@ -1,6 +1,8 @@
-"""Dead letters: list, redrive and purge them; purge waiting messages."""
+"""Dead letters: list, group, redrive, purge and restore them; purge waiting messages."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from rmq.core import dead_letter_filter
 from rmq.core.dead_letter_filter import DeadLetterFilter
@@ -24,13 +26,19 @@ async def list_dead_letters(
 
     A page may have fewer than `limit` before the last one: a request looks at 5000 dead letters.
     """
-    if query.filter is None:
-        return await walk(at, path.topic, query, "dead")
-    wanted = dead_letter_filter.parse(query.filter)
-    now_ms = (await at.admin.stats(path.topic))["now_ms"]
-    return await walk(
-        at, path.topic, query, "dead", lambda message: wanted.matches(message, now_ms)
-    )
+    return await _list(at, path.topic, query, "dead", dead_letter_filter.given(query.filter))
+
+
+@TABLE.get("/topics/{topic}/dead-letters/groups", NONE, "conflict")
+async def list_dead_letter_groups(
+    at: At, path: bodies.TopicPath, query: bodies.GroupsQuery
+) -> views.DeadLetterGroups:
+    """Count dead letters by cause: by the fingerprint of their error, the largest group first.
+
+    All dead letters are looked at. A fingerprint can be used in a filter.
+    """
+    found = await at.admin.dead_letter_groups(path.topic, filter=query.filter)
+    return views.groups_of(found, query.limit)
 
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)
@@ -59,21 +67,61 @@ async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Pur
     return views.Purged(count=count, sample=await sample(at, path.topic, body) if is_shown else [])
 
 
+@TABLE.get("/topics/{topic}/trash", NONE, "conflict")
+async def list_trash(at: At, path: bodies.TopicPath, query: bodies.TrashQuery) -> views.MessageList:
+    """List the trash of a topic, of each slot those first that go first.
+
+    The `deadline` of a letter is when it goes for good. A filter by `age` fits none: the trash
+    tells no time of death. A page may have fewer than `limit` before the last one.
+    """
+    return await _list(at, path.topic, query, "trash", dead_letter_filter.given(query.filter))
+
+
+@TABLE.post("/topics/{topic}/trash/restore", NONE, "conflict", role=Role.OPERATOR)
+async def restore(at: At, path: bodies.TopicPath, body: bodies.Restore) -> views.Restored:
+    """Put dead letters back from the trash, with the time at which they died."""
+    count = await at.admin.restore(path.topic, **body.given(), dry_run=body.dry_run)
+    shown = await sample(at, path.topic, body, "trash") if body.dry_run and count else []
+    return views.Restored(count=count, sample=shown)
+
+
+# --- what they have in common --------------------------------------------------------------------
+
+
+async def _list(
+    at: At,
+    topic: str,
+    query: bodies.DeadQuery,
+    queue: Literal["dead", "trash"],
+    wanted: DeadLetterFilter | None,
+) -> views.MessageList:
+    if wanted is None:
+        return await walk(at, topic, query, queue)
+    now_ms = (await at.admin.stats(topic))["now_ms"]
+    return await walk(at, topic, query, queue, lambda message: wanted.matches(message, now_ms))
+
+
 async def sample(
-    at: At, topic: str, wanted: bodies.DeadLetterConditions
+    at: At,
+    topic: str,
+    wanted: bodies.LetterConditions,
+    queue: Literal["dead", "trash"] = "dead",
 ) -> list[views.StoredMessage]:
-    """Return some dead letters that fit, the oldest of those that a bounded look finds."""
+    """Return some letters that fit, the oldest of those that a bounded look finds."""
     conditions = _filter_of(wanted)
-    if wanted.ids is None:
+    if wanted.ids is None and queue == "dead":
         page = await at.admin.dead_letters(
             topic, filter=conditions, limit=SAMPLE_MAX, scan=SAMPLE_SCAN
         )
         return [views.message_of(message) for message in page.messages]
+    if wanted.ids is None:
+        first = bodies.TrashQuery(limit=SAMPLE_MAX)
+        return (await _list(at, topic, first, queue, conditions)).messages
     now_ms = (await at.admin.stats(topic))["now_ms"]
     found: list[views.StoredMessage] = []
     for id in wanted.ids:
         message = await at.admin.get(topic, id)
-        if message is None or message.place != "dead":
+        if message is None or message.place != queue:
             continue
         if conditions is None or conditions.matches(message, now_ms):
             found.append(views.message_of(message))
@@ -82,14 +130,14 @@ async def sample(
     return found
 
 
-def _filter_of(wanted: bodies.DeadLetterConditions) -> DeadLetterFilter | None:
+def _filter_of(wanted: bodies.LetterConditions) -> DeadLetterFilter | None:
     """Return all conditions but the ids as one filter."""
     texts = []
     if wanted.reason is not None:
         texts.append(f'reason="{wanted.reason}"')
     if wanted.type is not None:
         texts.append(f'type="{wanted.type}"')  # Admin has refused types with quotes
-    if wanted.older_than is not None:
+    if isinstance(wanted, bodies.DeadLetterConditions) and wanted.older_than is not None:
         texts.append(f"age>={wanted.older_than:f}s")
     if wanted.filter is not None:
         texts.append(wanted.filter)

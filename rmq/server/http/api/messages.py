@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from rmq.core.message import Message
+from rmq.core.queues import QueueName
 from rmq.protocol.flows.pages import Cursor, Span
 from rmq.server.http.api import bodies, cursors, views
 from rmq.server.http.api.operation import At, Table
@@ -35,7 +36,7 @@ async def walk(
     at: At,
     topic: str,
     query: bodies.MessagesQuery | bodies.DeadQuery,
-    queue: bodies.Queue,
+    queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> views.MessageList:
     """Return the messages of a queue from the query's cursor on, in the order of slot and score."""

@@ -11,8 +11,12 @@ from rmq.server.http.api.views.answer import (
     Done,
 )
 from rmq.server.http.api.views.dead_letters import (
+    DeadLetterGroup,
+    DeadLetterGroups,
     Purged,
     Redriven,
+    Restored,
+    groups_of,
 )
 from rmq.server.http.api.views.jobs import (
     Job,
@@ -70,6 +74,8 @@ __all__ = [
     "Cancelled",
     "Claim",
     "Count",
+    "DeadLetterGroup",
+    "DeadLetterGroups",
     "Deleted",
     "Done",
     "Failure",
@@ -88,6 +94,7 @@ __all__ = [
     "Rescheduled",
     "Resized",
     "Resizing",
+    "Restored",
     "Resumed",
     "Schedule",
     "ScheduleList",
@@ -101,6 +108,7 @@ __all__ = [
     "TopicList",
     "WorkerList",
     "body_of",
+    "groups_of",
     "job_of",
     "message_of",
     "outcome_of",

@@ -20,8 +20,9 @@ WRITES = {
     # They keep messages moving, and what they do can be done again or otherwise.
     Role.OPERATOR: {
         "cancel_message", "pause_job", "pause_schedule", "pause_topic", "redrive", "release_query",
-        "reschedule_message", "resume_job", "resume_schedule", "resume_topic", "roll_back",
-        "run_schedule", "send_message", "set_message_priority", "start_job", "stop_job",
+        "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
+        "roll_back", "run_schedule", "send_message", "set_message_priority", "start_job",
+        "stop_job",
     },
     # They make, change or delete what programs rely on.
     Role.ADMIN: {
