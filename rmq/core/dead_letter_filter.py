@@ -21,6 +21,7 @@ from rmq.core import bounded_regex, failure
 from rmq.core.dead_letter_terms import (
     FIELDS,
     Condition,
+    DeadLetter,
     Field,
     Joined,
     Not,
@@ -28,7 +29,6 @@ from rmq.core.dead_letter_terms import (
     Term,
     conditions,
 )
-from rmq.core.message import Message
 from rmq.core.validation import parse_duration
 from rmq.errors import InvalidFilter, InvalidType
 
@@ -71,7 +71,7 @@ class DeadLetterFilter:
     text: str = field(compare=False)
     needs_body: bool = field(compare=False)
 
-    def matches(self, message: Message, now_ms: int) -> bool:
+    def matches(self, message: DeadLetter, now_ms: int) -> bool:
         """Whether a message fits; `now_ms`: the server's clock, for `age`."""
         return self.term.fits(message, now_ms)
 

@@ -6,14 +6,52 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, Protocol
 
 from rmq.core import bounded_regex
 from rmq.core.fingerprint import fingerprint
-from rmq.core.message import Message
+from rmq.core.ids import MessageId
+from rmq.core.message import Failure
 
 Value = str | int | float | bool | None
 _MISSING = object()  # the message has no such field
+
+
+class DeadLetter(Protocol):
+    """A dead letter as a filter reads it: a `Message`, or what decodes only what is asked for."""
+
+    @property
+    def id(self) -> MessageId:
+        """The message id."""
+
+    @property
+    def body(self) -> Any:
+        """The decoded body."""
+
+    @property
+    def priority(self) -> int | None:
+        """The priority, or None."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers."""
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was delivered."""
+
+    @property
+    def died(self) -> datetime | None:
+        """When it died."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Its last failure."""
+
+    @property
+    def type(self) -> str | None:
+        """Its type, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +87,7 @@ class Field:
                 parts.append(f".{Operand(step)}")
         return "".join(parts)
 
-    def of(self, message: Message, now_ms: int) -> Any:
+    def of(self, message: DeadLetter, now_ms: int) -> Any:
         """Return the field's value in a message, or _MISSING."""
         if self.name == "header":
             return message.headers.get(str(self.path[0]), _MISSING)
@@ -121,7 +159,7 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.where}{self.operator}{self.operand}"
 
-    def fits(self, message: Message, now_ms: int) -> bool:
+    def fits(self, message: DeadLetter, now_ms: int) -> bool:
         """Whether a message fits."""
         found = self.where.of(message, now_ms)
         negated = self.operator in ("!=", "!~")
@@ -171,7 +209,7 @@ class Not:
         inner = str(self.term)
         return f"not ({inner})" if isinstance(self.term, Joined) else f"not {inner}"
 
-    def fits(self, message: Message, now_ms: int) -> bool:
+    def fits(self, message: DeadLetter, now_ms: int) -> bool:
         """Whether a message does not fit the term."""
         return not self.term.fits(message, now_ms)
 
@@ -187,7 +225,7 @@ class Joined:
         texts = [f"({term})" if isinstance(term, Joined) else str(term) for term in self.terms]
         return f" {self.word} ".join(texts)
 
-    def fits(self, message: Message, now_ms: int) -> bool:
+    def fits(self, message: DeadLetter, now_ms: int) -> bool:
         """Whether a message fits all terms, or one of them."""
         fits = (term.fits(message, now_ms) for term in self.terms)
         return all(fits) if self.word == "and" else any(fits)

@@ -8,6 +8,7 @@ The twin of `lua/lib/dead_letters.lua`.
 from __future__ import annotations
 
 import traceback
+from functools import lru_cache
 
 import msgpack
 
@@ -22,6 +23,7 @@ REASONS = {
     "n": "unhandled",
 }
 ERROR_CHARS, TRACEBACK_CHARS = 2_000, 12_000
+REMEMBERED = 256  # decoded entries: those of one cause are often alike, and have 14 KiB at most
 
 
 def text_of(error: BaseException | str | None) -> str:
@@ -68,6 +70,7 @@ def is_expired_lease(entry: bytes) -> bool:
     return entry[2:3] == b"l"
 
 
+@lru_cache(REMEMBERED)
 def decode(entry: bytes) -> Failure | None:
     """Decode a failure entry; return None for an empty one."""
     if len(entry) < 3:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
+from rmq.core.failure import REMEMBERED
 from rmq.core.message import Failure
 
 DIGITS = 12  # hex: of a thousand groups, two are alike in one topic of 500 million
@@ -56,6 +58,7 @@ def origin(traceback: str) -> str:
     return f"{name}:{function}"
 
 
+@lru_cache(REMEMBERED)
 def fingerprint(failure: Failure | None) -> str:
     """Return the fingerprint of a failure: 12 hex digits; '' where there is none."""
     if failure is None:

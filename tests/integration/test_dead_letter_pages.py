@@ -10,7 +10,7 @@ import pytest
 import rmq
 from rmq.core.dead_letter_filter import parse
 from rmq.errors import InvalidReceipt, InvalidValue, TopicNotFound
-from rmq.protocol.flows import dead_letter_groups, dead_letter_pages
+from rmq.protocol.flows import dead_letter_groups, inspect
 
 
 def bury(api: Any, name: str, count: int, slots: int = 1, error: str = "Boom: {}") -> Any:
@@ -126,19 +126,19 @@ def test_calls_are_small_where_dead_letters_are_large(
     api: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(api, name, 60)
-    monkeypatch.setattr(dead_letter_pages, "CALL_BYTES", 10)
+    monkeypatch.setattr(inspect, "CALL_BYTES", 10)
     asked: list[int] = []
-    next_page = dead_letter_pages.inspect.next_page
+    next_page = inspect.next_page
 
     def noted(*args: Any) -> Any:
         asked.append(args[5])
         return next_page(*args)
 
-    monkeypatch.setattr(dead_letter_pages.inspect, "next_page", noted)
+    monkeypatch.setattr(inspect, "next_page", noted)
     pages = read(api, name, limit=1000)
 
     assert len(pages[0]) == 60
-    assert asked[:2] == [dead_letter_pages.FIRST_CALL, 1]
+    assert asked[:2] == [inspect.FIRST_CALL, 1]
 
 
 def test_the_program_of_the_page_runs(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -162,6 +164,34 @@ def test_a_batch_that_was_done_but_not_recorded_is_counted_once(
     assert (ended.state, ended.done, ended.gone) == ("done", 3, 0)
     counts = client.admin.stats("orders")
     assert (counts["redriven"], counts["dead"]) == (3, 1)
+
+
+def test_a_call_that_does_a_part_of_its_messages_is_followed_by_one_for_the_rest(
+    client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(client, 500)
+    redrive, sizes = commands.redrive, list[int]()
+
+    def half(
+        context: Any, keys: Any, session: Any, ids: Sequence[bytes], *died_by: int
+    ) -> commands.Command[str]:
+        """As where the records of the others are too many bytes for one call."""
+        sizes.append(len(ids))
+        return redrive(context, keys, session, ids[: -(-len(ids) // 2)], *died_by)
+
+    monkeypatch.setattr(job_run.commands, "redrive", half)
+    job = client.admin.job_start("orders")
+    die_in(client, job)
+    first = sizes.copy()
+    sizes.clear()
+
+    ended = client.admin.job_run(job.id)
+
+    assert first[:2] == [200, 200]
+    assert {100, 50, 25} < set(first), "what a call left is done by further ones"
+    assert (ended.state, ended.done, ended.gone) == ("done", 500, 0)
+    assert client.admin.stats("orders")["redriven"] == 500
+    assert sizes[: len(first)] == first, "the batch is done again by the same calls"
 
 
 def test_a_runner_that_notes_no_batch_would_count_wrong(

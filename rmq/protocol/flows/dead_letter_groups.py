@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import NamedTuple
 
 from rmq.core import failure
@@ -19,7 +17,6 @@ from rmq.protocol.flows.dead_letter_pages import Position, Reader, fitting
 from rmq.protocol.steps import Flow, Progress
 
 GROUPS_MAX = 1000
-CACHED = 256  # failures whose fingerprint is remembered: many entries are alike, of 14 KiB at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +71,6 @@ class _Tally:
             self.last_ms, self.example, self.failure = died_ms, id, last_failure
 
 
-def _reader() -> Callable[[bytes], tuple[Failure | None, str]]:
-    """Return a function that reads a failure entry, and remembers the last ones."""
-
-    @lru_cache(CACHED)
-    def read(entry: bytes) -> tuple[Failure | None, str]:
-        last_failure = failure.decode(entry)
-        return last_failure, fingerprint(last_failure)
-
-    return read
-
-
 def groups(
     context: TopicContext, wanted: DeadLetterFilter | None, progress: Progress | None
 ) -> Flow[DeadLetterGroups]:
@@ -92,14 +78,15 @@ def groups(
     yield from open_topic.ensure_open(context, create=False)
     held = inspect.total((yield from inspect.counts(context)))
     tallies: dict[str, _Tally] = {}
-    reader, read_failure = Reader(context, Position()), _reader()
+    reader = Reader(context, Position())
     other = total = looked_at = 0
     while (read := (yield from reader.read())) is not None:
         looked_at += len(read)
         for member in (yield from fitting(context, wanted, read, held["now_ms"])):
             total += 1
-            last_failure, key = read_failure(member.failure)
-            died_ms, tally = int(member.score), tallies.get(key)
+            last_failure = failure.decode(member.failure)
+            key, died_ms = fingerprint(last_failure), int(member.score)
+            tally = tallies.get(key)
             if tally is not None:
                 tally.add(member.id, died_ms, last_failure)
             elif len(tallies) < GROUPS_MAX:

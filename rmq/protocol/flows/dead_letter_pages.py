@@ -17,9 +17,6 @@ from rmq.protocol.flows.dead_letters import fits_filter
 from rmq.protocol.steps import Flow
 
 LIMIT_MAX, SCAN = 1000, 10_000
-# Redis does nothing else while it answers a call. A call begins with few members; after it, as many
-# as make some 256 KiB.
-FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 100, 256 * 1024
 
 
 class DeadLetterPage(NamedTuple):
@@ -67,20 +64,19 @@ class Reader:
 
     def __init__(self, context: TopicContext, start: Position) -> None:
         self.slot, self.low, self.skip = start.slot, start.score, 0
-        self._context, self._start, self._count = context, start, FIRST_CALL
+        self._context, self._start, self._size = context, start, inspect.CallSize()
 
-    def read(self, most: int = CALL_MAX) -> Flow[list[QueueMember] | None]:
+    def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember] | None]:
         """Return the next members, maybe none of them; None at the end."""
         if self.slot >= len(self._context.slots):
             return None
-        keys, count = self._context.slots[self.slot], max(1, min(self._count, most))
+        keys, count = self._context.slots[self.slot], max(1, min(self._size.count, most))
         page = yield from inspect.next_page(keys, "dead", self.low, "+inf", self.skip, count)
         if not page.members:
             self.slot, self.low, self.skip = self.slot + 1, "-inf", 0
             return []
         self.low, self.skip = page.edge, page.skip
-        size = sum(len(m.record) + len(m.failure) for m in page.members) // len(page.members)
-        self._count = min(CALL_MAX, self._count * 4, max(1, CALL_BYTES // (size + 1)))
+        self._size.learn(page.members)
         return [member for member in page.members if not self._seen(member)]
 
     def _seen(self, member: QueueMember) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from rmq.core import dead_letter_filter, failure, record
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
+from rmq.core.message import Failure, moment
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_message_type, check_rate, duration_ms
 from rmq.errors import DecodeError, InvalidType, InvalidValue
@@ -90,13 +92,12 @@ class Filter:
             return False
         if self.type and not _is_of_type(member, self.type):
             return False
-        last_failure = failure.decode(member.failure)
-        if self.reason and (
-            last_failure is None or not last_failure.reason.startswith(self.reason)
-        ):
-            return False
-        if self.error and not (last_failure and self.error.search(last_failure.error)):
-            return False
+        if self.reason or self.error:
+            last_failure = failure.decode(member.failure)
+            if last_failure is None or not last_failure.reason.startswith(self.reason or ""):
+                return False
+            if self.error and not self.error.search(last_failure.error):
+                return False
         return self.filter is None or fits_filter(self.filter, member, now_ms)
 
     def whole(self, context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
@@ -107,13 +108,64 @@ class Filter:
 
 
 def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> bool:
-    """Whether a member fits a filter; its body is decoded only if a condition needs it."""
-    body_in = None if wanted.needs_body else _no_body
-    return wanted.matches(inspect.message_of(member, 0, body_in), now_ms)
+    """Whether a member fits a filter."""
+    return wanted.matches(_Letter(member), now_ms)
 
 
-def _no_body(_record: bytes) -> None:
-    """Stand for the body that no condition looks at."""
+class _Letter:
+    """A dead letter for a filter: what no condition looks at is never decoded.
+
+    Its attributes are those of the `Message` that `inspect.message_of` makes.
+    """
+
+    def __init__(self, member: QueueMember) -> None:
+        self._member = member
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId(self._member.id)
+
+    @property
+    def failure(self) -> Failure | None:
+        return failure.decode(self._member.failure)
+
+    @property
+    def deliveries(self) -> int:
+        last_failure = self.failure
+        return last_failure.deliveries if last_failure else 0
+
+    @property
+    def died(self) -> datetime | None:
+        return moment(int(self._member.score)) if self._member.place == "dead" else None
+
+    @cached_property
+    def _record(self) -> record.Record | None:
+        try:
+            return record.read(self._member.record)
+        except DecodeError:
+            return None
+
+    @property
+    def priority(self) -> int | None:
+        return (self._record.priority or None) if self._record else None
+
+    @property
+    def type(self) -> str | None:
+        return self._record.headers.get(record.TYPE_MARK) if self._record else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        headers = self._record.headers if self._record else {}
+        return {name: text for name, text in headers.items() if name != record.TYPE_MARK}
+
+    @cached_property
+    def body(self) -> Any:
+        if self._record is None:
+            return self._member.record
+        try:
+            return inspect.body_of(self._record)
+        except DecodeError:
+            return self._record.body
 
 
 def _is_of_type(member: QueueMember, message_type: str) -> bool:
@@ -143,12 +195,13 @@ def _matching(
     high = str(now_ms) if place == "dead" else "+inf"
     for keys in context.slots:
         ids: list[bytes] = []  # and no bodies: there may be a million dead letters
-        low, skip = "-inf", 0
+        low, skip, size = "-inf", 0, inspect.CallSize()
         while True:
-            page = yield from inspect.next_page(keys, place, low, high, skip, inspect.PAGE)
+            page = yield from inspect.next_page(keys, place, low, high, skip, size.count)
             if not page.members:
                 break
             low, skip = page.edge, page.skip
+            size.learn(page.members)
             whole_page = yield from wanted.whole(context, page.members)
             ids += [member.id for member in whole_page if wanted.fits(member, now_ms)]
         if ids:

@@ -23,6 +23,7 @@ from rmq.protocol.flows import large_bodies, open_topic, tidy
 from rmq.protocol.steps import Flow, pipeline
 
 PAGE = 200  # messages of one call
+FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024  # of a call of a long scan
 # A topic's value of these is the largest of its slots, not their sum.
 NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
 
@@ -205,6 +206,22 @@ def _members(
         else:
             low = page.edge
     return members
+
+
+class CallSize:
+    """How many members the next call reads: few at first, then as many as make some 256 KiB.
+
+    Redis does nothing else while it answers a call.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or CALL_MAX
+        self.count = min(self._most, FIRST_CALL)
+
+    def learn(self, members: Sequence[QueueMember]) -> None:
+        """Choose the next number by the size of these."""
+        size = sum(len(m.record) + len(m.failure) for m in members) // len(members)
+        self.count = min(self._most, self.count * 4, max(1, CALL_BYTES // (size + 1)))
 
 
 class MemberPage(NamedTuple):

@@ -9,6 +9,7 @@ that is not there any more counts as done.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,16 +24,17 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import JobNotFound, OutcomeUnknown, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import JobStepReply, JobTaken, QueueMember
-from rmq.protocol.flows import jobs, open_topic
+from rmq.protocol.flows import inspect, jobs, open_topic
 from rmq.protocol.flows.dead_letters import REDRIVE_MAX, Filter
-from rmq.protocol.steps import Flow, Progress, Sleep, pipeline
+from rmq.protocol.steps import Command, Flow, Progress, Sleep, pipeline
 
 log = logging.getLogger("rmq")
 
 HOLD_MS = 10_000  # the lease of a runner; after its death, another one goes on so much later
 RENEW_S = 2.0  # the longest pause without a look at the job
-PAGE = 500  # dead letters of one read
+PAGE = 400  # dead letters of one read: 2 ms of Redis
 BATCH_MAX = 1000
+BATCH_MIN = 200  # a batch of so many ends with the page: the next read would begin with its last ms
 EXAMINED_MAX = 5000  # dead letters between two looks at the job
 REMEMBERED_MS = 240_000  # so long the slots know the answers to the noted batch: less than KEPT_S
 BEHIND_MS = 1000  # what a throttled job makes up for, when it was held up
@@ -77,6 +79,7 @@ class _Search:
         self.examined = job.examined
         self._cursor = cursor
         self._page: deque[QueueMember] = deque()
+        self._size = inspect.CallSize(PAGE)
         self._ids: dict[int, list[MessageId]] = {}
         for id in sorted({context.check_id(id) for id in self._wanted.ids or ()}):
             self._ids.setdefault(id.slot, []).append(id)
@@ -89,6 +92,8 @@ class _Search:
         slot = self._cursor.slot
         while slot < len(slots) and len(ids) < most and self.examined < until:
             if not self._page:
+                if len(ids) >= BATCH_MIN:
+                    break
                 read = yield from self._read(slots[slot])
                 self._page.extend((yield from self._wanted.whole(self._context, read)))
             if not self._page:
@@ -112,8 +117,10 @@ class _Search:
         while True:
             page: list[QueueMember] = yield commands.peek(
                 keys, "dead", low=repr(self._cursor.died), high=str(self._began_ms),
-                offset=offset, limit=PAGE,
+                offset=offset, limit=self._size.count,
             )  # fmt: skip
+            if page:
+                self._size.learn(page)
             behind = self._cursor[1:]
             fresh = [each for each in page if (each.score, member_of(each.id)) > behind]
             if fresh or not page:
@@ -253,18 +260,25 @@ class _Runner:
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
         """Do a batch, or do it again; a letter for each of its messages."""
-        letters, part = "", 0
-        code = jobs_core.code_of(self._id).encode()
-        while len(letters) < len(ids):
-            session = ReplaySession(b"@job-%s-%d" % (code, part))
-            session.number = number
-            page = ids[len(letters) : len(letters) + REDRIVE_MAX]
-            command = commands.redrive(self._context, keys, session, page, job.began_ms)
-            if job.verb == "purge":
-                command = commands.trash(keys, session, page, job.keep_ms, job.began_ms)
-            letters += yield command
-            part += 1
-        return letters
+        parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
+        calls = itertools.count()
+        letters: list[str] = yield from pipeline(
+            [self._call(job, keys, number, next(calls), part) for part in parts]
+        )
+        for at, part in enumerate(parts):
+            while len(letters[at]) < len(part):  # their records were many bytes
+                rest = part[len(letters[at]) :]
+                letters[at] += yield self._call(job, keys, number, next(calls), rest)
+        return "".join(letters)
+
+    def _call(
+        self, job: Job, keys: SlotKeys, number: int, part: int, ids: Sequence[bytes]
+    ) -> Command[str]:
+        session = ReplaySession(b"@job-%s-%d" % (jobs_core.code_of(self._id).encode(), part))
+        session.number = number
+        if job.verb == "purge":
+            return commands.trash(keys, session, ids, job.keep_ms, job.began_ms)
+        return commands.redrive(self._context, keys, session, ids, job.began_ms)
 
 
 def try_run(

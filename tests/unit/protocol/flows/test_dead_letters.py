@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
-from rmq.core import failure
+from rmq.core import codec, failure
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol.commands import QueueMember
+from rmq.protocol.flows import dead_letters, inspect
 from rmq.protocol.flows.dead_letters import Filter
 
 NOW_MS = 1_790_000_000_000
@@ -54,3 +56,38 @@ def test_a_condition_that_no_letter_can_fit_is_refused() -> None:
         Filter(error="(")
     with pytest.raises(InvalidType, match="regular expression as str"):
         Filter(error=7)  # type: ignore[arg-type]
+
+
+def _headed(headers: dict[str, str]) -> bytes:
+    packed = msgpack.packb(headers)
+    head = bytes((codec.JSON.number << 5 | 16, 0, 1, 0)) + bytes(4)
+    return head + len(packed).to_bytes(2, "big") + packed + b'{"n":7}'
+
+
+@pytest.mark.parametrize("place", ["dead", "trash"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"cut",
+        bytes((codec.JSON.number << 5, 0, 0, 17)) + bytes(4) + b'{"n":7}',
+        bytes((codec.JSON.number << 5, 0, 0, 0)) + bytes(4) + b"no JSON",
+        _headed({"tenant": "7", "rmq-type": "refund"}),
+    ],
+)
+def test_a_filter_reads_a_letter_as_its_message_shows_it(place: str, record: bytes) -> None:
+    member = dead(error="a time is out")._replace(place=place, record=record)
+
+    letter, message = dead_letters._Letter(member), inspect.message_of(member, 3)
+
+    for name in ("id", "body", "priority", "headers", "deliveries", "died", "failure", "type"):
+        assert getattr(letter, name) == getattr(message, name), name
+
+
+def test_a_body_that_no_condition_reads_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "body_of", lambda entry: pytest.fail("decoded"))
+    member = dead(error="boom")._replace(record=_headed({"tenant": "7"}))
+
+    assert Filter(filter="error~boom and header.tenant=7").fits(member, NOW_MS)
+    with pytest.raises(pytest.fail.Exception):
+        Filter(filter="body.n=7").fits(member, NOW_MS)
