@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import rmq
@@ -29,8 +30,8 @@ def read_pages(
     size: int = LIMIT_MAX,
     *,
     raw: bool = False,
-) -> Iterator[rmq.Message]:
-    """Yield the dead letters that fit a filter, oldest first in each slot, as they are read.
+) -> Iterator[list[rmq.Message]]:
+    """Yield the dead letters that fit a filter, oldest first in each slot, in pages as read.
 
     Args:
         client: reads them.
@@ -44,7 +45,7 @@ def read_pages(
         page = client.admin.dead_letters(
             topic, filter=wanted, after=after, limit=max(1, min(size, LIMIT_MAX)), raw=raw
         )
-        yield from page.messages
+        yield page.messages
         if page.cursor is None:
             return
         after = page.cursor
@@ -59,24 +60,23 @@ def fields(message: rmq.Message) -> dict[str, Any]:
     }
 
 
-def show(messages: Iterator[rmq.Message]) -> tuple[int, rmq.Message | None]:
+def show(pages: Iterator[list[rmq.Message]]) -> tuple[int, rmq.Message | None]:
     """Print dead letters as they come; return how many there were, and the last one."""
     count, last = 0, None
 
-    def noted() -> Iterator[rmq.Message]:
+    def noted() -> Iterator[list[rmq.Message]]:
         nonlocal count, last
-        for last in messages:
-            count += 1
-            yield last
+        for page in pages:
+            if page:
+                count, last = count + len(page), page[-1]
+            yield page
 
     if common_options().json:
-        output.lines(map(fields, noted()))
+        output.lines(map(fields, chain.from_iterable(noted())))
     elif output.terminal_width() >= WIDE or output.has_columns():
-        shown = list(noted())
-        if shown:
-            tabulate(shown, "dead")
+        tabulate(noted(), "dead")
     else:
-        for position, message in enumerate(noted()):
+        for position, message in enumerate(chain.from_iterable(noted())):
             if position == 0:
                 output.row(_HEADS)
             _print_two_lines(message)

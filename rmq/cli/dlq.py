@@ -94,8 +94,8 @@ def _matching_dead_letters(
     given_filters: dict[str, Any],
     after: str | None,
     limit: int,
-) -> Iterator[rmq.Message]:
-    """Yield dead letters that match, at most `limit`."""
+) -> Iterator[list[rmq.Message]]:
+    """Yield dead letters that match, at most `limit`, in pages as they are read."""
     fits = _predicate(given_filters)
     if "ids" in given_filters:
         now_ms = int(time.time() * 1000)
@@ -104,11 +104,16 @@ def _matching_dead_letters(
             if message is None or message.place != "dead" or not fits(message):
                 continue
             if wanted is None or wanted.matches(message, now_ms):
-                yield message
+                yield [message]
         return
     size = LIMIT_MAX if given_filters else limit
     pages = dead_letter_list.read_pages(client, topic, wanted, after, size)
-    yield from itertools.islice(filter(fits, pages), limit)
+    for page in pages:
+        matching = list(filter(fits, page))[:limit]
+        yield matching
+        limit -= len(matching)
+        if limit == 0:
+            return
 
 
 def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
@@ -341,7 +346,8 @@ def export_dead(topic: str, filter_text: str | None, filter_option: str | None) 
     """
     wanted = read_filter(filter_text, filter_option)
     with common_options().client() as client:
-        messages = dead_letter_list.read_pages(client, topic, wanted, size=100, raw=True)
+        pages = dead_letter_list.read_pages(client, topic, wanted, size=100, raw=True)
+        messages = itertools.chain.from_iterable(pages)
         output.lines(map(dead_letter_files.export_fields, messages))
 
 

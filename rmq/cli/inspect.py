@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import click
@@ -14,11 +15,13 @@ from rmq.cli import output
 from rmq.cli.app import Command, NotFound, common_options
 from rmq.cli.output import Column
 from rmq.cli.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
+from rmq.cli.tables import WINDOW
 from rmq.cli.topic_list import held_text
 from rmq.core.fingerprint import fingerprint
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
+PATIENCE_S = 0.3  # a table waits so long for the rows that decide on its widths
 FIRST_PEEK, LARGEST_PEEK = 500, 1_000_000  # messages of a slot; the second is peek's limit
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
@@ -41,40 +44,45 @@ def _error(message: rmq.Message) -> str:
     return message.failure.error if message.failure else ""
 
 
-def tabulate(messages: list[rmq.Message], place: str) -> None:
-    """Print messages of one queue as a table."""
-    if place == "dead":
-        columns = [ID, Column("DEAD-FOR", right=True), Column("REASON"), TRIES, ERROR, BODY]
-        rows = [
-            [
-                str(m.id), age(m.died), m.failure.reason if m.failure else "-",
-                str(m.deliveries), _error(m), _body(m),
-            ]
-            for m in messages
-        ]  # fmt: skip
-    elif place == "prepare":
-        columns = [ID, SLOT, Column("LEASED-UNTIL"), TRIES, BODY]
-        rows = [
-            [
-                str(m.id), str(m.slot), HELD if m.held_by_query else output.clock(m.deadline),
-                str(m.deliveries), _body(m),
-            ]
-            for m in messages
-        ]  # fmt: skip
+def _row(m: rmq.Message) -> list[str]:
+    """Return the cells of a message, without its type."""
+    if m.place == "dead":
+        reason = m.failure.reason if m.failure else "-"
+        return [str(m.id), age(m.died), reason, str(m.deliveries), _error(m), _body(m)]
+    if m.place == "prepare":
+        until = HELD if m.held_by_query else output.clock(m.deadline)
+        return [str(m.id), str(m.slot), until, str(m.deliveries), _body(m)]
+    priority = "-" if m.priority is None else str(m.priority)
+    return [str(m.id), str(m.slot), priority, output.clock(m.due), str(m.deliveries), _body(m)]
+
+
+_COLUMNS = {
+    "dead": [ID, Column("DEAD-FOR", right=True), Column("REASON"), TRIES, ERROR, BODY],
+    "prepare": [ID, SLOT, Column("LEASED-UNTIL"), TRIES, BODY],
+    "store": [ID, SLOT, Column("PRIORITY", right=True), Column("DUE"), TRIES, BODY],
+}
+
+
+def tabulate(pages: Iterable[Sequence[rmq.Message]], place: str) -> None:
+    """Print messages of one queue as a table, page by page as they are read.
+
+    The pages that were read by PATIENCE_S decide which columns there are, and how wide.
+    """
+    left, first = iter(pages), list[rmq.Message]()
+    until = time.monotonic() + PATIENCE_S
+    for page in left:
+        first += page
+        if len(first) >= WINDOW or (first and time.monotonic() > until):
+            break
+    if not first:
+        return
+    messages, columns = chain(first, chain.from_iterable(left)), _COLUMNS[place]
+    if any(m.type for m in first):
+        typed = [ID, Column("TYPE"), *columns[1:]]
+        rows = ([str(m.id), m.type or "-", *_row(m)[1:]] for m in messages)
+        output.table(typed, rows, len(first))
     else:
-        columns = [ID, SLOT, Column("PRIORITY", right=True), Column("DUE"), TRIES, BODY]
-        rows = [
-            [
-                str(m.id), str(m.slot), "-" if m.priority is None else str(m.priority),
-                output.clock(m.due), str(m.deliveries), _body(m),
-            ]
-            for m in messages
-        ]  # fmt: skip
-    if any(m.type for m in messages):
-        columns.insert(1, Column("TYPE"))
-        for m, row in zip(messages, rows, strict=True):
-            row.insert(1, m.type or "-")
-    output.table(columns, rows)
+        output.table(columns, map(_row, messages), len(first))
 
 
 @click.command(
@@ -125,7 +133,7 @@ def peek(
     if common.json:
         output.lines(map(output.message_fields, messages))
     elif messages:
-        tabulate(messages, place)
+        tabulate([messages], place)
     else:
         such = "" if of_type is None else f" of type {of_type}"
         common.note(f"{topic}: nothing{such} is {QUEUES[place]}")

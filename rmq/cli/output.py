@@ -16,6 +16,7 @@ from rmq.cli.records import RecordWriter, field_name
 from rmq.cli.tables import (
     GAP,
     NARROWEST,
+    WINDOW,
     Column,
     cells,
     shorten,
@@ -108,19 +109,20 @@ def has_columns() -> bool:
     return _writer().columns is not None
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW) -> None:
     """Print a table; columns are aligned in a pipe too, and ids are never shortened.
 
     Args:
         columns: their heads.
         rows: their cells; a generator is printed while it is read.
+        window: the number of rows of a generator whose cells decide on the widths.
     """
     chosen = _chosen(columns)
     if chosen != list(range(len(columns))):
         columns = [columns[index] for index in chosen]
         picked = ([row[index] for index in chosen] for row in rows)
         rows = list(picked) if isinstance(rows, Sequence) else picked
-    for table_line in table_lines(columns, rows):
+    for table_line in table_lines(columns, rows, window):
         _echo(table_line)
 
 

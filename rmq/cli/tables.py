@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,9 @@ NARROWEST = 12  # cells of a shortened column, however narrow the terminal
 GAP = 2
 # Rows that decide on the widths. One that is wider comes later and stays whole: it stands out.
 WINDOW = 1000
+
+# Characters of one cell each: Latin letters, and the mark of a text that was shortened.
+_NARROW = re.compile("[ -~\xa1-\xac\xae-\u02ff…]*")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def styled(text: str, style: str) -> str:
 
 def cells(text: str) -> int:
     """Return how many cells a text fills."""
-    if text.isascii():
+    if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
     from rich.cells import cell_len  # the tables of wide characters: few need them
 
@@ -94,29 +98,34 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[in
     return widths
 
 
-def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table_lines(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW
+) -> Iterator[str]:
     """Yield the lines of a table, its head first.
 
     Args:
         columns: their heads.
         rows: their cells. Widths come from all rows of a list or tuple, else from the first.
+        window: so many of them.
     """
     safe = ([neutral(cell) for cell in row] for row in rows)
-    window = list(safe if isinstance(rows, Sequence) else islice(safe, WINDOW))
-    widths = _widths(columns, window)
+    first = list(safe if isinstance(rows, Sequence) else islice(safe, window))
+    widths = _widths(columns, first)
     gap = " " * GAP
 
     def line(row: Sequence[str], styles: Sequence[str], exact: bool) -> str:
         parts = []
         for column, width, style, cell in zip(columns, widths, styles, row, strict=True):
-            if column.cut or exact:
+            size = cells(cell)
+            if size > width and (column.cut or exact):
                 cell = shorten(cell, width)
-            blanks = " " * (width - cells(cell))
+                size = cells(cell)
+            blanks = " " * (width - size)
             cell = styled(cell, style) if style else cell
             parts.append(blanks + cell if column.right else cell + blanks)
         return gap.join(parts).rstrip()
 
     yield line([column.title for column in columns], ["bold"] * len(columns), True)
     styles = [column.style if coloured() else "" for column in columns]
-    for row in chain(window, safe):
+    for row in chain(first, safe):
         yield line(row, styles, False)

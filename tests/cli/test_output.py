@@ -7,10 +7,13 @@ import io
 import json
 
 import pytest
+from rich.cells import cell_len
 
+import rmq
 from rmq.cli import output
+from rmq.cli.inspect import tabulate
 from rmq.cli.records import csv_cell
-from rmq.cli.tables import table_lines
+from rmq.cli.tables import cells, table_lines
 from tests.cli.conftest import bury, ndjson
 from tests.cli.test_help import ALL
 
@@ -155,3 +158,46 @@ def test_rows_of_a_generator_are_printed_while_they_are_read():
     assert [next(lines), next(lines)] == ["  N  T", "  0  x"]
     assert len(read) == 1000
     assert list(lines)[-1] == "4999  x"
+
+
+def letter(error):
+    """A dead letter that was read."""
+    failure = rmq.Failure("failed", 1, error)
+    id = rmq.MessageId.parse("06gvgg09v400001cftsm90hr4s")
+    return rmq.Message(
+        id, "dead", 0, 1, None, None, None, None, None, {}, 1, None, None, failure, 0.0
+    )
+
+
+@pytest.mark.parametrize("text", ["plain", "Grüße, naïve", "cut…", "日本", "e\u0301", "\u0431"])
+def test_a_cell_is_as_wide_as_a_terminal_shows_it(text):
+    assert cells(text) == cell_len(text)
+
+
+def test_dead_letters_are_printed_before_all_of_them_are_read(capsys):
+    read = []
+
+    def pages():
+        for n in range(3):
+            read.append(n)
+            yield [letter(f"boom {n} {m}") for m in range(1000)]
+            if n == 1:
+                assert "boom 0 999" in capsys.readouterr().out
+
+    tabulate(pages(), "dead")
+
+    assert read == [0, 1, 2]
+    assert "boom 2 999" in capsys.readouterr().out
+
+
+def test_the_rows_of_some_moments_decide_on_columns_and_widths(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    short, long = letter("boom"), letter("boom " + "x" * 300)
+
+    tabulate([[short], [], [long]], "dead")
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].index("BODY") > 100, "read at once, so both decide"
+    assert lines[2].rstrip().endswith("…  null")
+    tabulate([], "dead")
+    assert capsys.readouterr().out == ""
