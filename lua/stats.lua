@@ -19,7 +19,7 @@ Returns   retries, priority, due, later, in flight, dead, trash, records, merge 
           is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
           shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped, purged,
-          dead letters dropped; last the server's time, epoch ms
+          dead letters dropped, then the server's time, epoch ms; last the counts of lateness_report, as text
 Cost      O(log L); with a limit for each key it reads up to 2000 records, 32 MiB at most
 Atomic    Reads only: one moment of one slot.
 ]]
@@ -50,7 +50,7 @@ local past = string.format('%.0f', now + 1)
 local past_ms = string.format('%.0f', now)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
-  'paused', 'limit', 'chunk', 'paused_send')
+  'paused', 'limit', 'chunk', 'paused_send', 'lateness')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -91,4 +91,5 @@ for i = 2, 14 do
   reply[#reply + 1] = tonumber(s[i] or 0)
 end
 reply[#reply + 1] = now
+reply[#reply + 1] = s[19] or ''
 return reply

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import rmq
 from rmq.cli.tables import cells, shorten, styled
 from rmq.cli.text import neutral, span
+from rmq.core import lateness
+from rmq.core.lateness import Counts
 
 KEYS = "q quit  s sort  / filter  arrows scroll  p pause"
 WORKERS_LEAST = 3  # lines for workers, where there are so many
@@ -17,9 +19,14 @@ CELL = 6
 # The head of each column, and the figure in it; IN/S and OUT/S are rates.
 COLUMNS = {
     "PRIO": "priority", "DUE": "due", "RETRY": "retries", "LATER": "later", "FLIGHT": "in_flight",
-    "DEAD": "dead", "HELD": "held", "LATE": "late_ms", "IN/S": "accepted", "OUT/S": "settled",
+    "DEAD": "dead", "HELD": "held", "LATE": "late_ms", "P50": "late_p50_ms", "P99": "late_p99_ms",
+    "IN/S": "accepted", "OUT/S": "settled",
 }  # fmt: skip
 RATES = ("accepted", "settled")
+PERCENTILES = {"late_p50_ms": 0.50, "late_p99_ms": 0.99}
+LATENESS_S = 15.0  # percentiles are those of so long: consumers report every few seconds
+WIDE = 100  # cells of a line that has the percentiles
+DURATIONS = ("LATE", "P50", "P99")
 SORTS = ("TOPIC", *COLUMNS)
 
 
@@ -31,12 +38,14 @@ class Reading(NamedTuple):
         topics: the counts of each topic; empty where they could not be read.
         workers: the worker processes.
         took_s: how long reading took.
+        lateness: how many messages of each topic were taken how late, since it was created.
     """
 
     at: float
     topics: Mapping[str, Mapping[str, int]]
     workers: Sequence[rmq.WorkerStatus]
     took_s: float
+    lateness: Mapping[str, Counts] = {}
 
 
 def rates(before: Reading | None, now: Reading) -> dict[str, dict[str, float]]:
@@ -50,6 +59,16 @@ def rates(before: Reading | None, now: Reading) -> dict[str, dict[str, float]]:
             found[topic] = {
                 name: max(0.0, (counts[name] - earlier[name]) / seconds) for name in RATES
             }
+    return found
+
+
+def percentiles(first: Reading, now: Reading) -> dict[str, dict[str, float | None]]:
+    """Return how late messages of each topic were taken between two readings, in ms."""
+    found: dict[str, dict[str, float | None]] = {}
+    for topic, counts in now.lateness.items():
+        taken = lateness.growth(counts, first.lateness.get(topic, ()))
+        late_s = {name: lateness.percentile_s(taken, share) for name, share in PERCENTILES.items()}
+        found[topic] = {name: None if s is None else s * 1000 for name, s in late_s.items()}
     return found
 
 
@@ -73,6 +92,7 @@ class Top:
         paused: whether nothing is read.
         offset: how many topics are above the first one shown.
         error: why the last read failed.
+        recent: what was read within LATENESS_S.
     """
 
     where: str
@@ -85,10 +105,18 @@ class Top:
     offset: int = 0
     error: str = ""
     ended: bool = field(default=False)
+    recent: list[Reading] = field(default_factory=list)
 
     def update(self, reading: Reading) -> None:
         """Take what was read."""
         self.before, self.now, self.error = self.now, reading, ""
+        self.recent.append(reading)
+        while len(self.recent) > 2 and self.recent[1].at <= reading.at - LATENESS_S:
+            del self.recent[0]
+
+    def lateness(self) -> dict[str, dict[str, float | None]]:
+        """Return how late messages of each topic were taken of late, in ms."""
+        return percentiles(self.recent[0], self.recent[-1]) if self.recent else {}
 
     def key(self, key: str) -> None:
         """Do what a key says."""
@@ -118,14 +146,13 @@ class Top:
         """Return the topics that are shown, with the values of the columns."""
         if self.now is None:
             return []
-        per_second = rates(self.before, self.now)
+        per_second, late = rates(self.before, self.now), self.lateness()
         found: list[tuple[str, dict[str, float | None]]] = []
         for topic, counts in self.now.topics.items():
             if self.pattern in topic:
-                figures = {
-                    head: per_second.get(topic, {}).get(name) if name in RATES else counts.get(name)
-                    for head, name in COLUMNS.items()
-                }
+                known = {**counts, **dict.fromkeys(RATES), **per_second.get(topic, {})}
+                known |= late.get(topic, {})
+                figures = {head: known.get(name) for head, name in COLUMNS.items()}
                 found.append((topic, figures))
         if self.sort == "TOPIC":
             return sorted(found, key=lambda row: row[0])
@@ -189,12 +216,18 @@ class Top:
         return shorten(f"{KEYS}  by {self.sort}{pattern}{more}", width)
 
 
+def _shown(width: int) -> list[str]:
+    """Return the heads of the columns that a line has room for."""
+    is_wide = width >= WIDE
+    return [head for head, name in COLUMNS.items() if is_wide or name not in PERCENTILES]
+
+
 def _name_width(width: int) -> int:
-    return max(8, width - CELL * len(COLUMNS))
+    return max(8, width - CELL * len(_shown(width)))
 
 
 def _head(width: int, sort: str) -> str:
-    heads = "".join(f"{head:>{CELL}}" for head in COLUMNS)
+    heads = "".join(f"{head:>{CELL}}" for head in _shown(width))
     text = f"{'TOPIC':<{_name_width(width)}}{heads}"
     return styled(text, "bold")
 
@@ -203,10 +236,11 @@ def _topic_line(topic: str, figures: Mapping[str, float | None], width: int) -> 
     room = _name_width(width)
     name = shorten(neutral(topic), room - 1)
     line = name + " " * (room - cells(name))
-    for head, value in figures.items():
+    for head in _shown(width):
+        value = figures[head]
         if value is None:
             text = "-"
-        elif head == "LATE":
+        elif head in DURATIONS:
             text = span(value).split(" ")[0] if value else "-"
         else:
             text = short(value)
@@ -241,11 +275,12 @@ def _worker_line(worker: rmq.WorkerStatus, width: int) -> str:
 def document(top: Top) -> dict[str, Any]:
     """Return what a frame shows, for JSON."""
     assert top.now is not None
-    per_second = rates(top.before, top.now)
+    per_second, late = rates(top.before, top.now), top.lateness()
     return {
         "topics": [
             {
                 "topic": topic, **top.now.topics[topic],
+                **(late.get(topic) or dict.fromkeys(PERCENTILES)),
                 "accepted_per_s": per_second.get(topic, {}).get("accepted"),
                 "settled_per_s": per_second.get(topic, {}).get("settled"),
             }

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from rmq.core import lateness
+from rmq.core.lateness import Counts
 from rmq.core.message import moment
 
 LEVELS = ("retries", "priority", "due", "later", "in_flight", "dead", "held")
@@ -59,12 +61,17 @@ class Sample:
         late_s: for how long the first due message has been due.
         rates: events a second since the sample before: accepted, delivered, settled, returned,
             rolled_back, buried; empty where that is not known.
+        late_p50_s: half of the messages taken since the sample before were at most so late; None:
+            none was taken for the first time, or it is not known. To within a factor of 2.
+        late_p99_s: the same for 99 of 100.
     """
 
     at: datetime
     counts: Mapping[str, int]
     late_s: float
     rates: Mapping[str, float]
+    late_p50_s: float | None = None
+    late_p99_s: float | None = None
 
 
 class Figures(NamedTuple):
@@ -74,6 +81,7 @@ class Figures(NamedTuple):
     due_since_ms: int  # when the first due message was due; 0: there is none
     levels: tuple[int, ...]
     counters: tuple[int, ...]
+    lateness: Counts = ()  # a counter of each bucket; empty: not known
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -81,20 +89,27 @@ class Figures(NamedTuple):
         return self[1:]
 
 
-def figures_of(counts: Mapping[str, int]) -> Figures:
-    """Return what is kept of the counts of a topic, as `Admin.stats` names them."""
+def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
+    """Return what is kept of the counts of a topic, as `Admin.stats` names them, and lateness."""
     late_ms = counts["late_ms"]
     return Figures(
         counts["now_ms"],
         counts["now_ms"] - late_ms if late_ms > 0 else 0,
         tuple(counts[name] for name in LEVELS),
         tuple(counts[name] for name in COUNTERS),
+        late,
     )
 
 
 def write(figures: Figures) -> bytes:
-    """Return figures as they are stored."""
-    flat = (figures.at_ms, figures.due_since_ms, *figures.levels, *figures.counters)
+    """Return figures as they are stored.
+
+    Of lateness: how many buckets, the first of them, and their counters; all others are 0.
+    """
+    used = [bucket for bucket, count in enumerate(figures.lateness) if count]
+    first, end = (used[0], used[-1] + 1) if used else (0, 0)
+    late = (end - first, first, *figures.lateness[first:end]) if figures.lateness else ()
+    flat = (figures.at_ms, figures.due_since_ms, *figures.levels, *figures.counters, *late)
     return bytes(msgpack.packb(flat))
 
 
@@ -108,7 +123,19 @@ def read(stored: bytes) -> Figures | None:
     if len(rest) < len(LEVELS) + len(COUNTERS) or not all(type(n) is int for n in numbers):
         return None
     levels, counters = rest[: len(LEVELS)], rest[len(LEVELS) : len(LEVELS) + len(COUNTERS)]
-    return Figures(at_ms, due_since_ms, tuple(levels), tuple(counters))
+    late = _read_lateness(rest[len(LEVELS) + len(COUNTERS) :])
+    return Figures(at_ms, due_since_ms, tuple(levels), tuple(counters), late)
+
+
+def _read_lateness(stored: Sequence[int]) -> Counts:
+    """Return the counter of each bucket; empty where the sample has none."""
+    if len(stored) < 2:  # an earlier version stored none
+        return ()
+    size, first, *counters = stored
+    if len(counters) < size or not 0 <= first <= lateness.BUCKETS - size:
+        return ()
+    after = lateness.BUCKETS - first - size
+    return (*(0,) * first, *counters[:size], *(0,) * after)
 
 
 def places_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
@@ -147,7 +174,9 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
 
 def _point(figures: Figures, before: Figures | None, at_ms: int, step_ms: int) -> Sample:
     rates: dict[str, float] = {}
+    taken: Counts = ()
     if before is not None:
+        taken = lateness.growth(figures.lateness, before.lateness)
         grown = zip(COUNTERS, figures.counters, before.counters, strict=True)
         rates = {name: max(0, now - then) * 1000 / step_ms for name, now, then in grown}
     due_since_ms = figures.due_since_ms
@@ -156,4 +185,6 @@ def _point(figures: Figures, before: Figures | None, at_ms: int, step_ms: int) -
         dict(zip(LEVELS, figures.levels, strict=True)),
         max(0, at_ms - due_since_ms) / 1000 if due_since_ms else 0.0,
         rates,
+        lateness.percentile_s(taken, 0.50),
+        lateness.percentile_s(taken, 0.99),
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from rmq.core.lateness import BOUNDS_MS
+
 Kind = Literal["counter", "histogram", "gauge"]
 
 LABELS = {
@@ -124,6 +126,12 @@ OLDEST_DUE = Metric(
     "rmq_oldest_due_seconds", "gauge", "seconds", ("topic",),
     "How long the first due message has waited: its lateness, if it is taken now.",
 )  # fmt: skip
+TAKE_LATENESS = Metric(
+    "rmq_take_lateness_seconds", "histogram", "seconds", ("topic",),
+    "Time from when a message was due (or sent, without a delay) until a consumer or worker took "
+    "it; first attempts only, by the clock of that machine.",
+    tuple(bound_ms / 1000 for bound_ms in BOUNDS_MS),
+)  # fmt: skip
 HELD_BACK = Metric(
     "rmq_held", "gauge", "messages", ("topic",),
     "Waiting messages that a pause or a limit of the topic holds back.",
@@ -152,8 +160,8 @@ SERVICE_FAILURES = Metric(
 )  # fmt: skip
 
 SERVER_METRICS = (
-    MESSAGES, OLDEST_DUE, HELD_BACK, PAUSED, TOPIC_EVENTS, SERVER_AUDIT_MISSING, LEADER,
-    SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
+    MESSAGES, OLDEST_DUE, TAKE_LATENESS, HELD_BACK, PAUSED, TOPIC_EVENTS, SERVER_AUDIT_MISSING,
+    LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------

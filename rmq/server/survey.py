@@ -6,7 +6,9 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from rmq.core import lateness
 from rmq.core.codec import JSON
+from rmq.core.lateness import Counts
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.topic_context import TopicContext
 from rmq.errors import OutcomeUnknown, RMQError, TopicNotFound, TopicVanished, Unavailable
@@ -26,11 +28,13 @@ class TopicCounts:
     Attributes:
         context: the topic.
         slots: the counts of each slot, by the names of `Admin.stats`.
+        lateness: how many messages were taken how late, since the topic was created.
         at: when they were read, by the monotonic clock.
     """
 
     context: TopicContext
     slots: list[dict[str, int]]
+    lateness: Counts
     at: float = field(default_factory=time.monotonic)
 
     @property
@@ -76,7 +80,7 @@ class Survey:
         for name in names:
             context = contexts[name] = self._context(name)
             try:
-                topics[name] = TopicCounts(context, self._transport.run(inspect.counts(context)))
+                topics[name] = self._read(context)
                 self._reported.pop(name, None)
             except (Unavailable, OutcomeUnknown):
                 raise
@@ -96,6 +100,11 @@ class Survey:
     def _context(self, name: str) -> TopicContext:
         context = self._contexts.get(name)
         return context or TopicContext(self._prefix, name, JSON, self._sessions, {})
+
+    def _read(self, context: TopicContext) -> TopicCounts:
+        slots = self._transport.run(inspect.counts_and_lateness(context))
+        late = lateness.total(slot.lateness for slot in slots)
+        return TopicCounts(context, [slot.counts for slot in slots], late)
 
 
 def _is_resizing(context: TopicContext) -> bool:

@@ -110,6 +110,8 @@ class Fetcher:
         for feed in self._feeds:
             with suppress(RMQError):  # closing the consumer tries again
                 feed.end_credit()
+            if feed.error_state.error is None:
+                feed.consumer.report_lateness(is_last=True)
 
     def _turn(self) -> None:
         """Do what is due next; wait if nothing is."""
@@ -171,6 +173,8 @@ class Fetcher:
                 feed.is_full = False
                 self._due.schedule(feed)
         self._ask([feed for feed in self._feeds if feed.ready_at])
+        for feed in self._feeds:
+            feed.consumer.report_lateness()
         if now >= self._tidy_at:
             self._tidy_one()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from rmq.core.settings import BATCH_MAX
 from rmq.core.validation import Duration
 from rmq.errors import RMQError
 from rmq.protocol import commands
-from rmq.protocol.flows import claim, receive, settle
+from rmq.protocol.flows import claim, lateness, receive, settle
 from rmq.protocol.flows.receive_state import ReceiveState
 from rmq.protocol.flows.settle import Leases, Settling
 from rmq.protocol.steps import Flow, pipeline
@@ -81,6 +82,12 @@ class HandlerConsumer:
     def withdraw_credit(self) -> None:
         """Withdraw the credit that `take_ready` left; what came for it is released."""
         self.transport.run(receive.withdraw_credits(self.receive_state))
+
+    def report_lateness(self, is_last: bool = False) -> None:
+        """Report how late messages were taken, if it is time, or if this is the last report."""
+        counter = self.receive_state.lateness
+        if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
+            self.transport.run(lateness.report(self.receive_state))
 
     def _prepare_all(self, deliveries: list[Delivery]) -> list[Delivery]:
         if self._handlers is not None or self._has_claims:
@@ -192,6 +199,7 @@ class HandlerConsumer:
     def close(self) -> None:
         """Hand back unsettled deliveries, and unsubscribe."""
         left = [d for d in list(self._consumer._open.values()) if d._state == OPEN]
+        self.receive_state.lateness.take()  # reported by now, or Redis cannot be reached
         try:
             self._consumer.close()
         finally:

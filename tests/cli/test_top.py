@@ -17,21 +17,29 @@ import time
 import pytest
 
 from rmq.cli.top import keys
-from rmq.cli.top_frame import COLUMNS, Reading, Top, rates, short
+from rmq.cli.top_frame import COLUMNS, WIDE, Reading, Top, document, rates, short
+from rmq.core.lateness import BUCKETS
 from tests.cli.conftest import bury
 
 COUNTS = dict.fromkeys((*COLUMNS.values(), "records"), 0)
 
 
-def reading(at=1.0, **topics):
-    return Reading(at, {name: COUNTS | counts for name, counts in topics.items()}, [], 0.004)
+def reading(at=1.0, lateness=None, **topics):
+    counts = {name: COUNTS | counts for name, counts in topics.items()}
+    return Reading(at, counts, [], 0.004, lateness or {})
+
+
+def late(**counts):
+    """Counts by bucket: `b2=96` are 96 messages that were 2 to 4 ms late."""
+    return tuple(counts.get(f"b{bucket}", 0) for bucket in range(BUCKETS))
 
 
 @pytest.fixture
 def two():
     top = Top("redis://here")
-    top.update(reading(1.0, a={"accepted": 10}, b={"dead": 1}))
-    top.update(reading(3.0, a={"accepted": 30, "priority": 12345}, b={"dead": 70, "late_ms": 9000}))
+    top.update(reading(1.0, {"a": late(b2=4)}, a={"accepted": 10}, b={"dead": 1}))
+    a, b = {"accepted": 30, "priority": 12345}, {"dead": 70, "late_ms": 9000}
+    top.update(reading(3.0, {"a": late(b2=100, b13=4)}, a=a, b=b))
     return top
 
 
@@ -60,9 +68,25 @@ def test_a_frame_fits_the_terminal(two, width, height):
 
     assert len(frame) == height
     assert max(map(len, frame)) <= width
-    assert frame[2].split() == ["a", "12.3k", "0", "0", "0", "0", "0", "0", "-", "10", "0"]
-    assert frame[3].split() == ["b", "0", "0", "0", "0", "0", "70", "0", "9.0s", "0", "0"]
+    percentiles = ([], []) if width < WIDE else (["3ms", "7.2s"], ["-", "-"])
+    assert frame[2].split() == ["a", "12.3k", *"000000", "-", *percentiles[0], "10", "0"]
+    assert frame[3].split() == ["b", *"00000", "70", "0", "9.0s", *percentiles[1], "0", "0"]
     assert frame[-1].startswith("q quit  s sort  / filter  arrows scroll  p pause")
+
+
+def test_percentiles_are_those_of_the_last_quarter_of_a_minute():
+    top = Top("")
+    for at in range(0, 41, 5):
+        slow = 1000 if at >= 10 else 0  # they came before the last 15 s
+        top.update(reading(at, {"a": late(b2=at, b13=slow)}, a={}))
+
+    assert len(top.recent) == 4
+    assert top.lateness()["a"] == {"late_p50_ms": 3.0, "late_p99_ms": pytest.approx(3.98)}
+    (row,) = document(top)["topics"]
+    assert row["late_p50_ms"] == 3.0
+    top.update(reading(60, {"a": late(b2=40, b13=1000)}, a={}))
+    top.update(reading(80, {"a": late(b2=40, b13=1000)}, a={}))
+    assert top.lateness()["a"] == {"late_p50_ms": None, "late_p99_ms": None}, "nothing was taken"
 
 
 def test_keys_sort_filter_and_pause(two):

@@ -238,6 +238,7 @@ CALLS: dict[str, Call] = {
     ),
     "job_stop": _call(lambda f, b: commands.job_stop("rmq", JOB, 60)),
     "job_take": _call(lambda f, b: commands.job_take("rmq", JOB, "me", 10_000)),
+    "lateness_report": _call(lambda f, b: commands.lateness_report(b.keys, b.session(), [1, 2, 3])),
     "leader_renew": _call(lambda f, b: commands.leader_renew(b.handle.name, "me", 10_000)),
     "leader_release": _call(lambda f, b: commands.leader_release(b.handle.name, "me")),
     "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
@@ -326,6 +327,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     # script: position in ARGV (negative: from the end) -> the name that the error tells
     "audit_report": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
     "ack": {0: "now_us", 4: "runs", 5: "run"},
+    "lateness_report": {0: "now_us", 2: "deliveries", 4: "deliveries"},
     "audit_open": {0: "now_us", 2: "limit", 3: "every_ms"},
     "cancel": {0: "now_us"},
     "audit_scan": {1: "limit"},

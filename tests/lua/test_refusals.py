@@ -20,6 +20,7 @@ PLACES = {
     "extend": "slot prepare",
     "finish": "claim",
     "get": "slot store prepare records dead failures leases trash",
+    "lateness_report": "slot",
     "merge": "slot store records merge settled0 settled1 failures audit bodies",
     "nack": "slot store prepare records dead failures audit bodies",
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready

@@ -55,6 +55,10 @@ def _staged(box: Box) -> Build:
     return lambda session: commands.publish(box.handle, box.keys, session, STAGE)
 
 
+def _late(box: Box) -> Build:
+    return lambda session: commands.lateness_report(box.keys, session, [1, 2, 3])
+
+
 CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
     "purge of a page": (_two_pages, 5),
     "purge by id": (_named, 3),
@@ -63,6 +67,7 @@ CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
     "set_priority": (_priority, "changed"),
     "reschedule": (_delay, None),
     "publish": (_staged, PublishReply(1, 1, 0, 0)),
+    "lateness_report": (_late, True),
 }
 
 
@@ -91,6 +96,7 @@ def test_the_next_number_of_the_session_is_another_command(box: Box, case: str) 
         "purge of a page": 5,
         "purge of dead letters": 2,
         "publish": PublishReply(0, 1, 0, 0),
+        "lateness_report": True,
     }
     none = {"purge by id": 0, "redrive": "000", "set_priority": "unchanged"}
     if case == "reschedule":
@@ -122,6 +128,7 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
     """A new script must say what becomes of a command that is sent twice."""
     in_sessions = {name for name in scripts.names() if "answer_in(" in scripts.load(name).text}
     assert in_sessions == {
-        "ack", "cancel", "extend", "merge", "nack", "prepare", "publish", "purge", "redrive",
-        "reject", "release", "reschedule", "restore", "send", "set_priority", "trash",
+        "ack", "cancel", "extend", "lateness_report", "merge", "nack", "prepare", "publish",
+        "purge", "redrive", "reject", "release", "reschedule", "restore", "send", "set_priority",
+        "trash",
     }  # fmt: skip

@@ -32,10 +32,12 @@ from rmq.protocol.commands.inspect import (
     STATS as STATS,
     LocateReply as LocateReply,
     QueueMember as QueueMember,
+    SlotCounts as SlotCounts,
     get as get,
     locate as locate,
     peek as peek,
     stats as stats,
+    stats_and_lateness as stats_and_lateness,
 )
 from rmq.protocol.commands.jobs import (
     JobReply as JobReply,
@@ -86,6 +88,7 @@ from rmq.protocol.commands.receive import (
     HandOver as HandOver,
     Offer as Offer,
     RollbackReply as RollbackReply,
+    lateness_report as lateness_report,
     next_ready as next_ready,
     next_ready_or_credit as next_ready_or_credit,
     prepare as prepare,

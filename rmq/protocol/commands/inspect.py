@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rmq.core import lateness
 from rmq.core.ids import member_of, members_of
 from rmq.core.keys import SlotKeys
+from rmq.core.lateness import Counts
 from rmq.errors import DecodeError
 from rmq.protocol import clock, scripts
 from rmq.protocol.steps import Command
@@ -29,6 +31,13 @@ class QueueMember(NamedTuple):
     failure: bytes
     newest: int  # acceptance number of the slot's newest message
     lease_end_ms: int | None = None  # of its shared lease
+
+
+class SlotCounts(NamedTuple):
+    """The reply to stats as a whole."""
+
+    counts: dict[str, int]  # by the names of STATS
+    lateness: Counts
 
 
 class LocateReply(NamedTuple):
@@ -117,5 +126,16 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
             keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash,
         ),
         [clock.now_us],
-        lambda reply: dict(zip(STATS, reply, strict=True)),
+        lambda reply: dict(zip(STATS, reply[:-1], strict=True)),
     )  # fmt: skip
+
+
+def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
+    """As stats, with the counts that consumers have reported by `lateness_report`."""
+    command = stats(keys)
+    return Command(
+        command.script,
+        command.keys,
+        command.args,
+        lambda reply: SlotCounts(command.parse(reply), lateness.read(reply[-1])),
+    )

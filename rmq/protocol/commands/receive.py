@@ -168,6 +168,13 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
     return Command(scripts.load("withdraw"), [slot.slot for slot in slots], [channel, number], list)
 
 
+def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
+    """Add to the counts of how late messages were taken, one count for each bucket."""
+    return Command(
+        scripts.load("lateness_report"), (keys.slot,), [clock.now_us, session.call, *counts], bool
+    )
+
+
 def _waits(waits: bool | Offer) -> int | bytes:
     return waits.encode() if isinstance(waits, Offer) else 1 if waits else 0
 

@@ -222,6 +222,7 @@ class ConsumerFlows(Generic[D]):
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
         own_until = self._receive_state.visited_at + (self._receive_state.lease_ms or 0) / 1000
         until = own_until if batch.lease is None else batch.lease.safe_until()
+        self._receive_state.count_lateness(batch, retries)
         origin = BatchOrigin(self._settles, keys, batch.newest, retries, until, batch.lease)
         make, append = self._delivery, deliveries.append
         for position, entry in enumerate(batch.records):

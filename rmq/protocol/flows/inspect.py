@@ -18,7 +18,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int
 from rmq.errors import DecodeError
 from rmq.protocol import commands
-from rmq.protocol.commands import STATS, QueueMember
+from rmq.protocol.commands import STATS, QueueMember, SlotCounts
 from rmq.protocol.flows import large_bodies, open_topic, tidy
 from rmq.protocol.steps import Flow, pipeline
 
@@ -257,6 +257,12 @@ def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
     """Return what each slot holds and has done; changes nothing."""
     yield from open_topic.ensure_open(context, create=False)
     return (yield from pipeline([commands.stats(keys) for keys in context.slots]))
+
+
+def counts_and_lateness(context: TopicContext) -> Flow[list[SlotCounts]]:
+    """As `counts`, with how late messages were taken."""
+    yield from open_topic.ensure_open(context, create=False)
+    return (yield from pipeline([commands.stats_and_lateness(keys) for keys in context.slots]))
 
 
 def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:

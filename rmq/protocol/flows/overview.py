@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmq.core import settings
+from rmq.core import lateness, settings
 from rmq.core.codec import JSON
+from rmq.core.lateness import Counts
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
@@ -26,11 +27,13 @@ class TopicOverview:
     Attributes:
         context: its keys, and its settings where they could be read.
         slots: the counts of each slot, by the names of `Admin.stats`.
+        lateness: how many messages were taken how late, since the topic was created.
         error: why it cannot be read; None: it can.
     """
 
     context: TopicContext
     slots: list[dict[str, int]] = field(default_factory=list)
+    lateness: Counts = ()
     error: RMQError | None = None
 
     @property
@@ -62,14 +65,16 @@ def overview(prefix: str, names: Sequence[str]) -> Flow[list[TopicOverview]]:
         each.error = reply if isinstance(reply, RMQError) else _adopt(each.context, reply)
     readable = [each for each in topics if each.error is None]
     replies = yield from _in_pages(
-        [commands.stats(keys) for each in readable for keys in each.context.slots]
+        [commands.stats_and_lateness(keys) for each in readable for keys in each.context.slots]
     )
     at = 0
     for each in readable:
-        counts = replies[at : at + len(each.context.slots)]
-        at += len(counts)
-        each.error = next((reply for reply in counts if isinstance(reply, RMQError)), None)
-        each.slots = [] if each.error else counts
+        slots = replies[at : at + len(each.context.slots)]
+        at += len(slots)
+        each.error = next((reply for reply in slots if isinstance(reply, RMQError)), None)
+        if each.error is None:
+            each.slots = [slot.counts for slot in slots]
+            each.lateness = lateness.total(slot.lateness for slot in slots)
     return topics
 
 

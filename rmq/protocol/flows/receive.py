@@ -23,7 +23,7 @@ from rmq.core.validation import duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import LONG_EXPIRED, Batch, CreditState
-from rmq.protocol.flows import hand_over, large_bodies, open_topic, rollback, settle, tidy
+from rmq.protocol.flows import hand_over, large_bodies, lateness, open_topic, rollback, settle, tidy
 from rmq.protocol.flows.away_slots import VISIT_S
 from rmq.protocol.flows.hand_over import SlotBatch, Take
 from rmq.protocol.flows.receive_lock import RECHECK_S
@@ -79,9 +79,12 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
                 return batches
             yield from hand_back(state)
             state.ready_at = [0.0] * len(context.slots)
-        if time.monotonic() >= state.tidy_at:
-            state.tidy_at = time.monotonic() + tidy.TIDY_S
+        now = time.monotonic()
+        if now >= state.tidy_at:
+            state.tidy_at = now + tidy.TIDY_S
             yield from tidy.try_tidy(context)
+        if now >= state.lateness.report_at:
+            yield from lateness.report(state)
         batches = yield from _visit_slots(state, limit, waits)
         if batches:
             return batches
@@ -434,11 +437,13 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """As `hand_back`, with what was taken of slots whose master is away."""
+    """As `hand_back`, with what was taken of slots whose master is away, and the last report."""
     yield from hand_back(state)
     state.unheard += state.away.takes.values()
     state.away.takes.clear()
     yield from hand_back(state)
+    if not state.lateness.is_empty:
+        yield from lateness.report(state)
 
 
 def _run_take_again(state: ReceiveState, take: Take) -> Flow[None]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from rmq.core.lateness import LatenessCounter
 from rmq.core.shared_lease import SharedLeases
 from rmq.core.topic_context import TopicContext
+from rmq.protocol import clock
+from rmq.protocol.commands import Batch
 from rmq.protocol.flows import tidy
 from rmq.protocol.flows.away_slots import AwaySlots
 from rmq.protocol.flows.hand_over import Credits, SlotBatch, Take
@@ -29,6 +32,7 @@ class ReceiveState:
         "gave",
         "handing_back",
         "interrupted",
+        "lateness",
         "lease_ms",
         "lock",
         "must_ask",
@@ -65,6 +69,7 @@ class ReceiveState:
         self.undelivered: list[SlotBatch] = []  # leased, and never handed over
         self.unheard: list[Take] = []  # for their credits something may have been handed over
         self.handing_back = False
+        self.lateness = LatenessCounter()
         self.checked_at = 0.0  # when some slots were asked last
         self.gave: set[int] = set()  # slots that gave messages since they were asked
         self.noted = False  # when all slots were asked last, they noted that we may sleep
@@ -75,6 +80,11 @@ class ReceiveState:
         return bool(
             self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
         )
+
+    def count_lateness(self, batch: Batch, max_retries: int) -> None:
+        """Count how late the messages of a batch were taken; a fresh one has `max_retries` left."""
+        now_ms, by_test = clock.now_ms(), bool(clock.now_us)
+        self.lateness.count(batch.ids, batch.records, batch.lefts, max_retries, now_ms, by_test)
 
     def hears(self) -> bool:
         """Whether slots without work send a signal when they get some, but those that `gave`.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rmq.core import optional_imports, telemetry
@@ -15,7 +16,7 @@ EVENTS = (
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "buried", "redriven",
     "cancelled", "expired", "dropped", "purged", "dead_dropped",
 )  # fmt: skip
-TOPICS_MAX = 1000  # topics that are exposed, by name; each has 22 series
+TOPICS_MAX = 1000  # topics that are exposed, by name; each has 46 series
 
 
 class ServerMetrics:
@@ -61,6 +62,7 @@ class ServerMetrics:
             telemetry.OLDEST_DUE,
             [((name,), count["late_ms"] / 1000) for name, count in totals.items()],
         )
+        yield self._lateness(topics)
         yield self._family(
             telemetry.HELD_BACK, [((name,), count["held"]) for name, count in totals.items()]
         )
@@ -88,6 +90,17 @@ class ServerMetrics:
         yield self._family(
             telemetry.SERVICE_FAILURES, [((status.name,), status.failures) for status in services]
         )
+
+    def _lateness(self, topics: Mapping[str, TopicCounts]) -> Any:
+        metric = telemetry.TAKE_LATENESS
+        bounds = [*map(str, metric.buckets), "+Inf"]
+        family = self._families.HistogramMetricFamily(
+            metric.name, metric.help, labels=metric.labels
+        )
+        for name, counts in topics.items():
+            at_most = itertools.accumulate(counts.lateness)
+            family.add_metric((name,), list(zip(bounds, at_most, strict=True)), None)
+        return family
 
     def _family(self, metric: Metric, samples: Sequence[tuple[tuple[str, ...], float]]) -> Any:
         kinds = {

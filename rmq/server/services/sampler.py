@@ -7,7 +7,7 @@ import logging
 from rmq.core import history
 from rmq.core.history import Figures
 from rmq.protocol.flows import history as history_flow
-from rmq.server.survey import Survey
+from rmq.server.survey import Survey, TopicCounts
 from rmq.transport import Transport
 
 log = logging.getLogger("rmq")
@@ -37,7 +37,7 @@ class Sampler:
         topics, kept = self._survey.topics, 0
         self._written = {name: each for name, each in self._written.items() if name in topics}
         for name, counts in topics.items():
-            figures, created = history.figures_of(counts.total), counts.context.identity
+            figures, created = _figures(counts), counts.context.identity
             stamp, before, written_ms = self._written.get(name, (b"", None, 0))
             is_same = stamp == created and before is not None and before.content == figures.content
             if is_same and figures.at_ms - written_ms < history.SAME_MS:
@@ -50,3 +50,7 @@ class Sampler:
             else:
                 log.debug("topic %r: deleted meanwhile", name)
         return kept
+
+
+def _figures(counts: TopicCounts) -> Figures:
+    return history.figures_of(counts.total, counts.lateness)

@@ -1,0 +1,41 @@
+--[[
+lateness_report: add to the counts of how late messages of a topic were taken (rmq/core/lateness.py).
+
+KEYS[1]   slot           hash  settings and counters of the slot; the field `lateness` has a count for each bucket
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3..] how many deliveries to add to each bucket, 1 to 64 buckets
+Returns   1
+Cost      O(buckets)
+Atomic    One write, which Redis refuses at maxmemory. Sent twice with one number, it is added once.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/replay"
+local slot = KEYS[1]
+local now = clock(ARGV[1])
+if #ARGV < 3 or #ARGV > 66 then
+  fail('ARG', 'count')
+end
+local added = {}
+for i = 3, #ARGV do
+  added[i - 2] = whole_number(ARGV[i], 0, 1e12, 'deliveries')
+end
+local s = redis.call('HMGET', slot, 'created', 'lateness')
+if not s[1] then
+  fail('GONE', slot)
+end
+if replayed(slot, ARGV[2]) then
+  return 1
+end
+local i = 0
+for count in string.gmatch(s[2] or '', '%d+') do
+  i = i + 1
+  added[i] = (added[i] or 0) + tonumber(count)
+end
+for at = 1, #added do
+  added[at] = string.format('%.0f', added[at])
+end
+redis.call('HSET', slot, 'lateness', table.concat(added, ' '))
+remember(slot, ARGV[2], now, '1')
+return 1
