@@ -11,7 +11,14 @@ from rmq.core.codec import JSON
 from rmq.core.lateness import Counts
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.topic_context import TopicContext
-from rmq.errors import OutcomeUnknown, RMQError, TopicNotFound, TopicVanished, Unavailable
+from rmq.errors import (
+    AccessDenied,
+    OutcomeUnknown,
+    RMQError,
+    TopicNotFound,
+    TopicVanished,
+    Unavailable,
+)
 from rmq.protocol.flows import inspect, topic_admin
 from rmq.transport import Transport
 
@@ -62,6 +69,7 @@ class Survey:
         self._contexts: dict[str, TopicContext] = {}
         self._sessions = ReplaySessions()
         self._reported: dict[str, str] = {}
+        self._denied: frozenset[str] = frozenset()
         self.topics: dict[str, TopicCounts] = {}
         self.resizing: frozenset[str] = frozenset()
         self.passes = 0
@@ -77,6 +85,7 @@ class Survey:
         names = self._transport.run(topic_admin.topics(self._prefix))
         topics: dict[str, TopicCounts] = {}
         contexts: dict[str, TopicContext] = {}
+        denied: dict[str, AccessDenied] = {}
         for name in names:
             context = contexts[name] = self._context(name)
             try:
@@ -88,14 +97,28 @@ class Survey:
                 self._contexts.pop(name, None)
                 if isinstance(error, TopicNotFound | TopicVanished):
                     continue  # it was deleted meanwhile, or is made anew: the next pass sees
-                if self._reported.get(name) != str(error):
+                if isinstance(error, AccessDenied):
+                    denied[name] = error
+                elif self._reported.get(name) != str(error):
                     self._reported[name] = str(error)
                     log.warning("topic %r cannot be read just now: %s", name, error)
+        self._report_denied(denied)
         self._contexts = {name: counts.context for name, counts in topics.items()}
         self.topics = topics
         self.resizing = frozenset(name for name, each in contexts.items() if _is_resizing(each))
         self.passes += 1
         return len(topics)
+
+    def _report_denied(self, denied: dict[str, AccessDenied]) -> None:
+        """Log once how many topics the server's user may not read, until these are others."""
+        if denied and frozenset(denied) != self._denied:
+            first = next(iter(denied))
+            log.warning(
+                "%d topic%s may not be read by the Redis user of this server, so nothing is done "
+                "for them; the first is %r: %s",
+                len(denied), "" if len(denied) == 1 else "s", first, denied[first],
+            )  # fmt: skip
+        self._denied = frozenset(denied)
 
     def _context(self, name: str) -> TopicContext:
         context = self._contexts.get(name)
