@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -77,6 +78,21 @@ def test_the_audit_trail_has_start_pause_resume_and_end_once(client: rmq.Client)
         ("job start", "ann@host"),
     ]  # fmt: skip
     assert {line.subject for line in lines} == {job.id}
+
+
+def test_the_audit_trail_ends_at_a_time(client: rmq.Client) -> None:
+    bury(client, 1)
+    for name in ("ann", "bob"):
+        client.admin.job_start("orders", by=name)
+    newest, first = client.admin.audit_trail()
+    at = datetime.fromtimestamp(first.at_ms / 1000, UTC)
+
+    assert client.admin.audit_trail(until=newest.at_ms)[0] == newest
+    assert first in client.admin.audit_trail(until=at)
+    assert client.admin.audit_trail(until=first.at_ms - 1) == []
+    assert client.admin.audit_trail(1) == [newest]
+    with pytest.raises(rmq.InvalidValue, match="until"):
+        client.admin.audit_trail(until=1)
 
 
 def test_what_dies_after_the_job_began_stays_dead(client: rmq.Client) -> None:

@@ -18,7 +18,6 @@ WITHOUT_PATH = {  # verbs of Admin, and why no request does them
     "spans": "cursors do the same for one reader",
     "job_run": "the services of the server run jobs",
     **dict.fromkeys(("functions", "functions_load", "functions_delete"), "the role is loader"),
-    **dict.fromkeys(("audit", "audit_trail", "doctor"), "to come"),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 

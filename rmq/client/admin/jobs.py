@@ -13,7 +13,7 @@ from typing import Any
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core import job as jobs_core
 from rmq.core.job import AuditLine, Job, JobOutcome
-from rmq.core.validation import duration_ms
+from rmq.core.validation import Moment, duration_ms
 from rmq.errors import RMQError
 from rmq.protocol.flows import job_run, jobs
 from rmq.protocol.steps import Progress
@@ -114,9 +114,14 @@ class JobAdmin(AdminPart):
         """
         return self._run(jobs.job_stop(self._prefix, id, by))
 
-    def audit_trail(self, limit: int = 100) -> list[AuditLine]:
-        """Return who did what, the newest first; the newest 10 000 lines are kept."""
-        return self._run(jobs.audit_trail(self._prefix, limit))
+    def audit_trail(self, limit: int = 100, *, until: Moment | None = None) -> list[AuditLine]:
+        """Return who did what, the newest first; the newest 10 000 lines are kept.
+
+        Args:
+            limit: so many lines at most.
+            until: none that are later: an aware datetime, or epoch ms.
+        """
+        return self._run(jobs.audit_trail(self._prefix, limit, until))
 
 
 class AsyncJobAdmin(AsyncAdminPart):
@@ -175,6 +180,8 @@ class AsyncJobAdmin(AsyncAdminPart):
         """As `Admin.job_stop`."""
         return await self._run(jobs.job_stop(self._prefix, id, by))
 
-    async def audit_trail(self, limit: int = 100) -> list[AuditLine]:
+    async def audit_trail(
+        self, limit: int = 100, *, until: Moment | None = None
+    ) -> list[AuditLine]:
         """As `Admin.audit_trail`."""
-        return await self._run(jobs.audit_trail(self._prefix, limit))
+        return await self._run(jobs.audit_trail(self._prefix, limit, until))

@@ -15,7 +15,7 @@ from rmq.core import job as jobs_core, pause
 from rmq.core.job import ENDED, VERBS, AuditLine, Job, JobOutcome, JobVerb
 from rmq.core.keys import audit_trail_key, job_key, job_log_key, jobs_key
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_int, check_rate
+from rmq.core.validation import Moment, check_epoch_ms, check_int, check_rate
 from rmq.errors import InvalidValue, JobNotFound
 from rmq.protocol import commands
 from rmq.protocol.commands import JobReply
@@ -46,13 +46,15 @@ def note(prefix: str, line: AuditLine) -> Flow[None]:
     yield RawCommand("audit_trail", "ZREMRANGEBYRANK", key, 0, -AUDIT_LINES_MAX - 1)
 
 
-def audit_trail(prefix: str, limit: int) -> Flow[list[AuditLine]]:
-    """Return the newest lines of the audit trail, the newest first."""
+def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:
+    """Return the newest lines of the audit trail, up to a time; the newest first."""
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
+    newest = "+inf" if until is None else check_epoch_ms(until, "until")
     lines: list[bytes] = yield RawCommand(
-        "audit_trail", "ZRANGE", audit_trail_key(prefix), -limit, -1
-    )
-    return [AuditLine.unpack(line) for line in reversed(lines)]
+        "audit_trail", "ZRANGE", audit_trail_key(prefix), newest, "-inf", "BYSCORE", "REV",
+        "LIMIT", 0, limit,
+    )  # fmt: skip
+    return [AuditLine.unpack(line) for line in lines]
 
 
 def note_end(prefix: str, job: Job) -> Flow[None]:

@@ -5,7 +5,7 @@ problems      errors as application/problem+json
 cursors       where a list goes on
 views         what a client reads of a message, a schedule, a topic; a file for each matter
 bodies        what a client sends
-topics, messages, dead_letters, jobs, schedules, queries, about
+topics, messages, dead_letters, jobs, schedules, queries, audits, about
               the functions that answer, and so the routes
 openapi       the OpenAPI document, made from the table
 application   the table as Starlette's routes, and the client of Redis while they are served

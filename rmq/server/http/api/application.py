@@ -18,6 +18,7 @@ from starlette.routing import Route
 from rmq.client.client import AsyncClient
 from rmq.server.http.api import (
     about,
+    audits,
     dead_letters,
     jobs,
     messages,
@@ -36,7 +37,7 @@ from rmq.server.service import ServiceStatus
 BASE = "/api/v1"
 TABLES = (
     topics.TABLE, messages.TABLE, dead_letters.TABLE, jobs.TABLE, schedules.TABLE, queries.TABLE,
-    about.TABLE,
+    audits.TABLE, about.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # to send a body; 408 then

@@ -149,6 +149,25 @@ class JobsQuery(Request):
     cursor: CursorText | None = None
 
 
+class AuditTrailQuery(Request):
+    """Which lines of the audit trail are listed."""
+
+    limit: Limit = 100
+    cursor: CursorText | None = None
+
+
+class AuditQuery(Request):
+    """Messages that are audited: those accepted so many seconds ago."""
+
+    older_than: Seconds = 60
+
+
+class DoctorQuery(Request):
+    """Checks that are made, by name, joined by commas; left out: all."""
+
+    only: Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)*(,[a-z]+(-[a-z]+)*)*$")] | None = None
+
+
 class OutcomesQuery(Request):
     """How many outcomes are listed."""
 
@@ -325,6 +344,12 @@ class ChangeJob(Request):
     """The name of the person who changes a job, for people to read."""
 
     by: Line = "HTTP API"
+
+
+class ForgetMissing(Request):
+    """Missing messages that are accounted for: those accepted so many seconds ago."""
+
+    older_than: Seconds = 60
 
 
 class Purge(DeadLetterConditions, kw_only=True):

@@ -26,8 +26,8 @@ WRITES = {
     },
     # They make, change or delete what programs rely on.
     Role.ADMIN: {
-        "create_topic", "delete_claim", "delete_schedule", "delete_topic", "forget_sink", "purge",
-        "resize_topic", "set_topic",
+        "create_topic", "delete_claim", "delete_schedule", "delete_topic", "forget_missing",
+        "forget_sink", "purge", "resize_topic", "set_topic",
     },
 }  # fmt: skip
 READS_OF_ADMINS: set[str] = set()
