@@ -2,9 +2,9 @@
 
     filter     = all { "or" all }          all  = term { "and" term }
     term       = "not" term | "(" filter ")" | field operator value
-    field      = error reason type id age attempts priority fingerprint header.NAME body.PATH
+    field      = error reason type id age died attempts priority fingerprint header.NAME body.PATH
     operator   = "=" "!=" "~" "!~" "<" "<=" ">" ">="
-    value      = "text" 'text' | number | duration | word
+    value      = "text" 'text' | number | duration | time | word
 
 A filter is read by hand and never evaluated as code. Its text has at most 2000 characters, 50
 conditions and 20 brackets in each other; patterns are those of `bounded_regex`.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NoReturn
 
 from rmq.core import bounded_regex, failure
@@ -50,6 +51,7 @@ _OPERATORS = {
     "type": (*_EQUAL, *_SEARCH),
     "id": _EQUAL,
     "age": _ORDER,
+    "died": _ORDER,
     "attempts": (*_EQUAL, *_ORDER),
     "priority": (*_EQUAL, *_ORDER),
     "fingerprint": _EQUAL,
@@ -243,6 +245,15 @@ class _Parser:
             except ValueError:
                 self.expected("a duration: 30s, 5m, 2h, 1d", start)
             return Operand(seconds * 1000, False, operand.written)
+        if where.name == "died":
+            written = str(value) if operand.quoted else operand.written
+            try:
+                died = datetime.fromisoformat(written)
+            except ValueError:
+                died = None
+            if died is None or died.tzinfo is None:
+                self.expected("a time with its zone: 2030-01-31T09:00:00Z", start)
+            return Operand(died.timestamp() * 1000, False, written.replace(" ", "T"))
         if where.name in ("attempts", "priority"):
             if not is_number:
                 self.expected("a number", start)

@@ -116,6 +116,7 @@ _PLAIN_FIELDS: dict[str, Any] = {
     "type": lambda m: m.type,
     "id": lambda m: str(m.id),
     "age": lambda m: m.died.timestamp() * 1000 if m.died else None,
+    "died": lambda m: m.died.timestamp() * 1000 if m.died else None,
     "attempts": lambda m: m.deliveries,
     "priority": lambda m: m.priority,
     "fingerprint": lambda m: fingerprint(m.failure) or None,
