@@ -74,6 +74,7 @@ def make_application(
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
+    from rmq.server.console.application import Console
     from rmq.server.http.api import problems
 
     def probe(problems: Problems) -> Callable[[Request], Response]:
@@ -105,6 +106,7 @@ def make_application(
             Route("/readyz", probe(ready)),
             Route("/metrics", answer_metrics),
             *api.routes(),
+            *Console(api).routes(),
         ],
         lifespan=api.lifespan,
         middleware=[Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication)],

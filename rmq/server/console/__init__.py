@@ -1,0 +1,1 @@
+"""The web console: pages for people, served by `rmq server` below /console."""

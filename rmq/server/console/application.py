@@ -1,0 +1,208 @@
+"""The pages as Starlette's routes: who may see one, how it is rendered, and how it stays live.
+
+A page is HTML from the server. A browser that asks for the address of a page as a stream of events
+(`Accept: text/event-stream`) gets the page whenever it has changed, so a page is live by the same
+route, the same rights and the same function that showed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from rmq.server.console import forms
+from rmq.server.console.assets import Assets
+from rmq.server.console.page import BASE, Ask, Page, Redirect, View
+from rmq.server.console.pages import PAGES
+from rmq.server.console.readings import Readings
+from rmq.server.console.render import Renderer
+from rmq.server.http.api import problems
+from rmq.server.http.api.application import Api
+from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import KEY
+
+log = logging.getLogger("rmq")
+
+ANSWER_S = 12.0  # a page takes no longer
+LIVE_S = 2.0  # from one look at a live page to the next
+SILENT_S = 20.0  # a stream says at least so often that it is alive
+FOREVER = "public, max-age=31536000, immutable"
+STREAM_S = 600.0  # a stream ends after so long; the browser asks again, with its rights of then
+NOTICE = "rmq_notice"  # the cookie that carries what was done to the next page
+NOTICE_MAX = 300
+
+
+class Console:
+    """The web console.
+
+    Args:
+        api: whose client, rights and disclosure the pages share.
+        pages: all of them; None: those of PAGES.
+        live_s: from one look at a live page to the next.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        pages: Sequence[Page] | None = None,
+        live_s: float = LIVE_S,
+    ) -> None:
+        self._api = api
+        self._pages = PAGES if pages is None else pages
+        self._live_s = live_s
+        self._readings = Readings()
+        self._assets = Assets()
+        self._renderer = Renderer(self._assets.digest)
+
+    def routes(self) -> list[Route]:
+        """Return a route for each path."""
+        by_path: dict[str, dict[str, Page]] = {}
+        for each in self._pages:
+            by_path.setdefault(each.path, {})[each.method] = each
+        return [
+            Route(BASE + "/static/{digest}/{name}", self._answer_asset),
+            *(
+                Route(BASE + path, self._endpoint(by_method), methods=list(by_method))
+                for path, by_method in by_path.items()
+            ),
+            Route(BASE + "/{rest:path}", self._answer_nothing),
+        ]
+
+    async def _answer_asset(self, request: Request) -> Response:
+        asset = self._assets.by_name.get(request.path_params["name"])
+        if asset is None:
+            raise HTTPException(404)
+        # Another server may have written the page, during an upgrade: that address is not kept.
+        is_ours = request.path_params["digest"] == self._assets.digest
+        headers = {"Cache-Control": FOREVER if is_ours else "no-cache", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+            return Response(asset.packed, 200, headers, asset.kind)
+        return Response(asset.content, 200, headers, asset.kind)
+
+    async def _answer_nothing(self, request: Request) -> Response:
+        ask = self._ask(request, {})
+        return self._shown(request, ask, self._of_error(ask, ApiError("not-found", "no such page")))
+
+    def _endpoint(self, by_method: dict[str, Page]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            page = by_method["GET" if request.method == "HEAD" else request.method]
+            ask = self._ask(request, {})
+            if page.role is not None and ask.principal is None:
+                return self._to_sign_in(request, ask)
+            if page.method == "POST":
+                return await self._act(page, request, ask)
+            if "text/event-stream" in request.headers.get("Accept", ""):
+                return self._stream(page, request, ask)
+            return self._shown(request, ask, await self._view(page, ask))
+
+        return endpoint
+
+    def _ask(self, request: Request, form: dict[str, str]) -> Ask:
+        return Ask(
+            found_at=self._api.at(request.scope) if KEY in request.scope else None,
+            readings=self._readings,
+            disclosure=self._api.disclosure,
+            path=request.path_params,
+            query=request.query_params,
+            form=form,
+            root=request.scope.get("root_path", "").rstrip("/"),
+            scope=request.scope,
+        )
+
+    # --- GET ---
+
+    async def _view(self, page: Page, ask: Ask) -> View | Redirect:
+        try:
+            if page.role is not None and not ask.may(page.role):
+                raise ApiError("forbidden", f"this page is for the role {page.role}")
+            async with asyncio.timeout(ANSWER_S):
+                return await page.handler(ask)
+        except Exception as error:
+            return self._of_error(ask, error)
+
+    def _of_error(self, ask: Ask, error: Exception) -> View:
+        request_id = secrets.token_hex(8)
+        told = problems.of_exception(error, request_id)
+        kind = problems.KINDS[told.kind]
+        values = {"problem": told, "kind": kind, "request_id": request_id}
+        return View("error.html", values, kind.title, kind.status)
+
+    def _shown(self, request: Request, ask: Ask, view: View | Redirect) -> Response:
+        """Return a page, or 304 if the browser has it as it is."""
+        if isinstance(view, Redirect):
+            return self._redirected(request, view)
+        notice = unquote(request.cookies.get(NOTICE, ""))[:NOTICE_MAX]
+        content = self._renderer.page(ask, view, notice).encode("utf-8", "replace")
+        etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
+        headers = {"Cache-Control": "no-cache, private", "Vary": "Accept, Cookie", "ETag": etag}
+        if notice:
+            headers["Set-Cookie"] = f"{NOTICE}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
+        if view.status == 200 and etag in request.headers.get("If-None-Match", ""):
+            return Response(None, 304, headers)
+        return forms.packed(request, content, view.status, headers)
+
+    # --- a live page ---
+
+    def _stream(self, page: Page, request: Request, ask: Ask) -> Response:
+        from sse_starlette import EventSourceResponse, ServerSentEvent
+
+        async def events() -> AsyncIterator[ServerSentEvent]:
+            sent = b""
+            until = asyncio.get_running_loop().time() + STREAM_S
+            while asyncio.get_running_loop().time() < until:
+                view = await self._view(page, ask)
+                if isinstance(view, View):
+                    text = self._renderer.page(ask, view, "")
+                    digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+                    if digest != sent:
+                        sent = digest
+                        yield ServerSentEvent(data=text, event="page")
+                await asyncio.sleep(self._live_s)
+            yield ServerSentEvent(data="", event="end")
+
+        return EventSourceResponse(
+            events(), ping=int(SILENT_S), headers={"Cache-Control": "no-store"}
+        )
+
+    # --- POST ---
+
+    async def _act(self, page: Page, request: Request, ask: Ask) -> Response:
+        try:
+            form = await forms.read(request)
+            ask = self._ask(request, form)
+            forms.check_origin(request, form)
+            if page.role is not None and not ask.may(page.role):
+                raise ApiError("forbidden", f"this is for the role {page.role}")
+            async with asyncio.timeout(ANSWER_S):
+                answer = await page.handler(ask)
+        except Exception as error:
+            answer = self._of_error(ask, error)
+        return self._shown(request, ask, answer)
+
+    def _redirected(self, request: Request, to: Redirect) -> Response:
+        response = RedirectResponse(to.url, 303)
+        if to.cookie:
+            response.headers.append("Set-Cookie", to.cookie)
+        if to.notice:
+            response.headers.append(
+                "Set-Cookie",
+                f"{NOTICE}={quote(to.notice[:NOTICE_MAX])}; Path=/; Max-Age=30; HttpOnly; "
+                "SameSite=Strict",
+            )
+        return response
+
+    def _to_sign_in(self, request: Request, ask: Ask) -> Response:
+        path = request.url.path.removeprefix(ask.root)
+        then = path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(ask.url("signin", then=then), 303)

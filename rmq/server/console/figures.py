@@ -1,0 +1,158 @@
+"""Figures of topics as pages show them, read once for all viewers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rmq.core.history import Sample
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.server.console.charts import Drawn, Line, line_chart
+from rmq.server.console.page import Ask
+
+AT_ONCE = 12  # topics read side by side; the client has 16 connections
+COUNTS_S, HISTORY_S = 2.0, 10.0
+PERIODS = {"1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
+WAITING = ("retries", "priority", "due")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """Counts of a topic as an overview shows them; `counts` is None where they cannot be read."""
+
+    name: str
+    counts: Mapping[str, int] | None
+    error: str = ""
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are due."""
+        return sum(self.counts[name] for name in WAITING) if self.counts else 0
+
+    def get(self, name: str) -> int:
+        """Return a count; 0 where it cannot be read."""
+        return self.counts.get(name, 0) if self.counts else 0
+
+
+async def topic_figures(ask: Ask, topic: str) -> TopicFigures:
+    """Return the counts of a topic; those of one that cannot be read say why."""
+
+    async def read() -> TopicFigures:
+        try:
+            return TopicFigures(topic, await ask.at.admin.stats(topic))
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except RMQError as error:
+            return TopicFigures(topic, None, str(error))
+
+    return await ask.readings.get(f"counts {topic}", read, COUNTS_S)
+
+
+async def all_figures(ask: Ask) -> list[TopicFigures]:
+    """Return the counts of all topics, by name."""
+
+    async def read() -> list[TopicFigures]:
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def figures(name: str) -> TopicFigures:
+            async with places:
+                return await topic_figures(ask, name)
+
+        return list(await asyncio.gather(*(figures(name) for name in await ask.at.admin.topics())))
+
+    return await ask.readings.get("counts of all topics", read, COUNTS_S)
+
+
+async def history(ask: Ask, topic: str, period: str) -> list[Sample]:
+    """Return the samples of a topic in a period; none where it has none, or is gone."""
+
+    async def read() -> list[Sample]:
+        try:
+            return await ask.at.admin.history(topic, since=PERIODS[period])
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except RMQError:
+            return []
+
+    return await ask.readings.get(f"history {period} {topic}", read, HISTORY_S)
+
+
+async def histories(ask: Ask, topics: Sequence[str], period: str) -> dict[str, list[Sample]]:
+    """Return the samples of several topics."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def samples(name: str) -> list[Sample]:
+        async with places:
+            return await history(ask, name, period)
+
+    return dict(zip(topics, await asyncio.gather(*map(samples, topics)), strict=True))
+
+
+def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """Return the samples of several topics as of one."""
+    by_time: dict[datetime, list[Sample]] = {}
+    for samples in found:
+        for sample in samples:
+            by_time.setdefault(sample.at, []).append(sample)
+    return [
+        Sample(
+            at,
+            {name: int(count) for name, count in _sums([s.counts for s in samples]).items()},
+            max(sample.late_s for sample in samples),
+            _sums([sample.rates for sample in samples]),
+        )
+        for at, samples in sorted(by_time.items())
+    ]
+
+
+def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str, float]:
+    return {name: sum(each.get(name, 0) for each in found) for each in found[:1] for name in each}
+
+
+def latest_rate(samples: Sequence[Sample], name: str) -> float | None:
+    """Return the newest rate of an event; None where it is not known."""
+    return samples[-1].rates.get(name) if samples else None
+
+
+def rate_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of what came, was settled and failed, a second."""
+    return _chart(
+        samples, "/s",
+        [
+            ("accepted", "blue", [sample.rates.get("accepted") for sample in samples]),
+            ("settled", "green", [sample.rates.get("settled") for sample in samples]),
+            ("failed", "red", [
+                None if not sample.rates
+                else sum(sample.rates[name] for name in ("returned", "rolled_back", "buried"))
+                for sample in samples
+            ]),
+        ],
+    )  # fmt: skip
+
+
+def depth_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of how many messages each queue held."""
+
+    def of(*names: str) -> list[float | None]:
+        return [sum(sample.counts[name] for name in names) for sample in samples]
+
+    return _chart(
+        samples, "",
+        [
+            ("waiting", "blue", of(*WAITING)), ("later", "violet", of("later")),
+            ("in flight", "green", of("in_flight")), ("dead", "red", of("dead")),
+        ],
+    )  # fmt: skip
+
+
+def late_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of how late the first due message was."""
+    return _chart(samples, "s", [("oldest due", "orange", [sample.late_s for sample in samples])])
+
+
+def _chart(
+    samples: Sequence[Sample], unit: str, lines: list[tuple[str, str, list[float | None]]]
+) -> Drawn:
+    return line_chart([sample.at for sample in samples], [Line(*line) for line in lines], unit)

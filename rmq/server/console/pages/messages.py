@@ -1,0 +1,107 @@
+"""Messages of a topic: a queue as a list, and one message with all that is known of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from rmq.core.validation import parse_duration
+from rmq.errors import InvalidValue
+from rmq.server.console.page import Ask, Pages, Redirect, View
+from rmq.server.http.api import bodies, messages as api_messages, views
+from rmq.server.http.api.problems import ApiError
+
+PAGES = Pages()
+
+ROWS = 50
+QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead", "trash": "in the trash"}
+LISTED = ("store", "prepare")  # dead letters have a page of their own
+
+
+@PAGES.get("/topics/{topic}/messages")
+async def messages(ask: Ask) -> View:
+    """List a queue of a topic, slot by slot."""
+    queue = ask.word("queue", LISTED, "store")
+    sought = ask.query.get("id", "").strip()
+    slots = (await ask.at.admin.settings(ask.topic)).slots
+    slot = ask.number("slot", 0, slots - 1, 0) if ask.query.get("slot") else None
+    query = bodies.MessagesQuery(
+        queue=queue,  # type: ignore[arg-type]
+        slot=slot,
+        limit=ROWS,
+        cursor=ask.query.get("cursor") or None,
+    )
+    found = await api_messages.walk(ask.at, ask.topic, query, query.queue)
+    return View(
+        "messages.html",
+        {
+            "topic": ask.topic, "queue": queue, "queues": {name: QUEUES[name] for name in LISTED},
+            "found": ask.shown(found.messages), "cursor": found.cursor, "slot": slot, "slots": slots,
+            "now": datetime.now(UTC), "is_first": not query.cursor, "sought": sought,
+        },
+        f"{ask.topic}: messages",
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/find")
+async def find(ask: Ask) -> Redirect:
+    """Go to the message whose id was typed."""
+    return Redirect(ask.url("topics", ask.topic, "messages", _id(ask.query.get("id", "").strip())))
+
+
+@PAGES.get("/topics/{topic}/messages/{id}")
+async def message(ask: Ask) -> View:
+    """Show a message: its state, its body, its headers and its failure."""
+    id = _id(ask.path["id"])
+    found = await ask.at.admin.get(ask.topic, id)
+    if found is None:
+        raise ApiError("not-found", f"the message {id} is settled, or never was", "id")
+    shown = ask.shown(views.message_of(found))
+    return View(
+        "message.html",
+        {"topic": ask.topic, "message": shown, "state": QUEUES[shown.queue], "ids": (str(id),)},
+        f"{ask.topic}: {id}",
+    )
+
+
+@PAGES.post("/topics/{topic}/messages/{id}/cancel")
+async def cancel(ask: Ask) -> Redirect:
+    """Cancel a waiting message."""
+    topic = ask.at.client.topic(ask.topic)
+    await topic.open(create=False)
+    status = await topic.cancel(_id(ask.path["id"]))
+    if status == "cancelled":
+        return Redirect(ask.url("topics", ask.topic, "messages"), f"Cancelled {ask.path['id']}")
+    return _back(ask, f"Not cancelled: it is {status}")
+
+
+@PAGES.post("/topics/{topic}/messages/{id}/reschedule")
+async def reschedule(ask: Ask) -> Redirect:
+    """Give a waiting message another time."""
+    try:
+        delay = parse_duration(ask.form.get("delay", ""))
+    except ValueError as error:
+        raise InvalidValue(f"delay: {error}") from None
+    topic = ask.at.client.topic(ask.topic)
+    await topic.open(create=False)
+    return _back(ask, f"Time: {await topic.reschedule(_id(ask.path['id']), delay=delay)}")
+
+
+@PAGES.post("/topics/{topic}/messages/{id}/priority")
+async def priority(ask: Ask) -> Redirect:
+    """Give a waiting message another priority."""
+    text = ask.form.get("priority", "")
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise ApiError("invalid", "priority: give a number, 17 or more", "priority")
+    topic = ask.at.client.topic(ask.topic)
+    await topic.open(create=False)
+    return _back(ask, f"Priority: {await topic.set_priority(_id(ask.path['id']), int(text))}")
+
+
+def _id(text: str) -> str:
+    if len(text) != 26 or not set(text) <= set("0123456789abcdefghijklmnopqrstuv"):
+        raise ApiError("not-found", "an id of a message has 26 characters, 0 to 9 and a to v", "id")
+    return text
+
+
+def _back(ask: Ask, notice: str) -> Redirect:
+    return Redirect(ask.url("topics", ask.topic, "messages", ask.path["id"]), notice)

@@ -1,0 +1,88 @@
+"""The first page: all topics at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rmq.core.history import Sample
+from rmq.server.console import charts
+from rmq.server.console.figures import (
+    PERIODS,
+    TopicFigures,
+    all_figures,
+    depth_chart,
+    histories,
+    late_chart,
+    latest_rate,
+    rate_chart,
+    summed,
+)
+from rmq.server.console.page import Ask, Pages, View
+
+PAGES = Pages()
+
+ROWS_MAX = 50  # topics on a page
+SUMMED_MAX = 200  # topics in the charts: those that have most to do
+SORTS: dict[str, Callable[[TopicFigures], int]] = {
+    "name": lambda each: 0,
+    "waiting": lambda each: each.waiting,
+    "later": lambda each: each.get("later"),
+    "in_flight": lambda each: each.get("in_flight"),
+    "dead": lambda each: each.get("dead"),
+    "late": lambda each: each.get("late_ms"),
+    "settled": lambda each: each.get("settled"),
+}
+
+
+@PAGES.get("")
+async def overview(ask: Ask) -> View:
+    """Show the topics, what they hold, and what happens."""
+    period = ask.word("period", PERIODS, "1h")
+    sort = ask.word("sort", SORTS, "name")
+    contains = ask.query.get("contains", "")[:128]
+    every = await all_figures(ask)
+    chosen = [each for each in every if contains in each.name]
+    ordered = sorted(chosen, key=lambda each: (-SORTS[sort](each), each.name))
+    pages = max(1, -(-len(ordered) // ROWS_MAX))
+    number = ask.number("page", 1, pages, 1)
+    rows = ordered[(number - 1) * ROWS_MAX : number * ROWS_MAX]
+    busiest = sorted(chosen, key=lambda each: -each.get("accepted"))[:SUMMED_MAX]
+    names = [each.name for each in {each.name: each for each in (*rows, *busiest)}.values()]
+    found = await histories(ask, names, period)
+    total = summed([found[each.name] for each in busiest])
+    return View(
+        "overview.html",
+        {
+            "rows": [(each, found[each.name], _bars(found[each.name])) for each in rows],
+            "totals": _totals(chosen, total),
+            "rates": rate_chart(total),
+            "depth": depth_chart(total),
+            "late": late_chart(total),
+            "period": period,
+            "periods": tuple(PERIODS),
+            "sort": sort,
+            "contains": contains,
+            "count": len(chosen),
+            "number": number,
+            "pages": pages,
+            "latest_rate": latest_rate,
+        },
+        "Overview",
+    )
+
+
+def _totals(chosen: list[TopicFigures], total: Sequence[Sample]) -> dict[str, float | None]:
+    return {
+        "waiting": sum(each.waiting for each in chosen),
+        "later": sum(each.get("later") for each in chosen),
+        "in_flight": sum(each.get("in_flight") for each in chosen),
+        "dead": sum(each.get("dead") for each in chosen),
+        "held": sum(each.get("held") for each in chosen),
+        "late_ms": max((each.get("late_ms") for each in chosen), default=0),
+        "accepted": latest_rate(total, "accepted"),
+        "settled": latest_rate(total, "settled"),
+    }
+
+
+def _bars(samples: Sequence[Sample]) -> str:
+    return charts.sparkline([sample.rates.get("settled", 0.0) for sample in samples[-60:]])

@@ -1,0 +1,158 @@
+"""A topic: what it holds, its slots, settings and schedules, and what can be done to it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rmq.core.validation import parse_duration
+from rmq.errors import InvalidValue
+from rmq.server.console.figures import (
+    PERIODS,
+    depth_chart,
+    history,
+    late_chart,
+    rate_chart,
+    topic_figures,
+)
+from rmq.server.console.page import Ask, Pages, Redirect, View
+from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Role
+
+PAGES = Pages()
+
+WHY_MAX = 200  # characters of a reason that a person types
+# Durations are typed with a unit, and shown so; the rest is numbers and words.
+DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
+FIXED = ("slots", "max_retries")
+COUNTS = {
+    "waiting, first": (("retries", "to be retried at once"), ("priority", "by priority"), ("due", "timed and due")),
+    "scheduled": (("later", "not due yet"), ("merge_windows", "open merge windows")),
+    "taken": (("in_flight", "in flight"), ("expired_leases", "expired leases")),
+    "held back": (("held", "by a pause or limit"),),
+    "ended": (("dead", "dead letters"), ("trash", "in the trash"), ("remembered", "settled ids remembered")),
+}  # fmt: skip
+COUNTERS = (
+    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "buried", "redriven",
+    "cancelled", "expired", "dropped", "purged", "dead_dropped",
+)  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}")
+async def topic(ask: Ask) -> View:
+    """Show what a topic holds and what happens in it."""
+    period = ask.word("period", PERIODS, "1h")
+    settings, figures, samples = await asyncio.gather(
+        ask.at.admin.settings(ask.topic),
+        topic_figures(ask, ask.topic),
+        history(ask, ask.topic, period),
+    )
+    return View(
+        "topic.html",
+        {
+            "topic": ask.topic,
+            "settings": settings,
+            "figures": figures,
+            "counts": figures.counts or {},
+            "groups": COUNTS,
+            "counters": COUNTERS,
+            "rates": rate_chart(samples),
+            "depth": depth_chart(samples),
+            "late": late_chart(samples),
+            "period": period,
+            "periods": tuple(PERIODS),
+        },
+        ask.topic,
+    )
+
+
+@PAGES.get("/topics/{topic}/slots")
+async def slots(ask: Ask) -> View:
+    """Show what each slot of a topic holds, and how evenly they share it."""
+    by_slot = await ask.readings.get(
+        f"slots {ask.topic}", lambda: ask.at.admin.stats_by_slot(ask.topic), 2.0
+    )
+    loads = [
+        sum(counts[name] for name in ("retries", "priority", "due", "later", "in_flight"))
+        for counts in by_slot
+    ]
+    return View(
+        "slots.html",
+        {"topic": ask.topic, "slots": by_slot, "loads": loads, "most": max(loads, default=0),
+         "mean": sum(loads) / len(loads) if loads else 0},
+        f"{ask.topic}: slots",
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/settings")
+async def settings(ask: Ask) -> View:
+    """Show the settings of a topic, and a form to change them."""
+    found = await ask.at.admin.settings(ask.topic)
+    return View(
+        "settings.html",
+        {"topic": ask.topic, "settings": found, "shown": found.shown(), "durations": DURATIONS,
+         "fixed": FIXED},
+        f"{ask.topic}: settings",
+    )  # fmt: skip
+
+
+@PAGES.post("/topics/{topic}/settings", Role.ADMIN)
+async def set_topic(ask: Ask) -> Redirect:
+    """Change the settings that a person has typed anew."""
+    found = (await ask.at.admin.settings(ask.topic)).shown()
+    changed: dict[str, object] = {}
+    for name, text in ask.form.items():
+        if name not in found or name in FIXED:
+            raise ApiError("invalid", f"{name}: no setting that can be changed", name)
+        if text.strip() != str(found[name]):
+            changed[name] = _value(name, text.strip(), found[name])
+    if not changed:
+        return Redirect(ask.url("topics", ask.topic, "settings"), "Nothing was changed")
+    await ask.at.admin.topic_set(ask.topic, **changed)  # type: ignore[arg-type]
+    names = ", ".join(sorted(changed))
+    return Redirect(ask.url("topics", ask.topic, "settings"), f"Changed: {names}")
+
+
+@PAGES.post("/topics/{topic}/pause")
+async def pause(ask: Ask) -> Redirect:
+    """Stop deliveries, sends or both."""
+    verb = ask.form.get("verb", "receive")
+    if verb not in ("receive", "send", "both"):
+        raise ApiError("invalid", "verb: give receive, send or both", "verb")
+    why = ask.form.get("why", "")[:WHY_MAX]
+    assert ask.principal is not None
+    await ask.at.admin.topic_pause(ask.topic, verb=verb, by=ask.principal.name, why=why)  # type: ignore[arg-type]
+    return Redirect(ask.url("topics", ask.topic), f"Paused: {verb}")
+
+
+@PAGES.post("/topics/{topic}/resume")
+async def resume(ask: Ask) -> Redirect:
+    """End every pause."""
+    await ask.at.admin.topic_resume(ask.topic)
+    return Redirect(ask.url("topics", ask.topic), "Resumed")
+
+
+@PAGES.get("/topics/{topic}/delete", Role.ADMIN)
+async def ask_delete(ask: Ask) -> View:
+    """Show what would be deleted, and ask for the name of the topic."""
+    found = await ask.at.admin.topic_delete(ask.topic, force=True, dry_run=True)
+    return View("delete.html", {"topic": ask.topic, "found": found}, f"Delete {ask.topic}")
+
+
+@PAGES.post("/topics/{topic}/delete", Role.ADMIN)
+async def delete(ask: Ask) -> Redirect:
+    """Delete a topic for good."""
+    ask.confirm(ask.topic)
+    force = ask.form.get("force") == "on"
+    await ask.at.admin.topic_delete(ask.topic, force=force)
+    return Redirect(ask.url(), f"Deleted the topic {ask.topic}")
+
+
+def _value(name: str, text: str, before: object) -> object:
+    if text.lower() in ("", "off", "none"):
+        return None
+    try:
+        if name in DURATIONS:
+            return parse_duration(text)
+        return int(text) if isinstance(before, int) else text
+    except ValueError as error:
+        raise InvalidValue(f"{name}: {error}") from None

@@ -1,0 +1,120 @@
+// Live pages: the server sends the page when it has changed, and the parts marked data-live take what is new.
+// Where a stream cannot be had, the page is fetched every few seconds. A hidden tab has no stream: browsers allow
+// six connections to a server in all.
+import { writeTimes } from "./times.js";
+
+const POLL_MS = 4000;
+const button = document.getElementById("live");
+const state = document.getElementById("state");
+let wanted = remembered();
+let source = null;
+let timer = null;
+let waiting = null; // a page that came while rows were ticked
+
+function remembered() {
+  try { return localStorage.getItem("rmq.live") !== "off"; } catch { return true; }
+}
+
+export function start() {
+  if (!button || !document.querySelector("[data-live]")) return;
+  button.hidden = false;
+  button.addEventListener("click", toggle);
+  document.addEventListener("visibilitychange", follow);
+  document.addEventListener("change", () => { if (waiting && !isHeld()) take(waiting); });
+  window.addEventListener("pagehide", stop);
+  window.addEventListener("pageshow", follow);
+  follow();
+}
+
+export function toggle() {
+  wanted = !wanted;
+  try { localStorage.setItem("rmq.live", wanted ? "on" : "off"); } catch { /* until the page is left */ }
+  follow();
+}
+
+function follow() {
+  show(wanted);
+  if (!wanted || document.hidden) stop();
+  else if (!source && !timer) listen();
+}
+
+function show(on, text = on ? "Live" : "Paused") {
+  button.setAttribute("aria-pressed", String(on));
+  button.querySelector(".live-text").textContent = text;
+}
+
+function stop() {
+  source?.close();
+  source = null;
+  clearTimeout(timer);
+  timer = null;
+}
+
+function listen() {
+  source = new EventSource(location.href);
+  source.addEventListener("page", (event) => { say(""); offer(event.data); });
+  source.addEventListener("end", () => { stop(); follow(); });
+  source.onerror = () => {
+    // CLOSED: the answer was no stream. Otherwise the browser tries again by itself.
+    if (source.readyState === EventSource.CLOSED) { stop(); poll(); } else say("The connection is lost; trying again");
+  };
+}
+
+async function poll() {
+  timer = setTimeout(poll, POLL_MS);
+  try {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-cache" });
+    if (answer.redirected) { location.reload(); return; }
+    if (answer.ok) { say(""); offer(await answer.text()); } else say(`The server answers ${answer.status}`);
+  } catch { say("The server does not answer; trying again"); }
+}
+
+function say(text) { if (state.textContent !== text) state.textContent = text; }
+
+// Rows that are ticked, and forms that are being filled in, must not move.
+function isHeld() {
+  const active = document.activeElement;
+  return Boolean(document.querySelector("[data-live] input:checked")) ||
+    Boolean(active?.closest("[data-live]") && active.matches("input, select, textarea"));
+}
+
+function offer(text) {
+  if (isHeld()) { waiting = text; show(true, "Waits for ticked rows"); } else take(text);
+}
+
+function take(text) {
+  waiting = null;
+  show(wanted);
+  const page = new DOMParser().parseFromString(text, "text/html");
+  for (const region of document.querySelectorAll("[data-live]")) {
+    const fresh = page.getElementById(region.id);
+    if (fresh) merge(region, fresh);
+  }
+  writeTimes(document);
+}
+
+const key = (node) => node.nodeType === Node.ELEMENT_NODE ? node.dataset.key ?? node.id : "";
+
+// Makes an element like a fresh one, and keeps what is the same: the focus, the selection and what was unfolded stay.
+export function merge(old, fresh) {
+  const kept = old.tagName === "DETAILS" ? ["open"] : old.tagName === "TR" ? ["class"] : [];
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !kept.includes(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !kept.includes(name)) old.setAttribute(name, value);
+  const byKey = new Map();
+  for (const child of old.children) if (key(child)) byKey.set(key(child), child);
+  let place = old.firstChild;
+  for (const child of [...fresh.childNodes]) {
+    const named = key(child) && byKey.get(key(child));
+    if (named) {
+      if (named !== place) old.insertBefore(named, place); else place = place.nextSibling;
+      merge(named, child);
+    } else if (place && !key(place) && place.nodeType === child.nodeType && place.nodeName === child.nodeName && !key(child)) {
+      const same = place;
+      place = place.nextSibling;
+      if (same.nodeType !== Node.ELEMENT_NODE) { if (same.data !== child.data) same.data = child.data; }
+      else if (same.tagName === "TIME") { if (same.dateTime !== child.dateTime) same.replaceWith(document.importNode(child, true)); }
+      else merge(same, child);
+    } else old.insertBefore(document.importNode(child, true), place);
+  }
+  while (place) { const next = place.nextSibling; place.remove(); place = next; }
+}
