@@ -6,6 +6,7 @@ which the script shows under the pointer and the page offers as a table.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
         return TOP + (1 - value / ceiling) * height
 
     paths = []
-    gap_s = 2.5 * min(b - a for a, b in zip(moments, moments[1:], strict=False))
+    gap_s = 2.5 * min(b - a for a, b in itertools.pairwise(moments))
     for line in lines:
         parts: list[str] = []
         before: float | None = None

@@ -68,8 +68,9 @@ def check_origin(request: Request, form: dict[str, str]) -> None:
 def packed(request: Request, content: bytes, status: int, headers: dict[str, str]) -> Response:
     """Return a page, compressed where the browser takes that.
 
-    Pages echo what a query says and have the token of their forms, whose sizes when compressed could
-    tell it (BREACH). Cookies are SameSite=Strict, so no other site can have a page of a session made.
+    Pages echo what a query says and have the token of their forms, whose sizes when compressed
+    could tell it (BREACH). Cookies are SameSite=Strict, so no other site can have a page of a
+    session made.
     """
     kind = "text/html; charset=utf-8"
     if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+
+from rmq.server.http.api import problems
+from rmq.server.http.api.problems import ApiError
 
 T = TypeVar("T")
 
 KEPT_MAX = 500
+LONG_MAX, LONG_KEPT = 4, 50  # long readings that go on at a time, and that are kept
+LONG_S = 300.0  # a long reading takes no longer
 SHARE = 10  # a reading is kept for ten times as long as it took: a tenth of the time at most
 
 
@@ -18,12 +24,77 @@ class _Kept(NamedTuple):
     began: float
 
 
+@dataclass(slots=True)
+class LongReading:
+    """A reading that may take longer than a page: how far it is, and what it found.
+
+    Attributes:
+        done: how much was looked at.
+        all: how much there is; 0: not known yet.
+        at: when it ended, epoch s; None: it goes on.
+        found: what it found.
+        error: why it failed; empty: it did not.
+    """
+
+    done: int = 0
+    all: int = 0
+    at: float | None = None
+    found: Any = None
+    error: str = ""
+
+    def progress(self, done: int, all: int) -> None:
+        """Note how far it is."""
+        self.done, self.all = done, all
+
+
 class Readings:
     """Keeps what was read, for a while."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
         self._took: dict[str, float] = {}
+        self._long: dict[str, tuple[LongReading, asyncio.Task[None], float]] = {}
+
+    def start(
+        self, key: str, read: Callable[[LongReading], Awaitable[Any]], keep_s: float
+    ) -> LongReading:
+        """Return a reading that goes on or has ended a while ago, or begin it; at once.
+
+        Args:
+            key: names what is read.
+            read: reads it, and notes how far it is.
+            keep_s: for how long it is kept, at least.
+
+        Raises:
+            ApiError: too many go on.
+        """
+        now = time.monotonic()
+        held = self._long.get(key)
+        if held is not None:
+            reading, _, began = held
+            took = (reading.at or time.time()) - (time.time() - (now - began))
+            if reading.at is None or now - began < max(keep_s, SHARE * took):
+                return reading
+        for other in [
+            other for other, (reading, _, _) in self._long.items() if reading.at is not None
+        ][: max(0, len(self._long) - LONG_KEPT)]:
+            del self._long[other]
+        if sum(reading.at is None for reading, _, _ in self._long.values()) >= LONG_MAX:
+            raise ApiError("busy", "many long lists are being counted; reload in a moment")
+        reading = LongReading()
+
+        async def run() -> None:
+            try:
+                async with asyncio.timeout(LONG_S):
+                    reading.found = await read(reading)
+            except Exception as error:
+                told = problems.of_exception(error, key)
+                reading.error = str(told)
+            finally:
+                reading.at = time.time()
+
+        self._long[key] = reading, asyncio.ensure_future(run()), now
+        return reading
 
     async def get(self, key: str, read: Callable[[], Awaitable[T]], keep_s: float = 1.0) -> T:
         """Return what was read under a key a while ago, or read it now.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rmq.server.console.page import Ask, View
     from rmq.server.http.api.views import Body
 
+NOTHING = "\u2013"  # a dash
 PREVIEW_CHARS = 120  # of a body in a list
 HEX_BYTES = 4096  # of a body of bytes that is shown
 # Characters that change the direction of text or cannot be seen: shown as their codes.
@@ -65,14 +66,14 @@ class Renderer:
 def number(value: float | None) -> str:
     """Write a count, with groups of thousands."""
     if value is None:
-        return "–"
+        return NOTHING
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
 def short(value: float | None) -> str:
     """Write a number in at most five characters, for axes."""
     if value is None:
-        return "–"
+        return NOTHING
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
@@ -82,14 +83,14 @@ def short(value: float | None) -> str:
 def rate(value: float | None) -> str:
     """Write a number of events a second."""
     if value is None:
-        return "–"
+        return NOTHING
     return number(value) if value >= 10 else f"{value:.1f}" if value else "0"
 
 
 def span(ms: float | None) -> str:
     """Write a length of time in at most two units."""
     if ms is None:
-        return "–"
+        return NOTHING
     if ms < 1000:
         return f"{ms:.0f} ms"
     seconds = int(ms / 1000)
@@ -113,7 +114,7 @@ def iso(value: datetime | None) -> str:
 
 def stamp(value: datetime | None) -> str:
     """Write a time for people: UTC, to the second."""
-    return "–" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return NOTHING if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def seen(text: object) -> str:

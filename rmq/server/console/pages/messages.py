@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from rmq.core.validation import parse_duration
 from rmq.errors import InvalidValue
 from rmq.server.console.page import Ask, Pages, Redirect, View
@@ -21,7 +19,6 @@ LISTED = ("store", "prepare")  # dead letters have a page of their own
 async def messages(ask: Ask) -> View:
     """List a queue of a topic, slot by slot."""
     queue = ask.word("queue", LISTED, "store")
-    sought = ask.query.get("id", "").strip()
     slots = (await ask.at.admin.settings(ask.topic)).slots
     slot = ask.number("slot", 0, slots - 1, 0) if ask.query.get("slot") else None
     query = bodies.MessagesQuery(
@@ -35,8 +32,8 @@ async def messages(ask: Ask) -> View:
         "messages.html",
         {
             "topic": ask.topic, "queue": queue, "queues": {name: QUEUES[name] for name in LISTED},
-            "found": ask.shown(found.messages), "cursor": found.cursor, "slot": slot, "slots": slots,
-            "now": datetime.now(UTC), "is_first": not query.cursor, "sought": sought,
+            "found": ask.shown(found.messages), "cursor": found.cursor, "slot": slot,
+            "slots": slots, "is_first": not query.cursor,
         },
         f"{ask.topic}: messages",
     )  # fmt: skip
@@ -58,7 +55,7 @@ async def message(ask: Ask) -> View:
     shown = ask.shown(views.message_of(found))
     return View(
         "message.html",
-        {"topic": ask.topic, "message": shown, "state": QUEUES[shown.queue], "ids": (str(id),)},
+        {"topic": ask.topic, "message": shown, "state": QUEUES[shown.queue]},
         f"{ask.topic}: {id}",
     )
 

@@ -25,11 +25,11 @@ WHY_MAX = 200  # characters of a reason that a person types
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 FIXED = ("slots", "max_retries")
 COUNTS = {
-    "waiting, first": (("retries", "to be retried at once"), ("priority", "by priority"), ("due", "timed and due")),
-    "scheduled": (("later", "not due yet"), ("merge_windows", "open merge windows")),
-    "taken": (("in_flight", "in flight"), ("expired_leases", "expired leases")),
-    "held back": (("held", "by a pause or limit"),),
-    "ended": (("dead", "dead letters"), ("trash", "in the trash"), ("remembered", "settled ids remembered")),
+    "retries": "to be retried at once", "priority": "waiting by priority",
+    "due": "waiting, timed and due", "later": "not due yet", "merge_windows": "open merge windows",
+    "in_flight": "in flight", "expired_leases": "leases that have expired",
+    "held": "held back by a pause or limit", "dead": "dead letters", "trash": "in the trash",
+    "remembered": "settled ids remembered",
 }  # fmt: skip
 COUNTERS = (
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "buried", "redriven",
@@ -53,7 +53,7 @@ async def topic(ask: Ask) -> View:
             "settings": settings,
             "figures": figures,
             "counts": figures.counts or {},
-            "groups": COUNTS,
+            "names": COUNTS,
             "counters": COUNTERS,
             "rates": rate_chart(samples),
             "depth": depth_chart(samples),

@@ -43,6 +43,7 @@ KINDS = {
     "not-json": Kind(415, "Send JSON, as application/json"),
     "other-host": Kind(421, "The server has another name"),
     "queue-full": Kind(429, "The topic or Redis is full", is_passing=True),
+    "busy": Kind(429, "Too much goes on at a time", is_passing=True),
     "internal": Kind(500, "The server failed"),
     "unavailable": Kind(503, "Redis does not answer", is_passing=True),
     "outcome-unknown": Kind(503, "Redis did not confirm it in time", is_passing=True),

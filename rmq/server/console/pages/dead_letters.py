@@ -1,0 +1,269 @@
+"""Dead letters: by cause, as a list with a filter, in the trash; and what is done with them.
+
+An act is asked for on one page and done by the next: the first shows how many letters fit, some of
+them, and the command that does the same. Both pages speak of the letters that were dead at that
+moment, by a condition on the time of death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+from rmq.core import dead_letter_filter, failure
+from rmq.core.dead_letter_terms import FIELDS
+from rmq.core.message import Message
+from rmq.errors import InvalidValue
+from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
+from rmq.server.console.figures import all_figures, topic_figures
+from rmq.server.console.page import Ask, Pages, Redirect, View
+from rmq.server.console.readings import LongReading
+from rmq.server.http.api import bodies, messages as api_messages, views
+from rmq.server.http.api.problems import ApiError
+from rmq.server.http.principal import Role
+
+PAGES = Pages()
+
+ROWS = 50
+SCAN = 5_000  # dead letters that a page with a filter looks at
+GROUPS_S = 30.0  # groups are counted anew after so long
+COUNTED_S = 3.0  # for so long a page counts what an act would do, and then says "at least"
+SAMPLE = 5
+VERBS = ("redrive", "purge", "restore")
+KEEPS = {"1 hour": 3600, "1 day": 86_400, "7 days": 604_800}
+RESTORE_S = 10.0
+
+
+@PAGES.get("/dead-letters")
+async def topics_with_dead_letters(ask: Ask) -> View:
+    """List the topics that have dead letters, the most first."""
+    every = await all_figures(ask)
+    found = [each for each in every if each.get("dead") or each.get("trash")]
+    found.sort(key=lambda each: (-each.get("dead"), each.name))
+    return View("dead_topics.html", {"found": found[:500], "count": len(found)}, "Dead letters")
+
+
+@PAGES.get("/topics/{topic}/dead-letters")
+async def dead_letters(ask: Ask) -> View:
+    """List dead letters that fit a filter, the oldest of each slot first."""
+    text = ask.query.get("filter", "").strip()
+    after = ask.query.get("after") or None
+    found: list[views.StoredMessage] = []
+    cursor, mistake = None, ""
+    try:
+        if text:
+            ask.disclosure.check_filter(ask.at.principal, text)
+        page = await ask.at.admin.dead_letters(
+            ask.topic, filter=text or None, after=after, limit=ROWS, scan=SCAN
+        )
+        found = ask.shown([views.message_of(message) for message in page.messages])
+        cursor = page.cursor
+    except InvalidValue as error:
+        if not str(error).startswith("filter: "):
+            raise
+        mistake = str(error)
+    figures = await topic_figures(ask, ask.topic)
+    return View(
+        "dead_letters.html",
+        {
+            "topic": ask.topic, "found": found, "cursor": cursor, "filter": text,
+            "mistake": mistake, "is_first": after is None, "figures": figures, "rows": ROWS,
+            "scan": SCAN, "words": _words(found),
+        },
+        f"{ask.topic}: dead letters",
+        status=400 if mistake else 200,
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/dead-letters/groups")
+async def groups(ask: Ask) -> View:
+    """Show dead letters by cause; counting many goes on while the page waits."""
+
+    async def count(reading: LongReading) -> DeadLetterGroups:
+        return await ask.at.admin.dead_letter_groups(ask.topic, progress=reading.progress)
+
+    figures = await topic_figures(ask, ask.topic)
+    reading = ask.readings.start(f"groups {ask.topic}", count, GROUPS_S)
+    for _ in range(20):  # a few thousand are counted at once
+        if reading.at is not None:
+            break
+        await asyncio.sleep(0.05)
+    counted_at = datetime.fromtimestamp(reading.at, UTC) if reading.at else None
+    return View(
+        "dead_groups.html",
+        {"topic": ask.topic, "figures": figures, "reading": reading, "counted_at": counted_at},
+        f"{ask.topic}: dead letters by cause",
+    )
+
+
+@PAGES.get("/topics/{topic}/trash")
+async def trash(ask: Ask) -> View:
+    """List the trash: dead letters that were purged and can be restored."""
+    query = bodies.MessagesQuery(limit=ROWS, cursor=ask.query.get("cursor") or None)
+    found = await api_messages.walk(ask.at, ask.topic, query, "trash")  # type: ignore[arg-type]
+    return View(
+        "trash.html",
+        {
+            "topic": ask.topic, "found": ask.shown(found.messages), "cursor": found.cursor,
+            "is_first": not query.cursor, "figures": await topic_figures(ask, ask.topic),
+        },
+        f"{ask.topic}: trash",
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
+async def ask_act(ask: Ask) -> View:
+    """Show what an act would do, before it is done."""
+    verb = _verb(ask)
+    if verb == "purge" and not ask.may(Role.ADMIN):
+        raise ApiError("forbidden", "purging is for the role admin")
+    ids = ask.query.getlist("ids")[:ROWS]
+    text = ask.query.get("filter", "").strip()
+    now_ms = (await ask.at.admin.stats(ask.topic))["now_ms"]
+    moment = datetime.fromtimestamp(now_ms // 1000 + 1, UTC)
+    chosen = "" if ids else _bounded(text, moment)
+    if chosen:
+        ask.disclosure.check_filter(ask.at.principal, chosen)
+        dead_letter_filter.parse(chosen)
+    count, is_all, sample = await _count(ask, verb, ids, chosen)
+    return View(
+        "dead_act.html",
+        {
+            "topic": ask.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
+            "count": count, "is_all": is_all,
+            "sample": ask.shown([views.message_of(message) for message in sample]),
+            "moment": moment, "keeps": KEEPS, "command": _command(ask.topic, verb, ids, chosen),
+        },
+        f"{ask.topic}: {verb}",
+    )  # fmt: skip
+
+
+@PAGES.post("/topics/{topic}/dead-letters/{verb}")
+async def act(ask: Ask) -> Redirect:
+    """Start the job that redrives or purges, or restore letters from the trash."""
+    verb = _verb(ask)
+    conditions = _conditions(ask)
+    assert ask.principal is not None
+    if verb == "restore":
+        async with asyncio.timeout(RESTORE_S):
+            count = await ask.at.admin.restore(ask.topic, **conditions)
+        return Redirect(ask.url("topics", ask.topic, "dead-letters"), f"Restored {count}")
+    options: dict[str, Any] = {}
+    if verb == "purge":
+        if not ask.may(Role.ADMIN):
+            raise ApiError("forbidden", "purging is for the role admin")
+        ask.confirm(ask.topic)
+        options["keep"] = KEEPS.get(ask.form.get("keep", ""), 86_400)
+    elif ask.form.get("rate", "").strip():
+        options["rate"] = _rate(ask.form["rate"].strip())
+    job = await ask.at.admin.job_start(
+        ask.topic, verb, conditions=conditions, by=ask.principal.name,
+        expected=_expected(ask.form.get("expected", "")), **options,
+    )  # fmt: skip
+    return Redirect(ask.url("jobs", job.id), f"Started the {verb}")
+
+
+def _verb(ask: Ask) -> str:
+    verb = ask.path["verb"]
+    if verb not in VERBS:
+        raise ApiError("not-found", "no such page")
+    return verb
+
+
+def _bounded(text: str, moment: datetime) -> str:
+    """Return a filter for the letters that fit and are dead by now; later ones nobody has seen."""
+    bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
+    return f"({text}) and {bound}" if text else bound
+
+
+def _conditions(ask: Ask) -> dict[str, Any]:
+    """Return which letters the form speaks of: some by their ids, or those that fit its filter."""
+    ids = ask.form.get("ids", "").split()
+    text = ask.form.get("filter", "").strip()
+    if bool(ids) == bool(text):
+        raise ApiError("invalid", "the form names neither letters nor a filter; go back")
+    if ids:
+        return {"ids": ids[:ROWS]}
+    ask.disclosure.check_filter(ask.at.principal, text)
+    return {"filter": text}
+
+
+async def _count(
+    ask: Ask, verb: str, ids: list[str], chosen: str
+) -> tuple[int, bool, list[Message]]:
+    """Return how many letters fit, whether all were looked at, and a few of them."""
+    queue = "trash" if verb == "restore" else "dead"
+    if ids:
+        found = [await ask.at.admin.get(ask.topic, id) for id in ids]
+        there = [message for message in found if message and message.place == queue]
+        return len(there), True, there[:SAMPLE]
+    if queue == "trash":
+        count = await ask.at.admin.restore(ask.topic, filter=chosen, dry_run=True)
+        return count, True, []
+    count = 0
+    sample: list[Message] = []
+    end = asyncio.get_running_loop().time() + COUNTED_S
+    async for page, is_last in _pages(ask, chosen):
+        count += len(page)
+        sample += itertools.islice(page, SAMPLE - len(sample))
+        if is_last:
+            return count, True, sample
+        if asyncio.get_running_loop().time() > end:
+            break
+    return count, False, sample
+
+
+async def _pages(ask: Ask, chosen: str) -> AsyncIterator[tuple[list[Message], bool]]:
+    after = None
+    while True:
+        page = await ask.at.admin.dead_letters(
+            ask.topic, filter=chosen, after=after, limit=1000, scan=SCAN, raw=True
+        )
+        yield page.messages, page.cursor is None
+        if page.cursor is None:
+            return
+        after = page.cursor
+
+
+def _command(topic: str, verb: str, ids: list[str], chosen: str) -> str:
+    if ids:
+        return " ".join(["rmq", "dlq", verb, topic, *(f"--id {id}" for id in ids)])
+    quoted = chosen.replace("'", "'\\''")
+    return f"rmq dlq {verb} {topic} '{quoted}'"
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        raise ApiError(
+            "invalid", "rate: give messages a second, or leave it empty", "rate"
+        ) from None
+    if not 0 < rate <= 1_000_000:
+        raise ApiError("invalid", "rate: give 1 to 1000000 messages a second", "rate")
+    return rate
+
+
+def _expected(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
+
+
+def _words(found: list[views.StoredMessage]) -> str:
+    """Return what a filter may ask for, by lines: a field, and the values that are on the page."""
+    values: dict[str, set[str]] = {"reason": set(failure.REASONS.values())}
+    for message in found:
+        if message.type:
+            values.setdefault("type", set()).add(message.type)
+        if message.failure:
+            kind = message.failure.error.partition(":")[0]
+            values.setdefault("error", set()).add(kind[:60])
+            values.setdefault("fingerprint", set()).add(message.failure.fingerprint)
+        for name, value in message.headers.items():
+            values.setdefault(f"header.{name}", set()).add(value[:60])
+    plain = [name for name in FIELDS if name not in values and "." not in name]
+    rows = [(name, sorted(found)[:20]) for name, found in sorted(values.items())]
+    rows += [(name, []) for name in plain] + [("body.", [])]
+    return "\n".join("\t".join([name, *(v.replace("\t", " ") for v in vs)]) for name, vs in rows)
