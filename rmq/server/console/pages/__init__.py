@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from rmq.server.console.page import Page
-from rmq.server.console.pages import dead_letters, jobs, messages, overview, topic
+from rmq.server.console.pages import (
+    audit_trail,
+    dead_letters,
+    health,
+    jobs,
+    messages,
+    overview,
+    schedules,
+    topic,
+    workers,
+)
 
 TABLES = (
-    overview.PAGES, topic.PAGES, messages.PAGES, dead_letters.PAGES, jobs.PAGES,
+    overview.PAGES, topic.PAGES, messages.PAGES, dead_letters.PAGES, schedules.PAGES,
+    workers.PAGES, jobs.PAGES, health.PAGES, audit_trail.PAGES,
 )  # fmt: skip
 PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)

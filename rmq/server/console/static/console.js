@@ -4,9 +4,11 @@ import { start as startCharts } from "./charts.js";
 import { start as startTimes } from "./times.js";
 import { start as startKeys } from "./keys.js";
 import { start as startForms } from "./forms.js";
+import { start as startSuggestions } from "./suggest.js";
 
 startTimes();
 startCharts();
 startKeys();
 startForms();
+startSuggestions();
 startLive();

@@ -8,7 +8,7 @@ export function start() {
     root.dataset.theme = isDark ? "light" : "dark";
     try { localStorage.setItem("rmq.theme", root.dataset.theme); } catch { /* until the page is left */ }
   });
-  for (const button of document.querySelectorAll(".copy")) button.hidden = !navigator.clipboard; // none over plain http
+  document.documentElement.classList.toggle("copies", Boolean(navigator.clipboard)); // there is none over plain http
   document.addEventListener("click", (event) => {
     const button = event.target.closest(".copy");
     if (button) copy(button);
