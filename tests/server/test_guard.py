@@ -158,7 +158,7 @@ def test_answers_are_for_no_other_site(open_url: str) -> None:
     for path in (TOPICS, "/livez", "/none"):
         headers = ask(open_url + path, headers={"Origin": "http://evil.test"}).headers
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Referrer-Policy"] == "same-origin"
         assert headers["X-Frame-Options"] == "DENY"
         assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
         assert "default-src 'none'" in headers["Content-Security-Policy"]

@@ -41,7 +41,9 @@ async def topic_figures(ask: Ask, topic: str) -> TopicFigures:
 
     async def read() -> TopicFigures:
         try:
-            return TopicFigures(topic, await ask.at.admin.stats(topic))
+            counts = await ask.at.admin.stats(topic)
+            ask.readings.meter.note(topic, counts)
+            return TopicFigures(topic, counts)
         except (Unavailable, OutcomeUnknown):
             raise
         except RMQError as error:
@@ -111,9 +113,13 @@ def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str,
     return {name: sum(each.get(name, 0) for each in found) for each in found[:1] for name in each}
 
 
-def latest_rate(samples: Sequence[Sample], name: str) -> float | None:
-    """Return the newest rate of an event; None where it is not known."""
-    return samples[-1].rates.get(name) if samples else None
+def rate_now(ask: Ask, topic: str, samples: Sequence[Sample], name: str) -> float | None:
+    """Return the rate of an event just now, else the newest sample's; None: neither is known."""
+    found = ask.readings.meter.rate(topic, name)
+    if found is None:
+        known = [sample.rates[name] for sample in samples[-3:] if name in sample.rates]
+        found = known[-1] if known else None
+    return found
 
 
 def rate_chart(samples: Sequence[Sample]) -> Drawn:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from rmq.server.console.meter import Meter
 from rmq.server.http.api import problems
 from rmq.server.http.api.problems import ApiError
 
@@ -48,9 +49,14 @@ class LongReading:
 
 
 class Readings:
-    """Keeps what was read, for a while."""
+    """Keeps what was read, for a while.
+
+    Attributes:
+        meter: rates of topics, of the counts that were read.
+    """
 
     def __init__(self) -> None:
+        self.meter = Meter()
         self._kept: dict[str, _Kept] = {}
         self._took: dict[str, float] = {}
         self._long: dict[str, tuple[LongReading, asyncio.Task[None], float]] = {}

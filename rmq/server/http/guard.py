@@ -20,7 +20,7 @@ CONTENT_POLICY = (
 )
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer, browsers send forms as Origin: null
     (b"content-security-policy", CONTENT_POLICY.encode()),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),

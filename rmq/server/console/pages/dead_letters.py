@@ -103,7 +103,7 @@ async def groups(ask: Ask) -> View:
 async def trash(ask: Ask) -> View:
     """List the trash: dead letters that were purged and can be restored."""
     query = bodies.MessagesQuery(limit=ROWS, cursor=ask.query.get("cursor") or None)
-    found = await api_messages.walk(ask.at, ask.topic, query, "trash")  # type: ignore[arg-type]
+    found = await api_messages.walk(ask.at, ask.topic, query, "trash")
     return View(
         "trash.html",
         {

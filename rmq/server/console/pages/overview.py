@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rmq.core.history import Sample
 from rmq.server.console import charts
@@ -13,7 +13,7 @@ from rmq.server.console.figures import (
     depth_chart,
     histories,
     late_chart,
-    latest_rate,
+    rate_now,
     rate_chart,
     summed,
 )
@@ -53,8 +53,11 @@ async def overview(ask: Ask) -> View:
     return View(
         "overview.html",
         {
-            "rows": [(each, found[each.name], _bars(found[each.name])) for each in rows],
-            "totals": _totals(chosen, total),
+            "rows": [
+                (each, *_rates(ask, each, found[each.name]), _bars(found[each.name]))
+                for each in rows
+            ],
+            "totals": _totals(ask, chosen, found),
             "rates": rate_chart(total),
             "depth": depth_chart(total),
             "late": late_chart(total),
@@ -65,23 +68,38 @@ async def overview(ask: Ask) -> View:
             "count": len(chosen),
             "number": number,
             "pages": pages,
-            "latest_rate": latest_rate,
         },
         "Overview",
     )
 
 
-def _totals(chosen: list[TopicFigures], total: Sequence[Sample]) -> dict[str, float | None]:
+def _totals(
+    ask: Ask, chosen: list[TopicFigures], found: Mapping[str, Sequence[Sample]]
+) -> dict[str, float | None]:
+    rates = [_rates(ask, each, found.get(each.name, ())) for each in chosen]
     return {
         "waiting": sum(each.waiting for each in chosen),
         "later": sum(each.get("later") for each in chosen),
         "in_flight": sum(each.get("in_flight") for each in chosen),
         "dead": sum(each.get("dead") for each in chosen),
-        "held": sum(each.get("held") for each in chosen),
         "late_ms": max((each.get("late_ms") for each in chosen), default=0),
-        "accepted": latest_rate(total, "accepted"),
-        "settled": latest_rate(total, "settled"),
+        "accepted": _sum([accepted for accepted, _ in rates]),
+        "settled": _sum([settled for _, settled in rates]),
     }
+
+
+def _rates(
+    ask: Ask, each: TopicFigures, samples: Sequence[Sample]
+) -> tuple[float | None, float | None]:
+    return (
+        rate_now(ask, each.name, samples, "accepted"),
+        rate_now(ask, each.name, samples, "settled"),
+    )
+
+
+def _sum(rates: Sequence[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
 
 
 def _bars(samples: Sequence[Sample]) -> str:
