@@ -5,6 +5,7 @@
 /readyz   200 while Redis runs scripts for this server, else 503
 /metrics  for Prometheus
 /api/v1   the verbs of Admin
+/console  pages for people
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def make_api(
     """
     optional_imports.load("starlette", "server", "rmq server")
     optional_imports.load("msgspec", "server", "rmq server")
+    optional_imports.load("jinja2", "server", "rmq server")
+    optional_imports.load("sse_starlette", "server", "rmq server")
     from rmq.server.http.api.application import Api
 
     return Api(make_client, server, leads, services)
@@ -91,7 +94,16 @@ def make_application(
 
     async def index(request: Request) -> Response:
         return JSONResponse(
-            {"paths": ["/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1"]}
+            {
+                "paths": [
+                    "/livez",
+                    "/readyz",
+                    "/metrics",
+                    "/api/v1/openapi.json",
+                    "/api/v1",
+                    "/console",
+                ]
+            }
         )
 
     async def refuse(request: Request, error: Exception) -> Response:

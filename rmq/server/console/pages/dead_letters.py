@@ -21,6 +21,7 @@ from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
 from rmq.server.console.figures import all_figures, topic_figures
 from rmq.server.console.page import Ask, Pages, Redirect, View
 from rmq.server.console.readings import LongReading
+from rmq.server.console.render import seen
 from rmq.server.http.api import bodies, messages as api_messages, views
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
@@ -32,6 +33,7 @@ SCAN = 5_000  # dead letters that a page with a filter looks at
 GROUPS_S = 30.0  # groups are counted anew after so long
 COUNTED_S = 3.0  # for so long a page counts what an act would do, and then says "at least"
 SAMPLE = 5
+WORD_CHARS = 60  # of a value that is suggested
 VERBS = ("redrive", "purge", "restore")
 KEEPS = {"1 hour": 3600, "1 day": 86_400, "7 days": 604_800}
 RESTORE_S = 10.0
@@ -254,16 +256,20 @@ def _expected(text: str) -> int | None:
 def _words(found: list[views.StoredMessage]) -> str:
     """Return what a filter may ask for, by lines: a field, and the values that are on the page."""
     values: dict[str, set[str]] = {"reason": set(failure.REASONS.values())}
+
+    def add(name: str, value: str) -> None:
+        if value == seen(value) and value.isprintable() and name.isprintable():
+            values.setdefault(name, set()).add(value)
+
     for message in found:
         if message.type:
-            values.setdefault("type", set()).add(message.type)
+            add("type", message.type)
         if message.failure:
-            kind = message.failure.error.partition(":")[0]
-            values.setdefault("error", set()).add(kind[:60])
-            values.setdefault("fingerprint", set()).add(message.failure.fingerprint)
+            add("error", message.failure.error.partition(":")[0][:WORD_CHARS])
+            add("fingerprint", message.failure.fingerprint)
         for name, value in message.headers.items():
-            values.setdefault(f"header.{name}", set()).add(value[:60])
+            add(f"header.{name}", value[:WORD_CHARS])
     plain = [name for name in FIELDS if name not in values and "." not in name]
-    rows = [(name, sorted(found)[:20]) for name, found in sorted(values.items())]
+    rows = [(name, sorted(known)[:20]) for name, known in sorted(values.items())]
     rows += [(name, []) for name in plain] + [("body.", [])]
-    return "\n".join("\t".join([name, *(v.replace("\t", " ") for v in vs)]) for name, vs in rows)
+    return "\n".join("\t".join([name, *values]) for name, values in rows)

@@ -13,8 +13,8 @@ from rmq.server.console.figures import (
     depth_chart,
     histories,
     late_chart,
-    rate_now,
     rate_chart,
+    rate_now,
     summed,
 )
 from rmq.server.console.page import Ask, Pages, View

@@ -1,0 +1,88 @@
+"""Fixtures of the tests of the console: a server with topics that hold what producers may send."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+import rmq
+from rmq.core.worker_status import HandlerStatus, write_status
+from rmq.protocol.flows import worker_status
+from rmq.server import Server
+from tests.server.console import corpus
+from tests.server.running import serving
+from tests.servers import Server as Redis
+
+PAGES = [
+    "", "dead-letters", "workers", "jobs", "health", "audit-trail", "topics/orders",
+    "topics/orders/messages", "topics/orders/messages?queue=prepare",
+    "topics/orders/dead-letters", "topics/orders/dead-letters?filter=age%3E0s",
+    "topics/orders/dead-letters?filter=age%3Esoon", "topics/orders/dead-letters/groups",
+    "topics/orders/dead-letters/redrive", "topics/orders/dead-letters/purge",
+    "topics/orders/dead-letters/restore", "topics/orders/trash", "topics/orders/slots",
+    "topics/orders/settings", "topics/orders/schedules", "topics/orders/queries",
+    "topics/orders/delete", "jobs/{job}", "topics/orders/messages/{dead}",
+    "topics/orders/messages/{waiting}", "topics/orders/messages/{held}", "nothing-here",
+]  # fmt: skip
+
+
+@pytest.fixture
+def console(server: Redis, prefix: str, client: rmq.Client) -> Iterator[Server]:
+    with serving(server.url, prefix) as running:
+        yield running
+
+
+@pytest.fixture
+def ids(client: rmq.Client) -> dict[str, str]:
+    """A topic with text of the corpus in every field that takes it; ids of some messages."""
+    topic = client.topic("orders", slots=2, max_retries=0, retry="immediate", lease=60)
+    topic.open()
+    consumer = topic.consumer()
+    texts = itertools.cycle(corpus.TEXTS)
+    for text in corpus.TEXTS:
+        header = {"x-" + str(len(text)): text[:1000], "tenant": next(texts)[:1000]}
+        topic.send({text[:100]: [text, {"deep": text}]}, headers=header, dedup_key=text[:60])
+        for delivery in consumer.receive(wait=5):
+            try:
+                raise ValueError(text)
+            except ValueError as error:
+                delivery.nack(error=error)
+    client.topic("orders", codec="bytes").send(
+        b"\x00\xff" + corpus.TEXTS[0].encode(), headers={"kind": corpus.TEXTS[1]}
+    )
+    held = str(consumer.receive(wait=5)[0].id)
+    waiting = str(topic.send(corpus.TEXTS[0], delay=3600, merge_key=None).id)
+    topic.send(corpus.TEXTS[2], merge_key=corpus.TEXTS[0][:100], time_range=600)
+    topic.every(
+        "nightly", every=3600, body={"job": corpus.TEXTS[0]}, headers={"h": corpus.TEXTS[1]}
+    )
+    dead = client.admin.dead_letters("orders").messages
+    job = client.admin.job_start(
+        "orders", conditions={"error": "nothing has this"}, by=corpus.TEXTS[0][:100]
+    )
+    client.admin.job_pause(job.id, by=corpus.TEXTS[3][:100])
+    client.admin.topic_pause("orders", by=corpus.TEXTS[0][:100], why=corpus.TEXTS[1][:100])
+    client.admin.purge("orders", "dead", ids=[dead[0].id], keep=3600)
+    _report_worker(client)
+    return {"dead": str(dead[1].id), "waiting": waiting, "held": held, "job": job.id}
+
+
+def _report_worker(client: rmq.Client) -> None:
+    """Report a worker whose host and handler have names of the corpus."""
+
+    def write(now_ms: int) -> str:
+        handler = HandlerStatus("orders", corpus.TEXTS[0], 2, 1, 1, {"taken": 3, "nack": 1})
+        return write_status(
+            at_ms=now_ms, host=corpus.TEXTS[1], pid=7, process=None, version="0", age_ms=1000,
+            keep_ms=60_000, handlers=[handler], runs=[("0" * 26, 0, 500)],
+        )  # fmt: skip
+
+    prefix = client._prefix
+    client._transport.run(worker_status.report(prefix, "0123abcd", write, 60_000))
+
+
+def filled(path: str, ids: dict[str, str]) -> str:
+    """Return the path of a page with the ids that it names."""
+    return "/console" + (f"/{path.format(**ids)}" if path else "")
