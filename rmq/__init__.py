@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from rmq.protocol.flows.dead_letter_pages import DeadLetterPage
     from rmq.protocol.flows.dead_letters import Redriven
     from rmq.protocol.flows.pages import Page, Span
+    from rmq.protocol.flows.peek_pages import PeekPage
     from rmq.protocol.flows.query_admin import HeldQuery, Sink
     from rmq.protocol.flows.recurring import ScheduleState
     from rmq.protocol.flows.resize import Resized
@@ -141,6 +142,7 @@ _MODULES = {
     "rmq.protocol.flows.dead_letter_pages": "DeadLetterPage",
     "rmq.protocol.flows.dead_letters": "Redriven",
     "rmq.protocol.flows.pages": "Page Span",
+    "rmq.protocol.flows.peek_pages": "PeekPage",
     "rmq.protocol.flows.query_admin": "HeldQuery Sink",
     "rmq.protocol.flows.recurring": "ScheduleState",
     "rmq.protocol.flows.resize": "Resized",
@@ -234,6 +236,7 @@ __all__ = [
     "Page",
     "Pause",
     "PayloadTooLarge",
+    "PeekPage",
     "Published",
     "Query",
     "QueryOwned",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Literal
 
 import click
@@ -18,11 +18,12 @@ from rmq.cli.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
 from rmq.cli.tables import WINDOW
 from rmq.cli.topic_list import held_text
 from rmq.core.fingerprint import fingerprint
+from rmq.protocol.flows.peek_pages import LIMIT_MAX, PeekPage
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
 PATIENCE_S = 0.3  # a table waits so long for the rows that decide on its widths
-FIRST_PEEK, LARGEST_PEEK = 500, 1_000_000  # messages of a slot; the second is peek's limit
+Place = Literal["store", "prepare", "dead"]
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 ERROR = Column("ERROR", cut=True, style="red")
@@ -90,6 +91,7 @@ def tabulate(pages: Iterable[Sequence[rmq.Message]], place: str) -> None:
     examples=(
         "rmq peek orders --limit 5",
         "rmq peek orders --place in-flight --json | jq .id",
+        "rmq peek orders --limit 100 --after CURSOR",
     ),
     watch=True,
 )
@@ -107,61 +109,67 @@ def tabulate(pages: Iterable[Sequence[rmq.Message]], place: str) -> None:
 )
 @click.option("--slot", type=int, help="Only this slot.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
+@click.option(
+    "--after", metavar="CURSOR", help="Go on after this one, as the page before named it."
+)
 def peek(
     topic: str,
-    place: Literal["store", "prepare", "dead"],
+    place: Place,
     limit: int,
     slot: int | None,
     of_type: str | None,
+    after: str | None,
 ) -> None:
     """Show messages of TOPIC without receiving them.
 
     Waiting messages are listed in the order in which their slot would deliver them; order is
-    promised inside a slot, not across slots. With --json: NDJSON, with whole bodies.
+    promised inside a slot, not across slots. With --json: NDJSON, with whole bodies and the
+    cursor for --after, null at the end.
     """
+    if limit < 1:
+        raise click.UsageError("--limit: give 1 or more")
     common = common_options()
     with common.client() as client:
-        if of_type is None:
-            messages = client.admin.peek(topic, limit, place, slot)
-        else:
-            every = all_messages(client, topic, place, slot)
-            messages = list(islice((m for m in every if m.type == of_type), max(0, limit)))
+        page = read_pages(client, topic, place, limit, slot=slot, after=after, of_type=of_type)
+        messages = page.messages
         if place == "store" and not common.json:
             figures = client.admin.stats(topic)
             if figures["held"]:
                 common.note(f"{topic}: {held_text(figures)}")
     if common.json:
-        output.lines(map(output.message_fields, messages))
+        output.lines(output.message_fields(m) | {"cursor": page.cursor} for m in messages)
     elif messages:
         tabulate([messages], place)
     else:
         such = "" if of_type is None else f" of type {of_type}"
-        common.note(f"{topic}: nothing{such} is {QUEUES[place]}")
+        more = "" if after is None else " more"
+        common.note(f"{topic}: nothing{more}{such} is {QUEUES[place]}")
+    if page.cursor is not None:
+        such = "the first" if after is None else "the next"
+        common.note(f"{such} {output.number(len(messages))}; more: --after {page.cursor}")
 
 
-def all_messages(
+def read_pages(
     client: rmq.Client,
     topic: str,
-    place: Literal["store", "prepare", "dead"],
+    place: Place,
+    limit: int,
+    *,
     slot: int | None = None,
-) -> Iterator[rmq.Message]:
-    """Yield all messages of a queue, slot by slot; `slot`: only this one."""
-    slots = range(client.admin.settings(topic).slots) if slot is None else [slot]
-    for each in slots:
-        yield from _messages_of_slot(client, topic, place, each)
-
-
-def _messages_of_slot(
-    client: rmq.Client, topic: str, place: Literal["store", "prepare", "dead"], slot: int
-) -> Iterator[rmq.Message]:
-    """Yield all messages of a queue of a slot; each peek doubles, so that few are read for few."""
-    yielded, size = 0, FIRST_PEEK
+    after: str | None = None,
+    of_type: str | None = None,
+) -> PeekPage:
+    """Return up to `limit` messages of a queue, however far they stand behind the cursor."""
+    messages: list[rmq.Message] = []
     while True:
-        messages = client.admin.peek(topic, size, place, slot)
-        yield from messages[yielded:]
-        if len(messages) < size or size == LARGEST_PEEK:
-            break
-        yielded, size = len(messages), min(size * 2, LARGEST_PEEK)
+        page = client.admin.peek_page(
+            topic, place, slot=slot, after=after, type=of_type,
+            limit=min(LIMIT_MAX, limit - len(messages)),
+        )  # fmt: skip
+        messages += page.messages
+        if page.cursor is None or len(messages) == limit:
+            return PeekPage(sorted(messages, key=lambda message: message.slot), page.cursor)
+        after = page.cursor
 
 
 @click.command(cls=Command, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))

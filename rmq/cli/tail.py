@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -13,16 +13,14 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import Command, common_options
 from rmq.cli.param_types import DURATION, MESSAGE_TYPE
+from rmq.protocol.flows.tail import Tail
 
-MAX_PEEKED = 2_000  # messages of a slot's queue that are read, with their bodies, for new ones
 RECEIVE = 100
-QUEUES: tuple[Literal["store", "prepare"], ...] = (
-    "store",
-    "prepare",
-)  # a message moves from the first to the second
 
 
-@click.command(cls=Command, examples=("rmq tail orders --json | jq .body",))
+@click.command(
+    cls=Command, examples=("rmq tail orders --json | jq .body", "rmq tail orders --after 1503")
+)
 @click.argument("topic")
 @click.option(
     "--interval", type=DURATION, default="500ms", show_default=True, help="Time between reads."
@@ -30,87 +28,79 @@ QUEUES: tuple[Literal["store", "prepare"], ...] = (
 @click.option("--limit", type=int, metavar="N", help="Stop after N messages.")
 @click.option("--consume", is_flag=True, help="Receive and ack them: they leave the topic.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
+@click.option("--after", metavar="CURSOR", help="Begin where an earlier tail ended.")
 def tail(
-    topic: str, interval: float, limit: int | None, consume: bool, of_type: str | None
+    topic: str,
+    interval: float,
+    limit: int | None,
+    consume: bool,
+    of_type: str | None,
+    after: str | None,
 ) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
 
-    Without --consume it receives nothing: every half second it reads the waiting messages and
-    those in flight, and shows the ones that are new. It does not show a message that was received
-    and settled within the interval, one that merged into another, or one behind more than 2000
-    others of its slot. At the end it says how many it missed.
+    Without --consume it receives nothing: every half second it reads some 2000 of the waiting
+    messages and those in flight, and shows the ones that are new. Where more wait, one that is
+    not among the last of its priority may come later. It does not show a message that was
+    received and settled meanwhile, or one that merged into another; at the end it says how many
+    it missed, and the cursor for --after.
 
     With --consume it is a consumer: it shows messages and acks them; nobody else receives them.
 
-    With --json: NDJSON, with whole bodies.
+    With --json: NDJSON, with whole bodies and the cursor of the messages before.
     """
     if limit is not None and limit < 1:
         raise click.UsageError("--limit: give 1 or more")
     if consume and of_type is not None:
         raise click.UsageError("--type: --consume receives messages of all types; give one of them")
+    if consume and after is not None:
+        raise click.UsageError("--after: --consume receives what waits; give one of them")
     with common_options().client() as client:
         if consume:
             _consume(client, topic, limit)
         else:
-            _follow(client, topic, interval, limit, of_type)
+            _follow(client, topic, interval, limit, of_type, after)
 
 
 def _follow(
-    client: rmq.Client, topic: str, interval: float, limit: int | None, of_type: str | None
+    client: rmq.Client,
+    topic: str,
+    interval: float,
+    limit: int | None,
+    of_type: str | None,
+    after: str | None,
 ) -> None:
     common = common_options()
-    counts_before = client.admin.stats_by_slot(topic)
-    last_offsets = [slot["accepted"] for slot in counts_before]
-    shown, missed, warned = 0, 0, False
+    new = Tail(client.admin._context(topic), after)
+    run = client._transport.run
+    run(new.begin())
+    shown, warned = 0, False
     common.note(f"{topic}: waiting for new messages; Ctrl-C ends")
-    for slot, stats in enumerate(counts_before):
-        waiting = sum(stats[name] for name in ("retries", "priority", "due", "later"))
-        if waiting > MAX_PEEKED:
-            common.note(
-                f"slot {slot} has {output.number(waiting)} waiting messages, and the first "
-                f"{output.number(MAX_PEEKED)} are read: messages behind them are not shown"
-            )
+    pause = 0.0 if after is not None else interval
     try:
         while True:
-            time.sleep(interval)
-            counts = client.admin.stats_by_slot(topic)
-            for slot, last_offset in enumerate(last_offsets):
-                if counts[slot]["accepted"] <= last_offset:
+            time.sleep(pause)
+            pause = interval
+            messages = run(new.look())
+            if new.missed and not warned:
+                warned = True
+                common.note(
+                    f"{output.plural(new.missed, 'new message')} could not be shown: settled "
+                    "within the interval, or merged; the count comes at the end"
+                )
+            for message in messages:
+                new.note_shown(message)
+                if of_type is not None and message.type != of_type:
                     continue
-                new_messages = _messages_after(client, topic, slot, last_offset)
-                if new_messages:
-                    last_offsets[slot] = max(counts[slot]["accepted"], new_messages[-1].offset)
-                else:
-                    last_offsets[slot] = counts[slot]["accepted"]
-                missed += max(0, last_offsets[slot] - last_offset - len(new_messages))
-                if missed and not warned:
-                    warned = True
-                    common.note(
-                        f"{output.plural(missed, 'new message')} could not be shown: behind more "
-                        f"than {output.number(MAX_PEEKED)} others of a slot, settled within the "
-                        "interval, or merged; the count comes at the end"
-                    )
-                for message in new_messages:
-                    if of_type is not None and message.type != of_type:
-                        continue
-                    _print(output.message_fields(message), message.body)
-                    shown += 1
-                    if shown == limit:
-                        return
+                _print(output.message_fields(message) | {"cursor": new.cursor}, message.body)
+                shown += 1
+                if shown == limit:
+                    return
             sys.stdout.flush()
     finally:
-        if missed:
-            common.note(f"{output.plural(missed, 'message')} could not be shown")
-
-
-def _messages_after(client: rmq.Client, topic: str, slot: int, offset: int) -> list[rmq.Message]:
-    """Return the messages of a slot accepted after an offset, in order of acceptance."""
-    messages: dict[bytes, rmq.Message] = {}
-    for place in QUEUES:
-        for message in client.admin.peek(topic, MAX_PEEKED, place, slot):
-            if message.offset > offset:
-                messages[message.id] = message
-    return sorted(messages.values(), key=lambda message: message.offset)
+        if new.missed:
+            common.note(f"{output.plural(new.missed, 'message')} could not be shown")
+        common.note(f"go on: --after {new.cursor}")
 
 
 def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:

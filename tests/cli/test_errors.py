@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-import rmq
 from tests.cli.program import until
 from tests.servers import free_port
 
@@ -211,20 +210,6 @@ def test_ctrl_c_in_a_stream_tells_where_to_go_on(shell, topic, client):
 
     assert (running.returncode, out) == (130, b"")
     assert err.decode().strip() == "stopped: 3 messages sent; continue from line 5: tail -n +5"
-
-
-def test_tail_says_at_once_what_it_cannot_show(shell, topic):
-    topic.send_many([rmq.Outgoing(n) for n in range(2001)])
-    running = shell.start("tail", topic.name, "--interval", "100ms", stderr=subprocess.PIPE)
-    assert b"Ctrl-C ends" in running.stderr.readline()
-    assert b"slot 0 has 2001 waiting messages, and the first 2000 are read" in (
-        running.stderr.readline()
-    )
-    topic.send(1)
-    assert b"1 new message could not be shown" in running.stderr.readline()
-
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=90)
 
 
 @pytest.mark.parametrize("word", ["redis", "localhost", "user"])

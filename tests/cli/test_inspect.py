@@ -189,7 +189,42 @@ def test_get_shows_a_body_in_full(run, topic):
     assert re.search(r"^header a +b$", shown, re.MULTILINE)
 
 
+def test_peek_goes_on_after_a_cursor_to_the_end(run, topic):
+    topic.send_many([rmq.Outgoing(n) for n in range(25)])
+
+    first = run("peek", topic.name)
+    (after,) = re.findall(r"^the first 10; more: --after (\S+)$", first.stderr, re.MULTILINE)
+    second = run("peek", topic.name, "--after", after, "--json")
+    cursors = {one["cursor"] for one in ndjson(second.stdout)}
+    third = run("peek", topic.name, "--after", *cursors, "--json")
+    bad = run("peek", topic.name, "--after", "x")
+
+    assert len(first.stdout.splitlines()) == 11
+    assert [one["body"] for one in ndjson(second.stdout)] == list(range(10, 20))
+    assert [(one["body"], one["cursor"]) for one in ndjson(third.stdout)] == [
+        (n, None) for n in range(20, 25)
+    ]
+    assert "more" not in third.stderr
+    assert (bad.exit_code, "is not a cursor" in bad.stderr) == (2, True)
+    assert len(ndjson(run("peek", topic.name, "--limit", 5000, "--json").stdout)) == 25
+
+
 class TestTail:
+    def test_it_goes_on_where_another_ended(self, run, topic):
+        topic.send_many([rmq.Outgoing(n) for n in range(7)])
+
+        first = run("tail", topic.name, "--after", 2, "--limit", 3, "--json")
+        shown = run("tail", topic.name, "--after", 2, "--limit", 3)
+        (after,) = re.findall(r"^go on: --after (\S+)$", shown.stderr, re.MULTILINE)
+        second = run("tail", topic.name, "--after", after, "--limit", 2, "--json")
+        bad = run("tail", topic.name, "--after", "1.2", "--limit", 1)
+
+        assert [one["body"] for one in ndjson(first.stdout)] == [2, 3, 4]
+        assert ndjson(first.stdout)[-1]["cursor"] == after
+        assert [one["body"] for one in ndjson(second.stdout)] == [5, 6]
+        assert (bad.exit_code, "is not a cursor" in bad.stderr) == (2, True)
+        assert run("tail", topic.name, "--after", "1", "--consume").exit_code == 2
+
     def test_it_shows_new_messages_and_takes_none(self, shell, topic):
         topic.send("old")
         running = shell.start(

@@ -10,9 +10,11 @@ from rmq.core.record import value_of
 from rmq.protocol.flows import (
     inspect,
     pages,
+    peek_pages,
     rollback,
 )
 from rmq.protocol.flows.pages import Cursor, Page, Span
+from rmq.protocol.flows.peek_pages import PeekPage
 
 
 class MessageAdmin(AdminPart):
@@ -36,7 +38,40 @@ class MessageAdmin(AdminPart):
             slot: only this one.
         """
         context = self._context(topic)
-        return self._run(inspect.peek(context, limit, place, slot))
+        return self._run(peek_pages.peek(context, limit, place, slot))
+
+    def peek_page(
+        self,
+        topic: str,
+        place: QueueWord = "store",
+        *,
+        slot: int | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        type: str | None = None,
+        scan: int = peek_pages.SCAN,
+    ) -> PeekPage:
+        """Return a page of what `peek` shows, however long the queue is. Takes nothing.
+
+        Args:
+            topic: its name.
+            place: "store" or "waiting", "prepare" or "in_flight", "dead".
+            slot: only this one. Else all slots give messages in turn.
+            after: the cursor of the page before; None: from the beginning.
+            limit: so many messages at most, 1 to 1000.
+            type: only messages of this type.
+            scan: how many messages are looked at, 1 to 1 000 000; with a type a page may be short.
+
+        Guarantee:
+            A message that stays where it is, is on one page; whether it is due counts as of the
+            first page. One that moves meanwhile may be seen twice or not at all.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            InvalidValue: `after` is no cursor of this queue.
+        """
+        context = self._context(topic)
+        return self._run(peek_pages.page(context, place, slot, after, limit, type, scan))
 
     def spans(self, topic: str, place: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of about the same size, for `page`.
@@ -97,7 +132,22 @@ class AsyncMessageAdmin(AsyncAdminPart):
     ) -> list[Message]:
         """As `Admin.peek`."""
         context = self._context(topic)
-        return await self._run(inspect.peek(context, limit, place, slot))
+        return await self._run(peek_pages.peek(context, limit, place, slot))
+
+    async def peek_page(
+        self,
+        topic: str,
+        place: QueueWord = "store",
+        *,
+        slot: int | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        type: str | None = None,
+        scan: int = peek_pages.SCAN,
+    ) -> PeekPage:
+        """As `Admin.peek_page`."""
+        context = self._context(topic)
+        return await self._run(peek_pages.page(context, place, slot, after, limit, type, scan))
 
     async def spans(self, topic: str, place: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """As `Admin.spans`."""

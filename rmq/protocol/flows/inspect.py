@@ -1,10 +1,9 @@
-"""Read messages and counters of a topic: get, peek, counts, stats."""
+"""Read messages and counters of a topic: get, a page of a queue, counts, stats."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from rmq.core import codec, failure, large_body, record
@@ -13,16 +12,14 @@ from rmq.core.keys import SlotKeys
 from rmq.core.message import Message, moment
 from rmq.core.queues import QueueName, parse_queue
 from rmq.core.record import Record
-from rmq.core.score import PRIORITY_END, SHARED_MIN, TIMED_MIN, receipt_deadline_ms
+from rmq.core.score import SHARED_MIN, TIMED_MIN, receipt_deadline_ms
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import check_int
 from rmq.errors import DecodeError
 from rmq.protocol import commands
 from rmq.protocol.commands import STATS, QueueMember, SlotCounts
 from rmq.protocol.flows import large_bodies, open_topic, tidy
 from rmq.protocol.steps import Flow, pipeline
 
-PAGE = 200  # messages of one call
 FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024  # of a call of a long scan
 # A topic's value of these is the largest of its slots, not their sum.
 NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
@@ -121,35 +118,6 @@ def get(context: TopicContext, id: Id) -> Flow[Message | None]:
     return message_of(whole, context.settings.max_retries)
 
 
-def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
-    """Return messages without taking them; waiting ones in the order in which they would go.
-
-    Several slots give equal shares, or more where others have less: order holds inside a slot only.
-    """
-    limit = check_int(limit, "limit", 1, 1_000_000)
-    queue = check_place(place)
-    yield from open_topic.ensure_open(context, create=False)
-    if queue == "dead":
-        yield from tidy.tidy_if_allowed(context)
-    slots = context.slots
-    if slot is not None:
-        slots = [slots[check_int(slot, "slot", 0, len(slots) - 1)]]
-    by_slot: list[list[QueueMember]] = [[] for _ in slots]
-    share, unfinished = -(-limit // len(slots)), list(range(len(slots)))
-    while unfinished and sum(map(len, by_slot)) < limit:
-        for position in unfinished:
-            by_slot[position] = yield from _first_members(slots[position], queue, share)
-        unfinished = [position for position in unfinished if len(by_slot[position]) == share]
-        share = min(limit, share * 4) if share < limit else limit + 1
-    members = [member for in_slot in by_slot for member in in_slot]
-    if len(members) > limit:  # the fuller slots gave more than their share: take in turn
-        rows = zip_longest(*by_slot)
-        members = [member for row in rows for member in row if member is not None][:limit]
-        members.sort(key=lambda member: MessageId(member.id).slot)
-    members = yield from with_bodies(context, members)
-    return [message_of(member, context.settings.max_retries) for member in members]
-
-
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
     """Return members of queues with the large bodies that their records refer to."""
     by_slot: dict[int, list[int]] = {}
@@ -165,47 +133,6 @@ def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[
         for at, entry in zip(places, records, strict=True):
             whole[at] = members[at]._replace(record=entry)
     return whole
-
-
-def _first_members(keys: SlotKeys, place: str, most: int) -> Flow[list[QueueMember]]:
-    """Read the first members of a queue of one slot, in its order."""
-    if place != "store":
-        return (yield from _members(keys, place, "-inf", "+inf", False, most))
-    members: list[QueueMember] = []
-    for low, high, down in (
-        (str(PRIORITY_END), "+inf", False),
-        ("17", f"({PRIORITY_END}", True),
-        ("-inf", "(17", True),
-    ):
-        members += yield from _members(keys, place, low, high, down, most)
-    held = yield commands.stats(keys)
-    return _in_take_order(members, held["due"])[:most]
-
-
-def _in_take_order(members: list[QueueMember], due: int) -> list[QueueMember]:
-    """Order members by when they are taken. Timed ones come first, those not due yet go last."""
-    timed = [member for member in members if member.score >= PRIORITY_END]
-    rest = members[len(timed) :]
-    return timed[:due] + rest + timed[due:]
-
-
-def _members(
-    keys: SlotKeys, place: str, low: str, high: str, down: bool, most: int
-) -> Flow[list[QueueMember]]:
-    members: list[QueueMember] = []
-    skip = 0
-    while len(members) < most:
-        count = min(PAGE, most - len(members))
-        page = yield from next_page(keys, place, low, high, skip, count, down)
-        if not page.members:
-            break
-        members += page.members
-        skip = page.skip
-        if down:
-            high = page.edge
-        else:
-            low = page.edge
-    return members
 
 
 class CallSize:

@@ -27,6 +27,7 @@ Limit = Annotated[int, Meta(ge=1, le=LIMIT_MOST)]
 Slot = Annotated[int, Meta(ge=0, le=1023)]
 CursorText = Annotated[str, Meta(max_length=500)]
 FilterText = Annotated[str, Meta(max_length=TEXT_MAX)]
+PeekCursor = Annotated[str, Meta(max_length=4000)]  # has a place in each slot: enough for 100
 Queue = Literal["store", "prepare", "dead"]
 Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled"]
 
@@ -85,11 +86,15 @@ class PeekQuery(Request):
     queue: Queue = "store"
     slot: Slot | None = None
     limit: Limit = 50
+    cursor: PeekCursor | None = None
 
 
-class MessagesQuery(PeekQuery):
+class MessagesQuery(Request):
     """Which messages are listed."""
 
+    queue: Queue = "store"
+    slot: Slot | None = None
+    limit: Limit = 50
     cursor: CursorText | None = None
 
 

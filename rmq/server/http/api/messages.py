@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from rmq.core.message import Message
 from rmq.core.queues import QueueName
+from rmq.errors import InvalidValue
 from rmq.protocol.flows.pages import Cursor, Span
 from rmq.server.http.api import bodies, cursors, views
 from rmq.server.http.api.operation import At, Table
@@ -84,9 +85,21 @@ async def list_messages(
 
 @TABLE.get("/topics/{topic}/peek", NONE, "conflict")
 async def peek_messages(at: At, path: bodies.TopicPath, query: bodies.PeekQuery) -> views.Peeked:
-    """Show the first messages of a queue: waiting ones as they would be taken."""
-    found = await at.admin.peek(path.topic, query.limit, place=query.queue, slot=query.slot)
-    return views.Peeked(messages=[views.message_of(message) for message in found])
+    """Show the messages of a queue, page by page: waiting ones as they would be taken.
+
+    A message that stays where it is, is shown once. A topic of more than 100 slots is shown page by
+    page of a `slot` alone.
+    """
+    try:
+        page = await at.admin.peek_page(
+            path.topic, query.queue, slot=query.slot, after=query.cursor, limit=query.limit
+        )
+    except InvalidValue as error:
+        if query.cursor is None or not str(error).startswith("after:"):
+            raise
+        raise ApiError("invalid", "cursor: give one that a page has returned", "cursor") from None
+    messages = [views.message_of(message) for message in page.messages]
+    return views.Peeked(messages=messages, cursor=page.cursor)
 
 
 @TABLE.post(

@@ -81,9 +81,14 @@ class MessageList(Answer):
 
 
 class Peeked(Answer):
-    """Messages, in the order in which they would be taken inside a slot."""
+    """Messages, in the order in which they would be taken inside a slot.
+
+    Attributes:
+        cursor: for the next page; null: this was the last one.
+    """
 
     messages: list[StoredMessage]
+    cursor: str | None
 
 
 class Sent(Answer):

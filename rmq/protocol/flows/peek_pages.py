@@ -1,0 +1,213 @@
+"""Show messages of a queue without taking them: the first ones, or page by page with a cursor."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgpack
+
+from rmq.core import record
+from rmq.core.ids import MessageId, member_of
+from rmq.core.message import Message
+from rmq.core.queues import QueueName
+from rmq.core.topic_context import TopicContext
+from rmq.core.validation import check_int
+from rmq.errors import DecodeError, InvalidValue
+from rmq.protocol import clock
+from rmq.protocol.commands import QueueMember
+from rmq.protocol.flows import inspect, open_topic, tidy
+from rmq.protocol.flows.slot_reader import Place, SlotReader, ranges_in_order
+from rmq.protocol.steps import Flow, server_ms
+
+LIMIT_MAX, PEEK_MAX, SCAN = 1000, 1_000_000, 10_000
+MEMBER_BYTES = 13
+_NO_CURSOR = (ValueError, TypeError, binascii.Error, msgpack.UnpackException)
+
+
+class PeekPage(NamedTuple):
+    """Some messages of a queue.
+
+    Attributes:
+        messages: waiting ones in the order in which their slot would give them; slot by slot.
+        cursor: for the next page; None: this was the last one.
+    """
+
+    messages: list[Message]
+    cursor: str | None
+
+
+class Position(NamedTuple):
+    """The end of a page.
+
+    Attributes:
+        now_ms: the time at which messages were due or not: that of the first page.
+        next_slot: the index of the slot that is to give the next message.
+        places: by the index of a slot, the last message that it gave.
+    """
+
+    now_ms: int
+    next_slot: int
+    places: dict[int, Place]
+
+
+def write_cursor(queue: QueueName, position: Position) -> str:
+    """Return a position as text."""
+    places = [[slot, *place] for slot, place in sorted(position.places.items())]
+    packed = msgpack.packb([queue[0], position.now_ms, position.next_slot, places])
+    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
+    """Read a cursor.
+
+    Raises:
+        InvalidValue: no page of such a queue gave it.
+    """
+    try:
+        text = str(cursor)
+        packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        letter, now_ms, next_slot, places = msgpack.unpackb(packed)
+        position = Position(
+            now_ms, next_slot, {slot: Place(score, member) for slot, score, member in places}
+        )
+        numbers = (now_ms, next_slot, *position.places)
+        is_whole = (
+            letter == queue[0]
+            and all(type(number) is int for number in numbers)
+            and 0 <= now_ms < 1e14
+            and all(0 <= slot < slots for slot in (next_slot, *position.places))
+            and all(
+                type(place.score) is float
+                and math.isfinite(place.score)
+                and type(place.member) is bytes
+                and len(place.member) == MEMBER_BYTES
+                for place in position.places.values()
+            )
+        )
+    except _NO_CURSOR:
+        is_whole = False
+    if not is_whole:
+        raise InvalidValue(
+            f"after: {str(cursor)[:80]!r} is not a cursor of this queue; pass one unchanged"
+        )
+    return position
+
+
+def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
+    """Return messages without taking them; waiting ones in the order in which they would go.
+
+    Several slots give equal shares, or more where others have less: order holds inside a slot only.
+    """
+    limit = check_int(limit, "limit", 1, PEEK_MAX)
+    walk = yield from _begin(context, place, slot, None)
+    members = yield from walk.read(limit, None, math.inf)
+    return (yield from _messages(context, members))
+
+
+def page(
+    context: TopicContext,
+    place: str,
+    slot: int | None,
+    after: str | None,
+    limit: int,
+    of_type: str | None,
+    scan: int,
+) -> Flow[PeekPage]:
+    """Return at most `limit` messages behind a cursor, of at most `scan` that are looked at."""
+    limit = check_int(limit, "limit", 1, LIMIT_MAX)
+    scan = check_int(scan, "scan", 1, PEEK_MAX)
+    walk = yield from _begin(context, place, slot, after)
+    members = yield from walk.read(limit, of_type, scan)
+    has_more = yield from walk.has_more()
+    messages = yield from _messages(context, members)
+    return PeekPage(messages, write_cursor(walk.queue, walk.position()) if has_more else None)
+
+
+def _type_of(member: QueueMember) -> str | None:
+    try:
+        return record.type_of(member.record) if member.record else None
+    except DecodeError:
+        return None
+
+
+def _messages(context: TopicContext, members: Iterable[QueueMember]) -> Flow[list[Message]]:
+    by_slot = sorted(members, key=lambda member: MessageId(member.id).slot)
+    whole = yield from inspect.with_bodies(context, by_slot)
+    return [inspect.message_of(member, context.settings.max_retries) for member in whole]
+
+
+def _begin(
+    context: TopicContext, place: str, slot: int | None, after: str | None
+) -> Flow[SlotWalk]:
+    queue = inspect.check_place(place)
+    yield from open_topic.ensure_open(context, create=False)
+    if queue == "dead":
+        yield from tidy.tidy_if_allowed(context)
+    count = len(context.slots)
+    asked = range(count) if slot is None else (check_int(slot, "slot", 0, count - 1),)
+    if after is not None:
+        return SlotWalk(context, queue, asked, read_cursor(queue, after, count))
+    now_ms = 0
+    if queue == "store":
+        now_ms = clock.now_ms() if clock.now_us else (yield from server_ms("peek"))
+    return SlotWalk(context, queue, asked, Position(now_ms, 0, {}))
+
+
+class SlotWalk:
+    """A walk over slots of a topic, which give their messages in turn, one at a time."""
+
+    def __init__(
+        self, context: TopicContext, queue: QueueName, slots: Iterable[int], start: Position
+    ) -> None:
+        self.queue = queue
+        self._now_ms, self._places = start.now_ms, dict(start.places)
+        ranges = ranges_in_order(queue, start.now_ms)
+        self._readers = {
+            slot: SlotReader(context.slots[slot], queue, ranges, start.places.get(slot))
+            for slot in slots
+        }
+        self._ready: dict[int, deque[QueueMember]] = {slot: deque() for slot in self._readers}
+        # The slots that may have more, the next one first.
+        in_turn = sorted(self._readers, key=lambda slot: (slot < start.next_slot, slot))
+        self._turns = deque(in_turn)
+
+    def position(self) -> Position:
+        """Return where the walk goes on."""
+        return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
+
+    def read(self, limit: int, of_type: str | None, scan: float) -> Flow[list[QueueMember]]:
+        """Return the next members, at most `limit` of at most `scan` that are looked at."""
+        found: list[QueueMember] = []
+        looked_at = 0
+        while len(found) < limit and looked_at < scan:
+            share = -(-(limit - len(found)) // max(1, len(self._turns)))
+            if not (yield from self._fill(share if of_type is None else inspect.CALL_MAX)):
+                break
+            slot = self._turns[0]
+            self._turns.rotate(-1)
+            member = self._ready[slot].popleft()
+            self._places[slot] = Place(member.score, member_of(member.id))
+            looked_at += 1
+            if of_type is None or _type_of(member) == of_type:
+                found.append(member)
+        return found
+
+    def has_more(self) -> Flow[bool]:
+        """Whether there is another message."""
+        return (yield from self._fill(1))
+
+    def _fill(self, most: int) -> Flow[bool]:
+        """Read of the slot whose turn it is, or of the next one that has more; False at the end."""
+        while self._turns:
+            slot = self._turns[0]
+            if not self._ready[slot]:
+                self._ready[slot].extend((yield from self._readers[slot].read(most)))
+            if self._ready[slot]:
+                return True
+            self._turns.popleft()
+        return False
