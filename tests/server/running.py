@@ -84,7 +84,8 @@ def dead(client: rmq.Client, count: int = 1, **settings: Any) -> list[str]:
 
 def _body(reply: Any) -> Any:
     text = reply.read().decode()
-    return json.loads(text) if text and "json" in reply.headers.get("Content-Type", "") else text
+    kind = reply.headers.get("Content-Type", "")
+    return json.loads(text) if text and "json" in kind and "ndjson" not in kind else text
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

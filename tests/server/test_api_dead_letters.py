@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
+import io
+import json
 from typing import Any
 
 import pytest
 
 import rmq
+from rmq.cli import dead_letter_files
+from rmq.server.http.api import dead_letters
 from tests.server.conftest import Ask
 from tests.server.running import dead, until, walked
 
@@ -136,6 +141,95 @@ def test_a_list_refuses_what_is_no_filter(api: Ask, client: rmq.Client, path: st
     assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 7)
     assert api(f"/topics/orders/{path}?limit=501").body["field"] == "limit"
     assert api(f"/topics/none/{path}").status == 404
+
+
+# --- export --------------------------------------------------------------------------------------
+
+EXPORT = "/topics/orders/dead-letters/export"
+
+
+@pytest.mark.parametrize("first", [1, 2, 20])
+def test_all_dead_letters_are_exported_for_import(
+    api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(dead_letters, "EXPORT_FIRST", first)
+    monkeypatch.setattr(dead_letters, "EXPORT_BYTES", first * 1100)
+    ids = dead(client, 7, slots=2)
+
+    answer = api(EXPORT)
+
+    assert answer.headers["Content-Type"] == "application/x-ndjson"
+    lines = answer.body.splitlines()
+    read = [dead_letter_files.read_line(line.encode())[1] for line in lines]
+    assert sorted(outgoing.id for outgoing in read) == sorted(ids)
+    assert {outgoing.type for outgoing in read} == {"t0", "t1"}
+    assert sorted(json.loads(outgoing.body)["n"] for outgoing in read) == list(range(7))
+    shown = json.loads(lines[0])
+    assert (shown["failure"]["error"], len(shown["failure"]["fingerprint"])) == ("why", 12)
+    rest = api(f"{EXPORT}?after={json.loads(lines[2])['cursor']}").body
+    assert rest.splitlines() == lines[3:]
+
+
+def test_exported_dead_letters_are_imported_by_the_command_line(
+    api: Ask, client: rmq.Client
+) -> None:
+    topic = client.topic("orders")
+    ids = [
+        client.topic("orders", codec="bytes").send(b"\x00\xff", headers={"k": "v"}).id,
+        client.topic("orders", codec="msgpack").send({"k": b"\xff"}).id,
+        topic.send("a", merge_key="m", time_range=0.001, merge="collect").id,
+    ]
+    with topic.consumer() as consumer:
+        rejected = 0
+        while rejected < len(ids):
+            for delivery in consumer.receive(10):
+                delivery.reject("why")
+                rejected += 1
+    before = {id: client.admin.get("orders", id).body for id in ids}
+    text = api(EXPORT).body
+    client.admin.purge("orders", "dead")
+
+    sender = dead_letter_files.Import(client, "orders")
+    sender.run(io.BytesIO(text.encode()))
+
+    assert sender.counts == {"stored": 3, "duplicate": 0, "bad": 0}
+    assert {id: client.admin.get("orders", id).body for id in ids} == before
+
+
+def test_an_export_of_some_or_none_and_of_a_mistake(api: Ask, client: rmq.Client) -> None:
+    dead(client, 4)
+
+    some = api(f"{EXPORT}?filter=type%3Dt1").body.splitlines()
+    assert len(some) == 2
+    none = api(f"{EXPORT}?filter=age%3E1h")
+    assert (none.status, none.body) == (200, "")
+    wrong = api(f"{EXPORT}?filter=age")
+    assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 3)
+    assert api(f"{EXPORT}?after=x").body["field"] == "after"
+    assert api("/topics/none/dead-letters/export").status == 404
+    head = api(EXPORT, "HEAD")
+    assert (head.status, head.body) == (200, "")
+
+
+def test_an_export_that_ends_early_is_noticed(
+    api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "EXPORT_FIRST", 2)
+    dead(client, 4)
+    read = rmq.AsyncAdmin.dead_letters
+    calls = []
+
+    async def fails_later(*args: Any, **options: Any) -> Any:
+        calls.append(options["after"])
+        if len(calls) > 1:
+            raise rmq.Unavailable("away")
+        return await read(*args, **options)
+
+    monkeypatch.setattr(rmq.AsyncAdmin, "dead_letters", fails_later)
+
+    with pytest.raises(http.client.IncompleteRead):
+        api(EXPORT)
+    assert len(calls) == 2
 
 
 # --- the trash -----------------------------------------------------------------------------------

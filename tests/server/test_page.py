@@ -23,16 +23,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on PATH")
-def test_the_calls_of_the_page_do_what_they_show(server: Redis, prefix: str) -> None:
+def test_the_calls_of_the_page_do_what_they_show(
+    server: Redis, prefix: str, tmp_path: Path
+) -> None:
     (script,) = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    calls = script.count("curl ")
+    calls = len(re.findall(r"^curl (?!.* > )", script, re.MULTILINE))
 
     with serving(server.url, prefix) as running:
         script = script.replace("http://127.0.0.1:8800", running.url)
         script = script.replace("curl ", r"curl -sS -w '\n' ")
         done = subprocess.run(
-            ["bash", "-e", "-c", script], capture_output=True, text=True, timeout=60
-        )
+            ["bash", "-e", "-c", script],
+            capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -41,6 +44,7 @@ def test_the_calls_of_the_page_do_what_they_show(server: Redis, prefix: str) -> 
         answer for answer in answers if "status" in answer and answer["status"] != "stored"
     ] == []
     assert calls > 10
+    assert [each.name for each in tmp_path.iterdir()] == ["dead.ndjson"]
     assert answers[1]["id"] in {message["id"] for message in answers[2]["messages"]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
@@ -21,6 +22,8 @@ from rmq.server.http.api import (
     audits,
     dead_letters,
     jobs,
+    leases,
+    lines,
     messages,
     openapi,
     problems,
@@ -36,8 +39,8 @@ from rmq.server.service import ServiceStatus
 
 BASE = "/api/v1"
 TABLES = (
-    topics.TABLE, messages.TABLE, dead_letters.TABLE, jobs.TABLE, schedules.TABLE, queries.TABLE,
-    audits.TABLE, about.TABLE,
+    topics.TABLE, messages.TABLE, leases.TABLE, dead_letters.TABLE, jobs.TABLE, schedules.TABLE,
+    queries.TABLE, audits.TABLE, about.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # to send a body; 408 then
@@ -133,9 +136,11 @@ class Api:
         for part in given.values():
             if getattr(part, "filter", None) is not None:
                 self.disclosure.check_filter(at.principal, part.filter)
-        done = await operation.handler(at, **given)
-        answer = _ENCODER.encode(self.disclosure.shown(at.principal, done))
         headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
+        shown = functools.partial(self.disclosure.shown, at.principal)
+        if operation.has_lines:
+            return await lines.answer(operation.handler(at, **given), shown, request, headers)
+        answer = _ENCODER.encode(shown(await operation.handler(at, **given)))
         if operation.has_etag:
             etag = f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
             headers |= {"ETag": etag, "Cache-Control": "no-cache"}

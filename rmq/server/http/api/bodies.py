@@ -107,6 +107,27 @@ class DeadQuery(Request):
     cursor: CursorText | None = None
 
 
+class MessageQuery(Request):
+    """How a message is shown; `whole`: with all of its body, of 16 MiB at most."""
+
+    whole: bool = False
+
+
+class LeasesQuery(Request):
+    """Which messages in flight are listed."""
+
+    slot: Slot | None = None
+    limit: Limit = 100
+    cursor: CursorText | None = None
+
+
+class ExportQuery(Request):
+    """Which dead letters are exported; `after`: the `cursor` of the last line that came."""
+
+    filter: FilterText | None = None
+    after: Annotated[str, Meta(max_length=100)] | None = None
+
+
 class TrashQuery(DeadQuery):
     """Which letters of the trash are listed; a filter is such as: reason=failed and body.n=1."""
 

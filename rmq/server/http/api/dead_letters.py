@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Literal
 
 from rmq.core import dead_letter_filter
@@ -16,6 +17,8 @@ TABLE = Table("dead letters")
 NONE = "topic-not-found"
 SAMPLE_MAX = 10  # dead letters that a dry run shows
 SAMPLE_SCAN = 10_000  # that it looks at for them
+# An export begins with a small page; the next have as many as make some 4 MiB.
+EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 
 
 @TABLE.get("/topics/{topic}/dead-letters", NONE, "conflict")
@@ -39,6 +42,28 @@ async def list_dead_letter_groups(
     """
     found = await at.admin.dead_letter_groups(path.topic, filter=query.filter)
     return views.groups_of(found, query.limit)
+
+
+@TABLE.get("/topics/{topic}/dead-letters/export", NONE, "conflict", role=Role.ADMIN)
+async def export_dead_letters(
+    at: At, path: bodies.TopicPath, query: bodies.ExportQuery
+) -> AsyncIterator[list[views.DeadLetterLine]]:
+    """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
+
+    All of them come in one answer. Where it breaks off, `after` goes on behind its last line.
+    """
+    after, size = query.after, EXPORT_FIRST
+    while True:
+        page = await at.admin.dead_letters(
+            path.topic, filter=query.filter, after=after, limit=size, raw=True
+        )
+        found = [views.line_of(message) for message in page.messages]
+        yield found
+        after = page.cursor
+        if after is None:
+            return
+        bytes_each = sum(len(each.body_base64 or "") for each in found) // (len(found) or 1)
+        size = max(1, min(bodies.LIMIT_MOST, EXPORT_BYTES // (bytes_each + 1000)))
 
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)

@@ -40,8 +40,21 @@ async def walk(
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> views.MessageList:
-    """Return the messages of a queue from the query's cursor on, in the order of slot and score."""
-    slots = (await at.admin.settings(topic)).slots
+    """Return the messages of a queue from the query's cursor on, as they are shown."""
+    found, cursor = await page_of(at, topic, query, queue, fits)
+    return views.MessageList(messages=[views.message_of(each) for each in found], cursor=cursor)
+
+
+async def page_of(
+    at: At,
+    topic: str,
+    query: bodies.MessagesQuery | bodies.DeadQuery | bodies.LeasesQuery,
+    queue: QueueName,
+    fits: Callable[[Message], bool] | None = None,
+) -> tuple[list[Message], str | None]:
+    """Return messages from the query's cursor on, by slot and score, and where they go on."""
+    settings = await at.admin.settings(topic)
+    slots = settings.layout.most if settings.layout else settings.slots
     first = query.slot or 0
     if first >= slots:
         raise ApiError("invalid", f"slot: {first}; the topic has {slots}", "slot")
@@ -49,7 +62,7 @@ async def walk(
     position = cursors.read(query.cursor, Position) if query.cursor else Position(first)
     if not first <= position.slot <= last:
         raise ApiError("invalid", "cursor: give it with the query that it came from", "cursor")
-    found: list[views.StoredMessage] = []
+    found: list[Message] = []
     walked = 0
     while True:
         cursor = None if position.score is None else Cursor(position.score, position.seen)
@@ -60,15 +73,15 @@ async def walk(
             position = Position(position.slot, message.score, seen)
             walked += 1
             if fits is None or fits(message):
-                found.append(views.message_of(message))
+                found.append(message)
                 if len(found) == query.limit:
-                    return views.MessageList(messages=found, cursor=cursors.write(position))
+                    return found, cursors.write(position)
         if page.cursor is None:
             if position.slot == last:
-                return views.MessageList(messages=found, cursor=None)
+                return found, None
             position = Position(position.slot + 1)
         if walked >= WALKED_MAX:
-            return views.MessageList(messages=found, cursor=cursors.write(position))
+            return found, cursors.write(position)
 
 
 @TABLE.get("/topics/{topic}/messages", NONE, "conflict")
@@ -129,12 +142,14 @@ async def send_message(at: At, path: bodies.TopicPath, body: bodies.Send) -> vie
 
 
 @TABLE.get("/topics/{topic}/messages/{id}", NONE, "not-found", "conflict")
-async def get_message(at: At, path: bodies.MessagePath) -> views.StoredMessage:
-    """Return a message, in whichever queue it is."""
+async def get_message(
+    at: At, path: bodies.MessagePath, query: bodies.MessageQuery
+) -> views.StoredMessage:
+    """Return a message, in whichever queue it is, or in the trash."""
     message = await at.admin.get(path.topic, path.id)
     if message is None:
         raise ApiError("not-found", "the message is settled, or never was", "id")
-    return views.message_of(message)
+    return views.message_of(message, None if query.whole else views.SHOWN_MAX)
 
 
 @TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict", role=Role.OPERATOR)

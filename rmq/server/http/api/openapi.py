@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rmq.core.version import VERSION
+from rmq.server.http.api import lines
 from rmq.server.http.api.operation import Operation
 from rmq.server.http.api.problems import KINDS, MEDIA_TYPE, RETRY_AFTER_S, Problem
 
@@ -97,7 +98,9 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
     responses: dict[str, Any] = {
         str(operation.status): {
             "description": "Done",
-            "content": {"application/json": {"schema": answer}},
+            "content": {
+                lines.MEDIA_TYPE if operation.has_lines else "application/json": {"schema": answer}
+            },
         }
     }
     if operation.has_etag:

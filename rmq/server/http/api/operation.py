@@ -7,15 +7,16 @@ A function that answers has the parameters that it needs, each a msgspec struct:
     query   what stands after the question mark
     body    the JSON that is sent
 
-Its name is the operationId, its docstring the description, its return type the schema.
+Its name is the operationId, its docstring the description, its return type the schema. An async
+generator of lists answers with lines of NDJSON.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from rmq.client.admin import AsyncAdmin
 from rmq.client.client import AsyncClient
@@ -23,7 +24,7 @@ from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Principal, Role
 from rmq.server.service import ServiceStatus
 
-Handler = Callable[..., Awaitable[Any]]
+Handler = Callable[..., Any]  # a coroutine, or an async iterator of pages of lines
 H = TypeVar("H", bound=Handler)
 
 ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "internal",
@@ -82,6 +83,7 @@ class Operation:
         errors: kinds of its own, beside those that every operation has.
         handler: the function that answers.
         types: the structs that it reads, by "path", "query" and "body"; and "return".
+        has_lines: whether it answers with lines of NDJSON, which the handler yields page by page.
     """
 
     method: str
@@ -93,6 +95,7 @@ class Operation:
     errors: tuple[str, ...]
     handler: Handler
     types: dict[str, Any] = field(default_factory=dict)
+    has_lines: bool = False
 
     @property
     def name(self) -> str:
@@ -151,11 +154,25 @@ class Table:
         def register(handler: H) -> H:
             types = get_type_hints(handler)
             types.pop("at")
+            has_lines = get_origin(types["return"]) is AsyncIterator
+            if has_lines:
+                ((types["return"],),) = (get_args(page) for page in get_args(types["return"]))
             assert ("body" in types) == (method in ("POST", "PATCH")), handler
             assert ("path" in types) == ("{" in path), handler
             assert inspect.getdoc(handler), handler
             self.operations.append(
-                Operation(method, path, self.tag, role, status, has_etag, errors, handler, types)
+                Operation(
+                    method,
+                    path,
+                    self.tag,
+                    role,
+                    status,
+                    has_etag,
+                    errors,
+                    handler,
+                    types,
+                    has_lines,
+                )
             )
             return handler
 

@@ -24,10 +24,12 @@ from rmq.server.http.api.views.audits import (
 from rmq.server.http.api.views.dead_letters import (
     DeadLetterGroup,
     DeadLetterGroups,
+    DeadLetterLine,
     Purged,
     Redriven,
     Restored,
     groups_of,
+    line_of,
 )
 from rmq.server.http.api.views.jobs import (
     Job,
@@ -36,6 +38,13 @@ from rmq.server.http.api.views.jobs import (
     JobOutcomes,
     job_of,
     outcome_of,
+)
+from rmq.server.http.api.views.leases import (
+    Consumers,
+    Lease,
+    LeaseHolder,
+    LeaseList,
+    leases_of,
 )
 from rmq.server.http.api.views.messages import (
     SHOWN_MAX,
@@ -49,6 +58,7 @@ from rmq.server.http.api.views.messages import (
     Sent,
     StoredMessage,
     body_of,
+    failure_of,
     message_of,
     sent_of,
 )
@@ -87,9 +97,11 @@ __all__ = [
     "Body",
     "Cancelled",
     "Claim",
+    "Consumers",
     "Count",
     "DeadLetterGroup",
     "DeadLetterGroups",
+    "DeadLetterLine",
     "Deleted",
     "Done",
     "Failure",
@@ -100,6 +112,9 @@ __all__ = [
     "JobList",
     "JobOutcome",
     "JobOutcomes",
+    "Lease",
+    "LeaseHolder",
+    "LeaseList",
     "MessageList",
     "Missing",
     "Paused",
@@ -127,9 +142,12 @@ __all__ = [
     "audit_line_of",
     "audited_of",
     "body_of",
+    "failure_of",
     "findings_of",
     "groups_of",
     "job_of",
+    "leases_of",
+    "line_of",
     "message_of",
     "outcome_of",
     "paused_of",

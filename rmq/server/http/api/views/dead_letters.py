@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+from contextlib import suppress
 from datetime import datetime
 
+from rmq.core import record
+from rmq.core.message import Message
+from rmq.core.record import Record
+from rmq.errors import DecodeError
 from rmq.protocol.flows import dead_letter_groups
+from rmq.protocol.flows.dead_letter_pages import cursor_of
 from rmq.server.http.api.views.answer import Answer
-from rmq.server.http.api.views.messages import StoredMessage
+from rmq.server.http.api.views.messages import Failure, StoredMessage, failure_of
 
 
 class Redriven(Answer):
@@ -75,6 +82,54 @@ class DeadLetterGroups(Answer):
     groups: list[DeadLetterGroup]
     other: int
     total: int
+
+
+class DeadLetterLine(Answer, omit_defaults=True):
+    """A dead letter as `rmq dlq import` reads it; fields that are null are left out.
+
+    Attributes:
+        cursor: as `after` of another export: it goes on behind this line.
+        codec: the number of the codec of the body; null: the record cannot be read.
+        body_base64: the body as its producer's codec wrote it.
+        bodies_base64: the same of a message that collected several.
+    """
+
+    id: str
+    cursor: str
+    slot: int
+    died: datetime | None
+    deliveries: int
+    headers: dict[str, str]
+    type: str | None = None
+    priority: int | None = None
+    failure: Failure | None = None
+    codec: int | None = None
+    body_base64: str | None = None
+    bodies_base64: list[str] | None = None
+
+
+def line_of(message: Message) -> DeadLetterLine:
+    """Return a dead letter whose body is its record as a line."""
+    line = DeadLetterLine(
+        id=str(message.id), cursor=cursor_of(message), slot=message.slot, died=message.died,
+        deliveries=message.deliveries, headers=dict(message.headers), type=message.type,
+        priority=message.priority, failure=failure_of(message.failure),
+    )  # fmt: skip
+    raw = message.body
+    if not isinstance(raw, Record):
+        line.body_base64 = _base64(bytes(raw))
+        return line
+    line.codec = raw.codec
+    if raw.flags & record.COLLECTS:
+        with suppress(DecodeError):
+            line.bodies_base64 = [_base64(each) for each in record.collected_bodies(raw.body)]
+            return line
+    line.body_base64 = _base64(raw.body)
+    return line
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def groups_of(found: dead_letter_groups.DeadLetterGroups, limit: int) -> DeadLetterGroups:

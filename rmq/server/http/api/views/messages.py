@@ -7,6 +7,7 @@ import json
 from datetime import datetime
 from typing import Any, Literal
 
+from rmq.core import message as messages
 from rmq.core.fingerprint import fingerprint
 from rmq.core.message import Message, SendResult, SendStatus
 from rmq.core.queues import QueueName
@@ -120,10 +121,10 @@ class Prioritized(Answer):
     status: PriorityStatus
 
 
-def body_of(value: Any) -> Body:
-    """Return a decoded body as it is shown."""
+def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
+    """Return a decoded body as it is shown: so many bytes of it at most; None: all."""
     if isinstance(value, bytes):
-        shown = value[:SHOWN_MAX]
+        shown = value[:most]
         text = base64.b64encode(shown).decode()
         return Body(kind="base64", text=text, size=len(value), is_truncated=len(shown) < len(value))
     kind: Literal["json", "text"] = "text"
@@ -135,7 +136,7 @@ def body_of(value: Any) -> Body:
         except (TypeError, ValueError, RecursionError):
             text = _written(value)  # msgpack has bytes inside of maps, and NaN
     whole = text.encode("utf-8", "replace")  # JSON may name half of a surrogate pair
-    shown = whole[:SHOWN_MAX]
+    shown = whole[:most]
     return Body(
         kind=kind,
         text=shown.decode("utf-8", "ignore"),  # the cut may be inside of a character
@@ -151,22 +152,24 @@ def _written(value: Any) -> str:
         return "(nested too deeply to be shown)"
 
 
-def message_of(message: Message) -> StoredMessage:
-    """Return a message as it is shown."""
-    failure = message.failure
+def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
+    """Return a message as it is shown, with so many bytes of its body; None: all."""
     return StoredMessage(
         id=str(message.id), queue=message.place, slot=message.slot, offset=message.offset,
-        body=body_of(message.body), type=message.type, priority=message.priority, due=message.due,
-        expires=message.expires, merge_key=message.merge_key, headers=dict(message.headers),
-        deliveries=message.deliveries, deadline=message.deadline,
+        body=body_of(message.body, most), type=message.type, priority=message.priority,
+        due=message.due, expires=message.expires, merge_key=message.merge_key,
+        headers=dict(message.headers), deliveries=message.deliveries, deadline=message.deadline,
         held_by_query=message.held_by_query, died=message.died,
-        failure=(
-            Failure(**failure._asdict(), fingerprint=fingerprint(failure))
-            if failure
-            else None
-        ),
+        failure=failure_of(message.failure),
         unreadable=message.unreadable,
     )  # fmt: skip
+
+
+def failure_of(failure: messages.Failure | None) -> Failure | None:
+    """Return a failure as it is shown."""
+    if failure is None:
+        return None
+    return Failure(**failure._asdict(), fingerprint=fingerprint(failure))
 
 
 def sent_of(result: SendResult) -> Sent:
