@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rmq.client.query import AsyncQuery, Query
     from rmq.client.stage import AsyncStage, Published, Stage, Staged
     from rmq.client.topic import AsyncTopic, Topic
+    from rmq.core.access import AccessToken
     from rmq.core.audit import Audit, Audited, Missing
     from rmq.core.claim import Claimed
     from rmq.core.codec import Compressed
@@ -112,6 +113,7 @@ _MODULES = {
     "rmq.client.query": "AsyncQuery Query",
     "rmq.client.stage": "AsyncStage Published Stage Staged",
     "rmq.client.topic": "AsyncTopic Topic",
+    "rmq.core.access": "AccessToken",
     "rmq.core.audit": "Audit Audited Missing",
     "rmq.core.claim": "Claimed",
     "rmq.core.codec": "Compressed",
@@ -170,6 +172,7 @@ if not TYPE_CHECKING:  # or every name would be right to a type checker
 __all__ = [
     # the doors
     "AccessDenied",
+    "AccessToken",
     "AclRules",
     "Admin",
     "AlreadySettled",

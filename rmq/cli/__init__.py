@@ -13,8 +13,8 @@ top, top_frame  `rmq top`, and its frame
 names           what the shell completes; `completion` prints its script
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, topic_list, topic_files, send, inspect, tail, update, dlq, job, stats,
-audit, claim, query, sink, schedule, ledger, outbox, outbox_repair, worker, worker_list, acl,
-functions, config, doctor, check, soak: the commands
+audit, claim, query, sink, schedule, ledger, outbox, outbox_repair, worker, worker_list, token,
+acl, functions, config, doctor, check, soak: the commands
 server          `rmq server`
 worker_group    `rmq worker`: runs handlers where no command of the group is named
 dead_letter_options, dead_letter_list, dead_letter_files: parts of `rmq dlq`
@@ -95,6 +95,10 @@ COMMANDS = {
         "rmq.cli.worker_group:worker", "Run handlers, or list the processes that run them."
     ),
     "server": Place("rmq.cli.server:server", "Run the server until SIGTERM or Ctrl-C."),
+    "token": Place(
+        "rmq.cli.token:token",
+        "Create, list and revoke tokens for the HTTP API and the console of rmq server.",
+    ),
     "acl": Place("rmq.cli.acl:acl", "Print what a Redis user needs, and no more."),
     "functions": Place(
         "rmq.cli.functions:functions",

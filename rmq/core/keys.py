@@ -49,6 +49,10 @@ TYPES = {
     "joblog": "list",
     "jobs": "zset",
     "audit_trail": "zset",
+    "tokens": "hash",
+    "tokens_used": "hash",
+    "session": "string",
+    "server_secret": "string",
 }
 
 
@@ -193,19 +197,47 @@ def audit_trail_key(prefix: str) -> bytes:
     return f"{prefix}:audit_trail".encode()
 
 
+def tokens_key(prefix: str) -> bytes:
+    """Return the key of the tokens of the HTTP API, by name."""
+    return f"{prefix}:tokens".encode()
+
+
+def tokens_used_key(prefix: str) -> bytes:
+    """Return the key of when tokens were last used, by id."""
+    return f"{prefix}:tokens_used".encode()
+
+
+def session_key(prefix: str, digest: str) -> bytes:
+    """Return the key of a session of a browser, below the digest of its id."""
+    return f"{prefix}:session:{digest}".encode()
+
+
+def server_secret_key(prefix: str) -> bytes:
+    """Return the key of the secret that servers share."""
+    return f"{prefix}:server_secret".encode()
+
+
 def wake_channel(prefix: str, topic: str) -> bytes:
     """Return the Pub/Sub channel of the wake-ups of a topic."""
     return f"{prefix}:{{{topic}}}:wake".encode()
+
+
+# Keys of no topic: of which there is one, and of which there are many.
+_WHOLE = (
+    "topics", "scheduled", "workers", "leader", "jobs", "audit_trail", "tokens", "tokens_used",
+    "server_secret",
+)  # fmt: skip
+_BY_ID = ("worker", "session")
 
 
 def type_of(key: bytes) -> str | None:
     """Return the Redis type of the value of an RMQ key; None for another key."""
     _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
     if not tagged:
-        for name in ("topics", "scheduled", "workers", "leader", "jobs", "audit_trail"):
+        for name in _WHOLE:
             if key.endswith(f":{name}".encode()):
                 return TYPES[name]
-        return TYPES["worker"] if b":worker:" in key else None
+        return next((TYPES[name] for name in _BY_ID if f":{name}:".encode() in key), None)
     return TYPES.get(rest.split(b":", 1)[0].decode("ascii", "replace"))
 
 

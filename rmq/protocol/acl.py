@@ -19,7 +19,7 @@ from rmq.core import keys
 from rmq.errors import InvalidType, InvalidValue
 from rmq.protocol import scripts
 
-Role = Literal["producer", "consumer", "worker", "operator", "viewer", "server", "loader"]
+Role = Literal["producer", "consumer", "worker", "operator", "viewer", "server", "admin", "loader"]
 ServerVersion = Literal["6.2", "7.0", "7.2"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SERVER_VERSIONS: tuple[ServerVersion, ...] = get_args(ServerVersion)
@@ -63,8 +63,12 @@ SCRIPTS: dict[Role, frozenset[str]] = {
         *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
         "sample", "expire",
     )),
+    "admin": frozenset(),
     "loader": frozenset(),
 }  # fmt: skip
+
+# Roles that reach no topic.
+OF_NO_TOPIC = frozenset(("admin", "loader"))
 
 # What every connection sends besides scripts. AUTH and HELLO need no right.
 # ROLE is asked of the master that sentinels name. Rules are the same for every kind of server.
@@ -92,7 +96,15 @@ COMMANDS: dict[Role, frozenset[str]] = {
         "zremrangebyscore", "zrem", "unlink",
     )),
     "operator": frozenset((*_CONNECTION, *_OPERATING)),
-    "server": frozenset((*_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof")),
+    # The last three: tokens and sessions of those who ask over HTTP.
+    "server": frozenset((
+        *_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof", "hgetall", "set", "pexpire",
+    )),
+    # Who creates tokens may do over HTTP whatever a server can.
+    "admin": frozenset((
+        *_CONNECTION, "hlen", "hsetnx", "hget", "hgetall", "hdel", "time", "zadd",
+        "zremrangebyrank",
+    )),
     "viewer": frozenset((
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
         "zrangebyscore", "mget", "zrange", "lrange",
@@ -109,7 +121,11 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("worker:*", ("worker",), ("operator", "viewer", "server")),
     ("leader", ("server",), ("operator", "viewer")),
     ("jobs", ("operator", "server"), ("viewer",)),
-    ("audit_trail", ("operator", "server"), ("viewer",)),
+    ("audit_trail", ("operator", "server", "admin"), ("viewer",)),
+    ("tokens", ("admin",), ("server",)),
+    ("tokens_used", ("server", "admin"), ()),
+    ("session:*", ("server",), ()),
+    ("server_secret", ("server",), ()),
 )
 
 # Commands of scripts that change nothing in Redis: what a viewer may call.
@@ -190,7 +206,8 @@ def acl_rules(
     """Return the rights that a Redis user needs for one or more roles.
 
     Args:
-        roles: "producer", "consumer", "worker", "operator", "viewer", "server", "loader".
+        roles: "producer", "consumer", "worker", "operator", "viewer", "server", "admin",
+            "loader".
         topics: names, or patterns with `*` and `?`.
         prefix: the first part of every key, as the clients of this user have it.
         server_version: the oldest server that must take the rules: "6.2", "7.0", or "7.2" for Redis
@@ -209,7 +226,7 @@ def acl_rules(
         raise InvalidValue("server_version: 6.2 has no functions; they need 7.0 or later")
     commands: set[str] = set().union(*(commands_of(role, functions) for role in chosen))
     written = []
-    if chosen != ("loader",):
+    if not OF_NO_TOPIC.issuperset(chosen):
         written = [key for pattern in patterns for key in _keys_of_topic(stem, pattern)]
     read = []
     for name, writers, readers in _OTHER_KEYS:

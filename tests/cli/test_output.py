@@ -29,6 +29,7 @@ LISTINGS: dict[str, tuple[list[str], int | None]] = {
     "schedule ls": (["{topic}"], 1),
     "sink ls": (["{topic}"], 0),
     "stats": (["{topic}", "--slots"], 1),
+    "token ls": ([], None),
     "topic ls": ([], None),
     "worker ls": (["--topic", "{topic}"], 0),
 }

@@ -130,7 +130,7 @@ def test_the_furnished_slot_has_every_key(box):
     found = {name.split(":")[0] for name in box.state()}
     elsewhere = {
         "audit_trail", "history", "job", "joblog", "jobs", "leader", "scheduled", "sink", "topic",
-        "topics", "worker", "workers",
+        "topics", "worker", "workers", "tokens", "tokens_used", "session", "server_secret",
     }  # fmt: skip
     assert found | elsewhere == set(keys.TYPES)
 

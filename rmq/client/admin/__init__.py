@@ -10,6 +10,7 @@ from rmq.client.admin.jobs import AsyncJobAdmin, JobAdmin
 from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
 from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
 from rmq.client.admin.schedules import AsyncScheduleAdmin, ScheduleAdmin
+from rmq.client.admin.tokens import AsyncTokenAdmin, TokenAdmin
 from rmq.client.admin.topics import AsyncTopicAdmin, TopicAdmin
 from rmq.client.admin.workers import AsyncWorkerAdmin, WorkerAdmin
 
@@ -25,6 +26,7 @@ class Admin(
     QueryAdmin,
     ScheduleAdmin,
     WorkerAdmin,
+    TokenAdmin,
     FunctionAdmin,
     DoctorAdmin,
 ):
@@ -40,6 +42,7 @@ class AsyncAdmin(
     AsyncQueryAdmin,
     AsyncScheduleAdmin,
     AsyncWorkerAdmin,
+    AsyncTokenAdmin,
     AsyncFunctionAdmin,
     AsyncDoctorAdmin,
 ):

@@ -133,7 +133,7 @@ def test_several_roles_have_what_each_has() -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"roles": "admin"}, "role: 'admin'; use one of producer"),
+        ({"roles": "root"}, "role: 'root'; use one of producer"),
         ({"roles": ()}, "roles: none"),
         ({"roles": "viewer", "topics": ["a b"]}, "topic: 'a b'"),
         ({"roles": "viewer", "topics": ["a\n+@all"]}, "topic"),

@@ -1,0 +1,92 @@
+"""Tokens for the HTTP API: create, list and revoke them, and what a server needs of them.
+
+`rmq:tokens` has the tokens by name, and `rmq:tokens_used` when each was last used, so that a server
+needs no right to write the first. Plain commands: each is safe to run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rmq.core import access, pause
+from rmq.core.access import AccessToken, Role
+from rmq.core.job import AuditLine
+from rmq.core.keys import check_name, tokens_key, tokens_used_key
+from rmq.errors import InvalidValue
+from rmq.protocol.flows.jobs import note
+from rmq.protocol.steps import Flow, RawCommand, server_ms
+
+TOKENS_MAX = 1000  # a server keeps them all in memory, and reads them every few seconds
+
+
+def token_create(
+    prefix: str, name: str, role: Role, sees_bodies: bool, lasts_ms: int | None
+) -> Flow[AccessToken]:
+    """Create a token, and return it with its text.
+
+    Raises:
+        InvalidValue: the name is taken, or there are too many.
+    """
+    check_name(name, "name")
+    key = tokens_key(prefix)
+    if (yield RawCommand("token_create", "HLEN", key)) >= TOKENS_MAX:
+        raise InvalidValue(f"there are {TOKENS_MAX} tokens; revoke some: rmq token ls")
+    token = access.new_token(
+        name, role, sees_bodies, (yield from server_ms("token_create")), lasts_ms
+    )
+    packed = token.pack()
+    created = yield RawCommand("token_create", "HSETNX", key, name, packed)
+    if not created and (yield RawCommand("token_create", "HGET", key, name)) != packed.encode():
+        raise InvalidValue(f"name: there is a token {name!r}; revoke it, or give another name")
+    text = f"role {role}" + (", sees bodies" if sees_bodies else "")
+    yield from note(
+        prefix, AuditLine(token.created_ms, pause.who(None), "token create", name, text)
+    )
+    return token
+
+
+def tokens(prefix: str) -> Flow[list[AccessToken]]:
+    """Return all tokens by name, also those that have expired, without their text."""
+    packed = _pairs((yield RawCommand("tokens", "HGETALL", tokens_key(prefix))))
+    used = _pairs((yield RawCommand("tokens", "HGETALL", tokens_used_key(prefix))))
+    found = [access.unpack(name, value) for name, value in sorted(packed.items())]
+    return [
+        access.unpack(each.name.encode(), packed[each.name.encode()], used.get(each.id.encode()))
+        for each in found
+    ]
+
+
+def token_revoke(prefix: str, name: str) -> Flow[bool]:
+    """Delete a token; return whether there was one."""
+    check_name(name, "name")
+    packed = yield RawCommand("token_revoke", "HGET", tokens_key(prefix), name)
+    if packed is None:
+        return False
+    yield RawCommand("token_revoke", "HDEL", tokens_key(prefix), name)
+    id = access.unpack(name.encode(), packed).id
+    yield RawCommand("token_revoke", "HDEL", tokens_used_key(prefix), id)
+    now_ms = yield from server_ms("token_revoke")
+    yield from note(prefix, AuditLine(now_ms, pause.who(None), "token revoke", name, ""))
+    return True
+
+
+# --- for a server ---------------------------------------------------------------------------------
+
+
+def tokens_by_id(prefix: str) -> Flow[tuple[dict[str, AccessToken], int]]:
+    """Return all tokens by id, and the time by Redis' clock, epoch ms."""
+    packed = _pairs((yield RawCommand("tokens", "HGETALL", tokens_key(prefix))))
+    now_ms = yield from server_ms("tokens")
+    found = (access.unpack(name, value) for name, value in packed.items())
+    return {token.id: token for token in found}, now_ms
+
+
+def note_use(prefix: str, id: str, now_ms: int) -> Flow[None]:
+    """Store when a token was last used."""
+    yield RawCommand("tokens", "HSET", tokens_used_key(prefix), id, now_ms)
+
+
+def _pairs(reply: Any) -> Mapping[bytes, bytes]:
+    """Return the reply of HGETALL, which redis-py may give as a dict, or as a list."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
