@@ -65,7 +65,13 @@ def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], 
     metavar="NAMES",
     help="Names of this server in URLs, with commas.",
 )
-@click.option("--token-file", metavar="FILE", help="What requests must have; or RMQ_SERVER_TOKEN.")
+@click.option(
+    "--auth",
+    type=click.Choice(("none", "token", "proxy")),
+    metavar="HOW",
+    help="Who may ask: none (whoever reaches it), token or proxy.",
+)
+@click.option("--token-file", metavar="FILE", help="A token of an admin; or RMQ_SERVER_TOKEN.")
 @click.option("--embedded", metavar="DIR", help="Run a Redis as well, on the files of DIR.")
 @click.option("--config", "file", metavar="FILE", help="The configuration file.")
 @click.option("--grace", "grace_s", type=DURATION, help="How long a stop waits.  [10s]")

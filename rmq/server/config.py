@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from rmq.core.keys import check_name
 from rmq.core.validation import parse_duration
@@ -55,6 +56,8 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+Auth = Literal["none", "token", "proxy"]
+AUTHS: tuple[Auth, ...] = get_args(Auth)
 DEFAULT_LISTEN = Address("127.0.0.1", 8800)
 
 
@@ -67,8 +70,17 @@ class ServerConfig:
         prefix: first part of every key.
         listen: where HTTP is served.
         hosts: names of this server in URLs, beside that of `listen` and of this machine.
-        token: what requests must have in their header Authorization; None: no token is needed.
+        auth: who may ask: "none" (whoever reaches the server), "token" or "proxy"; None: "none"
+            at an address of this machine without a token, else "token".
+        token: a token of an admin, beside those of `rmq token`.
         token_file: where the token is read from, instead.
+        proxy_addresses: addresses, or networks, of a proxy that is believed.
+        proxy_user_header: the header in which it names the user.
+        proxy_role_header: the header in which it names roles of the user; None: all are viewers.
+        redact: headers and fields of bodies whose values admins alone are shown.
+        rate: requests a second that one principal may make.
+        connections_max: connections at one time.
+        connections_per_address: of these, from one address.
         embedded: a directory; the server runs a Redis there.
         log_level: debug, info, warning or error.
         log_json: whether log lines are JSON.
@@ -81,8 +93,16 @@ class ServerConfig:
     prefix: str = "rmq"
     listen: Address = DEFAULT_LISTEN
     hosts: tuple[str, ...] = ()
+    auth: Auth | None = None
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
+    proxy_addresses: tuple[str, ...] = ()
+    proxy_user_header: str = "X-Forwarded-User"
+    proxy_role_header: str | None = None
+    redact: tuple[str, ...] = ()
+    rate: float = 500.0
+    connections_max: int = 512
+    connections_per_address: int = 64
     embedded: str | None = None
     log_level: str = "info"
     log_json: bool = False
@@ -128,11 +148,10 @@ class ServerConfig:
         return cls(**values, origins=origins, file=path)
 
     def read_token(self) -> str | None:
-        """Return the token, from the file where it is in one; None: none is needed.
+        """Return the token, from the file where it is in one; None: there is none.
 
         Raises:
-            ConfigurationError: it cannot be read or is too short, or there is none and other
-                machines could ask.
+            ConfigurationError: it cannot be read or is too short.
         """
         token = self.token
         if token is None and self.token_file is not None:
@@ -142,14 +161,32 @@ class ServerConfig:
                 raise ConfigurationError(f"token_file: {self.token_file}: {error}") from None
         if token is not None and len(token.encode()) < TOKEN_MIN:
             raise ConfigurationError(f"token: give {TOKEN_MIN} random bytes: openssl rand -hex 32")
-        if token is None and not self.listen.is_local:
-            raise ConfigurationError(
-                f"listen: {self.listen}: other machines could ask, so a token is needed: give "
-                "RMQ_SERVER_TOKEN or --token-file, or listen at 127.0.0.1"
-            )
-        if token is None and "*" in self.hosts:
-            raise ConfigurationError("hosts: * needs a token; or give the names of this server")
         return token
+
+    def choose_auth(self, token: str | None) -> Auth:
+        """Return who may ask; `token`: as `read_token` returns it.
+
+        Raises:
+            ConfigurationError: others could do everything, or the settings contradict each other.
+        """
+        chosen = self.auth or ("none" if token is None and self.listen.is_local else "token")
+        if chosen == "none":
+            if not self.listen.is_local:
+                raise ConfigurationError(
+                    f"auth: none at {self.listen}: whoever reaches it could do everything; give "
+                    "--auth token and create tokens (rmq token create), or listen at 127.0.0.1"
+                )
+            if token is not None:
+                raise ConfigurationError("auth: none, and a token is set; leave out one of them")
+            if "*" in self.hosts:
+                raise ConfigurationError(
+                    "hosts: * needs --auth token; or give the names of this server"
+                )
+        if chosen == "proxy" and not self.proxy_addresses:
+            raise ConfigurationError(
+                "auth: proxy: give server.proxy_addresses, the addresses that it asks from"
+            )
+        return chosen
 
     def changed(self, other: ServerConfig) -> list[str]:
         """Return the names of the settings that differ from another configuration's."""
@@ -204,6 +241,49 @@ def read_hosts(value: object) -> tuple[str, ...]:
     return names
 
 
+def read_addresses(value: object) -> tuple[str, ...]:
+    """Return networks from a list of addresses or networks, or from text with commas.
+
+    Raises:
+        ValueError: one is no address.
+    """
+    return tuple(str(ipaddress.ip_network(each)) for each in _words(value, "addresses"))
+
+
+def _words(value: object, of: str) -> list[str]:
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise ValueError(f"{value!r} is no list of {of}, with commas")
+    words = [each.strip() for each in listed]
+    if not all(words):
+        raise ValueError(f"{value!r}: a word is missing")
+    return words
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(_words(value, "names"))
+
+
+def _header(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", value):
+        raise ValueError(f"{value!r} is no name of a header")
+    return value
+
+
+def _auth(value: object) -> Auth:
+    for auth in AUTHS:
+        if auth == value:
+            return auth
+    raise ValueError(f"{value!r} is none of {', '.join(AUTHS)}")
+
+
+def _count(value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,6}", text) or not int(text):
+        raise ValueError(f"{value!r}: give 1 to 999999")
+    return int(text)
+
+
 def _level(value: object) -> str:
     if value not in LOG_LEVELS:
         raise ValueError(f"{value!r} is none of {', '.join(LOG_LEVELS)}")
@@ -239,10 +319,32 @@ SETTINGS = (
         lambda value: Address.parse(_text(value)),
     ),
     Setting("hosts", "server.hosts", "RMQ_SERVER_HOSTS", "--hosts", read_hosts),
+    Setting("auth", "server.auth", "RMQ_SERVER_AUTH", "--auth", _auth),
     # No flag: whoever sees the processes of a machine sees their words.
     Setting("token", "server.token", "RMQ_SERVER_TOKEN", "", _text, is_secret=True),
     Setting(
         "token_file", "server.token_file", "RMQ_SERVER_TOKEN_FILE", "--token-file", _text,
+    ),
+    Setting(
+        "proxy_addresses", "server.proxy_addresses", "RMQ_SERVER_PROXY_ADDRESSES", "",
+        read_addresses,
+    ),
+    Setting(
+        "proxy_user_header", "server.proxy_user_header", "RMQ_SERVER_PROXY_USER_HEADER", "",
+        _header,
+    ),
+    Setting(
+        "proxy_role_header", "server.proxy_role_header", "RMQ_SERVER_PROXY_ROLE_HEADER", "",
+        _header,
+    ),
+    Setting("redact", "server.redact", "RMQ_SERVER_REDACT", "", _names),
+    Setting("rate", "server.rate", "RMQ_SERVER_RATE", "", _count),
+    Setting(
+        "connections_max", "server.connections_max", "RMQ_SERVER_CONNECTIONS_MAX", "", _count
+    ),
+    Setting(
+        "connections_per_address", "server.connections_per_address",
+        "RMQ_SERVER_CONNECTIONS_PER_ADDRESS", "", _count,
     ),
     Setting("embedded", "server.embedded", "RMQ_SERVER_EMBEDDED", "--embedded", _text),
     Setting("log_level", "server.log_level", "RMQ_SERVER_LOG_LEVEL", "--log-level", _level),

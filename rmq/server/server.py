@@ -15,7 +15,7 @@ from rmq.client.client import AsyncClient, Client
 from rmq.errors import RMQError
 from rmq.server.config import ServerConfig
 from rmq.server.http.application import make_api, make_application
-from rmq.server.http.authentication import Authentication
+from rmq.server.http.authentication import Authentication, Proxy
 from rmq.server.http.listener import Listener
 from rmq.server.http.metrics import ServerMetrics
 from rmq.server.leadership import Leadership
@@ -59,6 +59,12 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         token = config.read_token()
+        authentication = Authentication(
+            config.choose_auth(token), token,
+            Proxy(
+                config.proxy_addresses, config.proxy_user_header, config.proxy_role_header or ""
+            ),
+        )  # fmt: skip
         url = config.url
         if config.embedded is not None:
             url = "embedded://" + quote(os.path.abspath(config.embedded))
@@ -96,11 +102,12 @@ class Server:
             self.leadership.server,
             self.leadership.leads,
             self.services,
+            config.redact,
         )  # fmt: skip
         hosts = {config.listen.host, *config.hosts}
         self._listener = Listener(
             make_application(
-                self.hanging, self.problems, metrics, api, Authentication(token), hosts
+                self.hanging, self.problems, metrics, api, authentication, hosts, config.rate
             ),
             config.listen,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 import rmq
 from rmq.protocol.flows import (
     worker_status,
@@ -75,6 +77,16 @@ def keeps_the_functions(s: Scene) -> None:
     assert library.functions > 50
     assert admin.functions_delete(library.name) is True
     assert admin.functions_load() is True
+
+
+@of("admin")
+def keeps_the_tokens(s: Scene) -> None:
+    admin = s.api.admin
+    assert admin.token_create(s.name, "operator", expires=60).text
+    assert s.name in {token.name for token in admin.tokens()}
+    with pytest.raises(rmq.InvalidValue):
+        admin.token_create(s.name)
+    assert admin.token_revoke(s.name) is True
 
 
 @of("operator", "server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import rmq
+from rmq.protocol.flows import sessions, tokens
 from rmq.server.leadership import Leadership
 from rmq.server.services.audits import Audits
 from rmq.server.services.expiry import Expiry
@@ -70,3 +71,22 @@ def expires_audits_and_forgets_dead_workers(s: Scene) -> None:
             assert WorkerRecords(client._transport, "rmq").run_once() >= 1
         finally:
             raw.zrem("rmq:workers", "killed")  # others look at that list, too
+
+
+@of("server")
+def knows_tokens_and_keeps_sessions(s: Scene) -> None:
+    token = s.full.admin.token_create(s.name, "viewer")
+    try:
+        with rmq.Client(s.url, retry_for=0) as client:
+            run = client._transport.run
+            found, now_ms = run(tokens.tokens_by_id("rmq"))
+            assert found[token.id].digest == token.digest
+            run(tokens.note_use("rmq", token.id, now_ms))
+            assert run(sessions.server_secret("rmq")) == run(sessions.server_secret("rmq"))
+            run(sessions.session_store("rmq", s.name, "[]", 5000))
+            run(sessions.session_touch("rmq", s.name, 9000))
+            assert run(sessions.session_read("rmq", s.name)) == b"[]"
+            run(sessions.session_end("rmq", s.name))
+            assert run(sessions.session_read("rmq", s.name)) is None
+    finally:
+        s.full.admin.token_revoke(s.name)

@@ -10,6 +10,7 @@ import rmq
 from rmq.protocol import acl
 from rmq.protocol.scripts import Script
 from rmq.worker.script_connection import ScriptConnection
+from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import PASSWORD, USER, Scene
 from tests.conftest import EACH
 from tests.sentinels import SERVICE, Sentinels
@@ -57,7 +58,7 @@ def open_topic(s: SentinelScene) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("role", [role for role in acl.ROLES if role != "loader"])  # opens none
+@pytest.mark.parametrize("role", ON_TOPICS)  # others open none
 def test_a_role_connects_to_the_master(scene: SentinelScene, role: acl.Role, kind: str) -> None:
     scene.kind = kind
     scene.grant(role)

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from rmq.client.client import AsyncClient
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rmq.server.http.metrics import ServerMetrics
 
 Problems = Callable[[], list[str]]
+RATE = 500.0
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -37,8 +39,9 @@ def make_api(
     server: str,
     leads: Callable[[], bool],
     services: Callable[[], Sequence[ServiceStatus]],
+    redact: Collection[str] = (),
 ) -> Api:
-    """Return `/api/v1`; the arguments are those of `Api`.
+    """Return `/api/v1`; the arguments are those of `Api`, and what is redacted.
 
     Raises:
         ConfigurationError: a package of the extra "server" is missing.
@@ -48,8 +51,9 @@ def make_api(
     optional_imports.load("jinja2", "server", "rmq server")
     optional_imports.load("sse_starlette", "server", "rmq server")
     from rmq.server.http.api.application import Api
+    from rmq.server.http.api.disclosure import Disclosure
 
-    return Api(make_client, server, leads, services)
+    return Api(make_client, server, leads, services, Disclosure(redact))
 
 
 def make_application(
@@ -59,6 +63,7 @@ def make_application(
     api: Api,
     authentication: Authentication,
     hosts: Collection[str] = (),
+    rate: float = RATE,
 ) -> Starlette:
     """Return the application.
 
@@ -69,6 +74,7 @@ def make_application(
         api: what `/api/v1` answers.
         authentication: finds out who asks.
         hosts: names of the server, without those of this machine.
+        rate: requests a second that a principal may make from an address.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -111,6 +117,15 @@ def make_application(
         id = secrets.token_hex(8)
         return problems.answer(problems.of_exception(error, id), id, dict(error.headers or {}))
 
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with api.lifespan(app):
+            authentication.open(api.client)
+            try:
+                yield
+            finally:
+                authentication.close()
+
     return Starlette(
         routes=[
             Route("/", index),
@@ -120,7 +135,9 @@ def make_application(
             *api.routes(),
             *Console(api).routes(),
         ],
-        lifespan=api.lifespan,
-        middleware=[Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication)],
+        lifespan=lifespan,
+        middleware=[
+            Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication, rate=rate)
+        ],
         exception_handlers={HTTPException: refuse},
     )

@@ -1,36 +1,179 @@
-"""Authentication: who asks, by the header Authorization."""
+"""Authentication: who asks, by a token, a session, a proxy that vouches, or not at all.
+
+none    whoever reaches the server is "local", an admin; on an address of this machine alone
+token   the header Authorization has a token, or a cookie has a session begun with one
+proxy   a proxy names the user in a header; a token is taken, too, for programs
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import asyncio
+import ipaddress
+import logging
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from rmq.server.http.principal import LOCAL, STATIC, Principal
+from rmq.core.access import Role
+from rmq.errors import RMQError
+from rmq.protocol.flows.sessions import server_secret
+from rmq.server.http import csrf, sessions
+from rmq.server.http.principal import LOCAL, Principal
+from rmq.server.http.sessions import Sessions
+from rmq.server.http.tokens import Tokens
+
+if TYPE_CHECKING:
+    from rmq.client.client import AsyncClient
+
+log = logging.getLogger("rmq")
 
 Headers = Mapping[bytes, Sequence[bytes]]  # values by name in lower case
+Mode = Literal["none", "token", "proxy"]
+SECRET_AGAIN_S = 2.0
+
+
+class Refused(Exception):
+    """A request that names somebody and may not: not merely one that names nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy that is believed.
+
+    Attributes:
+        addresses: networks that it asks from.
+        user_header: the header in which it names the user.
+        role_header: the header in which it names the user's roles, with commas; empty: all its
+            users are viewers.
+    """
+
+    addresses: tuple[str, ...] = ()
+    user_header: str = "X-Forwarded-User"
+    role_header: str = ""
+
+    def vouches(self, address: str) -> bool:
+        """Whether an address is the proxy's."""
+        try:
+            found = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(found, "ipv4_mapped", None)
+        return any((mapped or found) in ipaddress.ip_network(each) for each in self.addresses)
 
 
 class Authentication:
     """Finds the principal of a request.
 
     Args:
-        token: that requests must have; None: none is needed.
+        mode: how.
+        token: that of the settings; None: those in Redis alone.
+        proxy: the proxy that is believed: for names of users in the mode "proxy", in any mode for
+            where a request comes from, and whether by https.
     """
 
-    def __init__(self, token: str | None = None) -> None:
-        self._static = None if token is None else digest(token.encode())
+    def __init__(
+        self, mode: Mode = "none", token: str | None = None, proxy: Proxy | None = None
+    ) -> None:
+        self.mode = mode
+        self.proxy = proxy or Proxy()
+        self.tokens = Tokens(token)
+        self.sessions = Sessions(self.tokens)
+        self._secret = secrets.token_bytes(32)  # until Redis has told the shared one
+        self._task: asyncio.Task[None] | None = None
 
-    async def principal(self, headers: Headers) -> Principal | None:
-        """Return who asks; None: nobody who may."""
-        if self._static is None:
+    def open(self, client: AsyncClient) -> None:
+        """Begin to ask Redis; in the event loop."""
+        self.tokens.open(client)
+        self.sessions.open(client)
+        self._task = asyncio.create_task(self._read_secret(client))
+
+    def close(self) -> None:
+        """End what goes on beside requests."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def locate(self, scope: Any, headers: Headers) -> str:
+        """Return the address that a request comes from; its scheme is put into the scope.
+
+        The proxy names the address as the last one in X-Forwarded-For; what stands before it
+        anybody could have written.
+        """
+        client = scope.get("client")
+        peer = str(client[0]) if client else ""
+        if not self.proxy.vouches(peer):
+            return peer
+        schemes = _words(headers, b"x-forwarded-proto")
+        if schemes and schemes[-1] in ("http", "https"):
+            scope["scheme"] = schemes[-1]
+        hops = _words(headers, b"x-forwarded-for")
+        try:
+            return str(ipaddress.ip_address(hops[-1])) if hops else peer
+        except ValueError:
+            return peer
+
+    async def principal(self, scope: Any, headers: Headers) -> Principal | None:
+        """Return who asks; None: nobody who may.
+
+        Raises:
+            Refused: another than the proxy uses its headers, or it names no role.
+            RMQError: Redis does not tell.
+        """
+        if self.mode == "none":
             return LOCAL
+        if self.mode == "proxy" and (found := self._user(scope, headers)) is not None:
+            return found
         given = headers.get(b"authorization", [])
-        scheme, _, word = (given[0] if len(given) == 1 else b"").partition(b" ")
-        is_known = hmac.compare_digest(digest(word.strip()), self._static)
-        return STATIC if is_known and scheme.lower() == b"bearer" else None
+        if given:
+            scheme, _, word = (given[0] if len(given) == 1 else b"").partition(b" ")
+            if scheme.lower() != b"bearer":
+                return None
+            return await self.tokens.principal(word.strip().decode("latin-1"))
+        if self.mode == "token":
+            id = sessions.id_of(headers.get(b"cookie", ()))
+            return None if id is None else await self.sessions.find(id)
+        return None
+
+    def csrf_token(self, principal: Principal | None) -> str:
+        """Return the text that forms of somebody have; None: of who signs in."""
+        return csrf.token_of(self._secret, principal)
+
+    def _user(self, scope: Any, headers: Headers) -> Principal | None:
+        """Return the user that the proxy names; None: it names none."""
+        named = headers.get(self.proxy.user_header.lower().encode(), [])
+        roles = headers.get(self.proxy.role_header.lower().encode(), [])
+        client = scope.get("client")
+        if not self.proxy.vouches(str(client[0]) if client else ""):
+            if named or roles:
+                raise Refused("headers of the proxy are taken from server.proxy_addresses alone")
+            return None
+        if not named:
+            return None
+        name = named[0].decode("latin-1").strip()
+        if len(named) > 1 or not name or len(name) > 200 or not name.isprintable():
+            raise Refused(f"{self.proxy.user_header}: it must name one user")
+        if not self.proxy.role_header:
+            return Principal(name, Role.VIEWER, False, "proxy")
+        words = {word.strip() for each in roles for word in each.decode("latin-1").split(",")}
+        known = [role for role in Role if role in words]
+        if not known:
+            raise Refused(f"{self.proxy.role_header}: it names none of {', '.join(Role)}")
+        return Principal(name, known[-1], False, "proxy")
+
+    async def _read_secret(self, client: AsyncClient) -> None:
+        while True:
+            try:
+                self._secret = await client._transport.run(server_secret(client._prefix))
+                return
+            except RMQError as error:
+                log.info("the secret of forms is not read yet: %s", error)
+            await asyncio.sleep(SECRET_AGAIN_S)
 
 
-def digest(word: bytes) -> bytes:
-    """Return the SHA-256 of a word: of one length, so the time to compare digests tells nothing."""
-    return hashlib.sha256(word).digest()
+def _words(headers: Headers, name: bytes) -> list[str]:
+    return [
+        word.strip().lower()
+        for value in headers.get(name, ())
+        for word in value.decode("latin-1").split(",")
+        if word.strip()
+    ]

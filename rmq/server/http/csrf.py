@@ -29,7 +29,9 @@ def csrf_holds(scope: MutableMapping[str, Any], text: str) -> bool:
     return hmac.compare_digest(csrf_token(scope).encode(), text.encode("utf-8", "replace"))
 
 
-def token_of(secret: bytes, principal: Principal) -> str:
-    """Return the text for a principal."""
-    bound = "\0".join((principal.kind, principal.name, principal.session or ""))
+def token_of(secret: bytes, principal: Principal | None) -> str:
+    """Return the text for a principal; None: for who has not signed in."""
+    bound = "\0"
+    if principal is not None:
+        bound = "\0".join((principal.kind, principal.name, principal.session or ""))
     return hmac.new(secret, bound.encode(), hashlib.sha256).hexdigest()

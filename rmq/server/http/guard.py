@@ -1,18 +1,32 @@
-"""Checks of requests: the name of the server, who asks, and the site that a request comes from."""
+"""Checks of requests: the name of the server, who asks, how often, and from which site."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import re
 import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rmq.server.http import csrf, principal
-from rmq.server.http.authentication import Authentication, Headers
+from rmq.errors import RMQError
+from rmq.server.http import csrf, principal, sessions
+from rmq.server.http.authentication import Authentication, Headers, Refused
+from rmq.server.http.principal import Principal
+from rmq.server.http.rates import Rates
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from rmq.server.http.api.problems import ApiError
+
+log = logging.getLogger("rmq")
+
 PROBES = ("/livez", "/readyz")  # asked by whatever watches the process, under any name
+CONSOLE = "/console"  # its pages send those who have not signed in to the page where one does
+METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS")
 READS = ("GET", "HEAD")
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -25,6 +39,11 @@ HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
+FAILURES, FAILURES_A_SECOND = 100, 10.0  # requests of an address without a right to ask
+STREAM_CHECK_S = 1.5  # how often it is looked whether who began a long answer may still have it
+_TOKEN_IN_QUERY = re.compile(
+    rb"(?:^|[&;])(?:access_token|token|authorization)=|rmq_[0-9a-f]{8}_[0-9a-f]{64}", re.IGNORECASE
+)
 
 
 class Guard:
@@ -34,15 +53,21 @@ class Guard:
         app: the application.
         hosts: the names that this server has, in lower case and without a port; "*": any.
         authentication: finds out who asks.
+        rate: requests a second that a principal may make from an address.
     """
 
     def __init__(
-        self, app: ASGIApp, hosts: Collection[str], authentication: Authentication
+        self,
+        app: ASGIApp,
+        hosts: Collection[str],
+        authentication: Authentication,
+        rate: float = 500.0,
     ) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
         self._authentication = authentication
-        self._secret = secrets.token_bytes(32)
+        self._rates = Rates(rate, max(2, math.ceil(2 * rate)))
+        self._failures = Rates(FAILURES_A_SECOND, FAILURES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -55,48 +80,157 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
             await send(message)
 
-        refused = None if scope["path"] in PROBES else await self._refusal(scope)
-        if refused is None:
+        from rmq.server.http.api import problems
+
+        if scope["path"] in PROBES and scope["method"] in READS:
             await self._app(scope, receive, send_guarded)
             return
-        from rmq.server.http.api.problems import ApiError, answer
+        request_id = secrets.token_hex(8)
+        try:
+            await self._check(scope)
+        except Exception as error:
+            told = problems.of_exception(error, request_id)
+            headers = {"WWW-Authenticate": "Bearer"} if told.kind == "unauthorized" else None
+            await problems.answer(told, request_id, headers)(scope, receive, send_guarded)
+            return
+        if scope["method"] in READS:
+            await self._watched(scope, receive, send_guarded)
+        else:
+            await self._app(scope, receive, send_guarded)
 
-        kind, detail = refused
-        headers = {"WWW-Authenticate": "Bearer"} if kind == "unauthorized" else None
-        response = answer(ApiError(kind, detail), secrets.token_hex(8), headers)
-        await response(scope, receive, send_guarded)
+    async def _check(self, scope: Scope) -> None:
+        """Put into the scope who asks from where; raise why a request is refused."""
+        from rmq.server.http.api.problems import ApiError
 
-    async def _refusal(self, scope: Scope) -> tuple[str, str] | None:
-        """Return why a request is refused, as a kind of problem and in words."""
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.lower(), []).append(value)
+        headers = _headers(scope)
         hosts = headers.get(b"host", [])
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         if "*" not in self._hosts and name_of(host) not in self._hosts:
-            return "other-host", "the header Host names no host of this server; see server.hosts"
-        found = await self._authentication.principal(headers)
-        if found is None:
-            return "unauthorized", "give the header Authorization: Bearer TOKEN"
-        client = scope.get("client")
-        scope[principal.ADDRESS] = client[0] if client else ""
-        scope[principal.KEY] = found
-        scope[csrf.KEY] = csrf.token_of(self._secret, found)
+            raise ApiError(
+                "other-host", "the header Host names no host of this server; see server.hosts"
+            )
+        if scope["method"] not in METHODS:
+            raise ApiError("method-not-allowed", "Method Not Allowed")
+        address = self._authentication.locate(scope, headers)
+        scope[principal.ADDRESS] = address
+        scope[sessions.KEY] = self._authentication.sessions
+        found = await self._principal(scope, headers, address)
+        scope[csrf.KEY] = self._authentication.csrf_token(found)
+        key = f"{found.kind}:{found.name}:{address}" if found else address
+        if wait_s := self._rates.take(key):
+            raise _too_many(wait_s)
+        if found is not None:
+            scope[principal.KEY] = found
+        elif not _is_of_console(scope["path"]):
+            raise ApiError("unauthorized", "give the header Authorization: Bearer TOKEN")
+        if _TOKEN_IN_QUERY.search(scope.get("query_string", b"")):
+            raise ApiError(
+                "invalid",
+                "a token in a URL ends in logs: revoke it, and send one as Authorization",
+            )
         if scope["method"] not in READS:
-            return _other_site(headers, host)
-        return None
+            _check_site(scope, headers, host, found)
+
+    async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
+        """Return who asks; raise why nobody does whose request is looked at."""
+        from rmq.server.http.api.problems import ApiError
+
+        has_token = b"authorization" in headers
+        has_session = sessions.id_of(headers.get(b"cookie", [])) is not None
+        if has_session and not has_token and (wait_s := self._failures.wait_s(address)):
+            raise _too_many(wait_s)  # an unknown session costs a question to Redis
+        try:
+            found = await self._authentication.principal(scope, headers)
+        except Refused as refused:
+            self._failures.take(address)
+            raise ApiError("forbidden", str(refused)) from None
+        if (
+            found is None
+            and (has_token or has_session)
+            and (wait_s := self._failures.take(address))
+        ):
+            raise _too_many(wait_s)
+        return found
+
+    async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a read, and end the answer when who asked loses the right to it: of streams."""
+        task = asyncio.ensure_future(self._app(scope, receive, send))
+        try:
+            while not (await asyncio.wait((task,), timeout=STREAM_CHECK_S))[0]:
+                if principal.KEY in scope and not await self._is_still(scope):
+                    log.info("%s: the right to ask has ended", scope["path"])
+                    break
+            else:
+                await task
+        finally:
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        if task.cancelled():
+            with suppress(Exception):  # an answer whose length was told cannot be cut short
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _is_still(self, scope: Scope) -> bool:
+        try:
+            found = await self._authentication.principal(scope, _headers(scope))
+        except RMQError:
+            return False  # a right that cannot be checked does not hold
+        except Refused:
+            return False
+        return found is not None and found == scope[principal.KEY]
 
 
-def _other_site(headers: Headers, host: str) -> tuple[str, str] | None:
-    """Return why a write is refused that a browser sends; programs send neither header."""
+def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | None) -> None:
+    """Refuse a write that a page of another site had a browser send.
+
+    A browser says where it comes from. Programs say nothing, and are believed unless they have a
+    cookie: only browsers do.
+    """
+    from rmq.server.http.api.problems import ApiError
+
+    if found is not None and not found.is_ambient:
+        _check_said(headers, host)
+        return
+    said = _check_said(headers, host)
+    if (found is None or found.kind == "session") and not said:
+        raise ApiError("cross-site", "a browser that tells no Sec-Fetch-Site must tell its Origin")
+    if found is not None and found.kind == "session" and not _is_of_console(scope["path"]):
+        given = headers.get(b"x-rmq-csrf", [])
+        if len(given) != 1 or not csrf.csrf_holds(scope, given[0].decode("latin-1")):
+            raise ApiError("cross-site", "with a cookie, give the header X-RMQ-CSRF, too")
+
+
+def _check_said(headers: Headers, host: str) -> bool:
+    """Refuse what a browser says of another site; return whether it said anything."""
+    from rmq.server.http.api.problems import ApiError
+
     sites = headers.get(b"sec-fetch-site", [])
     origins = headers.get(b"origin", [])
     own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}
     if not all(site == b"same-origin" for site in sites):
-        return "cross-site", "Sec-Fetch-Site tells that another site asks"
-    if not all(origin.lower() in own for origin in origins):
-        return "cross-site", "Origin is not this server"
-    return None
+        raise ApiError("cross-site", "Sec-Fetch-Site tells that another site asks")
+    if not all(origin.lower() in own or (sites and origin == b"null") for origin in origins):
+        raise ApiError("cross-site", "Origin is not this server")
+    return bool(sites or origins)
+
+
+def _too_many(wait_s: float) -> ApiError:
+    from rmq.server.http.api.problems import ApiError
+
+    seconds = max(1, math.ceil(wait_s))
+    return ApiError("too-many", f"try again in {seconds} s", retry_after_s=seconds)
+
+
+def _is_of_console(path: str) -> bool:
+    return path == CONSOLE or path.startswith(CONSOLE + "/")
+
+
+def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
+    headers: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.lower(), []).append(value)
+    return headers
 
 
 def name_of(host: str) -> str:

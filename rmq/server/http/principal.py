@@ -27,6 +27,7 @@ class Principal:
         kind: how it was recognised: "local" (nobody is asked), "token" (in a header), "session"
             (of a browser that has signed in), or "proxy" (which vouches for it).
         session: the digest of its session; None: it has none.
+        token: names the token that it has, or signed in with.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Principal:
     sees_bodies: bool
     kind: Kind
     session: str | None = None
+    token: str | None = None
 
     @property
     def is_ambient(self) -> bool:

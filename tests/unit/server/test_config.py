@@ -38,7 +38,10 @@ def test_flag_wins_over_environment_over_file_over_default(file: str) -> None:
     assert dict(config.origins) == {
         "url": file, "prefix": "RMQ_PREFIX", "listen": file, "embedded": "default",
         "log_level": "default", "log_json": file, "grace_s": "--grace", "hosts": "default",
-        "token": "default", "token_file": "default",
+        "token": "default", "token_file": "default", "auth": "default", "redact": "default",
+        "proxy_addresses": "default", "proxy_user_header": "default", "rate": "default",
+        "proxy_role_header": "default", "connections_max": "default",
+        "connections_per_address": "default",
     }  # fmt: skip
 
 
@@ -116,20 +119,46 @@ def test_addresses_are_parsed_and_shown(text: str, host: str, shown: str) -> Non
 TOKEN = "0123456789abcdef" * 2
 
 
+def chosen(**given: str) -> str:
+    """How requests are authenticated with these settings of the environment."""
+    environ = {f"RMQ_SERVER_{name.upper()}": value for name, value in given.items()}
+    config = ServerConfig.load({}, environ, "/dev/null")
+    return config.choose_auth(config.read_token())
+
+
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.8.0.1:1", "[::1]:1", "localhost:1", ":1"])
 def test_no_token_is_needed_where_this_machine_alone_can_ask(listen: str) -> None:
-    assert ServerConfig.load({}, {"RMQ_SERVER_LISTEN": listen}, "/dev/null").read_token() is None
+    assert chosen(listen=listen) == chosen(listen=listen, auth="none") == "none"
+    assert chosen(listen=listen, token=TOKEN) == chosen(listen=listen, auth="token") == "token"
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "rmq.internal:1"])
-def test_an_address_that_others_reach_is_refused_without_a_token(listen: str) -> None:
-    environ = {"RMQ_SERVER_LISTEN": listen}
-    with pytest.raises(rmq.ConfigurationError, match="RMQ_SERVER_TOKEN or --token-file"):
-        ServerConfig.load({}, environ, "/dev/null").read_token()
+def test_an_address_that_others_reach_needs_tokens(listen: str) -> None:
+    assert chosen(listen=listen) == chosen(listen=listen, token=TOKEN) == "token"
+    with pytest.raises(rmq.ConfigurationError, match="--auth token and create tokens"):
+        chosen(listen=listen, auth="none")
+    assert TOKEN not in repr(ServerConfig.load({}, {"RMQ_SERVER_TOKEN": TOKEN}, "/dev/null"))
 
-    config = ServerConfig.load({}, environ | {"RMQ_SERVER_TOKEN": TOKEN}, "/dev/null")
-    assert config.read_token() == TOKEN
-    assert TOKEN not in repr(config)
+
+def test_without_any_setting_this_machine_alone_can_ask() -> None:
+    config = ServerConfig.load({}, {}, "/dev/null")
+
+    assert (config.listen.is_local, config.choose_auth(config.read_token())) == (True, "none")
+
+
+def test_settings_of_who_may_ask_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(rmq.ConfigurationError, match="a token is set"):
+        chosen(auth="none", token=TOKEN)
+    with pytest.raises(rmq.ConfigurationError, match=r"give server\.proxy_addresses"):
+        chosen(auth="proxy")
+    assert chosen(auth="proxy", proxy_addresses="10.0.0.0/8, ::1") == "proxy"
+    for name, value in (
+        ("auth", "yes"), ("proxy_addresses", "proxy.internal"), ("proxy_addresses", "10.0.0.1,"),
+        ("proxy_user_header", "X User"), ("rate", "0"), ("connections_max", "-1"),
+        ("redact", "a,,b"),
+    ):  # fmt: skip
+        with pytest.raises(rmq.ConfigurationError, match=f"RMQ_SERVER_{name.upper()}"):
+            chosen(**{name: value})
 
 
 def test_a_token_is_read_from_its_file(tmp_path: Path) -> None:
@@ -151,8 +180,6 @@ def test_a_short_token_is_refused_and_not_shown(token: str) -> None:
 
 
 def test_any_name_needs_a_token() -> None:
-    environ = {"RMQ_SERVER_HOSTS": "*"}
-    with pytest.raises(rmq.ConfigurationError, match="hosts: \\* needs a token"):
-        ServerConfig.load({}, environ, "/dev/null").read_token()
-    with_token = ServerConfig.load({}, environ | {"RMQ_SERVER_TOKEN": TOKEN}, "/dev/null")
-    assert with_token.read_token() == TOKEN
+    with pytest.raises(rmq.ConfigurationError, match="hosts: \\* needs --auth token"):
+        chosen(hosts="*")
+    assert chosen(hosts="*", token=TOKEN) == "token"

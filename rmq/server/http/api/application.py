@@ -98,10 +98,15 @@ class Api:
             self._client = client
             yield
 
+    @property
+    def client(self) -> AsyncClient:
+        """The client of Redis, while requests are served."""
+        assert self._client is not None
+        return self._client
+
     def at(self, scope: MutableMapping[str, Any]) -> At:
         """Return what answers a request; `scope` is the one that the guard has seen."""
-        assert self._client is not None
-        return At(self._client, *self._facts, principal_of(scope), scope[ADDRESS])
+        return At(self.client, *self._facts, principal_of(scope), scope[ADDRESS])
 
     async def _answer_document(self, request: Request) -> Response:
         if self._document is None:

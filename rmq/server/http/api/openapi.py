@@ -12,7 +12,7 @@ import msgspec
 from rmq.core.version import VERSION
 from rmq.server.http.api import lines
 from rmq.server.http.api.operation import Operation
-from rmq.server.http.api.problems import KINDS, MEDIA_TYPE, RETRY_AFTER_S, Problem
+from rmq.server.http.api.problems import KINDS, MEDIA_TYPE, Problem
 
 PLACES = "#/components/schemas/{name}"
 _DESCRIPTION = (
@@ -115,7 +115,7 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
         if any(KINDS[kind].is_passing for kind in kinds):
             responses[str(status)]["headers"] = {
                 "Retry-After": {
-                    "description": "Seconds", "schema": {"type": "integer", "const": RETRY_AFTER_S}
+                    "description": "Seconds", "schema": {"type": "integer", "minimum": 1}
                 }
             }  # fmt: skip
     return responses

@@ -27,8 +27,8 @@ from rmq.server.service import ServiceStatus
 Handler = Callable[..., Any]  # a coroutine, or an async iterator of pages of lines
 H = TypeVar("H", bound=Handler)
 
-ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "internal",
-          "unavailable", "outcome-unknown")  # fmt: skip
+ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "too-many",
+          "internal", "unavailable", "outcome-unknown")  # fmt: skip
 OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json")
 
 

@@ -42,6 +42,7 @@ KINDS = {
     "too-large": Kind(413, "The request or a body in it is too large"),
     "not-json": Kind(415, "Send JSON, as application/json"),
     "other-host": Kind(421, "The server has another name"),
+    "too-many": Kind(429, "There are too many requests", is_passing=True),
     "queue-full": Kind(429, "The topic or Redis is full", is_passing=True),
     "busy": Kind(429, "Too much goes on at a time", is_passing=True),
     "internal": Kind(500, "The server failed"),
@@ -77,10 +78,16 @@ class ApiError(Exception):
     """An error of a kind."""
 
     def __init__(
-        self, kind: str, detail: str, field: str | None = None, position: int | None = None
+        self,
+        kind: str,
+        detail: str,
+        field: str | None = None,
+        position: int | None = None,
+        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(detail)
         self.kind, self.detail, self.field, self.position = kind, detail, field, position
+        self.retry_after_s = retry_after_s
 
 
 def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = None) -> Response:
@@ -92,7 +99,7 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
     )  # fmt: skip
     sent = {"X-Request-Id": request_id, **(headers or {})}
     if kind.is_passing:
-        sent["Retry-After"] = str(RETRY_AFTER_S)
+        sent["Retry-After"] = str(error.retry_after_s)
     return Response(msgspec.json.encode(problem), kind.status, sent, MEDIA_TYPE)
 
 

@@ -1,0 +1,55 @@
+"""Rates: how many requests somebody may make, each by a bucket of tokens that fills with time."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+BUCKETS_MAX = 10_000  # of one table; the one that was used longest ago gives way
+
+
+class Rates:
+    """A table of buckets, by the key of who is limited.
+
+    A bucket that is not in the table is full. An attacker with many addresses can make it forget
+    some, which lets each of these begin anew.
+
+    Args:
+        rate: requests a second.
+        burst: how many at once, after a while without any.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rate, self.burst = rate, burst
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when
+
+    def take(self, key: str, count: int = 1) -> float:
+        """Take a token; return after how many seconds there is one, 0.0: it was taken."""
+        tokens = self._tokens(key)
+        if tokens < count:
+            self._put(key, tokens)
+            return (count - tokens) / self.rate
+        self._put(key, tokens - count)
+        return 0.0
+
+    def wait_s(self, key: str) -> float:
+        """Return after how many seconds there is a token; 0.0: there is one."""
+        return max(0.0, (1 - self._tokens(key)) / self.rate)
+
+    def _tokens(self, key: str) -> float:
+        tokens, at = self._buckets.get(key, (float(self.burst), self._clock()))
+        return min(self.burst, tokens + (self._clock() - at) * self.rate)
+
+    def _put(self, key: str, tokens: float) -> None:
+        self._buckets[key] = tokens, self._clock()
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > BUCKETS_MAX:
+            self._buckets.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
