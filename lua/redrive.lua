@@ -13,7 +13,8 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   died_by        ''    or epoch ms: only those that died until then
 ARGV[6..] members, at most 1000, 13 bytes each
-Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, or died later, x unreadable and left there
+Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, or died later, x unreadable and left there, m left there: on
+          its way to another topic (redrive_hold)
 Cost      O(n log L), at most 16 MiB of records; members beyond that are not looked at, and the answer is shorter
 Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
           passed is removed. Sent twice with one number, it gives the first answer.
@@ -33,12 +34,17 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'order', 'waiting')
+local s = redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds')
 if not s[1] then
   fail('GONE', slot)
 end
 if #ARGV < 6 or #ARGV > 1005 then
   fail('ARG', 'count')
+end
+local is_held
+if s[4] then
+  --- @include "lib/holds"
+  is_held = hold_of
 end
 local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, 9e15, 'died_by')
 redis.call('ZCARD', store)
@@ -52,8 +58,8 @@ for i = 6, #ARGV do
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   if died and tonumber(died) <= died_by then
     local record = redis.call('HGET', records, id)
-    letter = 'x'
-    if record and #record >= 8 then
+    letter = is_held and is_held(slot, id, died) and 'm' or 'x'
+    if letter == 'x' and record and #record >= 8 then
       bytes = bytes + #record
       if bytes > 16777216 and #ids > 0 then
         break

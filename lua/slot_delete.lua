@@ -17,6 +17,7 @@ KEYS[13]  leases         zset  number of a shared lease -> its end, epoch ms
 KEYS[14]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
 KEYS[15]  trash          zset  member -> when it goes for good, epoch ms
 KEYS[16]  deaths         hash  member of the trash -> its time of death, epoch ms
+KEYS[17]  arrivals       zset  member and token of dead letters of other topics -> what became of them
 ARGV[1]   created              the topic's stamp
 ARGV[2]   most           ''    only count; or the number of messages that may be deleted with the slot
 Returns   {1 deleted | 0 left: it holds more, or the call only counts | -1 left: it has a newer stamp,
@@ -42,6 +43,7 @@ redis.call('ZCARD', KEYS[13])
 redis.call('ZCARD', KEYS[14])
 redis.call('ZCARD', KEYS[15])
 redis.call('HLEN', KEYS[16])
+redis.call('ZCARD', KEYS[17])
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead }
 end

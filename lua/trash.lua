@@ -14,7 +14,7 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   keep_ms              how long they can be restored; 0: they are deleted for good now
 ARGV[4]   died_by        ''    or epoch ms: only those that died until then
 ARGV[5..] members, at most 1000, 13 bytes each
-Returns   a letter for each: 1 done, 0 not in the DeadQueue, or died later
+Returns   a letter for each: 1 done, 0 not in the DeadQueue, or died later, m left there: on its way to another topic
 Cost      O(n log L)
 Atomic    Only dead letters move, with their time of death; record and failure stay. Works while Redis is at maxmemory. Sent
           twice with one number, it gives the first answer.
@@ -31,12 +31,17 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk')
+local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk', 'holds')
 if not s[1] then
   fail('GONE', slot)
 end
 if #ARGV < 5 or #ARGV > 1004 then
   fail('ARG', 'count')
+end
+local is_held
+if s[4] then
+  --- @include "lib/holds"
+  is_held = hold_of
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, 9e15, 'died_by')
 redis.call('ZCARD', KEYS[3])
@@ -50,7 +55,9 @@ for i = 5, #ARGV do
   local id = ARGV[i]
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   local letter = '0'
-  if died and tonumber(died) <= died_by then
+  if died and tonumber(died) <= died_by and is_held and is_held(slot, id, died) then
+    letter = 'm'
+  elseif died and tonumber(died) <= died_by then
     letter = '1'
     seen[id] = true
     ids[#ids + 1] = id

@@ -185,12 +185,14 @@ def groups(topic: str, filter_text: str | None, filter_option: str | None) -> No
         "rmq dlq redrive orders --error Timeout --dry-run",
         "rmq dlq redrive orders --reason failed --rate 50",
         "rmq dlq redrive orders --type refund --rate 500 --detach --yes",
+        "rmq dlq redrive orders --reason unhandled --to orders-v2 --dry-run",
     )
 )
 @click.argument("topic")
 @filter_argument
 @filter_options
 @dry_run_option
+@click.option("--to", metavar="TOPIC", help="Send them to this topic instead; it must exist.")
 @click.option("--rate", type=float, metavar="N", help="At most N a second.")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
 @yes_option
@@ -199,6 +201,7 @@ def redrive(
     filter_text: str | None,
     filter_option: str | None,
     dry_run: bool,
+    to: str | None,
     rate: float | None,
     detach: bool,
     yes: bool,
@@ -208,20 +211,25 @@ def redrive(
 
     All of them, or those that match FILTER and every option. It asks for the name of the topic
     first, unless only ids were given. It starts a job and works on it: after Ctrl-C or a crash,
-    rmq server goes on, or rmq job resume. See rmq job ls.
+    rmq server goes on, or rmq job resume. See rmq job ls. With --to, what that topic refuses stays
+    dead: another message there has the id, it is full, or too large, or sends are paused.
     """
     common = common_options()
     given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
     with common.client() as client:
-        matched = client.admin.redrive(topic, dry_run=True, **given_filters).matched
+        matched = client.admin.redrive(topic, to=to, dry_run=True, **given_filters).matched
         require_matches(topic, matched, given_filters)
         if dry_run:
-            print_dry_run(topic, matched, f"would send back {describe(matched, given_filters)}")
+            counted = describe(matched, given_filters)
+            text = f"would send {counted} to topic {to!r}" if to else f"would send back {counted}"
+            print_dry_run(topic, matched, text)
             return None
         action = f"send back {describe(matched, given_filters)} of topic {topic!r}"
+        if to is not None:
+            action = f"send {describe(matched, given_filters)} of topic {topic!r} to topic {to!r}"
         confirm(topic, action, yes or set(given_filters) == {"ids"})
         job = client.admin.job_start(
-            topic, "redrive", conditions=given_filters, rate=rate, expected=matched
+            topic, "redrive", conditions=given_filters, rate=rate, expected=matched, to=to
         )
         if detach:
             started(job)
@@ -230,14 +238,33 @@ def redrive(
     if common.json:
         output.document({
             "topic": topic, "dry_run": False, "job": job.id, "matched": job.matched,
-            "sent": job.done, "unreadable": job.unreadable,
+            "sent": job.done, "unreadable": job.unreadable, "to": job.to,
+            "refused": dict(job.refused),
         })  # fmt: skip
     else:
-        click.echo(f"{topic}: {output.plural(job.done, 'dead letter')} sent back")
+        where = "back" if to is None else f"to {to}"
+        click.echo(f"{topic}: {output.plural(job.done, 'dead letter')} sent {where}")
     if job.state != "done":
         common.note(f"job {job.id} is {job.state}; rmq job resume {job.id} goes on if it is paused")
         return PARTLY
+    if job.refused:
+        raise Failed(_refused_text(job), PARTLY if job.done else ERROR)
     return report_skipped(given_filters, max(matched, job.matched), job.done, job.unreadable)
+
+
+_WHY = {
+    "conflict": "the topic has, or had, another message of the same id",
+    "too large": "above its max_body",
+    "full": "at its max_length",
+    "paused": "sends to it are paused",
+    "moving": "on the way to another topic: run the redrive to that topic again",
+}
+
+
+def _refused_text(job: rmq.Job) -> str:
+    reasons = [f"{output.number(n)} {name} ({_WHY[name]})" for name, n in job.refused.items()]
+    stayed = output.plural(sum(job.refused.values()), "dead letter")
+    return f"{stayed} stayed: {', '.join(reasons)}; which ones: rmq job show {job.id} --outcomes N"
 
 
 @dlq.command(

@@ -41,7 +41,8 @@ def _fields(job: rmq.Job) -> dict[str, Any]:
         "rate": job.rate, "by": job.by, "state": job.state,
         "began": output.iso(job.began), "ended": output.iso(job.ended), "expected": job.expected,
         "examined": job.examined, "done": job.done, "gone": job.gone,
-        "unreadable": job.unreadable, "runner": job.runner or None,
+        "unreadable": job.unreadable, "runner": job.runner or None, "to": job.to,
+        "refused": dict(job.refused),
     }  # fmt: skip
 
 
@@ -107,12 +108,15 @@ def show(id: str, outcomes: int) -> None:
         for name, value in found.conditions.items()
     )
     output.details([
-        ("job", found.id), ("does", f"{found.verb} of dead letters of {found.topic}"),
+        ("job", found.id),
+        ("does", f"{found.verb} of dead letters of {found.topic}" + (
+            f" to {found.to}" if found.to else "")),
         ("conditions", conditions or "none: all of them"),
         ("rate", "as fast as it goes" if found.rate is None else f"{found.rate:g} a second"),
         ("state", _state(found)), ("by", found.by), ("began", output.fine_clock(found.began)),
         ("ended", output.fine_clock(found.ended)), ("done", _progress_text(found)),
         ("gone", output.number(found.gone)), ("unreadable", output.number(found.unreadable)),
+        *((f"left: {name}", output.number(count)) for name, count in found.refused.items()),
         ("examined", output.number(found.examined)), ("runner", found.runner or "-"),
     ])  # fmt: skip
     for each in last:

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from rmq.core.ids import MessageId
@@ -19,7 +20,9 @@ JobState = Literal["running", "paused", "stopping", "stopped", "done"]
 VERBS: tuple[JobVerb, ...] = get_args(JobVerb)
 ENDED = ("stopped", "done")
 
-LETTERS = {"1": "done", "0": "gone", "x": "unreadable"}  # what became of a message
+# What became of a message; those that another topic refused stay dead.
+REFUSED = {"c": "conflict", "t": "too large", "f": "full", "p": "paused", "m": "moving"}
+LETTERS = {"1": "done", "0": "gone", "x": "unreadable"} | REFUSED
 _CODE = re.compile(r"[0-9a-v]{8}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
@@ -68,6 +71,8 @@ class Job(NamedTuple):
         gone: of them, those that somebody else had taken away before.
         unreadable: of them, left where they were because their record cannot be read.
         runner: who runs it; empty: nobody does.
+        to: of a redrive: the topic to which they go; None: back to where they were.
+        refused: of those that fitted, left dead because of the other topic: how many, by outcome.
     """
 
     id: str
@@ -86,11 +91,13 @@ class Job(NamedTuple):
     gone: int
     unreadable: int
     runner: str
+    to: str | None = None
+    refused: Mapping[str, int] = MappingProxyType({})
 
     @property
     def matched(self) -> int:
         """How many it has dealt with."""
-        return self.done + self.gone + self.unreadable
+        return self.done + self.gone + self.unreadable + sum(self.refused.values())
 
     @property
     def began(self) -> datetime:
@@ -113,7 +120,9 @@ class JobOutcome(NamedTuple):
 
     Attributes:
         id: of the message.
-        outcome: "done", "gone" (somebody else had taken it away) or "unreadable".
+        outcome: "done", "gone" (somebody else had taken it away) or "unreadable"; on the way to
+            another topic also "conflict" (that has a message of this id), "too large", "full",
+            "paused" (sends to it), "moving" (to a third topic).
     """
 
     id: MessageId
@@ -154,6 +163,7 @@ def definition(
     keep_ms: int,
     by: str,
     expected: int | None,
+    to: str | None,
 ) -> list[str]:
     """Return the fields and values of a job's definition, as job_start takes them."""
     fields = {
@@ -163,6 +173,7 @@ def definition(
         "keep_ms": str(keep_ms),
         "by": by,
         "expected": "" if expected is None else str(expected),
+        "to": to or "",
     }
     return [text for pair in fields.items() for text in pair]
 
@@ -184,4 +195,6 @@ def read(id: str, fields: Mapping[str, bytes]) -> Job:
         number("began"), number("ended") or None,
         int(text("expected")) if text("expected") else None,
         number("examined"), counts["done"], counts["gone"], counts["unreadable"], text("runner"),
+        text("to") or None,
+        {name: counts[name] for name in REFUSED.values() if counts[name]},
     )  # fmt: skip

@@ -23,6 +23,7 @@ TYPES = {
     "trash": "zset",
     "deaths": "hash",
     "failures": "hash",
+    "arrivals": "zset",
     "merge": "hash",
     "audit": "zset",
     "bodies": "hash",
@@ -76,8 +77,8 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures", "index", "leases",
-        "merge", "middle",
+        "arrivals", "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures",
+        "index", "leases", "merge", "middle",
         "prepare", "queries", "query_stem", "querylog_stem", "rates", "records", "settled0",
         "settled1", "slot", "stage_stem", "store", "topic", "trash",
     )  # fmt: skip
@@ -97,6 +98,7 @@ class SlotKeys:
         self.trash = stem + b"trash"
         self.deaths = stem + b"deaths"
         self.failures = stem + b"failures"
+        self.arrivals = stem + b"arrivals"
         self.audit = stem + b"audit"
         self.bodies = stem + b"bodies"
         self.merge = stem + b"merge"

@@ -38,7 +38,8 @@ _VIEWER = ("topic", "get", "peek", "stats", "schedules", "audit_open", "audit_sc
 _OPERATOR = (
     *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
     "resize_scan", "topic_close",
-    "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "purge",
+    "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "redrive_hold",
+    "redrive_send", "redrive_settle", "purge",
     "trash", "restore", "tidy",
     "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # of a schedule, now

@@ -25,9 +25,9 @@ NAME = re.compile(r"rmq_[0-9a-f]{12}")
 # either it may do everything there, or Redis refuses to begin it. These add something, and their
 # scripts are stopped; all others settle, give back, delete or look, and must work.
 REFUSED_AT_MAXMEMORY = frozenset((
-    "job_start", "lateness_report", "merge", "publish", "redrive", "reschedule", "sample",
-    "schedule_pause", "schedule_resume", "schedule_send", "schedule_set", "send", "set_priority",
-    "sink_begin", "stage_push", "topic_resize", "topic_set",
+    "job_start", "lateness_report", "merge", "publish", "redrive", "redrive_hold", "redrive_send",
+    "reschedule", "sample", "schedule_pause", "schedule_resume", "schedule_send", "schedule_set",
+    "send", "set_priority", "sink_begin", "stage_push", "topic_resize", "topic_set",
 ))  # fmt: skip
 
 

@@ -156,6 +156,21 @@ def redrives_to_one_that_waits(s: Scene) -> None:
 
 
 @of("operator", "server")
+def redrives_to_another_topic(s: Scene) -> None:
+    topic = s.full.topic(s.name, slots=2)
+    s.full.topic(f"{s.name}b").open()
+    topic.send(1)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    assert s.api.admin.redrive(s.name, to=f"{s.name}b").sent == 1
+    topic.send(2)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    job = s.api.admin.job_start(s.name, to=f"{s.name}b")
+    assert s.api.admin.job_run(job.id).done == 1
+
+
+@of("operator", "server")
 def operates_schedules(s: Scene) -> None:
     settle_one_with_a_dedup_key(s)
     s.full.topic(s.name).every("nightly", every=3600).declare()

@@ -42,7 +42,10 @@ class Scene:
 
     def rules(self, role: Role | Iterable[Role], **options: Any) -> AclRules:
         roles: Any = role if isinstance(role, str) else list(role)
-        given = {"topics": [self.name], "server_version": version_of(self.server)} | options
+        given = {
+            "topics": [self.name, f"{self.name}b"],
+            "server_version": version_of(self.server),
+        } | options
         if self.calls == "functions" or roles == "loader":
             if given["server_version"] == "6.2":
                 pytest.skip("Redis 6.2 has no functions")

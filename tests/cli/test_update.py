@@ -180,10 +180,56 @@ class TestDeadLetters:
         (job,) = client.admin.jobs(topic.name)
         assert json.loads(done.stdout) == {
             "topic": topic.name, "dry_run": False, "job": job.id, "matched": 2, "sent": 2,
-            "unreadable": 0,
+            "unreadable": 0, "to": None, "refused": {},
         }  # fmt: skip
         assert client.admin.stats(topic.name)["dead"] == 1
         assert run("dlq", "redrive", topic.name, "--error", "boom", "--yes").exit_code == 3
+
+    def test_redrive_to_another_topic(self, run, topic, client):
+        bury(topic, "boom 1", "boom 2", "other")
+        to = f"{topic.name}-v2"
+        asked = ("dlq", "redrive", topic.name, "--error", "boom", "--to", to)
+        missing = run(*asked, "--dry-run")
+        client.topic(to).open()
+
+        dry = run(*asked, "--dry-run")
+        done = run(*asked, "--yes")
+        itself = run("dlq", "redrive", topic.name, "--to", topic.name, "--yes")
+
+        assert (missing.exit_code, to in missing.stderr) == (3, True)
+        assert dry.stdout == (
+            f"{topic.name}: would send 2 dead letters (error boom) to topic '{to}'; "
+            "nothing was changed\n"
+        )
+        assert done.stdout == f"{topic.name}: 2 dead letters sent to {to}\n"
+        assert (client.admin.stats(topic.name)["dead"], client.admin.stats(to)["accepted"]) == (
+            1,
+            2,
+        )
+        assert (itself.exit_code, "the topic itself" in itself.stderr) == (2, True)
+        (job,) = client.admin.jobs(topic.name)
+        shown = run("job", "show", job.id).stdout
+        assert f"redrive of dead letters of {topic.name} to {to}" in shown
+
+    def test_redrive_to_a_topic_that_refuses_some_says_why_and_leaves_them(
+        self, run, topic, client
+    ):
+        bury(topic, "boom 1", "boom 2", "boom 3")
+        to = f"{topic.name}-v2"
+        client.topic(to, max_length=1).open()
+
+        done = run("dlq", "redrive", topic.name, "--to", to, "--yes", "--json")
+        (job,) = client.admin.jobs(topic.name)
+        again = run("dlq", "redrive", topic.name, "--to", to, "--yes")
+        shown = run("job", "show", job.id, "--outcomes", 5).stdout
+
+        assert (done.exit_code, again.exit_code) == (4, 1)
+        assert json.loads(done.stdout)["refused"] == {"full": 2}
+        assert "2 dead letters stayed: 2 full (at its max_length)" in again.stderr
+        assert "left: full" in shown
+        assert sorted(line.split()[-1] for line in shown.splitlines()[-3:]) == [
+            "done", "full", "full",
+        ]  # fmt: skip
 
     def test_redrive_by_id_does_not_ask_and_reports_ids_that_did_not_match(self, run, topic):
         (id,) = bury(topic, "boom")

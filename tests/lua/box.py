@@ -229,11 +229,16 @@ class Box:
                 value: Any = self.redis.hgetall(name)
                 if short == "slot":
                     found |= _answers(value)
+                    holds = {
+                        ">" + part[1:].hex(): value.pop(part)
+                        for part in list(value)
+                        if part.startswith(b">")
+                    }
                     value = {
                         part.decode(): inside if part == b"holder" else inside.decode()
                         for part, inside in value.items()
                         if not part.startswith(b"@") and part != b"swept"
-                    }
+                    } | holds
             elif kind == b"zset":
                 value = dict(self.redis.zrange(name, 0, -1, withscores=True))
             elif kind == b"set":

@@ -27,6 +27,7 @@ CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 SCHEDULE, PAUSED, DEFINITION, TIMING = "report", "rest", b"definition", "60000|||0"
 JOB, PAUSED_JOB, NEW_JOB = "t.00000001", "t.00000002", "t.00000003"
 TRASHED = b"in the trash!"  # a member
+TOKEN = b"8 random"  # of a redrive to another topic
 JOBS = ("job_pause", "job_resume", "job_start", "job_step", "job_stop", "job_take")
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
@@ -102,6 +103,7 @@ def furnish(box: Box) -> Furnished:
     box.run(commands.job_pause("rmq", PAUSED_JOB))
     box.redis.zadd(box.keys.trash, {TRASHED: now + 60_000})
     box.redis.hset(box.keys.deaths, TRASHED, now)
+    box.redis.zadd(box.keys.arrivals, {TRASHED + TOKEN: now})
     box.redis.zadd(box.keys.rates, {"a": now + 60_000})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
         box.redis.hdel(box.keys.slot, field)
@@ -122,6 +124,13 @@ def schedule_send(f: Furnished, **options: Any) -> Command[Any]:
         box.handle, box.keys, read, (now + 60_000, now + 60_007), row.next_ms,
         (id, *box.part(priority=options.get("priority", 100))),
     )  # fmt: skip
+
+
+def arrive(box: Box, **options: Any) -> Command[Any]:
+    """Store a dead letter of another topic."""
+    (id,) = box.ids()
+    arrival = commands.Arrival(member_of(id) + TOKEN, *box.part(**options))
+    return commands.redrive_send(box.handle, box.keys, [arrival])
 
 
 Call = Callable[[Furnished], Command[Any]]
@@ -166,6 +175,15 @@ CALLS: dict[str, Call] = {
     ),
     "redrive": _call(
         lambda f, b: commands.redrive(b.handle, b.keys, b.session(), [f.dead], 9_000_000_000_000)
+    ),
+    "redrive_hold": _call(
+        lambda f, b: commands.redrive_hold(b.keys, TOKEN, "other", [f.dead], [0], 9_000_000_000_000)
+    ),
+    "redrive_send": _call(lambda f, b: arrive(b)),
+    "redrive_settle": _call(
+        lambda f, b: commands.redrive_settle(
+            b.keys, b.session(), [(member_of(f.dead) + TOKEN, True)]
+        )
     ),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.session())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.session())),
@@ -275,6 +293,18 @@ def _publishing(f: Furnished) -> Command[Any]:
     return CALLS["publish"](f)
 
 
+def _arriving(f: Furnished) -> Command[Any]:
+    """A dead letter of another topic for which another message must go."""
+    _dropping(f)
+    return arrive(f.box, priority=900)
+
+
+def _settling(f: Furnished) -> Command[Any]:
+    """A dead letter that is held, and stored in the other topic."""
+    f.box.run(CALLS["redrive_hold"](f))
+    return CALLS["redrive_settle"](f)
+
+
 def _merging(f: Furnished) -> Command[Any]:
     """A merge that opens a window, for which another message must go."""
     _dropping(f)
@@ -315,12 +345,13 @@ REACHING |= {
     ),
     **{("schedule_send", place): _scheduling for place in ("failures", "merge", "audit")},
     ("schedule_send", "bodies"): _scheduling,
+    **{("redrive_send", place): _arriving for place in ("failures", "merge", "audit", "bodies")},
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,
     **{("merge", place): _merging for place in ("failures", "audit", "bodies")},
     **{("publish", place): _publishing for place in ("failures", "merge", "audit", "bodies")},
-    **{(verb, "settled0"): _next_turn(verb) for verb in ("ack", "query_settle")},
+    **{(verb, "settled0"): _next_turn(verb) for verb in ("ack", "query_settle", "redrive_settle")},
 }
 
 NUMBERS: dict[str, dict[int, str]] = {
@@ -367,6 +398,9 @@ NUMBERS: dict[str, dict[int, str]] = {
     "restore": {0: "now_us"},
     "trash": {0: "now_us", 2: "keep_ms", 3: "died_by"},
     "redrive": {0: "now_us", 4: "died_by"},
+    "redrive_hold": {0: "now_us", 3: "died_by", 5: "index"},
+    "redrive_send": {0: "now_us"},
+    "redrive_settle": {0: "now_us"},
     "reject": {0: "now_us"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},
     "renew": {0: "hold_ms"},

@@ -8,7 +8,7 @@ import redis
 from tests.lua.calls import CALLS, furnish
 
 # What routes messages to slots, or takes them from there, by what a client has read of the topic.
-ROUTED = ("merge", "next_ready", "prepare", "publish", "query_take", "send")
+ROUTED = ("merge", "next_ready", "prepare", "publish", "query_take", "redrive_send", "send")
 
 
 @pytest.mark.parametrize("script", ROUTED)

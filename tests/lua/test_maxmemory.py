@@ -44,6 +44,8 @@ def test_whatever_adds_is_refused_and_no_key_changes(full):
         refused(full, box.merge_command(box.ids()[0], key=b"open", mode=mode, max_wait=60_000))
         refused(full, box.merge_command(box.ids()[0], key=b"new", mode=mode))
     refused(full, commands.redrive(box.handle, box.keys, box.session(), [full.dead]))
+    refused(full, CALLS["redrive_hold"](full))
+    refused(full, CALLS["redrive_send"](full))
 
 
 def test_the_functions_without_the_flag_are_the_scripts_that_are_stopped(tight):

@@ -16,8 +16,8 @@ USERS = {"no channels": ("+@all", "resetchannels"), "no command": ("+@all", "-pu
 SLEEPS_UNTIL = 9_999_999_999_999
 # What each of these does in a furnished slot makes work for a sleeping consumer.
 WAKING = (
-    "lease_release", "merge", "nack", "publish", "redrive", "release", "reschedule", "rollback",
-    "schedule_send", "send",
+    "lease_release", "merge", "nack", "publish", "redrive", "redrive_send", "release", "reschedule",
+    "rollback", "schedule_send", "send",
 )  # fmt: skip
 FREEING = (
     "ack",

@@ -43,6 +43,11 @@ PLACES = {
         "rates"
     ),
     "redrive": "slot store records dead failures prepare",
+    "redrive_hold": "slot dead records",
+    "redrive_send": (
+        "slot store records settled0 settled1 failures merge audit bodies prepare arrivals"
+    ),
+    "redrive_settle": "slot dead records failures audit bodies settled0 settled1",
     "reject": "slot prepare records dead failures audit bodies",
     "release": "slot store prepare failures records",
     "renew": "claim",
@@ -66,7 +71,7 @@ PLACES = {
     "slot": "slot records rates",
     "slot_delete": (
         "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
-        "leases rates trash deaths"
+        "leases rates trash deaths arrivals"
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
@@ -103,7 +108,7 @@ BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
 )  # fmt: skip
-WITH_CREDITS = ("next_ready", "publish", "redrive", "schedule_send", "send")
+WITH_CREDITS = ("next_ready", "publish", "redrive", "redrive_send", "schedule_send", "send")
 # Where nothing waits, or a consumer has left a credit: test_next_ready, test_hand_over.
 PREPARE_SELDOM = [(script, "prepare") for script in WITH_CREDITS]
 AT_ONCE = [

@@ -129,6 +129,7 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
     in_sessions = {name for name in scripts.names() if "answer_in(" in scripts.load(name).text}
     assert in_sessions == {
         "ack", "cancel", "extend", "lateness_report", "merge", "nack", "prepare", "publish",
-        "purge", "redrive", "reject", "release", "reschedule", "restore", "send", "set_priority",
+        "purge", "redrive", "redrive_settle", "reject", "release", "reschedule", "restore", "send",
+        "set_priority",
         "trash",
     }  # fmt: skip

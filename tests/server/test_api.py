@@ -226,7 +226,7 @@ def test_dead_letters_are_filtered_redriven_and_purged(api: Ask, client: rmq.Cli
     path = "/topics/orders/dead-letters/redrive"
     assert api(path, "POST", {"type": "t1", "dry_run": True}).body["matched"] == 3
     assert api(path, "POST", {"ids": ids[:1]}).body == {
-        "matched": 1, "sent": 1, "unreadable": 0, "sample": [],
+        "matched": 1, "sent": 1, "unreadable": 0, "refused": {}, "sample": [],
     }  # fmt: skip
     wrong = api("/topics/orders/purge", "POST", {"queue": "dead", "confirm": "order"})
     assert wrong.body["field"] == "confirm"
@@ -264,6 +264,27 @@ def test_a_job_is_started_and_goes_on_by_itself(api: Ask, client: rmq.Client) ->
     assert [each["id"] for each in api("/jobs?topic=orders").body["jobs"]] == [ended["id"]]
     assert api(path + "/stop", "POST", {}).body == {"done": False}
     assert api("/jobs/orders.00000000").status == 404
+
+
+def test_dead_letters_go_to_another_topic_at_once_or_by_a_job(api: Ask, client: rmq.Client) -> None:
+    ids = dead(client, 6)
+    client.topic("other", max_length=4).open()
+    path = "/topics/orders/dead-letters/redrive"
+
+    missing = api(path, "POST", {"to": "nowhere"})
+    itself = api("/topics/orders/jobs", "POST", {"to": "orders"})
+    done = api(path, "POST", {"to": "other", "ids": ids[:1]})
+    started = api("/topics/orders/jobs", "POST", {"to": "other"})
+
+    assert (missing.status, itself.status) == (404, 400)
+    assert (done.body["sent"], done.body["refused"]) == (1, {})
+    assert started.body["to"] == "other"
+    job = f"/jobs/{started.body['id']}"
+    ended = until(lambda: (b := api(job).body)["state"] == "done" and b, "the end of the job")
+    assert (ended["done"], ended["refused"]) == (3, {"full": 2})
+    assert (client.admin.stats("orders")["dead"], client.admin.stats("other")["accepted"]) == (2, 4)
+    outcomes = [each["outcome"] for each in api(f"{job}/outcomes").body["outcomes"]]
+    assert sorted(outcomes) == ["done", "done", "done", "full", "full"]
 
 
 def test_a_job_is_paused_resumed_and_stopped(api: Ask, client: rmq.Client) -> None:

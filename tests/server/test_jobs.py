@@ -107,6 +107,23 @@ def test_what_dies_after_the_job_began_stays_dead(client: rmq.Client) -> None:
         assert len(consumer.receive(100)) == 5
 
 
+def test_what_dies_after_the_job_began_goes_to_no_other_topic_either(client: rmq.Client) -> None:
+    topic = bury(client, 5)
+    client.topic("other").open()
+    job = client.admin.job_start("orders", to="other")
+    time.sleep(0.005)
+    assert client.admin.redrive("orders", ids=[client.admin.peek("orders", 1, "dead")[0].id]).sent
+    with topic.consumer() as consumer:  # it dies again, after the job began
+        consumer.receive(1)[0].reject("again")
+    bury(client, 7)
+
+    ended = client.admin.job_run(job.id)
+
+    assert (ended.done, ended.gone, ended.to) == (4, 0, "other")
+    assert client.admin.stats("orders")["dead"] == 8
+    assert client.admin.stats("other")["accepted"] == 4
+
+
 def test_a_server_runs_what_is_left_to_it_and_two_servers_do_it_once(
     server: Redis, client: rmq.Client, prefix: str
 ) -> None:

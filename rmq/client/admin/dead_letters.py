@@ -31,6 +31,7 @@ class DeadLetterAdmin(AdminPart):
         older_than: float | timedelta | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
+        to: str | None = None,
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
@@ -47,17 +48,21 @@ class DeadLetterAdmin(AdminPart):
             type: only those that were sent with it.
             filter: only those that fit it, as error~"timeout" and body.order>100; see
                 docs/dead-letters.md.
+            to: another topic to which they go instead, at once. It must exist; what it refuses
+                stays dead, and `Redriven.refused` counts why.
             dry_run: only count them.
             rate: at most so many a second.
             progress: called with (done, all) as it goes.
 
         Guarantee:
             A dead letter is in the DeadQueue or in the StoreQueue, never in both or neither.
-            Stopped half-way, run it again: it goes on with what is still dead.
+            Stopped half-way, run it again: it goes on with what is still dead. With `to`, a letter
+            is stored there once, also if this stops between its steps: then the letter is held
+            here until the same is run again.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
-        return self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
+        return self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress, to))
 
     def purge(
         self,
@@ -164,6 +169,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         older_than: float | timedelta | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
+        to: str | None = None,
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
@@ -171,7 +177,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """As `Admin.redrive`."""
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
-        return await self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress))
+        return await self._run(dead_letters.redrive(context, wanted, dry_run, rate, progress, to))
 
     async def purge(
         self,

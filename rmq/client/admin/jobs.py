@@ -36,6 +36,7 @@ class JobAdmin(AdminPart):
         keep: float | timedelta = 86_400,
         by: str | None = None,
         expected: int | None = None,
+        to: str | None = None,
     ) -> Job:
         """Start a job on the dead letters of a topic, which `rmq server` or `job_run` then runs.
 
@@ -48,6 +49,7 @@ class JobAdmin(AdminPart):
             keep: of a purge: how long they can be restored, seconds or timedelta; 0: not at all.
             by: who starts it, for people to read; the default is user@host.
             expected: how many there are, if the caller has counted; for progress bars.
+            to: of a redrive: another topic to which they go, as `redrive` does.
 
         Guarantee:
             Each dead letter that fits and died before the job began is sent back once, whoever
@@ -61,7 +63,7 @@ class JobAdmin(AdminPart):
         keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
         return self._run(
-            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected)
+            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected, to)
         )
 
     def jobs(self, topic: str | None = None) -> list[Job]:
@@ -137,12 +139,13 @@ class AsyncJobAdmin(AsyncAdminPart):
         keep: float | timedelta = 86_400,
         by: str | None = None,
         expected: int | None = None,
+        to: str | None = None,
     ) -> Job:
         """As `Admin.job_start`."""
         keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
         return await self._run(
-            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected)
+            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected, to)
         )
 
     async def jobs(self, topic: str | None = None) -> list[Job]:

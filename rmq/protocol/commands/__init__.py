@@ -108,6 +108,15 @@ from rmq.protocol.commands.recurring import (
     schedule_set as schedule_set,
     schedules as schedules,
 )
+from rmq.protocol.commands.redrive_to import (
+    Arrival as Arrival,
+    ArrivalReply as ArrivalReply,
+    HeldLetter as HeldLetter,
+    HoldReply as HoldReply,
+    redrive_hold as redrive_hold,
+    redrive_send as redrive_send,
+    redrive_settle as redrive_settle,
+)
 from rmq.protocol.commands.schedule import (
     cancel as cancel,
     reschedule as reschedule,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rmq.core import dead_letter_filter, failure, record
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id, MessageId
+from rmq.core.job import REFUSED
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Failure, moment
 from rmq.core.topic_context import TopicContext
@@ -18,7 +22,8 @@ from rmq.core.validation import check_message_type, check_rate, duration_ms
 from rmq.errors import DecodeError, InvalidType, InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.commands import QueueMember
-from rmq.protocol.flows import inspect, open_topic
+from rmq.protocol.commands.redrive_to import TOKEN_BYTES
+from rmq.protocol.flows import inspect, open_topic, redrive_to
 from rmq.protocol.flows.inspect import check_place
 from rmq.protocol.steps import Flow, Progress, Sleep
 
@@ -33,11 +38,14 @@ class Redriven(NamedTuple):
         matched: dead letters that fitted the filter.
         sent: of them, sent back to the StoreQueue.
         unreadable: of them, left in the DeadQueue because their record cannot be read.
+        refused: of them, left in the DeadQueue because of another topic, by outcome: "conflict",
+            "too large", "full", "paused", "moving".
     """
 
     matched: int
     sent: int
     unreadable: int
+    refused: Mapping[str, int] = MappingProxyType({})
 
 
 class Filter:
@@ -215,27 +223,36 @@ def redrive(
     dry_run: bool,
     rate: float | None,
     progress: Progress | None,
+    to: str | None = None,
 ) -> Flow[Redriven]:
-    """Send dead letters back. Stopped half-way, the rest stays dead."""
+    """Send dead letters back, or to another topic. Stopped half-way, the rest stays dead."""
     check_rate(rate)
+    target = None if to is None else (yield from redrive_to.open_target(context, to))
     matching = yield from _matching(context, wanted)
     matched = sum(len(ids) for _, ids in matching)
-    sent = unreadable = done = 0
+    done = 0
+    outcomes: Counter[str] = Counter()
     if not dry_run:
         step = REDRIVE_MAX if rate is None else max(1, min(REDRIVE_MAX, int(rate / 4)))
         for keys, ids in matching:
             while ids:
-                with context.sessions.borrowed() as session:
-                    letters = yield commands.redrive(context, keys, session, ids[:step])
+                if target is not None:
+                    token = os.urandom(TOKEN_BYTES)
+                    letters = yield from redrive_to.redrive_to(
+                        context, keys, target, ids[:step], token
+                    )
+                else:
+                    with context.sessions.borrowed() as session:
+                        letters = yield commands.redrive(context, keys, session, ids[:step])
                 ids = ids[len(letters) :]
-                sent += letters.count("1")
-                unreadable += letters.count("x")
+                outcomes.update(letters)
                 done += len(letters)
                 if progress:
                     progress(done, matched)
                 if rate is not None and (ids or done < matched):
                     yield Sleep(len(letters) / rate)
-    return Redriven(matched, sent, unreadable)
+    refused = {name: outcomes[letter] for letter, name in REFUSED.items() if outcomes[letter]}
+    return Redriven(matched, outcomes["1"], outcomes["x"], refused)
 
 
 def purge(

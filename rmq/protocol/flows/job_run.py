@@ -4,11 +4,13 @@ A batch is noted in the job before its messages are touched, and recorded after.
 a job over does the noted batch again, under the same replay session and number: what was done
 answers as it did then, what was not done is done now. So nothing is done twice, and the numbers say
 what was done. After a few minutes the slot has forgotten those answers; then a letter of the batch
-that is not there any more counts as done.
+that is not there any more counts as done. A redrive to another topic needs no session: there is
+noted, under a token of the batch, what that topic has stored.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 from collections import deque
@@ -24,7 +26,8 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import JobNotFound, OutcomeUnknown, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import JobStepReply, JobTaken, QueueMember
-from rmq.protocol.flows import inspect, jobs, open_topic
+from rmq.protocol.commands.redrive_to import TOKEN_BYTES
+from rmq.protocol.flows import inspect, jobs, open_topic, redrive_to
 from rmq.protocol.flows.dead_letters import REDRIVE_MAX, Filter
 from rmq.protocol.steps import Command, Flow, Progress, Sleep, pipeline
 
@@ -164,6 +167,7 @@ class _Runner:
         self._name = name
         self._is_stopping = is_stopping
         self._progress = progress
+        self._target: TopicContext | None = None  # where the letters go, of a redrive to a topic
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
         """Take the lease, renew it, or end it."""
@@ -194,13 +198,16 @@ class _Runner:
         number = int(fields["batch"])
         cursor = fields.get("cursor", b"").decode()
         yield from open_topic.ensure_open(self._context, create=False)
+        if job.to is not None:
+            self._target = yield from redrive_to.open_target(self._context, job.to)
         letters = ""
         if "members" in fields:
             keys = self._context.slots[int(fields["slot"])]
             packed = fields["members"]
             ids = [keys.id_of(packed[at : at + 13]) for at in range(0, len(packed), 13)]
             letters = yield from self._act(job, keys, number, ids)
-            if taken.now_ms - int(fields["noted"]) > REMEMBERED_MS:
+            is_forgotten = taken.now_ms - int(fields["noted"]) > REMEMBERED_MS
+            if is_forgotten and self._target is None:
                 letters = letters.replace("0", "1")
         search = _Search(self._context, job, _Cursor.unpack(cursor))
         most = BATCH_MAX
@@ -260,6 +267,8 @@ class _Runner:
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
         """Do a batch, or do it again; a letter for each of its messages."""
+        if self._target is not None:
+            return (yield from self._move(job, self._target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
         calls = itertools.count()
         letters: list[str] = yield from pipeline(
@@ -279,6 +288,19 @@ class _Runner:
         if job.verb == "purge":
             return commands.trash(keys, session, ids, job.keep_ms, job.began_ms)
         return commands.redrive(self._context, keys, session, ids, job.began_ms)
+
+    def _move(
+        self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
+    ) -> Flow[str]:
+        """Move a batch to another topic; under the same token whenever it is done again."""
+        yield from open_topic.ensure_open(target, create=False)
+        text = b"%s-%d" % (jobs_core.code_of(self._id).encode(), number)
+        token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()
+        return (
+            yield from redrive_to.redrive_to(
+                self._context, keys, target, ids, token, job.began_ms, is_own_token=True
+            )
+        )
 
 
 def try_run(

@@ -19,7 +19,7 @@ from rmq.core.validation import Moment, check_epoch_ms, check_int, check_rate
 from rmq.errors import InvalidValue, JobNotFound
 from rmq.protocol import commands
 from rmq.protocol.commands import JobReply
-from rmq.protocol.flows import open_topic
+from rmq.protocol.flows import open_topic, redrive_to
 from rmq.protocol.flows.dead_letters import Filter
 from rmq.protocol.steps import Command, Flow, RawCommand, server_ms
 
@@ -31,7 +31,7 @@ STARTING_S = 60  # after so long, a job that is listed and not there will not co
 IDS_MAX = 10_000  # of one job's conditions
 AUDIT_LINES_MAX = 10_000
 _FIELDS = (
-    "verb", "conditions", "rate", "keep_ms", "by", "expected", "state", "began",
+    "verb", "conditions", "rate", "keep_ms", "by", "expected", "to", "state", "began",
     "ended", "examined", "runner", *(f"count_{letter}" for letter in jobs_core.LETTERS),
 )  # fmt: skip
 
@@ -61,6 +61,7 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
     """Note the end of a job in the audit trail and in the list; a second time changes nothing."""
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
+    text += "".join(f", {count} {outcome}" for outcome, count in job.refused.items())
     yield from note(prefix, AuditLine(job.ended_ms, job.by, "job end", job.id, text))
     key = jobs_key(prefix)
     yield RawCommand("job", "ZADD", key, job.ended_ms, job.id)
@@ -97,11 +98,12 @@ def job_start(
     keep_ms: int,
     by: str | None,
     expected: int | None,
+    to: str | None = None,
 ) -> Flow[Job]:
     """Start a job; somebody has to run it.
 
     Raises:
-        TopicNotFound: there is no such topic.
+        TopicNotFound: there is no such topic, or none to which they are to go.
         InvalidValue, InvalidType: a value that cannot work.
     """
     known: JobVerb | None = next((each for each in VERBS if each == verb), None)
@@ -113,13 +115,18 @@ def job_start(
     yield from open_topic.ensure_open(context, create=False)
     for id in given.get("ids", ()):
         context.check_id(id)
+    if to is not None:
+        if known != "redrive":
+            raise InvalidValue("to: it is for a redrive")
+        yield from redrive_to.open_target(context, to)
     job_id, prefix = jobs_core.new_id(context.name), context.prefix
     now_ms = yield from server_ms("job_start")
     # The list first: a job that is not in it would never end.
     yield RawCommand("job_start", "ZADD", jobs_key(prefix), LISTED_ACTIVE + now_ms // 1000, job_id)
-    fields = jobs_core.definition(known, given, rate, keep_ms, who, expected)
+    fields = jobs_core.definition(known, given, rate, keep_ms, who, expected, to)
     began = yield commands.job_start(prefix, job_id, fields)
-    text = f"{verb} {_conditions_text(given)}" + (f" at {rate:g}/s" if rate else "")
+    text = f"{verb} {_conditions_text(given)}" + (f" to {to}" if to else "")
+    text += f" at {rate:g}/s" if rate else ""
     yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))
     return (yield from job(prefix, job_id))
 

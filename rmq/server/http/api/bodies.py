@@ -335,8 +335,15 @@ _CONDITIONS = DeadLetterConditions.__struct_fields__
 
 
 class Redrive(DeadLetterConditions):
-    """Dead letters to send back; `rate`: at most so many a second; `dry_run`: count, and show."""
+    """Dead letters to send back, or to another topic.
 
+    Attributes:
+        to: that topic.
+        rate: at most so many a second.
+        dry_run: count, and show some.
+    """
+
+    to: Name | None = None
     rate: Annotated[float, Meta(gt=0)] | None = None
     dry_run: bool = False
 
@@ -351,6 +358,7 @@ class NewJob(DeadLetterConditions):
     """A redrive or purge that goes on by itself; without conditions, of all dead letters.
 
     Attributes:
+        to: of a redrive: another topic to which they go.
         rate: at most so many a second.
         keep: of a purge: for how many seconds they can be restored; 0: not at all.
         confirm: of a purge: the topic's name.
@@ -359,6 +367,7 @@ class NewJob(DeadLetterConditions):
     """
 
     verb: JobVerb = "redrive"
+    to: Name | None = None
     rate: Annotated[float, Meta(gt=0)] | None = None
     keep: Seconds = 86_400
     confirm: Name | None = None

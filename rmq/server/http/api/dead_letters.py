@@ -68,13 +68,16 @@ async def export_dead_letters(
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)
 async def redrive(at: At, path: bodies.TopicPath, body: bodies.Redrive) -> views.Redriven:
-    """Send dead letters back to be consumed again, with all their retries.
+    """Send dead letters back to be consumed again, or to another topic, with all their retries.
 
     A request that ends before all are sent goes on where it stopped when it is repeated.
     """
-    done = await at.admin.redrive(path.topic, **body.given(), dry_run=body.dry_run, rate=body.rate)
+    done = await at.admin.redrive(
+        path.topic, **body.given(), to=body.to, dry_run=body.dry_run, rate=body.rate
+    )
     shown = await sample(at, path.topic, body) if body.dry_run and done.matched else []
-    return views.Redriven(**done._asdict(), sample=shown)
+    fields = done._asdict() | {"refused": dict(done.refused)}
+    return views.Redriven(**fields, sample=shown)
 
 
 @TABLE.post("/topics/{topic}/purge", NONE, "conflict", role=Role.ADMIN)

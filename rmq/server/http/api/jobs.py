@@ -43,7 +43,7 @@ async def start_job(at: At, path: bodies.TopicPath, body: bodies.NewJob) -> view
         raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
     job = await at.admin.job_start(
         path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
-        expected=body.expected,
+        expected=body.expected, to=body.to,
     )  # fmt: skip
     return views.job_of(job)
 

@@ -17,15 +17,17 @@ from rmq.server.http.api.views.messages import Failure, StoredMessage, failure_o
 
 
 class Redriven(Answer):
-    """How many dead letters fitted, were sent back, and cannot be read.
+    """How many dead letters fitted, were sent, and cannot be read.
 
     Attributes:
+        refused: how many stayed dead because of the other topic, by outcome.
         sample: of a dry run: some that fit, at most 10, of the oldest in each slot.
     """
 
     matched: int
     sent: int
     unreadable: int
+    refused: dict[str, int]
     sample: list[StoredMessage]
 
 

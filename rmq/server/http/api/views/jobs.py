@@ -29,6 +29,8 @@ class Job(Answer):
     gone: int
     unreadable: int
     runner: str
+    to: str | None
+    refused: dict[str, int]
 
 
 class JobList(Answer):
@@ -43,10 +45,16 @@ class JobList(Answer):
 
 
 class JobOutcome(Answer):
-    """The outcome of a job for a message: gone: somebody else had taken it away."""
+    """The outcome of a job for a message.
+
+    gone: somebody else had taken it away. From conflict on: on the way to another topic it was
+    refused, and stayed dead.
+    """
 
     id: str
-    outcome: Literal["done", "gone", "unreadable"]
+    outcome: Literal[
+        "done", "gone", "unreadable", "conflict", "too large", "full", "paused", "moving"
+    ]
 
 
 class JobOutcomes(Answer):
@@ -62,6 +70,7 @@ def job_of(found: job.Job) -> Job:
         rate=found.rate, keep=found.keep_ms / 1000, by=found.by, state=found.state,
         began=found.began, ended=found.ended, expected=found.expected, examined=found.examined,
         done=found.done, gone=found.gone, unreadable=found.unreadable, runner=found.runner,
+        to=found.to, refused=dict(found.refused),
     )  # fmt: skip
 
 

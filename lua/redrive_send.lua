@@ -1,0 +1,105 @@
+--[[
+redrive_send: store dead letters of another topic, each once. The second of three steps; redrive_hold came before it.
+
+KEYS[1]   slot           hash  settings and counters of the slot
+KEYS[2]   StoreQueue     zset  member -> score
+KEYS[3]   records        hash  member -> record
+KEYS[4]   settled even   set   members settled in even turns of the dedup window
+KEYS[5]   settled odd    set   the same for odd turns
+KEYS[6]   failures       hash  of messages that drop_lowest drops
+KEYS[7]   merge index    hash  of messages that drop_lowest drops
+KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
+KEYS[9]   large bodies   hash  of messages that drop_lowest drops
+KEYS[10]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
+KEYS[11]  arrivals       zset  member and token -> what became of it, below
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, sent to the consumers that are woken
+ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[5..] n times: member and token (21 bytes), the first 4 bytes of the record, the rest of it from byte 9 on, as send takes
+          it; or member and token, t too large or x unreadable, '': it is not to be stored. At most 1000, in all 16 MiB
+Returns   {the server's time in epoch ms, a letter for each: s stored, now or earlier, c another message has this id, or had it
+          inside the dedup window, f the slot's share of max_length is reached, p sends are paused, t or x as given}
+Cost      O(n log L), L = messages waiting in the slot
+Atomic    The answer for a member and token is final: `arrivals` has 9e15 for one that was stored, and for one that was refused
+          minus (10 times the time, epoch ms, plus the place of its letter in cfptx). Whoever comes later with the same gets
+          the same answer, though the message may be settled by then. The caller writes the time over 9e15 when the dead letter
+          is gone; an hour later, as an hour after a refusal, it may be forgotten. The first write is one that Redis refuses at
+          maxmemory.
+]]
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/member"
+local LETTERS, OPEN, KEEP_MS, KEY_KEEP_S, ENTRY = 'cfptx', 9e15, 3600000, 2592000, MEMBER + 8
+local slot, arrivals, session = KEYS[1], KEYS[11], ''
+local now, channel, index = clock(ARGV[1]), ARGV[2], ARGV[3]
+local n = (#ARGV - 4) / 3
+if n < 1 or n > 1000 or n % 1 > 0 then
+  fail('ARG', 'count')
+end
+--- @include "lib/inline/store_fields"
+if s[1] ~= ARGV[4] then
+  fail(s[1] and 'ANEW' or 'GONE', slot)
+end
+local room = math.huge
+if tonumber(s[5]) > 0 and s[6] ~= 'drop_lowest' then
+  room = tonumber(s[5]) - redis.call('ZCARD', KEYS[2])
+end
+local letters, fresh, members, parts, noted = {}, {}, {}, {}, {}
+local function refuse(i, letter)
+  letters[i] = letter
+  noted[#noted + 1] = string.format('%.17g', -(now * 10 + string.find(LETTERS, letter, 1, true)))
+  noted[#noted + 1] = ARGV[2 + 3 * i]
+end
+for i = 1, n do
+  local entry, head = ARGV[2 + 3 * i], ARGV[3 + 3 * i]
+  if #entry ~= ENTRY or (#head ~= 4 and head ~= 't' and head ~= 'x') then
+    fail('ARG', 'entry')
+  end
+  local before = redis.call('ZSCORE', arrivals, entry)
+  if before then
+    before = tonumber(before)
+    local place = -before % 10
+    letters[i] = before > 0 and 's' or string.sub(LETTERS, place, place)
+  elseif #head == 1 then
+    refuse(i, head)
+  elseif s[11] then
+    refuse(i, 'p')
+  elseif #fresh >= room then
+    refuse(i, 'f')
+  else
+    fresh[#fresh + 1] = i
+    members[#members + 1] = string.sub(entry, 1, MEMBER)
+    parts[#parts + 1], parts[#parts + 2] = head, ARGV[4 + 3 * i]
+  end
+end
+if #fresh > 0 then
+  local keys, given, at, count, large = KEYS, members, 0, #fresh, false
+  for i = 1, #parts do
+    given[count + i] = parts[i]
+  end
+  local function store_messages()
+    --- @include "lib/inline/store_messages"
+  end
+  local stored = store_messages()[2]
+  for i = 1, count do
+    local letter = stored == '' and 's' or stored == 'F' and 'F' or string.sub(stored, i, i)
+    if letter == 's' then
+      letters[fresh[i]] = 's'
+      noted[#noted + 1], noted[#noted + 2] = '9000000000000000', ARGV[2 + 3 * fresh[i]]
+    else
+      refuse(fresh[i], letter == 'F' and 'f' or 'c')
+    end
+  end
+end
+if #noted > 0 then
+  redis.call('ZADD', arrivals, unpack(noted))
+  local long_ago = now - KEEP_MS
+  local old = redis.call('ZRANGEBYSCORE', arrivals, string.format('%.17g', -long_ago * 10), string.format('%.17g', long_ago),
+    'LIMIT', 0, 2 * n)
+  if #old > 0 then
+    redis.call('ZREM', arrivals, unpack(old))
+  end
+  redis.call('EXPIRE', arrivals, KEY_KEEP_S)
+end
+return { now, table.concat(letters) }

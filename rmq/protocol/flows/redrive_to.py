@@ -1,0 +1,180 @@
+"""Redrive dead letters to another topic: each once, whoever does it and wherever it stops.
+
+Two slots cannot change in one step. A letter is held in its slot, stored in the other topic, which
+notes that under the token of the hold, and removed where it was. Whoever finds a letter held goes
+on under the same token; docs/decisions/0045-redrive-to-another-topic.md tells why that is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmq.core import large_body, redriven
+from rmq.core.ids import MessageId, member_of
+from rmq.core.keys import SlotKeys
+from rmq.core.topic_context import TopicContext
+from rmq.errors import DecodeError, InvalidValue, TopicVanished
+from rmq.protocol import commands
+from rmq.protocol.commands import Arrival, ArrivalReply, HeldLetter
+from rmq.protocol.flows import large_bodies, open_topic
+from rmq.protocol.steps import Flow, RawCommand
+
+PAGE = 200  # letters of one call: each takes some 10 us of Redis
+PAGE_BYTES = 4 * 1024 * 1024  # of their records and bodies, since scripts copy them
+_DERIVED = 0x80  # in the first byte of ids with a dedup key
+
+
+def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
+    """Return another topic, opened, to which dead letters are to go.
+
+    Raises:
+        InvalidValue, InvalidType: it is the same topic, or no name.
+        TopicNotFound: there is none.
+    """
+    target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
+    if target.name == context.name:
+        raise InvalidValue(f"to: {to!r} is the topic itself; leave it out")
+    yield from open_topic.ensure_open(target, create=False)
+    return target
+
+
+def redrive_to(
+    source: TopicContext,
+    keys: SlotKeys,
+    target: TopicContext,
+    ids: Sequence[bytes],
+    token: bytes,
+    died_by_ms: int | None = None,
+    is_own_token: bool = False,
+) -> Flow[str]:
+    """Move dead letters of one slot; a letter for each, of `rmq.core.job.LETTERS`.
+
+    Args:
+        source: their topic.
+        keys: their slot.
+        target: the other topic, opened.
+        ids: of the letters.
+        token: 8 bytes that name this attempt.
+        died_by_ms: those that died later count as gone.
+        is_own_token: an attempt under this token may have begun earlier; what it did counts as
+            done by this one.
+    """
+    letters, size = "", PAGE
+    while len(letters) < len(ids):
+        page = ids[len(letters) : len(letters) + size]
+        done = yield from _move(source, keys, target, page, token, died_by_ms, is_own_token)
+        letters += done
+        size = min(PAGE, max(len(done), 1) * 2)
+    return letters
+
+
+def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
+    """Return the slot there: the same for all of one order, and that of its basis if it can be.
+
+    Where the number of slots is the same, or divides that of the source, messages of a basis come
+    to the slot of that basis. A dedup key keeps the slots by the first number.
+    """
+    settings = target.settings
+    return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
+
+
+def _move(
+    source: TopicContext,
+    keys: SlotKeys,
+    target: TopicContext,
+    ids: Sequence[bytes],
+    token: bytes,
+    died_by_ms: int | None,
+    is_own_token: bool,
+) -> Flow[str]:
+    """Move some of these, from the first on, as many as one call can carry."""
+    slots = [_slot_of(target, keys.index, id) for id in ids]
+    reply = yield commands.redrive_hold(keys, token, target.name, ids, slots, died_by_ms)
+    letters, places, held = list(reply.letters), _held_places(reply.letters), reply.held
+    count = _count_that_fit(held)
+    if count < len(held):
+        letters, places, held = letters[: places[count]], places[:count], held[:count]
+    records = yield from large_bodies.fetch(
+        keys, [ids[place] for place in places], [each.record for each in held]
+    )
+    by_slot: dict[int, list[tuple[int, Arrival]]] = {}
+    for place, each, record in zip(places, held, records, strict=True):
+        arrival = _arrival(source, keys, target, ids[place], each, record, reply.now_ms)
+        by_slot.setdefault(each.slot, []).append((place, arrival))
+    for slot, group in by_slot.items():
+        arrivals = [arrival for _, arrival in group]
+        answer = yield from _send(target, slot, arrivals)
+        outcomes = [(a.entry, x == "s") for a, x in zip(arrivals, answer.letters, strict=True)]
+        with source.sessions.borrowed() as session:
+            settled = yield commands.redrive_settle(keys, session, outcomes)
+        stored = [entry for entry, is_stored in outcomes if is_stored]
+        if stored:
+            # The letters are gone, so what the other topic has noted may be forgotten some day.
+            words = [word for entry in stored for word in (answer.now_ms, entry)]
+            yield RawCommand("redrive", "ZADD", _keys_of(target, slot).arrivals, "XX", *words)
+        for (place, arrival), sent, end in zip(group, answer.letters, settled, strict=True):
+            letters[place] = sent
+            if sent == "s":
+                is_mine = end == "1" or (is_own_token and arrival.entry.endswith(token))
+                letters[place] = "1" if is_mine else "0"
+    if is_own_token:
+        for place, letter in enumerate(letters):
+            if letter == "0":
+                arrivals_key = _keys_of(target, slots[place]).arrivals
+                entry = member_of(ids[place]) + token
+                score = yield RawCommand("redrive", "ZSCORE", arrivals_key, entry)
+                letters[place] = "1" if score is not None and float(score) > 0 else "0"
+    return "".join(letters)
+
+
+def _held_places(letters: str) -> list[int]:
+    return [place for place, letter in enumerate(letters) if letter == "1"]
+
+
+def _count_that_fit(held: Sequence[HeldLetter]) -> int:
+    """Return how many of the first ones go in one call; one at least."""
+    size = 0
+    for count, each in enumerate(held):
+        size += len(each.record)
+        if large_body.positions([each.record]):
+            size += large_body.size_of(each.record)
+        if count and size > PAGE_BYTES:
+            return count
+    return len(held)
+
+
+def _arrival(
+    source: TopicContext,
+    keys: SlotKeys,
+    target: TopicContext,
+    id: bytes,
+    held: HeldLetter,
+    record: bytes,
+    now_ms: int,
+) -> Arrival:
+    entry = member_of(id) + held.token
+    try:
+        name = str(MessageId(id))
+        moved = redriven.moved(record, now_ms, source.name, name)
+    except DecodeError:
+        return Arrival(entry, b"x", b"")
+    if moved.body_bytes > target.settings.max_body:
+        return Arrival(entry, b"t", b"")
+    return Arrival(entry, moved.head, moved.rest)
+
+
+def _keys_of(target: TopicContext, slot: int) -> SlotKeys:
+    return target.slots[slot % len(target.slots)]  # it may have been created anew, with fewer
+
+
+def _send(target: TopicContext, slot: int, arrivals: list[Arrival]) -> Flow[ArrivalReply]:
+    """Store them in a slot of the other topic, which may be resized meanwhile."""
+    times = 0
+    while True:
+        try:
+            reply = yield commands.redrive_send(target, _keys_of(target, slot), arrivals)
+        except TopicVanished as error:
+            times = yield from open_topic.follow_resize(target, error, times)
+        else:
+            assert isinstance(reply, ArrivalReply)
+            return reply

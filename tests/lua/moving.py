@@ -1,0 +1,41 @@
+"""Dead letters on their way to another topic: shared by the tests of the three scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmq.core.ids import member_of
+from rmq.protocol import commands
+from rmq.protocol.commands import Arrival
+from tests.lua.box import Box
+
+TOKEN, ANOTHER = b"token 01", b"token 02"
+
+
+def bury(box: Box, count: int = 1, **options: Any) -> list[bytes]:
+    given = box.send(count, **options)
+    box.clock.advance(1)
+    box.reject(*box.take(count))
+    return given
+
+
+def hold(box: Box, *ids: bytes, token: bytes = TOKEN, to: str = "other", slot: int = 3) -> Any:
+    return box.run(commands.redrive_hold(box.keys, token, to, ids, [slot] * len(ids)))
+
+
+def entry(id: bytes, token: bytes = TOKEN) -> bytes:
+    return member_of(id) + token
+
+
+def arrival(box: Box, id: bytes, token: bytes = TOKEN, **options: Any) -> Arrival:
+    return Arrival(entry(id, token), *box.part(**options))
+
+
+def send(box: Box, *arrivals: Arrival) -> str:
+    reply = box.run(commands.redrive_send(box.handle, box.keys, arrivals))
+    assert reply.now_ms == box.clock.now_ms
+    return str(reply.letters)
+
+
+def settle(box: Box, *outcomes: tuple[bytes, bool]) -> str:
+    return str(box.run(commands.redrive_settle(box.keys, box.session(), outcomes)))

@@ -1,0 +1,66 @@
+"""redrive_settle.lua on a real server."""
+
+from __future__ import annotations
+
+from rmq.core.ids import member_of
+from rmq.protocol import commands
+from tests.lua.box import GONE, Box
+from tests.lua.moving import ANOTHER, bury, entry, hold, settle
+
+
+def test_a_letter_that_was_stored_is_removed_with_all_that_belongs_to_it(box: Box) -> None:
+    (id,) = bury(box, large=b"large")
+    hold(box, id)
+
+    assert settle(box, (entry(id), True)) == "1"
+
+    state = box.state()
+    assert not {"dead", "records", "failures", "bodies"} & set(state)
+    assert box.counter("redriven") == 1
+    assert box.redis.hexists(box.keys.slot, b">" + member_of(id)) is False
+    assert box.redis.hexists(box.keys.slot, "holds") is False
+
+
+def test_a_letter_that_was_refused_is_let_go_of_and_stays(box: Box) -> None:
+    (id,) = bury(box)
+    hold(box, id)
+    before = box.state()
+
+    assert settle(box, (entry(id), False)) == "r"
+
+    changed = box.changed(before)
+    assert changed == {("slot", "holds"): GONE, ("slot", ">" + member_of(id).hex()): GONE}
+    assert box.score(id, "dead") is not None
+    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [id])) == "1"
+
+
+def test_another_token_changes_nothing(box: Box) -> None:
+    (id,) = bury(box)
+    hold(box, id)
+    before = box.state()
+
+    assert settle(box, (entry(id, ANOTHER), True), (entry(id, ANOTHER), False)) == "00"
+
+    assert box.changed(before) == {}
+
+
+def test_a_copy_gets_the_first_answer(box: Box) -> None:
+    ids = bury(box, 3)
+    hold(box, *ids[:2])
+    session = box.session()
+    outcomes = [(entry(ids[0]), True), (entry(ids[1]), False), (entry(ids[2]), True)]
+
+    reply = box.twice(lambda: commands.redrive_settle(box.keys, session, outcomes))
+
+    assert reply == "1r0"
+
+
+def test_an_id_that_its_sender_keeps_is_remembered_so_that_a_second_send_is_a_duplicate(
+    box: Box,
+) -> None:
+    kept, other = bury(box, kept=True)[0], bury(box)[0]
+    hold(box, kept, other)
+
+    assert settle(box, (entry(kept), True), (entry(other), True)) == "11"
+
+    assert box.run(box.send_command([kept, other])).letters == "ds"
