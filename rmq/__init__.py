@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rmq.core.codec import Compressed
     from rmq.core.dead_letter_filter import DeadLetterFilter
     from rmq.core.delivery import Reject, Retry, Snooze
+    from rmq.core.due_counts import DueCount
     from rmq.core.finding import Finding
     from rmq.core.function_library import FunctionLibrary
     from rmq.core.history import Sample
@@ -119,6 +120,7 @@ _MODULES = {
     "rmq.core.codec": "Compressed",
     "rmq.core.dead_letter_filter": "DeadLetterFilter",
     "rmq.core.delivery": "Reject Retry Snooze",
+    "rmq.core.due_counts": "DueCount",
     "rmq.core.finding": "Finding",
     "rmq.core.function_library": "FunctionLibrary",
     "rmq.core.history": "Sample",
@@ -204,6 +206,7 @@ __all__ = [
     "Delivery",
     "DeliveryError",
     "Depends",
+    "DueCount",
     "EmbeddedError",
     "EncodeError",
     "Exponential",

@@ -34,7 +34,9 @@ _CONSUMER = (
     "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
     "query_renew", "query_settle", "query_reject", "query_again", "stats", "lateness_report",
 )  # fmt: skip
-_VIEWER = ("topic", "get", "peek", "stats", "schedules", "audit_open", "audit_scan")
+_VIEWER = (
+    "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
+)  # fmt: skip
 _OPERATOR = (
     *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
     "resize_scan", "topic_close",

@@ -35,6 +35,7 @@ def looks(s: Scene) -> None:
         assert admin.settings(s.name)
         assert admin.stats(s.name)["dead"] == 1
         assert len(admin.stats_by_slot(s.name)) == 1
+        assert sum(count.messages for count in admin.due_counts(s.name)) == 0
         for place in ("store", "prepare", "dead"):
             assert admin.peek(s.name, 9, place=place)
         spans = admin.spans(s.name, "store", 0, 2)

@@ -159,7 +159,7 @@ def test_asking_an_idle_slot_works_and_notes_who_waits(full):
 def test_looking_works(full):
     box = full.box
     before = box.state()
-    for script in ("get", "peek", "stats", "topic", "slot"):
+    for script in ("get", "peek", "stats", "due_counts", "topic", "slot"):
         assert box.run(CALLS[script](full)) is not None
     assert box.state() == before
 

@@ -17,6 +17,7 @@ PLACES = {
     "cancel": "slot store prepare records dead failures merge settled0 settled1 audit bodies",
     "audit_scan": "slot store prepare dead records trash",
     "claim": "claim",
+    "due_counts": "slot store",
     "extend": "slot prepare",
     "finish": "claim",
     "get": "slot store prepare records dead failures leases trash",

@@ -99,6 +99,7 @@ class Side:
         """Return all that a client can see."""
         return [
             self.admin.stats_by_slot(TOPIC),
+            self.admin.due_counts(TOPIC, steps=[0, 1, 5]),
             *([repr(one) for one in self.admin.peek(TOPIC, 1000, place)] for place in PLACES),
         ]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Unpack
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
+from rmq.core.due_counts import STEPS, DueCount
 from rmq.core.history import Sample
 from rmq.core.pause import Pause, PauseVerb, check_text, verbs_of, who
 from rmq.core.settings import Settings, TopicSettings, check_changes
@@ -171,6 +173,33 @@ class TopicAdmin(AdminPart):
         context = self._context(topic)
         return self._run(inspect.stats_by_slot(context))
 
+    def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
+        """Return how many messages of a topic are due now, and how many will be due by when.
+
+        Messages that wait for a time are counted: delayed ones, open merge windows, retries that
+        wait, and those that are due already, held back by a pause or a limit or not. Messages that
+        may be taken at once by their priority, or as a retry, have no due time.
+
+        Args:
+            topic: its name.
+            steps: 1 to 60 times from now, in seconds or as timedeltas, each longer than the one
+                before; 0: due now. The default: now, 1, 5 and 15 minutes, 1 and 6 hours, 1 and
+                7 days.
+
+        Returns:
+            A pair (within_s, messages) for each step, then one for all later messages, whose
+            within_s is None. A message is in the first pair that it fits.
+
+        Guarantee:
+            The counts of a slot are of one moment, by its Redis' clock; slots are read one after
+            the other.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            InvalidValue, InvalidType: the steps are none.
+        """
+        return self._run(inspect.due_counts(self._context(topic), steps))
+
     def history(
         self,
         topic: str,
@@ -261,6 +290,10 @@ class AsyncTopicAdmin(AsyncAdminPart):
         """As `Admin.stats_by_slot`."""
         context = self._context(topic)
         return await self._run(inspect.stats_by_slot(context))
+
+    async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
+        """As `Admin.due_counts`."""
+        return await self._run(inspect.due_counts(self._context(topic), steps))
 
     async def history(
         self,

@@ -33,6 +33,7 @@ from rmq.protocol.commands.inspect import (
     LocateReply as LocateReply,
     QueueMember as QueueMember,
     SlotCounts as SlotCounts,
+    due_counts as due_counts,
     get as get,
     locate as locate,
     peek as peek,

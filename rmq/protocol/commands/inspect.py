@@ -49,6 +49,19 @@ class LocateReply(NamedTuple):
     letters: str  # s waiting, p in flight, d dead, g gone
 
 
+def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
+    """Count the timed messages of a slot that are due by each of these times from now, and later.
+
+    A message is counted once, at the first time by which it is due.
+    """
+    return Command(
+        scripts.load("due_counts"),
+        (keys.slot, keys.store),
+        [clock.now_us, *steps_ms],
+        list,
+    )
+
+
 def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
     """Read one message, whichever queue it is in; None where it is in none."""
 

@@ -1,4 +1,4 @@
-"""Read messages and counters of a topic: get, a page of a queue, counts, stats."""
+"""Read messages and counters of a topic: get, a page of a queue, counts, stats, due counts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from rmq.core import codec, failure, large_body, record
+from rmq.core.due_counts import DueCount, check_steps
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Message, moment
@@ -14,6 +15,7 @@ from rmq.core.queues import QueueName, parse_queue
 from rmq.core.record import Record
 from rmq.core.score import SHARED_MIN, TIMED_MIN, receipt_deadline_ms
 from rmq.core.topic_context import TopicContext
+from rmq.core.validation import Duration
 from rmq.errors import DecodeError
 from rmq.protocol import commands
 from rmq.protocol.commands import STATS, QueueMember, SlotCounts
@@ -202,6 +204,20 @@ def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
 def stats(context: TopicContext) -> Flow[dict[str, int]]:
     """Return what a topic holds and has done."""
     return total((yield from stats_by_slot(context)))
+
+
+def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
+    """Return how many messages of a topic are due by when; changes nothing."""
+    steps_ms = check_steps(steps)
+    yield from open_topic.ensure_open(context, create=False)
+    by_slot: list[list[int]] = yield from pipeline(
+        [commands.due_counts(keys, steps_ms) for keys in context.slots]
+    )
+    bounds = (*(step_ms / 1000 for step_ms in steps_ms), None)
+    return [
+        DueCount(within_s, sum(counts))
+        for within_s, counts in zip(bounds, zip(*by_slot, strict=True), strict=True)
+    ]
 
 
 def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
