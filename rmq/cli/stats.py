@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from rmq.cli.app import Command, common_options
 from rmq.cli.output import Column
 from rmq.cli.topic_list import note_held, overview, waiting
 from rmq.core.message import moment
+from rmq.core.validation import format_duration
 
 GAUGES = {
     "priority": "waiting by priority",
@@ -46,6 +48,7 @@ COUNTERS = {
 }
 ROW_FIGURES = ("waiting", "later", "in_flight", "dead", "late_ms", "accepted", "settled")
 ROW_TITLES = ("WAITING", "LATER", "IN-FLIGHT", "DEAD", "LATE", "ACCEPTED", "SETTLED")
+BAR = 48  # cells of the longest bar; beside it a count of 13 digits still fits 80 columns
 RATE_TITLES = {"accepted": "IN/S", "settled": "OUT/S"}
 
 Counts = dict[str, Any]
@@ -58,20 +61,30 @@ Rows = list[list[str]]
     examples=(
         "rmq stats",
         "rmq stats orders --slots --watch 2",
+        "rmq stats orders --due",
     ),
     watch=True,
 )
 @click.argument("topic", required=False)
 @click.option("--slots", is_flag=True, help="A row for each slot of TOPIC.")
-def stats(topic: str | None, slots: bool) -> None:
+@click.option(
+    "--due", is_flag=True, help="When the messages of TOPIC that wait for a time are due."
+)
+def stats(topic: str | None, slots: bool, due: bool) -> None:
     """Show the counts of all topics, or all counts of one TOPIC.
 
     LATER: not due yet. LATE: how long the first due message has waited past its due time. Counters
     start when the topic is created. With --watch also IN/S and OUT/S, from one read to the next.
     """
-    if slots and topic is None:
-        raise click.UsageError("--slots: name the TOPIC")
+    if (slots or due) and topic is None:
+        raise click.UsageError(f"--{'slots' if slots else 'due'}: name the TOPIC")
+    if slots and due:
+        raise click.UsageError("--due: it counts over all slots, leave out --slots")
     common = common_options()
+    if due and topic is not None:
+        with common.client() as client:
+            _show_due(topic, client.admin.due_counts(topic))
+        return
     with common.client() as client:
         rows, read_at = _read(client, topic, slots), time.monotonic()
     if common.json:
@@ -83,6 +96,38 @@ def stats(topic: str | None, slots: bool) -> None:
         rates = None if before is None else _rates(before[0], rows, read_at - before[1])
         _print(topic, slots, rows, rates)
     common.seen["stats"] = rows, read_at
+
+
+def _show_due(topic: str, counts: list[rmq.DueCount]) -> None:
+    """Print how many messages are due by when, with a bar for each part."""
+    records = [count._asdict() for count in counts]
+    if common_options().json:
+        output.document({"topic": topic, "due": records}, records)
+        return
+    most = max(count.messages for count in counts)
+    rows = [
+        [_part(before, count), output.number(count.messages), _bar(count.messages, most)]
+        for before, count in pairwise((None, *counts))
+        if count is not None
+    ]
+    columns = [Column("DUE", right=True), Column("MESSAGES", right=True), Column("HISTOGRAM")]
+    output.table(columns, rows)
+
+
+def _part(before: rmq.DueCount | None, count: rmq.DueCount) -> str:
+    """Return from when to when the messages of a count are due, as a person says it."""
+    begin = "" if before is None or before.within_s is None else format_duration(before.within_s)
+    if count.within_s is None:
+        return f"after {begin}"
+    if count.within_s == 0:
+        return "now"
+    end = format_duration(count.within_s)
+    return f"within {end}" if begin in ("", "0s") else f"{begin} to {end}"
+
+
+def _bar(messages: int, most: int) -> str:
+    """Return a bar as long as the share of the largest count; any message shows."""
+    return "█" * -(-messages * BAR // most) if messages else ""
 
 
 def _read(client: rmq.Client, topic: str | None, slots: bool) -> list[Counts]:

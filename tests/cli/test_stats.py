@@ -55,6 +55,47 @@ def test_one_topic_and_its_slots(run, busy):
     assert len(run("stats", busy.name, "--slots").stdout.splitlines()) == 3
 
 
+def test_due_is_a_histogram_of_the_messages_that_wait_for_a_time(run, busy):
+    busy.send_many([rmq.Outgoing(n, delay=30) for n in range(100)])
+    busy.send("far", delay=864_000)
+
+    shown = run("stats", busy.name, "--due").stdout
+
+    head, *rows = shown.splitlines()
+    assert head.split() == ["DUE", "MESSAGES", "HISTOGRAM"]
+    assert [row[: head.index("MESSAGES")].strip() for row in rows] == [
+        "now", "within 1m", "1m to 5m", "5m to 15m", "15m to 1h", "1h to 6h", "6h to 1d",
+        "1d to 7d", "after 7d",
+    ]  # fmt: skip
+    bars = {row.split("  ")[0].strip(): row.count("█") for row in map(str.strip, rows)}
+    assert bars == dict.fromkeys(bars, 0) | {"within 1m": 48, "5m to 15m": 1, "after 7d": 1}
+    starts = {row.index("█") for row in rows if "█" in row}
+    assert starts == {head.index("HISTOGRAM")}, "the bars stand below their head"
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_due_as_records(run, busy):
+    found = json.loads(run("stats", busy.name, "--due", "--json").stdout)
+
+    assert found["topic"] == busy.name
+    assert [one["within_s"] for one in found["due"]] == [
+        0, 60, 300, 900, 3600, 21_600, 86_400, 604_800, None
+    ]  # fmt: skip
+    assert [one["messages"] for one in found["due"]] == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert ndjson(run("stats", busy.name, "--due", "-o", "ndjson").stdout) == found["due"]
+
+
+def test_due_of_an_idle_topic_has_no_bars(run, client, name):
+    client.topic(name).open()
+
+    assert "█" not in run("stats", name, "--due").stdout
+
+
+@pytest.mark.parametrize("words", [["--due"], ["orders", "--due", "--slots"]])
+def test_due_of_no_topic_or_of_slots_is_wrong_usage(run, words):
+    assert run("stats", *words).exit_code == 2
+
+
 def test_watch_in_a_pipe_is_a_document_each_time(shell, busy):
     running = shell.start(
         "stats", busy.name, "--watch", "100ms", "--json",

@@ -74,3 +74,22 @@ def test_both_pauses_end_at_once(api: Ask, client: rmq.Client) -> None:
     assert api("/topics/orders/resume", "POST", {}).body["was"] == shown["paused"]
     shown = api("/topics/orders").body
     assert (shown["paused"], shown["sends_paused"]) == (None, None)
+
+
+def test_due_counts_are_a_histogram_over_time(api: Ask, client: rmq.Client) -> None:
+    topic = client.topic("orders", slots=4)
+    topic.send_many([rmq.Outgoing(n, delay=30) for n in range(20)])
+    topic.send("far", delay=864_000)
+    topic.send("at once")
+
+    found = api("/topics/orders/stats/due")
+
+    assert found.status == 200
+    assert found.body["topic"] == "orders"
+    counts = found.body["counts"]
+    assert (counts[0], counts[-1]) == (
+        {"within_s": 0, "messages": 0},
+        {"within_s": None, "messages": 1},
+    )
+    assert [each["messages"] for each in counts[1:-1]] == [20, 0, 0, 0, 0, 0, 0]
+    assert api("/topics/none/stats/due").status == 404

@@ -103,6 +103,15 @@ async def get_stats_by_slot(at: At, path: bodies.TopicPath) -> views.SlotStats:
     return views.SlotStats(topic=path.topic, slots=await at.admin.stats_by_slot(path.topic))
 
 
+@TABLE.get("/topics/{topic}/stats/due", NONE, "conflict")
+async def get_due_counts(at: At, path: bodies.TopicPath) -> views.DueCounts:
+    """Count the messages of a topic that wait for a time, by when they are due."""
+    counts = await at.admin.due_counts(path.topic)
+    return views.DueCounts(
+        topic=path.topic, counts=[views.DueCount(**count._asdict()) for count in counts]
+    )
+
+
 @TABLE.get("/topics/{topic}/history", NONE, "conflict")
 async def get_history(at: At, path: bodies.TopicPath, query: bodies.HistoryQuery) -> views.History:
     """Return the figures of a topic over time."""

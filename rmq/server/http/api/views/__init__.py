@@ -74,6 +74,8 @@ from rmq.server.http.api.views.schedules import (
 )
 from rmq.server.http.api.views.topics import (
     Deleted,
+    DueCount,
+    DueCounts,
     History,
     Paused,
     Resized,
@@ -104,6 +106,8 @@ __all__ = [
     "DeadLetterLine",
     "Deleted",
     "Done",
+    "DueCount",
+    "DueCounts",
     "Failure",
     "Finding",
     "Findings",

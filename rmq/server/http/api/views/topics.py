@@ -99,6 +99,25 @@ class SlotStats(Answer):
     slots: list[dict[str, int]]
 
 
+class DueCount(Answer):
+    """A part of the messages of a topic that wait for a time, or are due.
+
+    Attributes:
+        within_s: they are due within so many seconds, and not within those of the count before;
+            0: due now; null: later than all others.
+    """
+
+    within_s: float | None
+    messages: int
+
+
+class DueCounts(Answer):
+    """When messages of a topic are due: those with a priority that may go at once do not count."""
+
+    topic: str
+    counts: list[DueCount]
+
+
 class History(Answer):
     """The figures of a topic over time, oldest first, as servers have kept them."""
 
