@@ -11,6 +11,7 @@ output          what commands print: all of the three
 watch           --watch
 top, top_frame  `rmq top`, and its frame
 names           what the shell completes; `completion` prints its script
+topic_names     names of topics, without a client
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, topic_list, topic_files, send, inspect, tail, update, dlq, job, stats,
 audit, claim, query, sink, schedule, ledger, outbox, outbox_repair, worker, worker_list, token,

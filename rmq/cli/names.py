@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rmq.cli.options import CommonOptions
+from rmq.cli.topic_names import topic_names
 
 if TYPE_CHECKING:
     import rmq
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 else:  # generic from click 8.2 on, and for type checkers only
     ParamType = click.ParamType
 
+DEFAULT_URL = "redis://localhost:6379/0"  # of rmq.Client, whose import takes long
 ANSWER_S = 0.15  # of one command; a person presses Tab and waits
 MOST = 100  # names to choose from
 READ = 50  # messages of which the ids are offered
 
-Read = Callable[["rmq.Client", click.Context], Iterable[tuple[str, str]]]
+Read = Callable[[CommonOptions, click.Context], Iterable[tuple[str, str]]]
 
 
 def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionItem]:
@@ -33,52 +35,64 @@ def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionI
     Args:
         ctx: of the command that is typed.
         incomplete: what was typed of the name.
-        read: yields names, each with a help text.
+        read: returns names, each with a help text.
     """
     options = ctx.find_root().obj or CommonOptions()
     url = options.url_asked
     if url is not None and url.startswith("embedded:"):  # it would start a server
         return []
     try:
-        import rmq
-
-        with rmq.Client(url, prefix=options.key_prefix, retry_for=0, timeout=ANSWER_S) as client:
-            found = [
-                CompletionItem(name, help=about)
-                for name, about in read(client, ctx)
-                if name.startswith(incomplete)
-            ]
+        found = [
+            CompletionItem(name, help=about)
+            for name, about in read(options, ctx)
+            if name.startswith(incomplete)
+        ]
     except Exception:  # a half-typed --url, too; whatever it is, this is no place to say it
         return []
     return found[:MOST]
 
 
-def _topics(client: rmq.Client, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    return [(name, "") for name in client.admin.topics()]
+def _client(options: CommonOptions) -> rmq.Client:
+    import rmq
+
+    prefix = options.key_prefix
+    return rmq.Client(options.url_asked, prefix=prefix, retry_for=0, timeout=ANSWER_S)
 
 
-def _schedules(client: rmq.Client, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    return [(state.name, "") for state in client.admin.schedules(ctx.params["topic"])]
+def _topics(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    names = topic_names(options.url_asked or DEFAULT_URL, options.key_prefix, ANSWER_S)
+    if names is None:
+        with _client(options) as client:
+            names = client.admin.topics()
+    return [(name, "") for name in names]
 
 
-def _workers(client: rmq.Client, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    return [(each.id, f"{each.host} {' '.join(each.topics)}") for each in client.admin.workers()]
+def _schedules(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    with _client(options) as client:
+        return [(state.name, "") for state in client.admin.schedules(ctx.params["topic"])]
 
 
-def _named(client: rmq.Client, ctx: click.Context) -> Iterable[tuple[str, str]]:
+def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    with _client(options) as client:
+        workers = client.admin.workers()
+    return [(each.id, f"{each.host} {' '.join(each.topics)}") for each in workers]
+
+
+def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
     """Names of what the group of the command is about."""
     group = ctx.parent.info_name if ctx.parent else None
     if group == "schedule":
-        return _schedules(client, ctx)
-    return _topics(client, ctx) if group == "topic" and ctx.info_name != "create" else []
+        return _schedules(options, ctx)
+    return _topics(options, ctx) if group == "topic" and ctx.info_name != "create" else []
 
 
-def message_ids(client: rmq.Client, ctx: click.Context) -> Iterable[tuple[str, str]]:
+def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
     """Ids of a topic's first messages: dead letters for rmq dlq, else those that wait, too."""
     dead_only = ctx.parent is not None and ctx.parent.info_name == "dlq"
-    found = client.admin.peek(ctx.params["topic"], READ, "dead")
-    if not dead_only:
-        found += client.admin.peek(ctx.params["topic"], READ)
+    with _client(options) as client:
+        found = client.admin.peek(ctx.params["topic"], READ, "dead")
+        if not dead_only:
+            found += client.admin.peek(ctx.params["topic"], READ)
     return [(str(each.id), each.failure.error if each.failure else "") for each in found]
 
 

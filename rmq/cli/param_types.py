@@ -14,7 +14,6 @@ from rmq.cli.names import ParamType, choices, message_ids
 from rmq.core.limits import parse_limits
 from rmq.core.queues import parse_queue
 from rmq.core.retry import parse_policy
-from rmq.core.settings import parse_durability
 from rmq.core.validation import check_message_type, parse_duration
 
 _SIZES = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2, "g": 1024**3, "gi": 1024**3}
@@ -61,6 +60,12 @@ def _size(text: str) -> int:
     return int(match[1]) * _SIZES[match[2].lower()]
 
 
+def _durability(text: str) -> object:
+    from rmq.core.settings import parse_durability  # it imports much, and completion does without
+
+    return parse_durability(text) or "memory"
+
+
 def _header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -96,7 +101,7 @@ SIZE = _Parsed("size", _size)
 HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
 LIMIT = _Parsed("limit", parse_limits)
-DURABILITY = _Parsed("level", lambda text: parse_durability(text) or "memory")
+DURABILITY = _Parsed("level", _durability)
 MESSAGE_ID = _MessageIds("id", rmq.MessageId.parse)
 MESSAGE_TYPE = _Parsed("type", check_message_type)
 QUEUE = _Queues("queue", parse_queue)

