@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import rmq
 from rmq.cli import dead_letter_list, output
 from rmq.core import codec as codecs, record
-from rmq.core.codec import Codec
+from rmq.core.codec import Codec, RawCodec
 from rmq.core.record import Record
 from rmq.errors import DecodeError
 
@@ -29,23 +29,6 @@ _FIELDS = {  # of an exported line that import reads: the types they may have
 
 class BadLine(ValueError):
     """A line is no exported message; the text says why."""
-
-
-class RawCodec:
-    """Writes bodies that are bytes of another codec already."""
-
-    name = "raw"
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def encode(self, body: Any) -> bytes:
-        """Return the bytes unchanged."""
-        return bytes(body)
-
-    def decode(self, data: bytes) -> Any:
-        """Return the bytes unchanged."""
-        return data
 
 
 def _base64(data: bytes) -> str:

@@ -221,6 +221,23 @@ COMPRESSED = Compressed()
 BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK, COMPRESSED)}
 
 
+class RawCodec:
+    """Writes bodies that are bytes of another codec already, under the number of that codec."""
+
+    name = "raw"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def encode(self, body: Any) -> bytes:
+        """Return the bytes unchanged."""
+        return bytes(body)
+
+    def decode(self, data: bytes) -> Any:
+        """Return the bytes unchanged."""
+        return data
+
+
 def register(codec: Codec) -> Codec:
     """Register a user's codec: it reads every record that names its number.
 

@@ -145,7 +145,7 @@ def test_a_list_refuses_what_is_no_filter(api: Ask, client: rmq.Client, path: st
 
 # --- export --------------------------------------------------------------------------------------
 
-EXPORT = "/topics/orders/dead-letters/export"
+EXPORT, IMPORT = "/topics/orders/dead-letters/export", "/topics/orders/dead-letters/import"
 
 
 @pytest.mark.parametrize("first", [1, 2, 20])
@@ -170,7 +170,7 @@ def test_all_dead_letters_are_exported_for_import(
     assert rest.splitlines() == lines[3:]
 
 
-def test_exported_dead_letters_are_imported_by_the_command_line(
+def test_exported_dead_letters_are_imported_by_the_command_line_and_the_api(
     api: Ask, client: rmq.Client
 ) -> None:
     topic = client.topic("orders")
@@ -187,13 +187,45 @@ def test_exported_dead_letters_are_imported_by_the_command_line(
                 rejected += 1
     before = {id: client.admin.get("orders", id).body for id in ids}
     text = api(EXPORT).body
-    client.admin.purge("orders", "dead")
+    given = {"letters": [json.loads(line) for line in text.splitlines()]}
+    assert api(IMPORT, "POST", given).body == {"stored": 0, "duplicate": 3}
 
+    client.admin.purge("orders", "dead")
+    assert api(IMPORT, "POST", given).body == {"stored": 3, "duplicate": 0}
+    assert {id: client.admin.get("orders", id).body for id in ids} == before
+    assert client.admin.get("orders", ids[0]).headers == {"k": "v"}
+
+    client.admin.purge("orders", "store")
     sender = dead_letter_files.Import(client, "orders")
     sender.run(io.BytesIO(text.encode()))
-
     assert sender.counts == {"stored": 3, "duplicate": 0, "bad": 0}
     assert {id: client.admin.get("orders", id).body for id in ids} == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "detail"),
+    [
+        ({"body_base64": "?"}, "letters[1]"),
+        ({"body_base64": None}, "letters[1]: give one of"),
+        ({"bodies_base64": ["MQ=="]}, "letters[1]: give one of"),
+        ({"body_base64": None, "bodies_base64": ["Ww=="]}, "letters[1]: its body"),
+        ({"codec": 4}, "$.letters[1].codec"),
+        ({"id": "x"}, "$.letters[1].id"),
+        ({"priority": 3}, "priority: 3"),
+    ],
+)
+def test_an_import_with_a_mistake_sends_nothing(
+    api: Ask, client: rmq.Client, changed: dict[str, Any], detail: str
+) -> None:
+    ids = dead(client, 2)
+    letters = [json.loads(line) for line in api(EXPORT).body.splitlines()]
+    client.admin.purge("orders", "dead")
+
+    refused = api(IMPORT, "POST", {"letters": [letters[0], letters[1] | changed]})
+
+    assert (refused.status, detail in refused.body["detail"]) == (400, True)
+    assert [client.admin.get("orders", id) for id in ids] == [None, None]
+    assert api("/topics/none/dead-letters/import", "POST", {"letters": []}).status == 404
 
 
 def test_an_export_of_some_or_none_and_of_a_mistake(api: Ask, client: rmq.Client) -> None:

@@ -354,6 +354,30 @@ class Restore(LetterConditions):
     dry_run: bool = False
 
 
+class ImportedLetter(msgspec.Struct, kw_only=True):
+    """A line of an export; fields that a send does not need are passed over.
+
+    Attributes:
+        codec: the number of one of RMQ's own codecs; for other ones use `rmq dlq import`.
+        body_base64: the body as its codec wrote it; or give bodies_base64.
+        bodies_base64: the same of a message that collected several.
+    """
+
+    id: MessageIdText
+    codec: Annotated[int, Meta(ge=0, le=3)]
+    body_base64: str | None = None
+    bodies_base64: list[str] | None = None
+    priority: int | None = None
+    type: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class Import(Request):
+    """Exported dead letters to send: at most 500, and 1 MiB with the rest of the request."""
+
+    letters: Annotated[list[ImportedLetter], Meta(max_length=LIMIT_MOST)]
+
+
 class NewJob(DeadLetterConditions):
     """A redrive or purge that goes on by itself; without conditions, of all dead letters.
 

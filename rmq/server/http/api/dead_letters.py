@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Literal
 
-from rmq.core import dead_letter_filter
+from rmq.core import codec as codecs, dead_letter_filter
+from rmq.core.codec import RawCodec
 from rmq.core.dead_letter_filter import DeadLetterFilter
+from rmq.core.message import Outgoing
+from rmq.errors import DecodeError, EncodeError
 from rmq.server.http.api import bodies, views
-from rmq.server.http.api.messages import walk
+from rmq.server.http.api.messages import BLOCK_S, walk
 from rmq.server.http.api.operation import At, Table
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
@@ -64,6 +68,36 @@ async def export_dead_letters(
             return
         bytes_each = sum(len(each.body_base64 or "") for each in found) // (len(found) or 1)
         size = max(1, min(bodies.LIMIT_MOST, EXPORT_BYTES // (bytes_each + 1000)))
+
+
+@TABLE.post(
+    "/topics/{topic}/dead-letters/import", NONE, "conflict", "queue-full", role=Role.OPERATOR
+)
+async def import_dead_letters(
+    at: At, path: bodies.TopicPath, body: bodies.Import
+) -> views.Imported:
+    """Send exported dead letters to a topic as messages to be consumed, with all their retries.
+
+    They keep ids, types, headers and priorities. One that the topic still has, in any queue, is a
+    duplicate and stays as it is, so a request that is repeated adds nothing.
+    """
+    by_codec: dict[int, list[Outgoing]] = {}
+    for index, letter in enumerate(body.letters):
+        outgoing = Outgoing(
+            _body_of(letter, f"letters[{index}]"), id=letter.id, priority=letter.priority,
+            type=letter.type,
+            headers={k: v for k, v in (letter.headers or {}).items() if k[:4] != "rmq-"},
+        )  # fmt: skip
+        by_codec.setdefault(letter.codec, []).append(outgoing)
+    counts = {"stored": 0, "duplicate": 0}
+    for number, group in by_codec.items():
+        topic = at.client.topic(path.topic, codec=RawCodec(number))
+        await topic.open(create=False)
+        for result in await topic.send_many(group, timeout=BLOCK_S):
+            counts["duplicate" if result.status == "duplicate" else "stored"] += 1
+    if not body.letters:
+        await at.admin.settings(path.topic)  # whether there is such a topic
+    return views.Imported(**counts)
 
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)
@@ -127,6 +161,20 @@ async def _list(
         return await walk(at, topic, query, queue)
     now_ms = (await at.admin.stats(topic))["now_ms"]
     return await walk(at, topic, query, queue, lambda message: wanted.matches(message, now_ms))
+
+
+def _body_of(letter: bodies.ImportedLetter, name: str) -> bytes:
+    """Return a body as its codec wrote it; bodies of a collecting message become one, a list."""
+    if (letter.body_base64 is None) == (letter.bodies_base64 is None):
+        raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
+    try:
+        if letter.body_base64 is not None:
+            return base64.b64decode(letter.body_base64, validate=True)
+        pieces = [base64.b64decode(each, validate=True) for each in letter.bodies_base64 or ()]
+        bodies_read = codecs.decode_all(letter.codec, pieces)
+        return codecs.BY_NUMBER[letter.codec].encode(bodies_read)
+    except (ValueError, DecodeError, EncodeError) as error:
+        raise ApiError("invalid", f"{name}: its body cannot be read: {error}", "letters") from None
 
 
 async def sample(

@@ -42,6 +42,13 @@ class Purged(Answer):
     sample: list[StoredMessage]
 
 
+class Imported(Answer):
+    """How many messages were sent, and how many the topic had already, in any queue."""
+
+    stored: int
+    duplicate: int
+
+
 class Restored(Answer):
     """How many letters were put back from the trash.
 
