@@ -358,3 +358,31 @@ def test_a_name_that_points_here_is_not_this_server(scene: Scene) -> None:
     for host in ("evil.test", "127.0.0.1.evil.test", "localhost.evil.test:8800"):
         found = scene.ask("admin", TOPICS, headers={"Host": host})
         assert (found.status, found.body["type"]) == (421, "urn:rmq:error:other-host")
+
+
+# --- the audit trail -----------------------------------------------------------------------------
+
+
+def test_each_act_is_recorded_with_who_did_it_and_without_bodies(scene: Scene) -> None:
+    path = f"{TOPICS}/recorded"
+    assert scene.ask("admin", TOPICS, "POST", {"name": "recorded"}).status == 201
+    pause = {"why": "a deploy", "by": "me"}
+    paused = scene.ask("operator", path + "/pause", "POST", pause)
+    assert scene.ask("operator", path + "/resume", "POST", {}).status == 200
+    assert scene.ask("operator", path + "/messages", "POST", {"body": "4111"}).status == 201
+    purge = {"confirm": "recorded", "queue": "store"}
+    assert scene.ask("admin", path + "/purge", "POST", purge).status == 200
+    assert scene.ask("admin", path + "/purge", "POST", purge | {"confirm": "x"}).status == 400
+    assert scene.ask("viewer", path + "/purge", "POST", purge).status == 403
+    assert scene.ask("viewer", path).status == 200
+
+    lines = [each for each in scene.client.admin.audit_trail() if each.subject == "recorded"]
+    assert [(line.by, line.what, line.text) for line in reversed(lines)] == [
+        ("admin (token, 127.0.0.1)", "create_topic", "done"),
+        ("operator (token, 127.0.0.1)", "pause_topic", "verb=receive, why=a deploy: done"),
+        ("operator (token, 127.0.0.1)", "resume_topic", "verb=both: done"),
+        ("admin (token, 127.0.0.1)", "purge", "queue=store, keep=0: done"),
+        ("admin (token, 127.0.0.1)", "purge", "queue=store, keep=0: invalid"),
+    ]
+    assert paused.body["by"] == "operator (me)"
+    assert "4111" not in str(lines)

@@ -26,6 +26,7 @@ from rmq.server.console.page import BASE, Ask, Page, Redirect, View
 from rmq.server.console.pages import PAGES
 from rmq.server.console.readings import Readings
 from rmq.server.console.render import Renderer
+from rmq.server.http.acts import detail_of, record_act
 from rmq.server.http.api import problems
 from rmq.server.http.api.application import Api
 from rmq.server.http.api.problems import ApiError
@@ -185,10 +186,26 @@ class Console:
             if page.role is not None and not ask.may(page.role):
                 raise ApiError("forbidden", f"this is for the role {page.role}")
             async with asyncio.timeout(ANSWER_S):
-                answer = await page.handler(ask)
+                answer = await self._done(page, ask)
         except Exception as error:
             answer = self._of_error(ask, error)
         return self._shown(request, ask, answer)
+
+    async def _done(self, page: Page, ask: Ask) -> View | Redirect:
+        """Return what an act answers; note it in the audit trail."""
+        if ask.found_at is None:
+            return await page.handler(ask)
+        result = "done"
+        try:
+            return await page.handler(ask)
+        except BaseException as error:  # also one that took too long, and may have been done
+            result = error.kind if isinstance(error, ApiError) else type(error).__name__
+            raise
+        finally:
+            await record_act(
+                ask.at, ask.at.principal, page.handler.__name__, ask.path.get("topic", ""),
+                detail_of({**ask.path, **ask.form}), result,
+            )  # fmt: skip
 
     def _redirected(self, request: Request, to: Redirect) -> Response:
         response = RedirectResponse(to.url, 303)

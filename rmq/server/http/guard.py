@@ -167,9 +167,7 @@ class Guard:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        if task.cancelled():
-            with suppress(Exception):  # an answer whose length was told cannot be cut short
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        # The answer is cut short, and the connection with it, so that the client notices.
 
     async def _is_still(self, scope: Scope) -> bool:
         try:

@@ -17,9 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rmq.client.client import AsyncClient
+from rmq.server.http.acts import NOT_RECORDED, detail_of, record_act
 from rmq.server.http.api import (
     about,
     audits,
+    bodies,
     dead_letters,
     jobs,
     leases,
@@ -108,6 +110,37 @@ class Api:
         """Return what answers a request; `scope` is the one that the guard has seen."""
         return At(self.client, *self._facts, principal_of(scope), scope[ADDRESS])
 
+    async def _done(self, operation: Operation, at: At, given: dict[str, Any]) -> Any:
+        """Return what an operation answers; note in the audit trail what changes something."""
+        if operation.is_read or operation.name in NOT_RECORDED:
+            return await operation.handler(at, **given)
+        arguments = {
+            name: getattr(part, name) for part in given.values() for name in part.__struct_fields__
+        }
+        arguments = {name: each for name, each in arguments.items() if each is not msgspec.UNSET}
+        if isinstance(settings := arguments.get("settings"), bodies.Settings):
+            arguments |= {"topic": arguments.pop("name", ""), "settings": settings.given() or None}
+        if "by" in arguments and at.principal.kind != "local":
+            # Whoever asks may add a name, and not put on another's.
+            given["body"].by = at.principal.name + (
+                f" ({given['body'].by})" if given["body"].by != bodies.BY else ""
+            )
+            del arguments["by"]
+        result = "done"
+        try:
+            return await operation.handler(at, **given)
+        except ApiError as error:
+            result = error.kind
+            raise
+        except BaseException as error:  # also one that took too long, and may have been done
+            result = type(error).__name__
+            raise
+        finally:
+            await record_act(
+                at, at.principal, operation.name, str(arguments.get("topic", "")),
+                detail_of(arguments), result,
+            )  # fmt: skip
+
     async def _answer_document(self, request: Request) -> Response:
         if self._document is None:
             self._document = msgspec.json.encode(openapi.document(self._operations, BASE))
@@ -145,7 +178,7 @@ class Api:
         shown = functools.partial(self.disclosure.shown, at.principal)
         if operation.has_lines:
             return await lines.answer(operation.handler(at, **given), shown, request, headers)
-        answer = _ENCODER.encode(shown(await operation.handler(at, **given)))
+        answer = _ENCODER.encode(shown(await self._done(operation, at, given)))
         if operation.has_etag:
             etag = f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
             headers |= {"ETag": etag, "Cache-Control": "no-cache"}

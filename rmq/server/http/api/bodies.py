@@ -16,6 +16,7 @@ from rmq.core.job import JobVerb
 from rmq.core.pause import PauseVerb
 
 LIMIT_MOST = 500
+BY = "HTTP API"  # who does something, where nobody says
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
 MessageIdText = Annotated[str, Meta(pattern=r"^[0-9a-v]{26}$", min_length=26, max_length=26)]
@@ -243,7 +244,7 @@ class PauseTopic(Request):
     """A pause of a topic: of what, by whom, and why, for people to read."""
 
     verb: PauseVerb = "receive"
-    by: Line = "HTTP API"
+    by: Line = BY
     why: Line = ""
 
 
@@ -396,13 +397,13 @@ class NewJob(DeadLetterConditions):
     keep: Seconds = 86_400
     confirm: Name | None = None
     expected: Annotated[int, Meta(ge=0, lt=2**53)] | None = None
-    by: Line = "HTTP API"
+    by: Line = BY
 
 
 class ChangeJob(Request):
     """The name of the person who changes a job, for people to read."""
 
-    by: Line = "HTTP API"
+    by: Line = BY
 
 
 class ForgetMissing(Request):

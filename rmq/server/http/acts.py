@@ -1,0 +1,69 @@
+"""Acts: what was done over HTTP, by whom and from where, as lines of the audit trail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rmq.core.job import AuditLine
+from rmq.errors import RMQError
+from rmq.protocol.flows.jobs import note
+from rmq.protocol.steps import server_ms
+from rmq.server.http.principal import Principal
+
+if TYPE_CHECKING:
+    from rmq.server.http.api.operation import At
+
+log = logging.getLogger("rmq")
+
+TEXT_MAX = 500  # characters of the arguments of an act
+VALUE_MAX = 100  # of one of them
+RECORD_S = 3.0  # to store a line; the act is answered all the same
+# Sends are the work of producers: a few minutes of them would drive out all other lines.
+NOT_RECORDED = frozenset(("send_message",))
+# Arguments that producers and customers wrote, and those that say nothing.
+LEFT_OUT = frozenset(
+    ("body", "body_base64", "headers", "merge_key", "dedup_key", "confirm", "topic")
+)
+
+
+async def record_act(
+    at: At, principal: Principal, operation: str, topic: str, detail: str, result: str
+) -> None:
+    """Add a line to the audit trail.
+
+    An act that cannot be recorded is in the log: it is done, and its answer must say so.
+
+    Args:
+        at: what answers the request.
+        principal: who did it.
+        operation: the name of the operation.
+        topic: to which topic; empty: to none.
+        detail: its arguments, as `detail_of` returns them.
+        result: what came of it.
+    """
+    by = f"{principal.name} ({principal.kind}, {at.address})"
+    text = f"{detail}: {result}" if detail else result
+    try:
+        async with asyncio.timeout(RECORD_S):
+            run, prefix = at.client._transport.run, at.client._prefix
+            now_ms = await run(server_ms("audit_trail"))
+            await run(note(prefix, AuditLine(now_ms, by, operation, topic, text)))
+    except (RMQError, TimeoutError) as error:
+        log.warning("not in the audit trail: %s: %s %s, %s (%s)", by, operation, topic, text, error)
+
+
+def detail_of(arguments: Mapping[str, Any]) -> str:
+    """Return arguments in words, without bodies, headers and what was left out."""
+    parts = []
+    for name, value in arguments.items():
+        if name in LEFT_OUT or value is None or value is False or value == "":
+            continue
+        shown = str(len(value) if isinstance(value, list | tuple | set) else value)
+        if len(shown) > VALUE_MAX:
+            shown = shown[:VALUE_MAX] + "..."
+        parts.append(name if value is True else f"{name}={shown}")
+    text = ", ".join(parts)
+    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "..."
