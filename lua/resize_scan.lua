@@ -8,13 +8,14 @@ KEYS[3]   PrepareQueue   zset  member -> receipt
 KEYS[4]   records        hash  member -> record
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp since the resize; another stamp is an error
-ARGV[3]   cursor               0 at first, then the cursor of the last answer
+ARGV[3]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
 ARGV[4]   limit                1 to 1000, about so many records a page
 Returns   {cursor of the next page, 0 at the end; how many such messages the page has}. Those that are not due yet and dead
           letters do not count: nothing waits for them
 Cost      O(limit), at most about 16 MiB of records
 Atomic    Reads only. A caller that asks for a page until it has none, and then goes on to the next, has seen at the end that
-          none is left: a record that is there from the first page to the last is on one of them (one HSCAN).
+          none is left: a record that is there from the first page to the last is on one of them (one HSCAN). That holds on
+          one server until it is restarted: another one has the records in another order, so a cursor names its server.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -26,7 +27,8 @@ if s[1] ~= ARGV[2] then
   fail(s[1] and 'ANEW' or 'GONE', KEYS[1])
 end
 local limit = math.min(whole_number(ARGV[4], 1, 1000, 'limit'), tonumber(s[2]))
-if not string.find(ARGV[3], '^%d+$') or #ARGV[3] > 20 then
+local cursor, of_server = string.match(ARGV[3], '^(%d+)%.?(%x*)$')
+if not cursor or #cursor > 20 then
   fail('ARG', 'cursor')
 end
 redis.call('ZCARD', store)
@@ -36,7 +38,8 @@ if not s[3] then
   return { '0', 0 } -- a slot that this resize has created
 end
 local upto = tonumber(s[3])
-local page, before = redis.call('HSCAN', KEYS[4], ARGV[3], 'COUNT', limit), 0
+local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local page, before = redis.call('HSCAN', KEYS[4], of_server == server and cursor or '0', 'COUNT', limit), 0
 for i = 1, #page[2], 2 do
   local id, record = page[2][i], page[2][i + 1]
   -- Records have the low 32 bits of the number; it is of before if it is at most 2^31 back from `upto`.
@@ -47,4 +50,4 @@ for i = 1, #page[2], 2 do
     end
   end
 end
-return { page[1], before }
+return { page[1] == '0' and '0' or page[1] .. '.' .. server, before }

@@ -10,6 +10,7 @@ import pytest
 import rmq
 from rmq.core import settings
 from rmq.core.slots import slot_of
+from rmq.protocol import commands
 from rmq.protocol.flows import claim, due_schedules, open_topic, resize
 from tests.integration.handling import Scene, eventually
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
@@ -219,6 +220,47 @@ def test_client_of_an_earlier_version_opens_it_no_more(
 
     with rmq.Client(server.url) as earlier, pytest.raises(rmq.FormatMismatch):
         earlier.topic(name).send("x")
+
+
+def test_pass_over_a_slot_begins_anew_on_a_server_that_was_restarted(
+    own_server: Server, name: str
+) -> None:
+    """Its records have another order there: the rest of the pass would leave some of them out."""
+    with rmq.Client(own_server.url) as client:
+        topic = client.topic(name, slots=1)
+        ids = [result.id for result in topic.send_many([rmq.Outgoing(n) for n in range(1000)])]
+        client.admin.topic_resize(name, 2, wait=False)
+        context = client.admin._context(name)
+        client._transport.run(open_topic.open(context, create=False))
+        keys, raw = context.slots[0], own_server.raw()
+        cursor, seen, passed = b"0", 0, 0
+        while passed < 500:
+            reply: Any = raw.hscan(keys.records, int(cursor.partition(b".")[0]), count=10)
+            raw.zrem(keys.store, *reply[1])  # they are as good as settled
+            passed += len(reply[1])
+            cursor, before = scan_page(client, keys, cursor)
+            assert before == 0
+            assert cursor != b"0"
+        own_server.kill()
+        own_server.start()
+
+        while True:
+            cursor, before = scan_page(client, keys, cursor)
+            seen += before
+            if cursor == b"0":
+                break
+
+        assert seen == len(ids) - passed
+
+
+def scan_page(client: rmq.Client, keys: Any, cursor: bytes) -> tuple[bytes, int]:
+    """Look at a page of a slot."""
+
+    def flow() -> Any:
+        return (yield commands.resize_scan(keys, cursor, 10))
+
+    found: tuple[bytes, int] = client._transport.run(flow())
+    return found
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
