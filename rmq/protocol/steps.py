@@ -101,14 +101,16 @@ class RawCommand:
 class OnEveryMaster:
     """A plain command for each master: of a server, or of a cluster all. Safe to run twice.
 
-    The value is the list of their raw replies.
+    The value is the list of their raw replies. A cluster's transport notes in `addresses` whose
+    they are, as host:port.
     """
 
-    __slots__ = ("what", "words")
+    __slots__ = ("addresses", "what", "words")
 
     def __init__(self, what: str, *words: Any) -> None:
         self.what = what
         self.words = words
+        self.addresses: list[str] = []
 
 
 class Sleep:

@@ -64,7 +64,7 @@ class AsyncClusterTransport(AsyncTransport):
         if isinstance(step, AwaitSignal):
             shard_channels.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
-            return await self._drive(self._cluster_calls.on_every_master(step.what, step.words))
+            return await self._drive(self._cluster_calls.on_every_master(step))
         return await super()._step(step)
 
     async def _perform(self, operation: Operation) -> Any:

@@ -32,7 +32,7 @@ from rmq.errors import RMQError, StorageError, Unavailable
 from rmq.protocol.divide import divide
 from rmq.protocol.functions import Calls
 from rmq.protocol.scripts import Script
-from rmq.protocol.steps import Command
+from rmq.protocol.steps import Command, OnEveryMaster
 from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
 from rmq.transport.cluster_replies import MANY_KEYS, joined, least
 from rmq.transport.cluster_slots import Node, SlotTable, address_of, hash_slot
@@ -188,11 +188,11 @@ class ClusterCalls:
         Raises:
             RMQError: it was refused, or the retry deadline has passed.
         """
-        verb = words[0]
+        verb, key_at = words[0], 2 if words[0] == "MEMORY" else 1  # behind a subcommand
         if verb == "SCAN":
             return (yield from self._scan(name, words))
         if verb not in MANY_KEYS:
-            tasks = [Task(None if verb in _ON_ANY_NODE else hash_slot(words[1]), words)]
+            tasks = [Task(None if verb in _ON_ANY_NODE else hash_slot(words[key_at]), words)]
             yield from self._run(tasks, name, None)
             self._raise_refusal(tasks[0], name, words)
             return tasks[0].reply
@@ -209,19 +209,21 @@ class ClusterCalls:
         order = [place for places in by_slot.values() for place in places]
         return MANY_KEYS[verb](order, [task.reply for task in tasks])
 
-    def on_every_master(self, name: str, words: Sequence[Any]) -> Operations[list[Any]]:
-        """Carry out a plain command on all masters; return their replies.
+    def on_every_master(self, step: OnEveryMaster) -> Operations[list[Any]]:
+        """Carry out a plain command on all masters; return their replies, and note whose they are.
 
         Raises:
             RMQError: one of them refused it, or the retry deadline has passed.
         """
+        name = step.what
         yield from self._run([Task(None, ("PING",))], name, None)  # until the cluster answers
         with contextlib.suppress(*REDIS_ERRORS):
             yield RefreshTable(self._table.version)  # a master may have come since
-        tasks = [Task(None, words, node) for node in self._table.masters()]
+        tasks = [Task(None, step.words, node) for node in self._table.masters()]
+        step.addresses = [f"{host}:{port}" for host, port in self._table.masters()]
         yield from self._run(tasks, name, None)
         for task in tasks:
-            self._raise_refusal(task, name, words)
+            self._raise_refusal(task, name, step.words)
         return [task.reply for task in tasks]
 
     def read_table(self) -> Operations[None]:

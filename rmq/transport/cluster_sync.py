@@ -77,7 +77,7 @@ class ClusterTransport(Transport):
         if isinstance(step, AwaitSignal) and step.subscription.wait is None:
             shard_channels.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
-            return self._drive(self._cluster_calls.on_every_master(step.what, step.words))
+            return self._drive(self._cluster_calls.on_every_master(step))
         return super()._step(step)
 
     def _brief(self, timeout_s: float) -> Transport:

@@ -187,6 +187,23 @@ def test_the_heartbeat_refuses_a_server_that_is_no_master(service: Sentinels, ur
         mine.evaluate([("number", [], [])])
 
 
+def test_the_doctor_examines_the_master_and_counts_its_replicas(
+    service: Sentinels, url: str
+) -> None:
+    with rmq.Client(url) as client:
+        client.topic("paid", durability="replicated:2").open()
+        findings = {each.check: each for each in client.admin.doctor()}
+        client.topic("lost", durability="replicated:3").open()
+        (failing,) = client.admin.doctor(["replication"])
+        for name in ("paid", "lost"):
+            client.admin.topic_delete(name)
+
+    assert {"error", "skipped"}.isdisjoint(each.severity for each in findings.values())
+    assert "2 of 2 replicas follow" in findings["replication"].evidence
+    assert findings["maxmemory"].evidence.startswith(f"port {service.master.port}: ")
+    assert (failing.severity, "wait for 3 (lost)" in failing.evidence) == ("error", True)
+
+
 def test_the_command_line_takes_the_url_and_hides_its_passwords(url: str) -> None:
     def ping(url: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-m", "rmq", "ping", "--url", url]

@@ -34,6 +34,7 @@ CHECKS = (
     Check("fragmentation", "memory that Redis holds and does not use", memory.fragmentation),
     Check("persistence", "what a restart or power loss takes away", copies.persistence),
     Check("replication", "replicas, against replicated(n) and fsync(n)", copies.replication),
+    Check("cluster", "whether a Cluster serves all hash slots", copies.cluster),
     Check("clock", "the clock of Redis against the one here", programs.clock),
     Check("slow-scripts", "scripts of RMQ in SLOWLOG above 5 ms", programs.slow_scripts),
     Check("versions", "Redis, redis-py, RMQ here and of workers", programs.versions),

@@ -1,14 +1,15 @@
-"""Checks of persistence and replication, against the durability that topics promise."""
+"""Checks of persistence, replication and a Cluster, against the durability that topics promise."""
 
 from __future__ import annotations
 
 from rmq.core.settings import Fsync, Replicated
 from rmq.protocol.flows.doctor.look import Info, Look, Sight, some
 from rmq.protocol.flows.overview import TopicOverview
-from rmq.protocol.steps import Flow
+from rmq.protocol.steps import Flow, OnEveryMaster
 
 REPLICA_LAG_S = 10
 WAITAOF_SINCE = (7, 2)
+HASH_SLOTS = 16_384  # of a Cluster
 
 # What appendfsync means for a message that was acknowledged; the words of a check.
 _WINDOWS = {
@@ -22,7 +23,7 @@ def persistence(look: Look) -> Flow[list[Sight]]:
     """Check whether a restart of Redis loses messages."""
     topics, found = (yield from look.topics()), []
     promise = [topic.name for topic in topics if isinstance(topic.settings.durability, Fsync)]
-    for info in (yield from look.infos()):
+    for place, info in enumerate((yield from look.infos())):
         has_aof = info.get("aof_enabled") == "1"
         found += _broken(info)
         if promise and not has_aof:
@@ -44,9 +45,9 @@ def persistence(look: Look) -> Flow[list[Sight]]:
                 )
             )
         if not has_aof and not promise:
-            found += yield from _without_aof(look, info)
+            found += yield from _without_aof(look, info, place)
         elif has_aof:
-            found.append((yield from _with_aof(look, info)))
+            found.append((yield from _with_aof(look, info, place)))
     return found
 
 
@@ -73,23 +74,22 @@ def _broken(info: Info) -> list[Sight]:
     return found
 
 
-def _without_aof(look: Look, info: Info) -> Flow[list[Sight]]:
+def _without_aof(look: Look, info: Info, place: int) -> Flow[list[Sight]]:
     saves = yield from look.config_if_allowed("save")
     if saves is None:
         text = "no AOF; whether it makes snapshots cannot be read (no right to CONFIG)"
-    elif any(each.get("save") for each in saves):
+    elif saves[place].get("save"):
         text = "no AOF: a restart takes what was sent since the last snapshot"
     else:
         text = "neither AOF nor snapshots: a restart takes every message"
     return [Sight("warning", f"{info.address}: {text}", "CONFIG SET appendonly yes")]
 
 
-def _with_aof(look: Look, info: Info) -> Flow[Sight]:
+def _with_aof(look: Look, info: Info, place: int) -> Flow[Sight]:
     settings = yield from look.config_if_allowed("appendfsync")
-    how = {each.get("appendfsync", "") for each in settings or ()}
-    if len(how) != 1:
+    word = settings[place].get("appendfsync", "") if settings else ""
+    if not word:
         return Sight("ok", f"{info.address}: AOF; appendfsync cannot be read (no right to CONFIG)")
-    (word,) = how
     text = f"{info.address}: AOF, appendfsync {word}: {_WINDOWS.get(word, 'unknown')}"
     if word == "no":
         return Sight("warning", text, "CONFIG SET appendfsync everysec")
@@ -164,3 +164,45 @@ def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, goo
             f"CONFIG SET min-replicas-to-write {needed}",
         )
     return Sight("ok", text)
+
+
+def cluster(look: Look) -> Flow[list[Sight]]:
+    """Hash slots that no master serves, and nodes that others cannot reach."""
+    infos = yield from look.infos()
+    if infos[0].get("cluster_enabled") != "1":
+        return [Sight("ok", "it is no Redis Cluster")]
+    step, found = OnEveryMaster("CLUSTER INFO", "CLUSTER", "INFO"), []
+    replies = yield step
+    for address, reply in zip(step.addresses, replies, strict=True):
+        facts = Info(line.split(":", 1) for line in reply.decode().split("\r\n") if ":" in line)
+        unassigned = HASH_SLOTS - facts.number("cluster_slots_assigned")
+        failed, doubted = facts.number("cluster_slots_fail"), facts.number("cluster_slots_pfail")
+        if facts.get("cluster_state") != "ok" or unassigned or failed:
+            found.append(
+                Sight(
+                    "error",
+                    f"{address}: state {facts.get('cluster_state')}; {unassigned} hash slots have "
+                    f"no master, and the masters of {failed} have failed: slots of topics there "
+                    "cannot be used",
+                    f"redis-cli --cluster check {address}",
+                )
+            )
+        elif doubted:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{address}: does not reach the masters of {doubted} hash slots just now",
+                    f"redis-cli --cluster check {address}",
+                )
+            )
+    for info in infos:
+        if not info.replicas:
+            found.append(
+                Sight(
+                    "note",
+                    f"{info.address}: a master without replicas: when it dies, nobody serves its "
+                    "hash slots",
+                    "redis-cli --cluster add-node",
+                )
+            )
+    return found or [Sight("ok", f"{len(infos)} masters serve all hash slots")]

@@ -12,7 +12,7 @@ from rmq.core.worker_status import WorkerStatus
 from rmq.errors import RMQError
 from rmq.protocol.flows import topic_admin, worker_status
 from rmq.protocol.flows.overview import TopicOverview, overview
-from rmq.protocol.steps import Flow, OnEveryMaster, RawCommand
+from rmq.protocol.steps import Flow, OnEveryMaster, server_ms
 
 MIB = 1024 * 1024
 _SLAVE = re.compile(r"slave\d+")
@@ -26,16 +26,18 @@ class Sight(NamedTuple):
     mend: str = ""
 
 
-class Clocks(NamedTuple):
-    """The clock of Redis, and how far it is before the one here, to half a round trip."""
+class Clock(NamedTuple):
+    """The clock of a master, and how far it is before the one here, to half a round trip."""
 
-    now_ms: int
+    address: str  # empty where there is one server
     ahead_s: float
     round_trip_s: float
 
 
 class Info(dict[str, str]):
     """The INFO of one server."""
+
+    node = ""  # of a cluster: host:port
 
     def number(self, name: str) -> int:
         """Return a figure; 0 where it is missing."""
@@ -45,7 +47,7 @@ class Info(dict[str, str]):
     @property
     def address(self) -> str:
         """How people tell it from others of a cluster."""
-        return f"port {self.get('tcp_port', '?')}"
+        return self.node or f"port {self.get('tcp_port', '?')}"
 
     @property
     def version(self) -> str:
@@ -90,11 +92,14 @@ class Look:
     def infos(self) -> Flow[list[Info]]:
         """Return the INFO of each master."""
         if self._infos is None:
-            replies = yield OnEveryMaster("INFO", "INFO")
+            step = OnEveryMaster("INFO", "INFO")
+            replies = yield step
             lines = [
                 [line.partition(":") for line in text.decode().split("\r\n")] for text in replies
             ]
             self._infos = [Info({a: b for a, colon, b in each if colon}) for each in lines]
+            for info, address in zip(self._infos, step.addresses, strict=False):
+                info.node = address
         return self._infos
 
     def config(self, pattern: str) -> Flow[list[dict[str, str]]]:
@@ -111,22 +116,27 @@ class Look:
         except RMQError:
             return None
 
-    def clocks(self) -> Flow[Clocks]:
-        """Compare the clocks."""
-        best: Clocks | None = None
+    def clocks(self) -> Flow[list[Clock]]:
+        """Compare the clock of each master with the one here."""
+        best: list[Clock] = []
         for _ in range(3):  # the shortest round trip tells most
+            step = OnEveryMaster("TIME", "TIME")
             began, here = time.perf_counter(), time.time()
-            seconds, us = yield RawCommand("TIME", "TIME")
+            replies = yield step
             round_trip = time.perf_counter() - began
-            there = int(seconds) + int(us) / 1e6
-            if best is None or round_trip < best.round_trip_s:
-                best = Clocks(int(there * 1000), there - here - round_trip / 2, round_trip)
-        assert best is not None
+            if best and round_trip >= best[0].round_trip_s:
+                continue
+            addresses = step.addresses or [""]
+            there = [int(seconds) + int(us) / 1e6 for seconds, us in replies]
+            best = [
+                Clock(address, at - here - round_trip / 2, round_trip)
+                for address, at in zip(addresses, there, strict=True)
+            ]
         return best
 
     def now_ms(self) -> Flow[int]:
         """Return the time by Redis' clock."""
-        return (yield from self.clocks()).now_ms
+        return (yield from server_ms("TIME"))
 
     def topics(self) -> Flow[list[TopicOverview]]:
         """Return all topics that can be read."""
@@ -144,6 +154,11 @@ class Look:
         if self._workers is None:
             self._workers = yield from worker_status.workers(self.prefix)
         return self._workers
+
+
+def at(addresses: list[str]) -> str:
+    """Return where something was seen, as a beginning of a line; nothing for a single server."""
+    return f"{some(addresses)}: " if any(addresses) else ""
 
 
 def some(names: list[str], most: int = 3) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.protocol.flows.doctor.look import MIB, Look, Sight
+from rmq.protocol.flows.doctor.look import MIB, Look, Sight, at
 from rmq.protocol.flows.eviction import SAFE_POLICY
 from rmq.protocol.steps import Flow
 
@@ -14,14 +14,18 @@ FRAGMENTED, FRAGMENTED_BYTES = 1.5, 128 * MIB
 
 def policy(look: Look) -> Flow[list[Sight]]:
     """Whether Redis evicts keys."""
-    seen = {info.get("maxmemory_policy", "unknown") for info in (yield from look.infos())}
-    wrong = sorted(seen - {SAFE_POLICY})
+    wrong: dict[str, list[str]] = {}
+    for info in (yield from look.infos()):
+        name = info.get("maxmemory_policy", "unknown")
+        if name != SAFE_POLICY:
+            wrong.setdefault(name, []).append(info.node)
     if not wrong:
         return [Sight("ok", f"{SAFE_POLICY}: Redis evicts nothing")]
     return [
         Sight(
             "error",
-            f"{', '.join(wrong)}: when memory is full, Redis removes keys of RMQ, and the "
+            f"{at(sorted({node for nodes in wrong.values() for node in nodes}))}"
+            f"{', '.join(sorted(wrong))}: when memory is full, Redis removes keys of RMQ, and the "
             "messages in them are lost",
             f"CONFIG SET maxmemory-policy {SAFE_POLICY}",
         )
@@ -60,54 +64,64 @@ def limit(look: Look) -> Flow[list[Sight]]:
     return found
 
 
-def encodings(look: Look) -> Flow[list[Sight]]:
-    """Limits of packed lists, and who frees what is deleted."""
+def _packed(settings: dict[str, str]) -> list[Sight]:
+    """Return limits of packed lists that are too high on one server."""
     found = []
-    for settings in (yield from look.config("*-max-*")):
-        for name, text in settings.items():
-            kind, is_value = name.partition("-")[0], name.endswith("-value")
-            if kind not in ("hash", "zset") or not name.endswith(
-                ("listpack-entries", "ziplist-entries", "listpack-value", "ziplist-value")
-            ):
-                continue
-            value = int(text)
-            if is_value and kind == "hash" and value >= NOTE_BYTES:
-                found.append(
-                    Sight(
-                        "warning",
-                        f"{name} {value}: the hash of a slot is a packed list, which each script "
-                        "reads from its beginning",
-                        f"CONFIG SET {name} 64",
-                    )
-                )
-            elif not is_value and value > PACKED_MOST:
-                found.append(
-                    Sight(
-                        "warning",
-                        f"{name} {value}: queues of up to {value} small messages are packed lists, "
-                        "and each send and ack walks through them",
-                        f"CONFIG SET {name} {512 if kind == 'hash' else 128}",
-                    )
-                )
-    found = list(dict.fromkeys(found))  # a setting may have two names, and a cluster several nodes
-    for settings in (yield from look.config("lazyfree-lazy-*")):
-        if settings.get("lazyfree-lazy-user-del") == "no":
+    for name, text in settings.items():
+        kind, is_value = name.partition("-")[0], name.endswith("-value")
+        if kind not in ("hash", "zset") or not name.endswith(
+            ("listpack-entries", "ziplist-entries", "listpack-value", "ziplist-value")
+        ):
+            continue
+        value = int(text)
+        if is_value and kind == "hash" and value >= NOTE_BYTES:
             found.append(
                 Sight(
-                    "note",
-                    "lazyfree-lazy-user-del no: RMQ deletes large keys in the background itself; "
-                    "a DEL of one by hand stops Redis meanwhile",
-                    "CONFIG SET lazyfree-lazy-user-del yes",
+                    "warning",
+                    f"{name} {value}: the hash of a slot is a packed list, which each script "
+                    "reads from its beginning",
+                    f"CONFIG SET {name} 64",
                 )
             )
-            break
+        elif not is_value and value > PACKED_MOST:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{name} {value}: queues of up to {value} small messages are packed lists, "
+                    "and each send and ack walks through them",
+                    f"CONFIG SET {name} {512 if kind == 'hash' else 128}",
+                )
+            )
+    return found
+
+
+_LAZYFREE = Sight(
+    "note",
+    "lazyfree-lazy-user-del no: RMQ deletes large keys in the background itself; a DEL of one by "
+    "hand stops Redis meanwhile",
+    "CONFIG SET lazyfree-lazy-user-del yes",
+)
+
+
+def encodings(look: Look) -> Flow[list[Sight]]:
+    """Limits of packed lists, and who frees what is deleted."""
+    infos = yield from look.infos()
+    seen: dict[Sight, list[str]] = {}  # a setting may have two names, and a cluster many nodes
+    for info, settings in zip(infos, (yield from look.config("*-max-*")), strict=False):
+        for sight in _packed(settings):
+            nodes = seen.setdefault(sight, [])
+            nodes += [info.node] if info.node not in nodes else []
+    for info, settings in zip(infos, (yield from look.config("lazyfree-lazy-*")), strict=False):
+        if settings.get("lazyfree-lazy-user-del") == "no":
+            seen.setdefault(_LAZYFREE, []).append(info.node)
+    found = [sight._replace(evidence=at(nodes) + sight.evidence) for sight, nodes in seen.items()]
     return found or [Sight("ok", "small hashes and sorted sets are stored as RMQ expects")]
 
 
 def fragmentation(look: Look) -> Flow[list[Sight]]:
     """Memory that is held and not used."""
     found = []
-    for info in (yield from look.infos()):
+    for place, info in enumerate((yield from look.infos())):
         ratio = float(info.get("mem_fragmentation_ratio", "0") or 0)
         lost = info.number("used_memory_rss") - info.number("used_memory")
         text = f"{info.address}: ratio {ratio:.2f}, {max(0, lost) // MIB} MiB not used"
@@ -115,7 +129,7 @@ def fragmentation(look: Look) -> Flow[list[Sight]]:
             found.append(Sight("ok", text))
             continue
         settings = yield from look.config_if_allowed("activedefrag")
-        is_on = bool(settings) and all(each.get("activedefrag") == "yes" for each in settings or ())
+        is_on = settings is not None and settings[place].get("activedefrag") == "yes"
         found.append(
             Sight(
                 "note" if is_on else "warning",

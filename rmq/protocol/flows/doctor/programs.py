@@ -9,7 +9,7 @@ from rmq.core.keys import topics_key, wake_channel
 from rmq.core.version import VERSION
 from rmq.errors import AccessDenied, RMQError
 from rmq.protocol import acl, functions, scripts
-from rmq.protocol.flows.doctor.look import Look, Sight, age, some
+from rmq.protocol.flows.doctor.look import Look, Sight, age, at, some
 from rmq.protocol.steps import Flow, OnEveryMaster, RawCommand
 
 CLOCK_NOTE_S, CLOCK_WARNING_S = 0.5, 5.0
@@ -21,10 +21,12 @@ DRYRUN_SINCE = (7, 0)
 def clock(look: Look) -> Flow[list[Sight]]:
     """Compare the clock of Redis with the one here. Nothing of RMQ depends on the clock here."""
     clocks = yield from look.clocks()
-    ahead = clocks.ahead_s
+    farthest = max(clocks, key=lambda each: abs(each.ahead_s))  # a topic's slots are on all masters
+    ahead = farthest.ahead_s
     text = (
-        f"the clock of Redis is {abs(ahead) * 1000:.0f} ms {'before' if ahead > 0 else 'behind'} "
-        f"the one here (to {clocks.round_trip_s * 500:.1f} ms)"
+        f"{at([farthest.address])}the clock of Redis is {abs(ahead) * 1000:.0f} ms "
+        f"{'before' if ahead > 0 else 'behind'} the one here "
+        f"(to {farthest.round_trip_s * 500:.1f} ms)"
     )
     if abs(ahead) < CLOCK_NOTE_S:
         return [Sight("ok", text)]
@@ -42,12 +44,15 @@ def clock(look: Look) -> Flow[list[Sight]]:
 
 def slow_scripts(look: Look) -> Flow[list[Sight]]:
     """Scripts of RMQ in SLOWLOG."""
-    replies = yield OnEveryMaster("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
+    step = OnEveryMaster("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
+    replies = yield step
+    addresses = step.addresses or [""]
     names = {scripts.load(name).sha.encode(): name for name in scripts.names()}
     names |= {functions.function_name(name).encode(): name for name in scripts.names()}
     now_ms = yield from look.now_ms()
     slow: dict[str, list[tuple[int, int]]] = {}
-    for entries in replies:
+    where: dict[str, set[str]] = {}
+    for address, entries in zip(addresses, replies, strict=True):
         for entry in entries:
             words = entry[3]
             if words[0].upper() not in (b"EVALSHA", b"FCALL") or entry[2] < SLOW_US:
@@ -55,6 +60,7 @@ def slow_scripts(look: Look) -> Flow[list[Sight]]:
             name = names.get(words[1].lower() if words[0].upper() == b"EVALSHA" else words[1])
             if name is not None:
                 slow.setdefault(name, []).append((entry[2], entry[1]))
+                where.setdefault(name, set()).add(address)
     if not slow:
         return [Sight("ok", (yield from _threshold(look)))]
     found = []
@@ -63,9 +69,9 @@ def slow_scripts(look: Look) -> Flow[list[Sight]]:
         found.append(
             Sight(
                 "warning" if last_s < SLOW_RECENT_S else "note",
-                f"{name}: {len(calls)} calls above 5 ms, the slowest {max(calls)[0] / 1000:.1f} "
-                f"ms, the last {age(max(0, last_s * 1000))} ago. Everybody waits meanwhile: give "
-                "smaller batches, or look at big-keys",
+                f"{at(sorted(where[name]))}{name}: {len(calls)} calls above 5 ms, the slowest "
+                f"{max(calls)[0] / 1000:.1f} ms, the last {age(max(0, last_s * 1000))} ago. "
+                "Everybody waits meanwhile: give smaller batches, or look at big-keys",
                 "SLOWLOG RESET  (once it is seen)",
             )
         )
@@ -163,7 +169,7 @@ def _may(user: str, command: str, prefix: str, topic: str) -> Flow[bool]:
         words = [command, topics_key(prefix).decode()]
     else:
         name = command.replace("|", " ").split()
-        ((described,),) = yield OnEveryMaster("COMMAND INFO", "COMMAND", "INFO", command)
+        described = (yield OnEveryMaster("COMMAND INFO", "COMMAND", "INFO", command))[0][0]
         if described is None:
             return True  # this server has no such command, so nobody needs the right
         least, first = abs(int(described[1])), int(described[3])
@@ -171,9 +177,10 @@ def _may(user: str, command: str, prefix: str, topic: str) -> Flow[bool]:
         if first > 0 and first < len(words):
             words[first] = key
     try:
-        reply = yield RawCommand("ACL DRYRUN", "ACL", "DRYRUN", user, *words)
+        # Each master of a cluster has its own list of users.
+        replies = yield OnEveryMaster("ACL DRYRUN", "ACL", "DRYRUN", user, *words)
     except AccessDenied:
         raise
     except RMQError:
         return True  # the words are refused, not the right
-    return bool(reply in (b"OK", True))
+    return all(reply in (b"OK", True) for reply in replies)
