@@ -117,6 +117,8 @@ def run(
                     group.kill_busy()
                     if len(group.killed) > killed:
                         kill_at = time.monotonic() + 0.8
+                if not changer.is_alive() and producer.sent["key0"] >= FIRST + 10:
+                    producer.ended.set()
                 time.sleep(0.02)
         finally:
             producer.ended.set()

@@ -1,0 +1,56 @@
+"""A topic on a cluster is resized 4 -> 16 -> 8 under load; workers and resizers are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmq
+from tests.clusters import Cluster
+from tests.faults.test_resize_workers import KILLS, run
+
+
+def test_killed_workers_and_resizers_lose_nothing_and_keep_the_order_of_each_key(
+    cluster: Cluster, server: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, killed = run(server, name, tmp_path / "log")
+
+    with capsys.disabled():
+        print(f"\nresize on a cluster: {found}; {killed} workers, 4 resizers killed")
+    assert killed == KILLS
+    assert not found.lost
+    assert not found.violations
+    assert found.again == found.excused
+    owners = {cluster.master_of(f"rmq:{{{name}_{slot}}}:slot").port for slot in range(16)}
+    assert len(owners) == 3
+
+
+def test_messages_keep_their_ids_and_can_be_redriven_after_two_resizes(
+    cluster: Cluster, api: Any, name: str
+) -> None:
+    topic = api.topic(name, slots=2)
+    sent = topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(40)])
+
+    for slots in (8, 4):
+        api.admin.topic_resize(name, slots, wait=False)
+        for result in sent:
+            assert api.admin.get(name, result.id).id == result.id
+        if slots == 8:
+            with topic.consumer() as consumer:
+                got = consumer.receive(100, wait=5)
+                got += consumer.receive(100, wait=0.2)
+                for delivery in got[:20]:
+                    delivery.reject("bad")
+                consumer.ack(got[20:])
+            assert api.admin.topic_resize(name, slots).pending == 0
+            sent = [result for result in sent if result.id in {each.id for each in got[:20]}]
+
+    assert api.admin.redrive(name).sent == 20
+    with topic.consumer() as consumer:
+        again = []
+        while len(again) < 20 and (batch := consumer.receive(100, wait=5)):
+            again += [delivery.id for delivery in batch]
+            consumer.ack(batch)
+    assert sorted(map(str, again)) == sorted(str(result.id) for result in sent)
