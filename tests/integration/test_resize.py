@@ -301,6 +301,71 @@ def test_interrupted_anywhere_it_goes_on_when_it_is_run_again(
         assert at > 5
 
 
+def bury(topic: Any, count: int) -> set[Any]:
+    """Send messages to all slots, and reject them; their ids."""
+    sent = topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(count)])
+    with topic.consumer() as consumer:
+        left = count
+        while left:
+            for delivery in consumer.receive(100, wait=5):
+                delivery.reject("bad")
+                left -= 1
+    time.sleep(0.002)  # a job begins after the last one died
+    return {result.id for result in sent}
+
+
+def receive_ids(topic: Any, count: int) -> list[Any]:
+    """Receive and settle so many messages."""
+    found: list[Any] = []
+    with topic.consumer() as consumer:
+        while len(found) < count and (batch := consumer.receive(100, wait=5)):
+            found += [delivery.id for delivery in batch]
+            consumer.ack(batch)
+    return found
+
+
+def test_letters_in_the_trash_are_restored_and_redriven_after_two_resizes(
+    api: Any, name: str
+) -> None:
+    topic = api.topic(name, slots=4)
+    ids = bury(topic, 24)
+    assert api.admin.purge(name, "dead", keep=3600) == 24
+
+    for slots in (16, 8):
+        assert api.admin.topic_resize(name, slots).pending == 0
+        assert api.admin.stats(name)["trash"] == 24
+    assert api.admin.restore(name) == 24
+
+    assert api.admin.redrive(name).sent == 24
+    found = receive_ids(topic, 24)
+    assert (len(found), set(found)) == (24, ids)
+    assert api.admin.stats(name)["records"] == 0
+
+
+def test_job_that_runs_goes_on_over_two_resizes(api: Any, server: Server, name: str) -> None:
+    topic = api.topic(name, slots=4)
+    ids = bury(topic, 24)
+    resized: list[int] = []
+
+    def between_batches(done: int, of: int) -> None:
+        if 0 < done < of and len(resized) < 2:
+            with rmq.Client(server.url) as other:
+                slots = (16, 8)[len(resized)]
+                other.admin.topic_resize(name, slots, wait=False)
+                resized.append(slots)
+                found.extend(receive_ids(other.topic(name), done - len(found)))
+                assert other.admin.topic_resize(name, slots).pending == 0
+
+    found: list[Any] = []
+    started = api.admin.job_start(name, rate=64, expected=24)
+    job = api.admin.job_run(started.id, progress=between_batches)
+
+    assert (job.state, job.done, resized) == ("done", 24, [16, 8])
+    found += receive_ids(topic, 24 - len(found))
+    assert (len(found), set(found)) == (24, ids)
+    assert api.admin.stats(name)["records"] == 0
+
+
 def test_worker_goes_on_over_two_resizes(scene: Scene, name: str) -> None:
     topic = scene.api.topic(name, slots=2)
     topic.open()
