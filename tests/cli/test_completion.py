@@ -34,7 +34,7 @@ def complete(server, monkeypatch):
 
 
 def test_commands_options_and_words(complete):
-    assert complete("to") == ["topic", "top"]
+    assert complete("to") == ["topic", "top", "token"]
     assert complete("topic", "pa") == ["pause"]
     assert complete("topic", "ls", "--wa") == ["--watch"]
     assert complete("peek", "orders", "--place", "in") == ["in-flight"]
