@@ -203,6 +203,23 @@ def test_a_redrive_takes_the_letters_that_were_shown_and_no_later_ones(
     assert "100 %" in fetch(f"{console.url}/console/jobs/{job}").text
 
 
+def test_a_job_to_another_topic_shows_where_its_letters_go_and_why_some_stayed(
+    console: Server, client: rmq.Client
+) -> None:
+    client.topic("refunds", max_length=1).open()
+    topic = client.topic("orders")
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    with topic.consumer() as consumer:
+        consumer.reject(consumer.receive(3), "why")
+    job = client.admin.job_start("orders", to="refunds")
+    until(lambda: client.admin.job(job.id).state == "done", "the job")
+
+    page = fetch(f"{console.url}/console/jobs/{job.id}").text
+
+    assert re.search(r'<dt>goes to</dt><dd><a href="[^"]*refunds">refunds</a>', page)
+    assert "<dt>left: full</dt><dd>2</dd>" in page
+
+
 def _clock(client: rmq.Client) -> str:
     from datetime import UTC, datetime
 
