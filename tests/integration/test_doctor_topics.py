@@ -24,6 +24,36 @@ def test_topic_that_cannot_be_read_is_an_error(client: rmq.Client, redis: Server
     assert one(client, "topics").severity == "error"
 
 
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("store", "5 messages are in no queue"),
+        ("prepare", "1 messages are in no queue"),
+        ("dead", "2 messages are in no queue"),
+        ("trash", "1 messages are in no queue"),
+        ("records", "9 messages in its queues have no record"),
+    ],
+)
+def test_slot_of_which_a_key_was_evicted_is_an_error(
+    client: rmq.Client, redis: Server, place: str, text: str
+) -> None:
+    topic = client.topic("orders")
+    topic.send_many([rmq.Outgoing(n) for n in range(8)])
+    topic.send(8, delay=3600)
+    with topic.consumer() as consumer:
+        first, *others = consumer.receive(4)
+        consumer.reject([first, *others[:2]], "why")
+        client.admin.purge("orders", "dead", keep=60, ids=[first.id])
+        assert grave(client, "queue-members") == []
+        with redis.raw() as raw:
+            assert raw.delete(f"rmq:{{orders_0}}:{place}") == 1
+
+        finding = one(client, "queue-members")
+
+    assert finding.severity == "error"
+    assert text in finding.evidence
+
+
 @pytest.mark.parametrize("limit", ["BIG_MEMBERS", "BIG_BYTES"])
 def test_slot_that_holds_very_much_is_named(
     client: rmq.Client, monkeypatch: pytest.MonkeyPatch, limit: str

@@ -41,6 +41,7 @@ CHECKS = (
     Check("rights", "the roles that this Redis user has", programs.rights),
     Check("topics", "topics that cannot be read", topics.readable),
     Check("big-keys", "slots with very many messages or bytes", topics.big_keys),
+    Check("queue-members", "messages that are in no queue", topics.queue_members),
     Check("slot-skew", "slots with far more messages than others", topics.slot_skew),
     Check("blocked-heads", "slots in order that wait for long", topics.blocked_heads),
     Check("no-consumer", "messages that wait, and nobody who takes them", topics.no_consumer),

@@ -86,6 +86,34 @@ def big_keys(look: Look) -> Flow[list[Sight]]:
     return found or [Sight("ok", f"the fullest slot holds {most} messages{unread}")]
 
 
+_QUEUED = ("retries", "priority", "due", "later", "in_flight", "dead", "trash")
+
+
+def queue_members(look: Look) -> Flow[list[Sight]]:
+    """Slots in which messages are in no queue: Redis, or somebody, has removed one.
+
+    A message is stored, moved and removed by scripts that write both its record and its place, so
+    the two numbers, which one script counts, are the same in every slot.
+    """
+    found = []
+    for topic in (yield from look.topics()):
+        for index, counts in enumerate(topic.slots):
+            queued, records = sum(counts[name] for name in _QUEUED), counts["records"]
+            if queued != records:
+                what = f"{records - queued} messages are in no queue, so that nobody gets them"
+                if queued > records:
+                    what = f"{queued - records} messages in its queues have no record, and no body"
+                found.append(
+                    Sight(
+                        "error",
+                        f"{topic.name}: slot {index} has {records} records and {queued} messages "
+                        f"in its queues: {what}; a key was evicted or deleted",
+                        f"rmq stats {topic.name} --slots",
+                    )
+                )
+    return found or [Sight("ok", "every message is in a queue")]
+
+
 def slot_skew(look: Look) -> Flow[list[Sight]]:
     """Slots with far more messages than the others of their topic."""
     found = []
