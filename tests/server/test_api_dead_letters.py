@@ -280,7 +280,8 @@ def test_purged_letters_are_in_the_trash_until_they_are_restored(
     assert all(each["deadline"] for each in listed)
     of_type = "/topics/orders/trash?filter=type%3Dt1"
     assert {each["id"] for each in walked(api, of_type)} == {ids[1], ids[3]}
-    assert walked(api, "/topics/orders/trash?filter=age%3E1s") == []
+    assert walked(api, "/topics/orders/trash?filter=age%3E%3D0s") == []
+    assert len(walked(api, "/topics/orders/dead-letters?filter=age%3E%3D0s")) == 1, "the control"
 
     path = "/topics/orders/trash/restore"
     dry = api(path, "POST", {"filter": "type=t1", "dry_run": True}).body

@@ -133,8 +133,8 @@ async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Pur
 async def list_trash(at: At, path: bodies.TopicPath, query: bodies.TrashQuery) -> views.MessageList:
     """List the trash of a topic, of each slot those first that go first.
 
-    The `deadline` of a letter is when it goes for good. A filter by `age` fits none: the trash
-    tells no time of death. A page may have fewer than `limit` before the last one.
+    The `deadline` of a letter is when it goes for good. A filter by `age` or `died` fits none:
+    the trash tells no time of death. A page may have fewer than `limit` before the last one.
     """
     return await _list(at, path.topic, query, "trash", dead_letter_filter.given(query.filter))
 
