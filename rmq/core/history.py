@@ -1,10 +1,16 @@
 """The history of a topic: samples of its figures, in rings of three resolutions.
 
 A ring has one place for each of its steps, and a place is written anew when its turn comes again,
-so a history never grows. A sample has the counters of the topic, not rates: rates are what the
-counters grew by from one point to the next, so no event is missed between two samples. It has when
-the oldest due message was due, not how late that is, so a topic in which nothing happens has equal
-samples, of which one is enough.
+so a history never grows. A sample has the counters of the topic, not rates, so no event is missed
+between two samples. It has when the oldest due message was due, not how late that is, so a topic
+in which nothing happens has equal samples, of which one is enough.
+
+A rate is what a counter grew by from one point to the next. Samples are seldom at points, and not
+evenly apart, so a counter between two samples is taken to have grown evenly: the rates of points in
+a row, times the step, add up to its growth. Equal figures are not sampled for SAME_MS, so when they
+change at last, the look before is stored, too: the growth belongs to the time since then. After
+the newest sample a counter is not known yet if it has just moved, and a point there has no rates;
+when `_wait_ms` is over, a look would have shown a change, and the counter has stood still.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgpack
@@ -47,6 +54,8 @@ STEP_LEAST_MS = RINGS[0].step_ms
 KEEP_MS = COARSEST.span_ms + 3_600_000
 SAME_MS = 600_000  # figures that have not changed are sampled again after so long
 HOLDS_MS = SAME_MS + 150_000  # a sample counts until then: the next one may come two looks later
+LOOKS_LEAST_MS = 30_000  # two looks: of 5 to 15 s, if there are few topics
+LOOKS_MOST_MS = HOLDS_MS - SAME_MS
 POINTS_MAX = 10_000
 
 
@@ -59,8 +68,8 @@ class Sample:
         counts: how many messages wait as retries, with a priority, due, or for a later time
             ("later"), are "in_flight", "dead", or "held" back by a pause or a limit.
         late_s: for how long the first due message has been due.
-        rates: events a second since the sample before: accepted, delivered, settled, returned,
-            rolled_back, buried; empty where that is not known.
+        rates: events a second since the point before: accepted, delivered, settled, returned,
+            rolled_back, buried; empty where that is not known, or not yet.
         late_p50_s: half of the messages taken since the sample before were at most so late; None:
             none was taken for the first time, or it is not known. To within a factor of 2.
         late_p99_s: the same for 99 of 100.
@@ -159,6 +168,9 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
     """
     ordered = sorted({figures.at_ms: figures for figures in found}.values())
     times = [figures.at_ms for figures in ordered]
+    grown = _grown(ordered)
+    waits_ms = _wait_ms(ordered)
+    known_ms = times[-1] if times and last_ms - times[-1] < waits_ms else last_ms
     samples: list[Sample] = []
     before: Figures | None = None
     for at_ms in range(first_ms - step_ms, last_ms + 1, step_ms):
@@ -167,18 +179,58 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
         if figures is not None and at_ms - figures.at_ms > HOLDS_MS:
             figures = None
         if figures is not None and at_ms >= first_ms:
-            samples.append(_point(figures, before, at_ms, step_ms))
+            rates: dict[str, float] = {}
+            if before is not None and at_ms <= known_ms:
+                now, then = (_grown_by(times, grown, at) for at in (at_ms, at_ms - step_ms))
+                growth = zip(COUNTERS, now, then, strict=True)
+                rates = {name: max(0.0, n - t) * 1000 / step_ms for name, n, t in growth}
+            samples.append(_point(figures, before, at_ms, rates))
         before = figures
     return samples
 
 
-def _point(figures: Figures, before: Figures | None, at_ms: int, step_ms: int) -> Sample:
-    rates: dict[str, float] = {}
+def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
+    """Return by how much each counter had grown at each sample, since the first one.
+
+    Counters that began anew have not grown.
+    """
+    grown = [(0,) * len(COUNTERS)]
+    for before, figures in pairwise(ordered):
+        pairs = zip(grown[-1], figures.counters, before.counters, strict=True)
+        grown.append(tuple(sum_ + max(0, now - then) for sum_, now, then in pairs))
+    return grown
+
+
+def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int) -> list[float]:
+    """Return by how much each counter had grown at a moment, not before the first sample."""
+    after = bisect_right(times, at_ms)
+    if after == len(times):
+        return [float(each) for each in grown[-1]]
+    share = (at_ms - times[after - 1]) / (times[after] - times[after - 1])
+    pairs = zip(grown[after - 1], grown[after], strict=True)
+    return [then + (now - then) * share for then, now in pairs]
+
+
+def _wait_ms(ordered: Sequence[Figures]) -> int:
+    """Return how long after the newest sample a change of its counters may not be known yet.
+
+    Two looks, of which the last two samples tell how far they are apart; 0: the newest sample shows
+    no movement, so none is expected, or there is none to compare it with.
+    """
+    if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
+        return 0
+    apart_ms = ordered[-1].at_ms - ordered[-2].at_ms
+    if apart_ms > HOLDS_MS:
+        return 0
+    return min(max(2 * apart_ms, LOOKS_LEAST_MS), LOOKS_MOST_MS)
+
+
+def _point(
+    figures: Figures, before: Figures | None, at_ms: int, rates: Mapping[str, float]
+) -> Sample:
     taken: Counts = ()
     if before is not None:
         taken = lateness.growth(figures.lateness, before.lateness)
-        grown = zip(COUNTERS, figures.counters, before.counters, strict=True)
-        rates = {name: max(0, now - then) * 1000 / step_ms for name, now, then in grown}
     due_since_ms = figures.due_since_ms
     return Sample(
         moment(at_ms),

@@ -70,16 +70,17 @@ def test_history_has_depths_rates_and_lateness(
     with topic.consumer() as consumer:
         for delivery in consumer.receive(5):
             delivery.ack()
-        samplers.look_for(20)
+        samplers.look_for(60)
 
     clock.advance(1)
-    found = reader.admin.history("orders", since=25)
+    found = reader.admin.history("orders", since=65)[:3]
 
     assert at(found, "priority") == [20, 15, 15]
     assert at(found, "later") == [2, 1, 1]
     assert at(found, "due") == [0, 1, 1]
-    assert [sample.rates["accepted"] for sample in found] == [2.1, 0, 0]
-    assert [sample.rates["settled"] for sample in found] == [0, 0.5, 0]
+    # The looks are a second before the points, so a tenth of a growth is before the point before.
+    assert [sample.rates["accepted"] for sample in found] == pytest.approx([1.89, 0, 0])
+    assert [sample.rates["settled"] for sample in found] == pytest.approx([0.05, 0.45, 0])
     assert [sample.late_s > 0 for sample in found] == [False, True, True]
 
 
@@ -93,6 +94,26 @@ def test_a_topic_in_which_nothing_happens_costs_a_sample_in_ten_minutes_and_has_
     found = reader.admin.history("idle", since=3000)
     assert len(found) == 300
     assert set(at(found, "priority")) == {1}
+
+
+def test_what_happens_after_minutes_of_rest_has_the_rate_of_its_moment(
+    samplers: Samplers, client: rmq.Client, reader: Any, clock: Clock
+) -> None:
+    topic = client.topic("orders")
+    topic.send(0)
+    samplers.look()
+    rested = samplers.look_for(300)
+    for n in range(20):
+        topic.send(n)
+    samplers.look_for(60)
+    clock.advance(1)
+
+    found = reader.admin.history("orders", since=350)
+
+    assert rested == 0, "no sample was kept while nothing happened"
+    rates = [sample.rates["accepted"] for sample in found]
+    assert sum(rates) * STEP_S == pytest.approx(20)
+    assert len([rate for rate in rates if rate]) == 2, "from the look before to the one after"
 
 
 def test_two_servers_that_sample_one_moment_keep_one_sample(

@@ -218,7 +218,8 @@ class TopicAdmin(AdminPart):
                 minute for a day, ten minutes for a week.
 
         Guarantee:
-            Figures are those of moments, as seen at or before `at`; rates count every event. Where
+            Figures are those of moments, as seen at or before `at`; rates count every event, and
+            are empty for the last moments of a topic in use until a server has looked again. Where
             no server looked for more than twelve minutes, samples are left out.
 
         Raises:

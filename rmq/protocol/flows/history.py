@@ -19,10 +19,14 @@ READ = "history"  # what errors call it
 SINCE = timedelta(hours=1)
 
 
-def sample(context: TopicContext, figures: Figures, rings: Sequence[Ring]) -> Flow[bool]:
-    """Keep figures in these rings; False where the topic is gone."""
-    stored = history.write(figures)
-    places = {ring.place(figures.at_ms): stored for ring in rings}
+def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
+    """Keep figures of at most three looks, oldest first, in these rings; False: the topic is gone.
+
+    Of looks in one step, the last one stays.
+    """
+    places = {
+        ring.place(figures.at_ms): history.write(figures) for figures in looks for ring in rings
+    }
     kept: bool = yield commands.sample(context, places, history.KEEP_MS)
     return kept
 

@@ -93,7 +93,7 @@ async def histories(ask: Ask, topics: Sequence[str], period: str) -> dict[str, l
 
 
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """Return the samples of several topics as of one."""
+    """Return the samples of several topics as of one; no rates where those of one are not known."""
     by_time: dict[datetime, list[Sample]] = {}
     for samples in found:
         for sample in samples:
@@ -103,7 +103,7 @@ def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
             at,
             {name: int(count) for name, count in _sums([s.counts for s in samples]).items()},
             max(sample.late_s for sample in samples),
-            _sums([sample.rates for sample in samples]),
+            _sums([s.rates for s in samples]) if all(s.rates for s in samples) else {},
         )
         for at, samples in sorted(by_time.items())
     ]

@@ -103,4 +103,5 @@ def _sum(rates: Sequence[float | None]) -> float | None:
 
 
 def _bars(samples: Sequence[Sample]) -> str:
-    return charts.sparkline([sample.rates.get("settled", 0.0) for sample in samples[-60:]])
+    known = [sample.rates["settled"] for sample in samples[-60:] if "settled" in sample.rates]
+    return charts.sparkline(known)
