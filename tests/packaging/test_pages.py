@@ -24,7 +24,7 @@ CHECKOUT = ("rmq", "lua", "spark_connector", "pyspark_rmq", "pyproject.toml", "R
 PAGES = {
     "README.md": 1,
     "docs/tutorial.md": 0,
-    "docs/cli.md": 11,
+    "docs/cli.md": 12,
     "docs/audit.md": 0,
     "docs/outbox.md": 0,
     "docs/workers.md": 0,
