@@ -24,7 +24,7 @@ Atomic    In one step the query no longer holds a message, and the message's dea
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
---- @include "lib/dead_letters"
+--- @include "lib/attempts"
 --- @include "lib/query"
 local slot, prepare, failures, query, log, queries = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
@@ -46,21 +46,22 @@ if ARGV[4] ~= '1' and until_ms > now then
 end
 allow_oom(prepare)
 if #page > 0 then
-  local scores, deadlines, entries = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}
+  local scores, deadlines, given_back = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}
   for i = 1, #page do
     local score = scores[i] and tonumber(scores[i])
     if score and score >= FAR * 1000 then
       local left = math.floor(score % 1000)
       deadlines[#deadlines + 1], deadlines[#deadlines + 2] = 1000 + score % 1000, page[i]
       if exact then
-        entries[#entries + 1], entries[#entries + 2] = page[i], failure_entry(left, tonumber(s[2]) - left + 1, 'l', ARGV[5])
+        given_back[#given_back + 1] = { page[i], left }
       end
     end
   end
   if #deadlines > 0 then
     redis.call('ZADD', prepare, 'XX', unpack(deadlines))
-    if exact then
-      redis.call('HSET', failures, unpack(entries))
+    for i = 1, #given_back do
+      local id, left = unpack(given_back[i])
+      note_failure(failures, id, left, tonumber(s[2]) - left + 1, 'l', ARGV[5], now)
     end
   end
   expired_to = expired_to + #page

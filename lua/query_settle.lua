@@ -95,6 +95,7 @@ local held_ids, late, settled = page, {}, 0
 -- A single query holds all messages that have its deadline. So where these are as many as the ids in its log, they are the
 -- same; asking for each score would cost as much again as all the rest.
 if query_count > 1 or expired_to > first or with_deadline ~= tail - first then
+  --- @include "lib/attempts"
   local scores, entries, waiting = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}
   if expired_to > first then
     entries, waiting = redis.call('HMGET', KEYS[4], unpack(page)), redis.call('ZMSCORE', store, unpack(page))
@@ -109,7 +110,8 @@ if query_count > 1 or expired_to > first or with_deadline ~= tail - first then
         missing = missing + 1
       end
     elseif first + i > since then
-      local given_back = entries[i] and string.sub(entries[i], 4) == ARGV[9]
+      local _, flags, details = read_entry(entries[i] or '')
+      local given_back = flags < 8 and details == ARGV[9]
       if given_back and (score and score < 2000 or waiting[i]) then
         held_ids[#held_ids + 1] = page[i]
         late[#late + 1] = waiting[i] and page[i] or nil

@@ -17,8 +17,9 @@ Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, or died later,
           its way to another topic (redrive_hold)
 Cost      O(n log L), at most 16 MiB of records; members beyond that are not looked at, and the answer is shorter
 Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
-          passed is removed. Sent twice with one number, it gives the first answer.
+          passed is removed. The failure entry stays, with the redrive noted. Sent twice with one number, it gives the first answer.
 ]]
+--- @include "lib/attempts"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
@@ -34,7 +35,7 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds')
+local s = redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds', 'max_retries')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -92,7 +93,9 @@ if #ids > 0 then
     redis.call('HSET', records, unpack(without_expiry))
   end
   redis.call('ZREM', dead, unpack(ids))
-  redis.call('HDEL', failures, unpack(ids))
+  for i = 1, #ids do
+    note_failure(failures, ids[i], tonumber(s[5]) + 1, 0, 'd', false, now)
+  end
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
   note_given_back(slot)

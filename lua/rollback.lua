@@ -49,11 +49,7 @@ for i = 1, #expired, 2 do
   ids[#ids + 1] = expired[i]
   receipts[#ids] = expired[i + 1]
 end
--- The error of the last failure stays.
-local details = redis.call('HMGET', failures, unpack(ids))
-for i = 1, #ids do
-  details[i] = details[i] and string.sub(details[i], 4) or ''
-end
+local details = {} -- that of the attempt before stays
 --- @include "lib/inline/fail_deliveries"
 redis.call('HINCRBY', slot, 'rolled_back', #ids)
 return { #ids - dead_count, dead_count, #ids == limit and 1 or 0 }

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rmq.core.dead_letter_filter import DeadLetterFilter
     from rmq.core.delivery import Reject, Retry, Snooze
     from rmq.core.due_counts import DueCount
+    from rmq.core.failure import Attempt, Failure
     from rmq.core.finding import Finding
     from rmq.core.function_library import FunctionLibrary
     from rmq.core.history import Sample
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from rmq.core.interceptor import Interceptor, Outcome
     from rmq.core.job import AuditLine, Job, JobOutcome
     from rmq.core.limits import Concurrency, Rate
-    from rmq.core.message import Failure, Message, Outgoing, Receipt, SendResult
+    from rmq.core.message import Message, Outgoing, Receipt, SendResult
     from rmq.core.pause import Pause
     from rmq.core.retry import Exponential, Immediate, Levels
     from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
@@ -121,6 +122,7 @@ _MODULES = {
     "rmq.core.dead_letter_filter": "DeadLetterFilter",
     "rmq.core.delivery": "Reject Retry Snooze",
     "rmq.core.due_counts": "DueCount",
+    "rmq.core.failure": "Attempt Failure",
     "rmq.core.finding": "Finding",
     "rmq.core.function_library": "FunctionLibrary",
     "rmq.core.history": "Sample",
@@ -128,7 +130,7 @@ _MODULES = {
     "rmq.core.interceptor": "Interceptor Outcome",
     "rmq.core.job": "AuditLine Job JobOutcome",
     "rmq.core.limits": "Concurrency Rate",
-    "rmq.core.message": "Failure Message Outgoing Receipt SendResult",
+    "rmq.core.message": "Message Outgoing Receipt SendResult",
     "rmq.core.pause": "Pause",
     "rmq.core.retry": "Exponential Immediate Levels",
     "rmq.core.settings": "Fsync Replicated Settings TopicSettings",
@@ -186,6 +188,7 @@ __all__ = [
     "AsyncSchedule",
     "AsyncStage",
     "AsyncTopic",
+    "Attempt",
     "Audit",
     "AuditLine",
     "Audited",

@@ -1,17 +1,6 @@
---[[
-Failure entries, and the DeadQueue.
-
-The failures hash has an entry for each message that has failed, beside its record:
-
-  byte 1   deliveries left; 0 when dead
-  byte 2   deliveries made
-  byte 3   reason: f failed, l lease expired, r rejected, u undecodable, x message expired, n no handler
-  then     the consumer's error, which no script reads
-]]
+-- The DeadQueue.
+--- @include "lib/attempts"
 --- @include "lib/drop"
-local function failure_entry(left, made, reason, details)
-  return string.char(left, made) .. reason .. details
-end
 
 -- Drop up to `limit` dead letters that died at `before` or earlier, count them in the slot, and return how many. The
 -- first write frees memory. `audit`: the key where the slot is audited, else nil.
@@ -29,7 +18,7 @@ end
 -- past it are dropped.
 local function add_dead(slot, dead, records, bodies, failures, audit, id, now, made, reason, details, retention)
   redis.call('ZADD', dead, now, id)
-  redis.call('HSET', failures, id, failure_entry(0, made, reason, details))
+  note_failure(failures, id, 0, made, reason, details, now)
   redis.call('HINCRBY', slot, 'buried', 1)
   if retention > 0 then
     drop_old_dead(slot, dead, records, bodies, failures, audit, now - retention, now, 10)

@@ -1,5 +1,5 @@
 -- Retries of failed deliveries.
---- @include "lib/dead_letters"
+--- @include "lib/attempts"
 --- @include "lib/score"
 --- @include "lib/timed_score"
 
@@ -33,5 +33,5 @@ local function add_retry(slot, store, failures, id, now, left, made, wait, reaso
   else
     redis.call('ZADD', store, ordered_score(left, redis.call('HINCRBY', slot, 'returned', 1)), id)
   end
-  redis.call('HSET', failures, id, failure_entry(left, made, reason, details))
+  note_failure(failures, id, left, made, reason, details, now)
 end

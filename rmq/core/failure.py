@@ -1,18 +1,22 @@
 """Failures: errors as consumers send them, and failure entries as scripts store them.
 
-An entry: a byte of deliveries left, a byte of deliveries made, a letter for the reason, then the
-error that the consumer sent, msgpack of [type and message, traceback].
-The twin of `lua/lib/dead_letters.lua`.
+An entry has the last attempt, and earlier ones as far as they were kept; `lua/lib/attempts.lua`,
+whose twin this is, describes its bytes. The error that a consumer sends is msgpack of [type and
+message, traceback, worker].
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgpack
-
-from rmq.core.message import Failure
 
 REASONS = {
     "f": "failed",
@@ -22,8 +26,54 @@ REASONS = {
     "x": "expired",
     "n": "unhandled",
 }
-ERROR_CHARS, TRACEBACK_CHARS = 2_000, 12_000
-REMEMBERED = 256  # decoded entries: those of one cause are often alike, and have 14 KiB at most
+REDRIVEN = "redriven"
+ERROR_CHARS, TRACEBACK_CHARS, WORKER_CHARS = 2_000, 12_000, 200
+REMEMBERED = 256  # decoded failures: those of one cause are often alike, and have 14 KiB at most
+
+_MARK = 0xC1  # the fourth byte of an entry with times; begins no msgpack
+_EARLIER, _CARRIED = 1, 8  # flags: items follow; the error is that of an earlier attempt
+_SAME = (1, 2, 4)  # flags of an item: error, traceback or worker of the one before
+_SAME_FRAMES = 16  # flag of an item: the traceback of the one before, but for the error
+_COUNTS = struct.Struct(">HBH")  # attempts, items, bytes of the items
+_TIME_MAX = 253_402_300_800_000  # epoch ms, the end of the year 9999
+_NO_ATTEMPT = "xd"  # expired, redriven
+
+
+class Failure(NamedTuple):
+    """The last failure of a message.
+
+    Attributes:
+        reason: "failed", "lease ran out", "rejected", "undecodable", "expired" or "unhandled".
+        deliveries: made so far.
+        error: the exception's type and message, as far as the consumer sent them.
+        traceback: the traceback of the exception, or ''.
+    """
+
+    reason: str
+    deliveries: int
+    error: str = ""
+    traceback: str = ""
+
+
+class Attempt(NamedTuple):
+    """An attempt to handle a message that failed, or its redrive, or its expiry.
+
+    Attributes:
+        number: counts the attempts from the first send on, over redrives; None: it is no attempt,
+            the message was redriven, or it expired.
+        at: when it failed, by the clock of Redis; None: an earlier version has not noted it.
+        reason: as `Failure.reason`, or "redriven".
+        error: the exception's type and message, or ''; of earlier attempts the first 1024 bytes.
+        traceback: of the exception, or ''; of earlier attempts the last 2048 bytes.
+        worker: host and process id of the consumer that reported it, or ''.
+    """
+
+    number: int | None
+    at: datetime | None
+    reason: str
+    error: str = ""
+    traceback: str = ""
+    worker: str = ""
 
 
 def text_of(error: BaseException | str | None) -> str:
@@ -51,17 +101,29 @@ def traceback_of(error: BaseException) -> str:
         return f"<the traceback cannot be shown: {type(problem).__name__}>"
 
 
-def encode(error: BaseException | str | None) -> bytes:
+@lru_cache(1)
+def _host() -> str:
+    try:
+        return socket.gethostname()
+    except OSError:
+        return ""
+
+
+def this_worker() -> str:
+    """Return the host and the process id of this process."""
+    return f"{_host()}:{os.getpid()}"[-WORKER_CHARS:]
+
+
+def encode(error: BaseException | str | None, worker: str = "") -> bytes:
     """Encode an exception or a text for a script, cut to size; never raises."""
-    if error is None:
+    if error is None and not worker:
         return b""
     if isinstance(error, BaseException):
         text, lines = summary(error), traceback_of(error)
     else:
-        text, lines = text_of(error), ""
-    packed: bytes = msgpack.packb(
-        [text[:ERROR_CHARS], lines[-TRACEBACK_CHARS:]], unicode_errors="replace"
-    )
+        text, lines = "" if error is None else text_of(error), ""
+    parts = [text[:ERROR_CHARS], lines[-TRACEBACK_CHARS:], *([worker] if worker else ())]
+    packed: bytes = msgpack.packb(parts, unicode_errors="replace")
     return packed
 
 
@@ -70,16 +132,96 @@ def is_expired_lease(entry: bytes) -> bool:
     return entry[2:3] == b"l"
 
 
-@lru_cache(REMEMBERED)
+class _Entry(NamedTuple):
+    """The parts of a failure entry."""
+
+    deliveries: int
+    reason: str
+    flags: int
+    at_ms: int
+    attempts: int
+    items: bytes
+    details: bytes
+
+
+def _read(entry: bytes) -> _Entry:
+    made, reason = entry[1], chr(entry[2])
+    if len(entry) >= 11 and entry[3] == _MARK:
+        flags, at_ms = entry[4], int.from_bytes(entry[5:11], "big")
+        if not flags & _EARLIER:
+            return _Entry(made, reason, flags, at_ms, made, b"", entry[11:])
+        if len(entry) >= 16:
+            attempts, _, size = _COUNTS.unpack_from(entry, 11)
+            if len(entry) >= 16 + size:
+                items, details = entry[16 : 16 + size], entry[16 + size :]
+                return _Entry(made, reason, flags, at_ms, attempts, items, details)
+    return _Entry(made, reason, 0, 0, made, b"", entry[3:])
+
+
+def _texts(details: bytes) -> tuple[str, str, str]:
+    """Return error, traceback and worker; details that cannot be read are all error."""
+    if not details:
+        return "", "", ""
+    try:
+        error, lines, *rest = msgpack.unpackb(details)
+    except (ValueError, msgpack.UnpackException, TypeError):
+        return repr(details[:200]), "", ""
+    return str(error), str(lines), str(rest[0]) if rest else ""
+
+
+def _reason(letter: str) -> str:
+    return REDRIVEN if letter == "d" else REASONS.get(letter, f"reason {letter!r}")
+
+
 def decode(entry: bytes) -> Failure | None:
-    """Decode a failure entry; return None for an empty one."""
-    if len(entry) < 3:
+    """Decode the last failure of an entry; None: it is empty, or the message was redriven since."""
+    if len(entry) < 3 or entry[2:3] == b"d":
         return None
-    reason = REASONS.get(chr(entry[2]), f"reason {chr(entry[2])!r}")
-    error, lines = "", ""
-    if len(entry) > 3:
-        try:
-            error, lines = msgpack.unpackb(entry[3:])
-        except (ValueError, msgpack.UnpackException, TypeError):
-            error = repr(entry[3:203])
-    return Failure(reason, entry[1], str(error), str(lines))
+    parts = _read(entry)
+    return _failure(parts.reason, parts.deliveries, parts.details)
+
+
+@lru_cache(REMEMBERED)
+def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
+    """Decode a failure without its time and the attempts before it, which differ where it does not."""
+    error, lines, _ = _texts(details)
+    return Failure(_reason(reason), deliveries, error, lines)
+
+
+def attempts(entry: bytes) -> tuple[Attempt, ...]:
+    """Decode all attempts of an entry, the newest first."""
+    return tuple(_attempts(entry)) if len(entry) >= 3 else ()
+
+
+def _attempts(entry: bytes) -> Iterator[Attempt]:
+    parts = _read(entry)
+    number, reason, at_ms, flags = parts.attempts, parts.reason, parts.at_ms, parts.flags
+    texts, at = _texts(parts.details), 0
+    while True:
+        is_attempt = reason not in _NO_ATTEMPT
+        shown = ("", "", "") if flags & _CARRIED else texts
+        when = datetime.fromtimestamp(at_ms / 1000, UTC) if 0 < at_ms < _TIME_MAX else None
+        yield Attempt(number if is_attempt else None, when, _reason(reason), *shown)
+        number -= is_attempt
+        if len(parts.items) < at + 8:
+            return
+        reason, flags = chr(parts.items[at]), parts.items[at + 1]
+        at_ms = int.from_bytes(parts.items[at + 2 : at + 8], "big")
+        texts, at = _item_texts(parts.items, at + 8, flags, texts)
+
+
+def _item_texts(
+    items: bytes, at: int, flags: int, newer: tuple[str, str, str]
+) -> tuple[tuple[str, str, str], int]:
+    """Return error, traceback and worker of an item, and where the next one begins."""
+    texts: list[str] = []
+    for place, same in enumerate(_SAME):
+        if flags & same:
+            texts.append(newer[place])
+        elif place == 1 and flags & _SAME_FRAMES:
+            texts.append(newer[1].removesuffix(newer[0] + "\n") + texts[0] + "\n")
+        else:
+            size = int.from_bytes(items[at : at + 2], "big")
+            texts.append(items[at + 2 : at + 2 + size].decode(errors="ignore"))
+            at += 2 + size
+    return (texts[0], texts[1], texts[2]), at

@@ -11,8 +11,7 @@ import hashlib
 import re
 from functools import lru_cache
 
-from rmq.core.failure import REMEMBERED
-from rmq.core.message import Failure
+from rmq.core.failure import REMEMBERED, Failure
 
 DIGITS = 12  # hex: of a thousand groups, two are alike in one topic of 500 million
 NORMALISED_CHARS = 400  # of the error that are looked at

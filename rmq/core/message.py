@@ -1,14 +1,16 @@
-"""Messages as callers see them: Outgoing, SendResult, Receipt, Failure, Message. No Redis here."""
+"""Messages as callers see them: Outgoing, SendResult, Receipt, Message. No Redis here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import repeat
 from typing import Any, Literal, NamedTuple, overload
 
+from rmq.core import failure as failure_entries
+from rmq.core.failure import Attempt, Failure
 from rmq.core.ids import TEXT_SIZE, MessageId
 from rmq.core.queues import QueueName
 from rmq.core.retry import RetryPolicy
@@ -196,22 +198,6 @@ class Receipt:
         return receipt_retries_left(self.score)
 
 
-class Failure(NamedTuple):
-    """The last failure of a message.
-
-    Attributes:
-        reason: "failed", "lease ran out", "rejected", "undecodable", "expired" or "unhandled".
-        deliveries: made so far.
-        error: the exception's type and message, as far as the consumer sent them.
-        traceback: the traceback of the exception, or ''.
-    """
-
-    reason: str
-    deliveries: int
-    error: str = ""
-    traceback: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message as it is stored in Redis, read by `get` or `peek`.
@@ -235,6 +221,7 @@ class Message:
         score: the sorted-set score, as `redis-cli` shows it.
         unreadable: the reason why the body is raw bytes, or ''.
         type: its type, or None.
+        failure_entry: its failures as Redis has them; `attempts` reads it.
     """
 
     id: MessageId
@@ -254,6 +241,16 @@ class Message:
     score: float
     unreadable: str = ""
     type: str | None = None
+    failure_entry: bytes = field(default=b"", repr=False)
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts to handle it that failed, the newest first; read anew each time.
+
+        They include those before a redrive. At most 51 are kept, and as many as 8 KiB hold with
+        the errors of earlier ones: an oldest number above 1 says that there were more.
+        """
+        return failure_entries.attempts(self.failure_entry)
 
     @property
     def held_by_query(self) -> bool:

@@ -157,7 +157,8 @@ class HandlerConsumer:
         wait_ms = None if wait_s is None else round(wait_s * 1000)
 
         def build(given: list[Delivery], leases: Leases) -> Settling[str]:
-            encoded = [failure.encode(errors[delivery]) for delivery in given]
+            worker = failure.this_worker()
+            encoded = [failure.encode(errors[delivery], worker) for delivery in given]
             extra = claim.unclaim(self.context, given)
             return settle.nack(self.context, leases, encoded, wait_ms, extra)
 

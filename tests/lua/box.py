@@ -22,6 +22,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.protocol import commands, scripts
 from rmq.protocol.functions import function_name, library_text
 from rmq.protocol.steps import Command
+from tests.lua import failures
 
 MEMBER = 13  # bytes; spelled apart from lua/lib/member.lua
 GONE = None  # what `changes` says of something that was there before
@@ -93,11 +94,6 @@ def stored(
 def reference(body: bytes, random: bytes = b"8 random") -> bytes:
     """Return the end of a record in place of a large body."""
     return len(body).to_bytes(4, "big") + random
-
-
-def failure(left: int, made: int, reason: str, told: bytes = b"") -> bytes:
-    """Return an entry of the failures hash."""
-    return bytes((left, made)) + reason.encode() + told
 
 
 def flat(state: State) -> dict[tuple[Any, ...], Any]:
@@ -270,6 +266,10 @@ class Box:
         if name == "slot" and "holder" in value:
             return value | {"holder": id_of(value["holder"])}
         return value
+
+    def failure(self, left: int, made: int, reason: str, told: bytes = b"", **known: Any) -> bytes:
+        """Return the entry of a message that fails now; `known` as `failures.failure` has it."""
+        return failures.failure(left, made, reason, told, **{"at": self.clock.now_ms, **known})
 
     def changed(self, before: State, *, replay: bool = False) -> dict[tuple[Any, ...], Any]:
         """Return what differs from `before`. `replay`: also the answers kept in sessions."""

@@ -20,7 +20,12 @@ OF_NO_TOPIC = ("leader_renew", "leader_release")
 OF_SLOTS = ("next_ready", "withdraw")  # their keys are those of any number of slots
 SECTIONS = ("KEYS", "ARGV", "Returns", "Cost", "Atomic")
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
-PCALLS = {"lib/wake": 1, "lib/credits": 3, "lib/key_limits": 1}  # what may be refused
+PCALLS = {
+    "lib/wake": 1,
+    "lib/credits": 3,
+    "lib/key_limits": 1,
+    "lib/attempts": 1,
+}  # what may be refused
 
 
 def header(name: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueueMember
-from tests.lua.box import failure, ordered, stored, timed
+from tests.lua.box import ordered, stored, timed
 
 
 def get(box, id):
@@ -42,17 +42,17 @@ def test_dead_letter_is_found_with_what_it_died_of(box):
     id = box.one()
     box.reject(box.take_one())
     died = box.clock.now_ms
+    entry = box.failure(0, 1, "r", b"why")
 
-    assert get(box, id) == QueueMember(
-        "dead", id, died, stored(1, priority=100), failure(0, 1, "r", b"why"), 1
-    )
+    assert get(box, id) == QueueMember("dead", id, died, stored(1, priority=100), entry, 1)
 
 
 def test_retry_is_found_with_what_it_failed_of(box):
     id = box.one()
     box.nack(box.take_one(), told=b"\0boom")
+    entry = box.failure(16, 1, "f", b"\0boom")
 
-    assert get(box, id).failure == failure(16, 1, "f", b"\0boom")
+    assert get(box, id).failure == entry
 
 
 def test_settled_and_unknown_messages_are_not_found(box):

@@ -7,7 +7,7 @@ import pytest
 from rmq.core.ids import member_of, members_of
 from rmq.core.retry import Exponential
 from rmq.protocol import commands
-from tests.lua.box import GONE, failure, handed_back, ordered, stored
+from tests.lua.box import GONE, handed_back, ordered, stored
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_failed_one_is_taken_alone(box):
 
     assert bodies(box, 10) == [b"a"]
     (only,) = box.order("prepare")
-    assert box.state()["failures"][only] == failure(16, 1, "f", b"why")
+    assert box.state()["failures"][only] == box.failure(16, 1, "f", b"why")
 
 
 def test_dead_letters_do_not_make_takes_small(box):
@@ -212,7 +212,7 @@ def test_nack_puts_a_failed_one_at_the_front_and_holds_the_slot(slow):
         ("slot", "given_back"): "1",
         ("prepare", given[0]): GONE,
         ("store", given[0]): ordered(50, 0),
-        ("failures", given[0]): failure(16, 1, "f", b"why"),
+        ("failures", given[0]): slow.failure(16, 1, "f", b"why"),
     }
 
 
@@ -357,14 +357,16 @@ def test_seventeen_deliveries_are_the_end_and_the_next_one_goes_on(slow):
 
 def test_a_killer_burns_no_retries_of_those_behind_it_but_the_first_time(slow):
     given = slow.send(3)
+    entries = []
     for _ in range(17):
         assert take(slow, 3, 1000)[0].id == given[0]
         slow.clock.advance(2)
         slow.rollback()
+        entries.append(slow.failure(16, 1, "l"))
         slow.clock.advance(100)
 
     assert slow.order("dead") == given[:1]
-    assert slow.state()["failures"][given[1]] == failure(16, 1, "l")
+    assert slow.state()["failures"][given[1]] == entries[0]
     assert [(x.id, x.left) for x in take(slow)] == [(given[1], 15)]
 
 
@@ -420,8 +422,8 @@ def test_rollback_of_a_slot_in_order(slow):
         ("prepare", given[1]): GONE,
         ("store", given[0]): ordered(100, -1),
         ("store", given[1]): ordered(100, 0),
-        ("failures", given[0]): failure(16, 1, "l"),
-        ("failures", given[1]): failure(16, 1, "l"),
+        ("failures", given[0]): slow.failure(16, 1, "l"),
+        ("failures", given[1]): slow.failure(16, 1, "l"),
     }
     after = slow.state()
     assert slow.rollback() == commands.RollbackReply(0, 0, False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rmq.core.retry import ROCKETMQ_LEVELS_S, Exponential, Levels
-from tests.lua.box import GONE, failure, ordered, timed
+from tests.lua.box import GONE, ordered, timed
+from tests.lua.failures import former_failure, item
 
 
 def waits(box, leases) -> list[int]:
@@ -27,7 +28,7 @@ def test_nack_gives_back_as_a_retry_and_keeps_the_record(box):
         ("slot", "given_back"): "1",
         ("prepare", id): GONE,
         ("store", id): ordered(16, 1),
-        ("failures", id): failure(16, 1, "f", b"boom"),
+        ("failures", id): box.failure(16, 1, "f", b"boom"),
         (f"replay:{session.name[1:].decode()}",): b"1:r",
     }
 
@@ -55,12 +56,13 @@ def test_nack_sent_again_after_the_message_was_taken_leaves_the_new_lease_alone(
 
 def test_message_is_delivered_seventeen_times_and_then_dead(box):
     id = box.one()
-    lefts = []
+    lefts, items = [], []
     letters = ""
     while lease := box.take():
         lefts.append(lease[0].left)
         before = box.state()
         letters += box.nack(lease[0], told=b"try %d" % len(lefts))
+        items.insert(0, item("f", box.clock.now_ms, 6, b"try %d" % len(lefts)))
 
     assert lefts == list(range(16, -1, -1))
     assert letters == "r" * 16 + "d"
@@ -68,7 +70,7 @@ def test_message_is_delivered_seventeen_times_and_then_dead(box):
         ("slot", "buried"): "1",
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,
-        ("failures", id): failure(0, 17, "f", b"try 17"),
+        ("failures", id): box.failure(0, 17, "f", b"try 17", items=items[1:]),
     }
 
 
@@ -83,7 +85,7 @@ def test_number_of_deliveries_is_one_more_than_the_retries(make_box, retries):
 
     assert count == retries + 1
     assert box.order("dead") == [id]
-    assert box.state()["failures"][id][:3] == failure(0, retries + 1, "f")
+    assert box.state()["failures"][id][:3] == former_failure(0, retries + 1, "f")
 
 
 @pytest.mark.parametrize("retries", [1, 16])
@@ -226,8 +228,8 @@ def test_only_the_held_ones_of_a_batch_go_back_and_only_once(box):
         ("prepare", c.id): GONE,
         ("store", a.id): ordered(16, 1),
         ("store", c.id): ordered(16, 2),
-        ("failures", a.id): failure(16, 1, "f", b"why"),
-        ("failures", c.id): failure(16, 1, "f", b"why"),
+        ("failures", a.id): box.failure(16, 1, "f", b"why"),
+        ("failures", c.id): box.failure(16, 1, "f", b"why"),
     }
 
 
@@ -240,8 +242,8 @@ def test_each_message_keeps_its_own_error_and_at_most_64_kib_of_it(box):
     box.run(made)
 
     failures = box.state()["failures"]
-    assert failures[leases[0].id] == failure(16, 1, "f", (b"\0\xff" * 40_000)[:65_536])
-    assert failures[leases[1].id] == failure(16, 1, "f")
+    assert failures[leases[0].id] == box.failure(16, 1, "f", (b"\0\xff" * 40_000)[:65_536])
+    assert failures[leases[1].id] == box.failure(16, 1, "f")
 
 
 def test_dead_retention_drops_old_dead_letters_and_counts_them(make_box):

@@ -7,7 +7,8 @@ import redis
 
 from rmq.core.ids import member_of
 from rmq.protocol import commands
-from tests.lua.box import failure, ordered, stored
+from tests.lua.box import ordered, stored
+from tests.lua.failures import former_failure
 
 
 def peek(box, place="store", **options):
@@ -48,14 +49,12 @@ def test_leases_and_dead_letters_are_shown(box):
     box.send(2)
     flying, dead = box.take(2)
     box.reject(dead)
-    died = box.clock.now_ms
+    died, entry = box.clock.now_ms, box.failure(0, 1, "r", b"why")
 
     assert peek(box, "prepare") == [
         commands.QueueMember("prepare", flying.id, flying.receipt, flying.record, b"", 2)
     ]
-    assert peek(box, "dead") == [
-        commands.QueueMember("dead", dead.id, died, dead.record, failure(0, 1, "r", b"why"), 2)
-    ]
+    assert peek(box, "dead") == [commands.QueueMember("dead", dead.id, died, dead.record, entry, 2)]
 
 
 def test_empty_queue_is_an_empty_page(box):
@@ -89,7 +88,9 @@ def test_a_page_has_a_thousand_small_messages_whatever_size_the_topic_allows(mak
 def test_failures_count_among_the_bytes_of_a_page(box):
     ids = box.send(3)
     for id in ids:
-        box.redis.hset(box.keys.failures, member_of(id), failure(16, 1, "f", b"t" * 9_000_000))
+        box.redis.hset(
+            box.keys.failures, member_of(id), former_failure(16, 1, "f", b"t" * 9_000_000)
+        )
 
     assert [len(peek(box, limit=1000, offset=at)) for at in range(4)] == [1, 1, 1, 0]
 

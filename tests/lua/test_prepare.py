@@ -9,7 +9,8 @@ import pytest
 from rmq.core import score
 from rmq.core.ids import member_of
 from rmq.protocol import commands
-from tests.lua.box import GONE, LEASE_MAX_MS, failure, ordered, stored
+from tests.lua.box import GONE, LEASE_MAX_MS, ordered, stored
+from tests.lua.failures import former_failure
 
 
 def command(box, session, limit=1, lease_ms=30_000, waits=False):
@@ -179,7 +180,7 @@ def test_expired_message_is_buried_with_its_reason_and_not_handed_over(box):
         ("store", fresh): GONE,
         ("prepare", fresh): lease[0].receipt,
         ("dead", id): box.clock.now_ms,
-        ("failures", id): failure(0, 0, "x"),
+        ("failures", id): box.failure(0, 0, "x"),
     }
 
 
@@ -215,7 +216,7 @@ def test_expired_retry_tells_how_often_it_was_delivered(box):
     box.clock.advance(6)
     box.take()
 
-    assert box.state()["failures"][id][:3] == failure(0, 3, "x")
+    assert box.state()["failures"][id][:3] == former_failure(0, 3, "x")
 
 
 def test_batch_of_expired_messages_alone_says_that_there_may_be_more(box):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLog, QuerySettleReply
-from tests.lua.box import failure
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, take
 
 
@@ -25,8 +24,8 @@ def test_reject_buries_the_beginning_of_the_log_and_nothing_else(box):
         ("prepare", second): None,
         ("dead", first): box.clock.now_ms,
         ("dead", second): box.clock.now_ms,
-        ("failures", first): failure(0, 1, "r", b"why"),
-        ("failures", second): failure(0, 1, "r", b"why"),
+        ("failures", first): box.failure(0, 1, "r", b"why"),
+        ("failures", second): box.failure(0, 1, "r", b"why"),
         (f"querylog:{RUN}",): [third],
         (f"query:{RUN}", b"settled"): b"2",
         ("slot", "buried"): "2",

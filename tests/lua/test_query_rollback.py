@@ -5,7 +5,6 @@ from __future__ import annotations
 from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLog, QueryRollbackReply
-from tests.lua.box import failure
 from tests.lua.query import EXACT, ME, OTHER, RUN, lapse, log, read, take
 
 
@@ -53,8 +52,8 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     assert box.changed(before) == {
         ("prepare", first): 1000 + 16 + 1 / 2048,
         ("prepare", second): 1000 + 16 + 2 / 2048,
-        ("failures", first): failure(16, 1, "l", commands.rollback_failure(RUN)),
-        ("failures", second): failure(16, 1, "l", commands.rollback_failure(RUN)),
+        ("failures", first): box.failure(16, 1, "l", commands.rollback_failure(RUN)),
+        ("failures", second): box.failure(16, 1, "l", commands.rollback_failure(RUN)),
         ("queries", RUN.encode()): None,
         (f"query:{RUN}", b"lapsed_to"): b"2",
         (f"query:{RUN}", b"owner"): None,
@@ -68,7 +67,7 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     assert box.run(commands.query_inspect(box.keys, RUN)).messages == 0
     assert read(box).ids == []
     assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
-    assert box.state()["failures"][first] == failure(16, 1, "l", commands.rollback_failure(RUN))
+    assert box.state()["failures"][first] == box.failure(16, 1, "l", commands.rollback_failure(RUN))
 
 
 def test_ids_that_have_lapsed_stay_before_those_that_are_held(box):

@@ -7,6 +7,7 @@ import pytest
 from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import GONE, ordered, stored, timed
+from tests.lua.failures import item
 
 
 def redrive(box, *ids):
@@ -22,6 +23,7 @@ def bury(box, count=1, **options):
 
 def test_dead_letter_goes_to_the_end_of_its_priority_with_all_retries(box):
     (id,) = bury(box, priority=50)
+    death = item("r", box.clock.now_ms)
     waiting = box.one(priority=50)
     before = box.state()
 
@@ -32,7 +34,7 @@ def test_dead_letter_goes_to_the_end_of_its_priority_with_all_retries(box):
         ("slot", "redriven"): "1",
         ("slot", "given_back"): "1",
         ("dead", id): GONE,
-        ("failures", id): GONE,
+        ("failures", id): box.failure(17, 0, "d", b"why", carried=True, attempts=1, items=[death]),
         ("store", id): ordered(50, 3),
     }
     assert [(lease.id, lease.left) for lease in box.take(2)] == [(waiting, 16), (id, 16)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lua.box import GONE, failure
+from tests.lua.box import GONE
+from tests.lua.failures import item
 
 
 @pytest.mark.parametrize("reason", ["r", "u"])
@@ -20,7 +21,7 @@ def test_reject_buries_at_once_with_its_reason(box, reason):
         ("slot", "buried"): "1",
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,
-        ("failures", id): failure(0, 1, reason, b"no"),
+        ("failures", id): box.failure(0, 1, reason, b"no"),
         (f"replay:{session.name[1:].decode()}",): b"1:d",
     }
 
@@ -45,11 +46,13 @@ def test_reject_in_another_session_finds_nothing_to_do(box):
 
 def test_reject_tells_how_often_it_was_delivered(box):
     id = box.one()
+    items = []
     for _ in range(4):
         box.nack(box.take_one())
+        items.insert(0, item("f", box.clock.now_ms))
     box.reject(box.take_one())
 
-    assert box.state()["failures"][id] == failure(0, 5, "r", b"why")
+    assert box.state()["failures"][id] == box.failure(0, 5, "r", b"why", items=items)
 
 
 @pytest.mark.parametrize("reason", ["", "x", "rr", "l", "\0"])
@@ -88,7 +91,7 @@ def test_only_the_held_ones_of_a_batch_are_buried(box):
         ("slot", "buried"): "1",
         ("prepare", a.id): GONE,
         ("dead", a.id): box.clock.now_ms,
-        ("failures", a.id): failure(0, 1, "r", b"why"),
+        ("failures", a.id): box.failure(0, 1, "r", b"why"),
     }
 
 
@@ -96,7 +99,7 @@ def test_error_is_kept_to_64_kib(box):
     id = box.one()
     box.run(box.reject_command([box.take_one()], box.session(), "r", b"e" * 100_000))
 
-    assert box.state()["failures"][id] == failure(0, 1, "r", b"e" * 65_536)
+    assert box.state()["failures"][id] == box.failure(0, 1, "r", b"e" * 65_536)
 
 
 def test_dead_retention_drops_old_dead_letters_whole(make_box):

@@ -9,7 +9,8 @@ import pytest
 from rmq.core.ids import member_of
 from rmq.core.retry import Exponential
 from rmq.protocol import commands
-from tests.lua.box import GONE, failure, ordered, timed
+from tests.lua.box import GONE, ordered, timed
+from tests.lua.failures import item
 
 
 def test_rollback_takes_back_what_has_lapsed_and_counts_it(box):
@@ -28,7 +29,7 @@ def test_rollback_takes_back_what_has_lapsed_and_counts_it(box):
         ("slot", "given_back"): "2",
         ("prepare", lapses): GONE,
         ("store", lapses): ordered(16, 1),
-        ("failures", lapses): failure(16, 1, "l"),
+        ("failures", lapses): box.failure(16, 1, "l"),
     }
 
 
@@ -84,13 +85,15 @@ def test_no_receipt_of_a_later_second_is_touched(box, left, number):
 
 def test_seventeen_leases_that_run_out_are_the_end(box):
     id = box.one()
-    lefts = []
+    lefts, items = [], []
     while lease := box.take(lease_ms=1000):
         lefts.append(lease[0].left)
         box.clock.advance(2)
         before = box.state()
         done = box.rollback()
+        items.insert(0, item("l", box.clock.now_ms, 7 + 8))
 
+    first = items[-1][:1] + b"\x07" + items[-1][2:]  # there was no error to keep yet
     assert lefts == list(range(16, -1, -1))
     assert done == commands.RollbackReply(0, 1, False)
     assert box.changed(before) == {
@@ -98,7 +101,7 @@ def test_seventeen_leases_that_run_out_are_the_end(box):
         ("slot", "rolled_back"): "17",
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,
-        ("failures", id): failure(0, 17, "l"),
+        ("failures", id): box.failure(0, 17, "l", carried=True, items=[*items[1:-1], first]),
     }
 
 
@@ -120,11 +123,14 @@ def test_failures_and_lapses_count_together(box):
 def test_last_error_is_kept_through_a_rollback(box):
     id = box.one()
     box.nack(box.take_one(), told=b"the real trouble")
+    before = item("f", box.clock.now_ms)
     box.take_one(lease_ms=1000)
     box.clock.advance(1)
     box.rollback()
 
-    assert box.state()["failures"][id] == failure(15, 2, "l", b"the real trouble")
+    assert box.state()["failures"][id] == box.failure(
+        15, 2, "l", b"the real trouble", carried=True, items=[before]
+    )
 
 
 def test_rollback_waits_by_the_topics_policy(make_box):

@@ -443,7 +443,7 @@ class Model:
         )
 
     def redrive(self, msg: Msg, now: int) -> None:
-        msg.state, msg.failed, msg.left = "store", False, self.max_retries + 1
+        msg.state, msg.left = "store", self.max_retries + 1  # its failures are kept
         msg.moved = True
         if msg.expiry is not None and msg.expiry <= now:
             msg.expiry = None

@@ -9,7 +9,7 @@ Reads:     KEYS: 1 to 6 and 8 as nack has them
            now, now_us
            ids, receipts: the deliveries, one at least, and their receipts as text
            wait: ms until the retry, or false for the topic's policy
-           reason, details: a letter, and for each delivery the text of its error, of which 64 KiB are kept
+           reason, details: a letter, and for each delivery the text of its error, of which 64 KiB are kept; nil: it has none
            channel, index: for waking consumers
 Writes:    nothing
 Declares:  letters: for each delivery r retry or d dead
@@ -29,7 +29,7 @@ redis.call('ZREM', prepare, unpack(ids))
 for i = 1, #ids do
   local receipt = tonumber(receipts[i])
   local left = math.floor(receipt % 1000)
-  local made, text = max_retries - left + 1, string.sub(details[i], 1, 65536)
+  local made, text = max_retries - left + 1, details[i] and string.sub(details[i], 1, 65536)
   if left == 0 then
     letters[i] = 'd'
     dead_count = dead_count + 1

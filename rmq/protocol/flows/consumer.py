@@ -237,7 +237,7 @@ class ConsumerFlows(Generic[D]):
                 body = decode(entry[8:]) if decode else inspect.body_of(record.read(entry))
             except DecodeError as error:
                 lease = Lease(keys.index, ids[position], score)
-                unreadable.append((lease, failure.encode(error)))
+                unreadable.append((lease, failure.encode(error, failure.this_worker())))
                 continue
             append(make(origin, ids[position], score, entry, fence, body))
         return unreadable
@@ -404,7 +404,7 @@ class ConsumerFlows(Generic[D]):
         self._check_has_leases()
 
         def build(given: list[D], leases: Leases) -> Settling[str]:
-            errors = [failure.encode(error)] * len(given)
+            errors = [failure.encode(error, failure.this_worker())] * len(given)
             return settle.nack(self._context, leases, errors, wait_ms, self._unclaim(given))
 
         return (yield from self._settle("nack", deliveries, build))
@@ -415,7 +415,7 @@ class ConsumerFlows(Generic[D]):
         self._check_has_leases()
 
         def build(given: list[D], leases: Leases) -> Settling[str]:
-            errors = [failure.encode(reason)] * len(given)
+            errors = [failure.encode(reason, failure.this_worker())] * len(given)
             return settle.reject(self._context, leases, errors, kind, self._unclaim(given))
 
         return (yield from self._settle("reject", deliveries, build))

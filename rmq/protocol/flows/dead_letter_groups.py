@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from rmq.core import failure
 from rmq.core.dead_letter_filter import DeadLetterFilter
+from rmq.core.failure import Failure
 from rmq.core.fingerprint import fingerprint
 from rmq.core.ids import MessageId
-from rmq.core.message import Failure, moment
+from rmq.core.message import moment
 from rmq.core.topic_context import TopicContext
 from rmq.protocol.flows import inspect, open_topic
 from rmq.protocol.flows.dead_letter_pages import Position, Reader, fitting

@@ -70,6 +70,7 @@ def message_of(
         return Message(
             message_id, place, message_id.slot, 0, member.record, None, None, None, None, {},
             deliveries, deadline, died, last_failure, member.score, str(error),
+            failure_entry=member.failure,
         )  # fmt: skip
     unreadable = ""
     body: Any
@@ -98,6 +99,7 @@ def message_of(
         member.score,
         unreadable,
         entry.headers.get(record.TYPE_MARK),
+        member.failure,
     )
 
 

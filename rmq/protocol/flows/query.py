@@ -223,7 +223,7 @@ def reject(context: TopicContext, lease: QueryLease, upto: Offsets, reason: str)
         QueryOwned: another driver runs it.
     """
     yield from open_topic.ensure_open(context, create=False)
-    failure_entry, total = failure.encode(reason), 0
+    failure_entry, total = failure.encode(reason, failure.this_worker()), 0
     left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
     while left:
         answers = yield from pipeline(

@@ -11,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 
 from rmq.core import ids
 from rmq.core.dead_letter_filter import joined, parse
+from rmq.core.failure import Failure
 from rmq.core.fingerprint import fingerprint
-from rmq.core.message import Failure, Message
+from rmq.core.message import Message
 from rmq.errors import InvalidFilter, InvalidType
 
 NOW_MS = 1_790_000_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.failure import Failure
 from rmq.core.fingerprint import fingerprint, normalised, origin
-from rmq.core.message import Failure
 
 TRACE = """Traceback (most recent call last):
   File "/srv/venv/lib/python3.11/site-packages/rmq/worker/handler_runner.py", line 80, in run

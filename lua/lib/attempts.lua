@@ -1,0 +1,136 @@
+--[[
+Failure entries: the last attempt to handle a message, and the attempts before it. The Python twin is rmq/core/failure.py.
+
+The failures hash has an entry for each message that has failed, beside its record:
+
+  byte 1      deliveries left; 0 when dead
+  byte 2      deliveries made since the message was sent, or redriven
+  byte 3      reason: f failed, l lease expired, r rejected, u undecodable, x message expired, n no handler, d redriven
+  byte 4      193, which begins no msgpack. An entry without it is of an earlier version: the details follow byte 3
+  byte 5      flags: 1 earlier attempts follow; 8 the details are those of an earlier attempt
+  bytes 6-11  when, epoch ms
+  flag 1      2 bytes: attempts since the message was sent; 1: the items that follow; 2: their bytes; the items
+  rest        details: the consumer's error, msgpack of [error, traceback, worker]
+
+Items are earlier attempts, the newest first. Each is a byte of its reason, a byte of flags, 6 bytes of its time (0: not
+known), and then error, traceback and worker, each with 2 bytes of length before it and without what a flag leaves out:
+1, 2, 4: it is that of the item before, or of the entry; 16: so is the traceback but for its last lines, which are the
+error; 8 as above. Expired and redriven are no attempts: they have no number.
+]]
+--- @include "lib/record"
+local KEPT_MOST, HISTORY_BYTES = 50, 8192
+local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
+
+-- The parts of an entry: when, flags, details, attempts since the message was sent, how many items, items.
+local function read_entry(entry)
+  local size, mark, flags = #entry, string.byte(entry, 4, 5)
+  if size >= 11 and mark == 193 then
+    if flags % 2 == 0 then
+      return string.sub(entry, 6, 11), flags, string.sub(entry, 12), string.byte(entry, 2), 0, ''
+    end
+    if size >= 16 then
+      local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 12)
+      if size >= 16 + bytes then
+        return string.sub(entry, 6, 11), flags, string.sub(entry, 17 + bytes), attempts, kept,
+          string.sub(entry, 17, 16 + bytes)
+      end
+    end
+  end
+  return '\0\0\0\0\0\0', 0, string.sub(entry, 4), string.byte(entry, 2), 0, ''
+end
+
+-- Error, traceback and worker. Details that are not as consumers write them are all error.
+local function texts_of(details)
+  local readable, texts = pcall(cmsgpack.unpack, details)
+  if not readable or type(texts) ~= 'table' then
+    return { details, '', '' }
+  end
+  for i = 1, 3 do
+    if type(texts[i]) ~= 'string' then
+      texts[i] = ''
+    end
+  end
+  return texts
+end
+
+-- A traceback without its last lines, where those are the error; else nil.
+local function frames_of(texts)
+  local text, traceback = texts[1], texts[2]
+  if #text > 0 and #text <= TEXT_BYTES[1] and string.sub(traceback, -#text - 1) == text .. '\n' then
+    return string.sub(traceback, 1, -#text - 2)
+  end
+end
+
+-- The flags and texts of an attempt that becomes an item before which an attempt with `newer` details stands.
+local function item_texts(newer, details)
+  if newer == details then
+    return 7, ''
+  end
+  local flags, kept, after, texts = 0, '', texts_of(newer), texts_of(details)
+  for i = 1, 3 do
+    if after[i] == texts[i] then
+      flags = flags + 2 ^ (i - 1)
+    elseif i == 2 and frames_of(texts) and frames_of(texts) == frames_of(after) then
+      flags = flags + 16
+    else
+      -- Where a traceback ends tells more than where it begins.
+      local text = i == 2 and string.sub(texts[i], -TEXT_BYTES[i]) or string.sub(texts[i], 1, TEXT_BYTES[i])
+      kept = kept .. struct.pack('>I2', #text) .. text
+    end
+  end
+  return flags, kept
+end
+
+-- The newest items that are within the limits, and how many.
+local function newest_items(items)
+  local kept, at = 0, 1
+  while kept < KEPT_MOST and at <= #items do
+    local flags, next_at = string.byte(items, at + 1) or 7, at + 8
+    for i = 0, 2 do
+      if math.floor(flags / 2 ^ i) % 2 == 0 and (i ~= 1 or flags < 16) then
+        local high, low = string.byte(items, next_at, next_at + 1)
+        next_at = next_at + 2 + (high or 0) * 256 + (low or 0)
+      end
+    end
+    if next_at > HISTORY_BYTES + 1 then
+      break
+    end
+    kept, at = kept + 1, next_at
+  end
+  return string.sub(items, 1, at - 1), kept
+end
+
+-- The entry of a message after this attempt. `entry`: its entry until now, or false. `details`: false: those of the attempt
+-- before, for want of others.
+local function failure_entry(entry, left, made, reason, details, now)
+  local own, head = details and 0 or 8, string.char(left, made) .. reason .. '\193'
+  if not entry or #entry < 3 then
+    return head .. '\0' .. write48(now) .. (details or '')
+  end
+  local at, flags, before, attempts, kept, items = read_entry(entry)
+  local _, former_made, former_reason = string.byte(entry, 1, 3)
+  details = details or before
+  if reason == 'l' and former_reason == 108 and former_made == made then
+    own = flags - flags % 8 -- query_rollback has noted this delivery, with the time
+  else
+    local item_flags, texts = item_texts(details, before)
+    items, kept = string.char(former_reason, item_flags + flags - flags % 8) .. at .. texts .. items, kept + 1
+    if kept > KEPT_MOST or #items > HISTORY_BYTES then
+      items, kept = newest_items(items)
+    end
+    at = write48(now)
+  end
+  if kept == 0 then
+    return head .. string.char(own) .. at .. details
+  end
+  if reason ~= 'd' then
+    attempts = math.max(0, math.min(65535, attempts - former_made + made))
+  end
+  return head .. string.char(own + 1) .. at .. struct.pack('>I2BI2', attempts, kept, #items) .. items .. details
+end
+
+-- Note in the failures hash how a delivery, or a message, has failed. Arguments as those of failure_entry.
+local function note_failure(failures, id, left, made, reason, details, now)
+  local entry = redis.call('HGET', failures, id)
+  redis.call('HSET', failures, id, failure_entry(entry, left, made, reason, details, now))
+end
