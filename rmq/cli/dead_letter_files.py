@@ -57,6 +57,7 @@ def export_fields(message: rmq.Message) -> dict[str, Any]:
     fields = dead_letter_list.fields(message)
     for name in ("body", "body_text", "body_hex", "body_unshown", "cursor", "score"):
         fields.pop(name, None)
+    fields["attempts"] = output.attempt_fields(message)
     return fields | _raw_fields(message.body)
 
 

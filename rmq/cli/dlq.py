@@ -144,12 +144,13 @@ def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
 @click.argument("topic")
 @click.argument("id", type=MESSAGE_ID)
 def show_dead(topic: str, id: rmq.MessageId) -> None:
-    """Show the dead letter ID of TOPIC in full, with its error and traceback."""
+    """Show the dead letter ID of TOPIC in full, with every attempt, error and traceback."""
     message = find_message(topic, id)
     if message.place != "dead":
         raise NotFound(f"{id} is not dead, it is in {message.place}; see rmq get {topic} {id}")
     if common_options().json:
-        output.document(dead_letter_list.fields(message))
+        fields = dead_letter_list.fields(message)
+        output.document(fields | {"attempts": output.attempt_fields(message)})
     else:
         detail(message, as_json=False)
 

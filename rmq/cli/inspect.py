@@ -26,6 +26,7 @@ PATIENCE_S = 0.3  # a table waits so long for the rows that decide on its widths
 Place = Literal["store", "prepare", "dead"]
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
+INDENT = 2  # of a block
 ERROR = Column("ERROR", cut=True, style="red")
 
 
@@ -196,7 +197,8 @@ def find_message(topic: str, id: rmq.MessageId) -> rmq.Message:
 def detail(message: rmq.Message, as_json: bool) -> None:
     """Print one message in full."""
     if as_json:
-        output.document(output.message_fields(message))
+        fields = output.message_fields(message)
+        output.document(fields | {"attempts": output.attempt_fields(message)})
         return
     pairs: list[tuple[str, str]] = [
         ("id", str(message.id)),
@@ -231,7 +233,28 @@ def detail(message: rmq.Message, as_json: bool) -> None:
     output.details([(output.neutral(name), value) for name, value in pairs])
     if message.failure and message.failure.traceback:
         output.block("traceback", message.failure.traceback)
+    if message.attempts:
+        _list_attempts(message.attempts)
     output.block("body", _whole(message.body))
+
+
+def _list_attempts(attempts: Sequence[rmq.Attempt]) -> None:
+    """Print attempts, each on a line; below it its error, unless it is that of the line above."""
+    lines: list[str] = []
+    error, last, width = "", 1, output.terminal_width() - INDENT
+    for attempt in attempts:
+        number = "" if attempt.number is None else f"#{attempt.number}"
+        cells = (f"{number:<4}", f"{output.fine_clock(attempt.at):<24}", f"{attempt.reason:<13}")
+        lines.append(
+            output.shorten("  ".join((*cells, output.neutral(attempt.worker))).rstrip(), width)
+        )
+        if attempt.error and attempt.error != error:
+            first_line = output.neutral(attempt.error.partition("\n")[0])
+            lines.append(" " * 6 + output.shorten(first_line, width - 6))
+        error, last = attempt.error, attempt.number or last
+    if last > 1:
+        lines.append(f"{output.plural(last - 1, 'earlier one')}: not kept")
+    output.block("attempts", "\n".join(lines))
 
 
 def _whole(body: Any) -> str:

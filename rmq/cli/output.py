@@ -25,6 +25,7 @@ from rmq.cli.tables import (
     terminal_width,
 )
 from rmq.cli.text import (
+    attempt_fields,
     body_fields,
     body_text,
     clock,
@@ -40,6 +41,7 @@ from rmq.cli.text import (
 
 __all__ = [
     "Column",
+    "attempt_fields",
     "block",
     "body_fields",
     "body_text",
@@ -58,6 +60,7 @@ __all__ = [
     "number",
     "plural",
     "row",
+    "shorten",
     "span",
     "table",
     "terminal_width",

@@ -147,6 +147,11 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
     }
 
 
+def attempt_fields(message: rmq.Message) -> list[dict[str, Any]]:
+    """Return the attempts of a message for JSON, the newest first."""
+    return [attempt._asdict() | {"at": iso(attempt.at)} for attempt in message.attempts]
+
+
 # --- for tables ----------------------------------------------------------------------------------
 
 

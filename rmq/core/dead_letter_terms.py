@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from rmq.core import bounded_regex
+from rmq.core.failure import Failure
 from rmq.core.fingerprint import fingerprint
 from rmq.core.ids import MessageId
-from rmq.core.message import Failure
 
 Value = str | int | float | bool | None
 _MISSING = object()  # the message has no such field

@@ -183,7 +183,7 @@ def decode(entry: bytes) -> Failure | None:
 
 @lru_cache(REMEMBERED)
 def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
-    """Decode a failure without its time and the attempts before it, which differ where it does not."""
+    """Decode a failure without time and earlier attempts, so that equal ones are read once."""
     error, lines, _ = _texts(details)
     return Failure(_reason(reason), deliveries, error, lines)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from typing import Any
 
 import pytest
+
+import rmq
 
 
 def bury(topic: Any, count: int, error: str = "ReadTimeout: no answer in {} s", **headers: str):
@@ -109,3 +113,73 @@ def test_groups_of_a_topic_without_dead_letters_are_no_error(run, topic):
 @pytest.mark.parametrize("words", [("ls",), ("groups",), ("redrive",), ("purge",)])
 def test_every_command_takes_a_filter(run, words):
     assert "[FILTER]" in run("dlq", *words, "--help").stdout
+
+
+def fail_in_turn(topic: Any, errors: list[BaseException]) -> str:
+    """Send a message and nack it with these errors; return its id."""
+    id = str(topic.send({"order": 1}).id)
+    with topic.consumer() as consumer:
+        for error in errors:
+            (delivery,) = consumer.receive(1)
+            try:
+                raise error
+            except type(error) as raised:
+                delivery.nack(delay=0, error=raised)
+    return id
+
+
+def test_show_lists_every_attempt_in_80_columns(run, client, name, monkeypatch):
+    topic = client.topic(name, max_retries=3, retry=rmq.Immediate())
+    long = ValueError("x" * 200)
+    id = fail_in_turn(topic, [KeyError("first"), long, long, TimeoutError("\x1b[31mred")])
+    monkeypatch.setenv("COLUMNS", "80")
+
+    shown = run("dlq", "show", name, id).stdout
+
+    listed = shown[shown.index("\nattempts\n") : shown.index("\nbody\n")].splitlines()[2:]
+    assert all(len(line) <= 80 for line in listed)
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    heads = [line for line in listed if "#" in line]
+    assert [re.sub(r" +", " ", line) for line in heads] == [
+        re.sub(r"\d{4}-\S+Z", time, f" #{4 - n} {time} failed {worker}")
+        for n, time in enumerate(re.findall(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z", "\n".join(heads)))
+    ]
+    assert [line.split()[0] for line in listed if "#" not in line] == [
+        "TimeoutError:", "ValueError:", "KeyError:",
+    ]  # fmt: skip
+    assert listed[-1] == "        KeyError: 'first'"
+    assert "\x1b" not in shown
+
+
+def test_show_and_export_have_every_attempt_in_json_over_a_redrive(run, client, name):
+    topic = client.topic(name, max_retries=1, retry=rmq.Immediate())
+    id = fail_in_turn(topic, [KeyError("a"), ValueError("b")])
+    client.admin.redrive(name)
+    with topic.consumer() as consumer:
+        consumer.receive(1)[0].reject("given up")
+
+    shown = json.loads(run("dlq", "show", name, id, "--json").stdout)
+    got = json.loads(run("get", name, id, "--json").stdout)
+    (exported,) = lines(run("dlq", "export", name).stdout)
+
+    attempts = shown["attempts"]
+    assert [(x["number"], x["reason"], x["error"]) for x in attempts] == [
+        (3, "rejected", "given up"), (None, "redriven", ""),
+        (2, "failed", "ValueError: b"), (1, "failed", "KeyError: 'a'"),
+    ]  # fmt: skip
+    assert attempts[0]["at"] == shown["died"]
+    assert "raise error" in attempts[2]["traceback"]
+    assert got["attempts"] == exported["attempts"] == attempts
+    again = run("dlq", "import", name, stdin=json.dumps(exported))
+    assert again.stdout == f"{name}: 0 messages sent, 1 there already\n"
+
+
+def test_show_says_how_many_attempts_were_not_kept(run, client, name):
+    topic = client.topic(name, max_retries=16, retry=rmq.Immediate())
+    id = fail_in_turn(topic, [ValueError(str(n) * 1500) for n in range(10, 27)])
+
+    shown = run("dlq", "show", name, id).stdout
+
+    oldest = int(re.findall(r"#(\d+) ", shown)[-1])
+    assert oldest > 1
+    assert f"{oldest - 1} earlier ones: not kept" in shown

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from rmq.core import dead_letter_filter, failure, record
 from rmq.core.dead_letter_filter import DeadLetterFilter
+from rmq.core.failure import Failure
 from rmq.core.ids import Id, MessageId
 from rmq.core.job import REFUSED
 from rmq.core.keys import SlotKeys
-from rmq.core.message import Failure, moment
+from rmq.core.message import moment
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_message_type, check_rate, duration_ms
 from rmq.errors import DecodeError, InvalidType, InvalidValue
