@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import os
 from typing import Any
 
 import pytest
@@ -341,3 +342,21 @@ def test_jobs_are_listed_in_pages(api: Ask, client: rmq.Client) -> None:
     assert api("/jobs?limit=2").body["jobs"] == api("/jobs?topic=orders&limit=2").body["jobs"]
     assert api("/jobs?topic=other").body == {"jobs": [], "cursor": None}
     assert api("/jobs?cursor=WzFd").body["field"] == "cursor"
+
+
+def test_a_dead_letter_has_its_attempts_over_a_redrive(api: Ask, client: rmq.Client) -> None:
+    (id,) = dead(client, 1)
+    client.admin.redrive("orders")
+    with client.topic("orders").consumer() as consumer:
+        consumer.receive(1)[0].reject(KeyError("b"))
+
+    listed = api("/topics/orders/dead-letters").body["messages"][0]
+    shown = api(f"/topics/orders/messages/{id}").body
+
+    assert shown["attempts"] == listed["attempts"]
+    assert [(each["number"], each["reason"]) for each in shown["attempts"]] == [
+        (2, "rejected"), (None, "redriven"), (1, "rejected"),
+    ]  # fmt: skip
+    newest = shown["attempts"][0]
+    assert (newest["error"], newest["at"]) == ("KeyError: 'b'", shown["died"])
+    assert newest["worker"].endswith(f":{os.getpid()}")

@@ -18,7 +18,7 @@ import msgspec
 from rmq.core import dead_letter_filter
 from rmq.core.dead_letter_terms import conditions
 from rmq.server.http.api.problems import ApiError
-from rmq.server.http.api.views import Body, Failure
+from rmq.server.http.api.views import Attempt, Body, Failure
 from rmq.server.http.principal import Principal, Role
 
 HIDDEN = "(hidden)"
@@ -82,7 +82,7 @@ def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
     elif isinstance(answer, Body):
         _hide(answer) if hides else _redact_body(answer, redact)
     elif isinstance(answer, msgspec.Struct):
-        if hides and isinstance(answer, Failure):
+        if hides and isinstance(answer, Failure | Attempt):
             answer.traceback = HIDDEN if answer.traceback else ""
         for name in answer.__struct_fields__:
             value = getattr(answer, name)

@@ -49,6 +49,7 @@ from rmq.server.http.api.views.leases import (
 )
 from rmq.server.http.api.views.messages import (
     SHOWN_MAX,
+    Attempt,
     Body,
     Cancelled,
     Failure,
@@ -94,6 +95,7 @@ __all__ = [
     "SHOWN_MAX",
     "About",
     "Answer",
+    "Attempt",
     "AuditLine",
     "AuditTrail",
     "Audited",

@@ -43,12 +43,24 @@ class Failure(Answer):
     fingerprint: str
 
 
+class Attempt(Answer):
+    """An attempt to handle a message that failed, its redrive or its expiry: see `rmq.Attempt`."""
+
+    number: int | None
+    at: datetime | None
+    reason: str
+    error: str
+    traceback: str
+    worker: str
+
+
 class StoredMessage(Answer):
     """A message as it is stored in Redis; fields as of `rmq.Message`.
 
     Attributes:
         queue: "store" (waiting), "prepare" (in flight) or "dead".
         unreadable: why the body is bytes; empty: it could be decoded.
+        attempts: those that failed, the newest first.
     """
 
     id: str
@@ -68,6 +80,7 @@ class StoredMessage(Answer):
     died: datetime | None
     failure: Failure | None
     unreadable: str
+    attempts: list[Attempt]
 
 
 class MessageList(Answer):
@@ -162,6 +175,7 @@ def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
         held_by_query=message.held_by_query, died=message.died,
         failure=failure_of(message.failure),
         unreadable=message.unreadable,
+        attempts=[Attempt(**attempt._asdict()) for attempt in message.attempts],
     )  # fmt: skip
 
 

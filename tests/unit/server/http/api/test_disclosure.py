@@ -24,10 +24,14 @@ def message(body: Any, **headers: str) -> views.MessageList:
     failure = views.Failure(
         reason="failed", deliveries=2, error="ValueError: no", traceback="File 1", fingerprint="f"
     )
+    attempt = views.Attempt(
+        number=1, at=None, reason="failed", error="KeyError", traceback="File 2", worker="h:1"
+    )
     shown = views.StoredMessage(
         id="0" * 26, queue="dead", slot=0, offset=1, body=views.body_of(body), type=None,
         priority=None, due=None, expires=None, merge_key=None, headers=headers, deliveries=2,
         deadline=None, held_by_query=False, died=None, failure=failure, unreadable="",
+        attempts=[attempt],
     )  # fmt: skip
     return views.MessageList(messages=[shown], cursor=None)
 
@@ -38,6 +42,7 @@ def test_a_viewer_sees_no_body_and_no_traceback_but_the_error() -> None:
     assert (shown.body.kind, shown.body.text) == ("hidden", HIDDEN)
     assert shown.body.size == len(json.dumps({"card": SECRET}))
     assert (shown.failure.traceback, shown.failure.error) == (HIDDEN, "ValueError: no")
+    assert (shown.attempts[0].traceback, shown.attempts[0].error) == (HIDDEN, "KeyError")
 
 
 @pytest.mark.parametrize("principal", [READER, OPERATOR, ADMIN], ids=lambda each: each.name)
