@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from rmq.core import failure
 
@@ -77,3 +79,42 @@ def test_a_failure_has_type_and_traceback_cut_to_size() -> None:
     assert len(decoded.traceback) <= failure.TRACEBACK_CHARS
     assert failure.decode(b"") is None
     assert failure.decode(b"\x00\x01f\xc1") is not None
+
+
+def test_the_worker_is_kept_beside_the_error_and_alone() -> None:
+    worker = failure.this_worker()
+    assert worker.endswith(f":{os.getpid()}")
+
+    for error, text in ((ValueError("x"), "ValueError: x"), (None, "")):
+        entry = b"\x10\x01f" + failure.encode(error, worker)
+        (attempt,) = failure.attempts(entry)
+        assert (attempt.error, attempt.worker, attempt.at) == (text, worker, None)
+
+    assert failure.encode(None) == b""
+
+
+AT = (1_790_000_000_000).to_bytes(6, "big")
+
+
+def test_equal_failures_are_equal_without_their_history() -> None:
+    told = failure.encode("why")
+    item = b"f\x07" + AT
+    entries = [
+        b"\x00\x03f" + told,
+        b"\x00\x03f\xc1\x00" + AT + told,
+        b"\x00\x03f\xc1\x01" + AT + b"\x00\x03\x01\x00\x08" + item + told,
+    ]
+
+    assert {failure.without_history(entry) for entry in entries} == {entries[0]}
+    assert {failure.decode(entry) for entry in entries} == {failure.Failure("failed", 3, "why")}
+    assert [len(failure.attempts(entry)) for entry in entries] == [1, 1, 2]
+    assert failure.without_history(b"") == b""
+    assert failure.attempts(b"") == ()
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_no_entry_is_too_broken_to_be_read(rest: bytes, marked: bool) -> None:
+    entry = b"\x01\x02f" + (b"\xc1" if marked else b"") + rest
+
+    assert failure.decode(entry) is not None
+    assert all(isinstance(attempt, failure.Attempt) for attempt in failure.attempts(entry))
