@@ -17,7 +17,8 @@ Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, or died later,
           its way to another topic (redrive_hold)
 Cost      O(n log L), at most 16 MiB of records; members beyond that are not looked at, and the answer is shorter
 Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
-          passed is removed. The failure entry stays, with the redrive noted. Sent twice with one number, it gives the first answer.
+          passed is removed. The failure entry stays, and notes the redrive. Sent twice with one number, it gives the first
+          answer.
 ]]
 --- @include "lib/attempts"
 --- @include "lib/check"
