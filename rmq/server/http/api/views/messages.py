@@ -7,7 +7,7 @@ import json
 from datetime import datetime
 from typing import Any, Literal
 
-from rmq.core import message as messages
+from rmq.core import failure as failures
 from rmq.core.fingerprint import fingerprint
 from rmq.core.message import Message, SendResult, SendStatus
 from rmq.core.queues import QueueName
@@ -179,7 +179,7 @@ def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
     )  # fmt: skip
 
 
-def failure_of(failure: messages.Failure | None) -> Failure | None:
+def failure_of(failure: failures.Failure | None) -> Failure | None:
     """Return a failure as it is shown."""
     if failure is None:
         return None
