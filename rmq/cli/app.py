@@ -239,7 +239,7 @@ def _error_text(error: BaseException) -> str:
 
 def _described(error: BaseException) -> str:
     """Return the line of an error, for --watch."""
-    text = redact(" ".join(_error_text(error).split()), common_options().url_asked)
+    text = redact(" ".join(_error_text(error).split()), common_options().url_known)
     return f"rmq: {neutral(text)}"
 
 
@@ -316,7 +316,7 @@ class RootGroup(LazyCommands, CommandGroup):
                 words, prog_name or "rmq", complete_var, standalone_mode=False, obj=state, **extra
             ),
             json_errors(words),
-            lambda: state.url_asked,
+            lambda: state.url_known,
         )
         sys.exit(code)
 

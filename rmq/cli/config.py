@@ -50,12 +50,12 @@ def config() -> None:
 
 
 @config.command("show", examples=("rmq config show", "rmq config show --json --config rmq.toml"))
-@click.option("--config", "file", metavar="FILE", help="The configuration file of rmq server.")
+@click.option("--config", "file", metavar="FILE", help="The configuration file.")
 def show(file: str | None) -> None:
     """Show every setting, its value, and where the value came from; Redis is not asked.
 
     Passwords are hidden. A flag wins over the environment, the environment over the file, the file
-    over the default. The file is read by `rmq server` alone.
+    over the default. Of the file, `url` and `prefix` hold for every command.
     """
     common = common_options()
     rows = _server_rows(file) + _variable_rows()
@@ -66,12 +66,6 @@ def show(file: str | None) -> None:
         [Column("SETTING"), Column("VALUE", cut=True), Column("FROM"), Column("READ BY", cut=True)],
         [[row.setting, _text(row.value), row.origin, row.reader] for row in rows],
     )
-    for row in rows[:3]:
-        if row.setting in ("url", "prefix") and row.origin.endswith(".toml"):
-            common.note(
-                f"{row.setting}: rmq server alone reads the file; other commands use "
-                f"{'RMQ_URL or --url' if row.setting == 'url' else 'RMQ_PREFIX or --prefix'}"
-            )
 
 
 def _server_rows(file: str | None) -> list[_Row]:

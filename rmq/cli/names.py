@@ -38,10 +38,10 @@ def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionI
         read: returns names, each with a help text.
     """
     options = ctx.find_root().obj or CommonOptions()
-    url = options.url_asked
-    if url is not None and url.startswith("embedded:"):  # it would start a server
-        return []
     try:
+        url = options.url_asked
+        if url is not None and url.startswith("embedded:"):  # it would start a server
+            return []
         found = [
             CompletionItem(name, help=about)
             for name, about in read(options, ctx)

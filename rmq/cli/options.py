@@ -34,6 +34,7 @@ class CommonOptions:
         writer: writes the records.
         seen: what a repeated command keeps for its next turn.
         open_client: the client of a repeated command.
+        file: what the configuration file says of Redis; None: it was not read.
     """
 
     url: str | None = None
@@ -45,6 +46,7 @@ class CommonOptions:
     writer: RecordWriter = field(default_factory=RecordWriter)
     seen: dict[str, Any] = field(default_factory=dict)
     open_client: rmq.Client | None = None
+    file: dict[str, str] | None = None
 
     @property
     def json(self) -> bool:
@@ -53,13 +55,26 @@ class CommonOptions:
 
     @property
     def url_asked(self) -> str | None:
-        """The URL given by --url or RMQ_URL; None for RMQ's default."""
-        return self.url or os.environ.get("RMQ_URL") or None
+        """The URL given by --url, RMQ_URL or the configuration file; None for RMQ's default."""
+        return self.url or os.environ.get("RMQ_URL") or self._in_file("url")
+
+    @property
+    def url_known(self) -> str | None:
+        """As `url_asked`, for messages about errors: the file is not read for it."""
+        return self.url or os.environ.get("RMQ_URL") or (self.file or {}).get("url")
 
     @property
     def key_prefix(self) -> str:
         """The prefix of all keys and channels."""
-        return self.prefix or os.environ.get("RMQ_PREFIX") or "rmq"
+        return self.prefix or os.environ.get("RMQ_PREFIX") or self._in_file("prefix") or "rmq"
+
+    def _in_file(self, name: str) -> str | None:
+        """Return what the configuration file says. It is read if it is needed, and once."""
+        if self.file is None:
+            from rmq.client import config_file
+
+            self.file = config_file.read_where(os.environ)
+        return self.file.get(name)
 
     @contextmanager
     def client(self) -> Iterator[rmq.Client]:

@@ -8,18 +8,16 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from rmq.client import config_file
 from rmq.core.keys import check_name
 from rmq.core.validation import parse_duration
 from rmq.errors import ConfigurationError, InvalidValue
 
-FILE_VARIABLE = "RMQ_CONFIG"
-FILES = ("rmq.toml", "~/.config/rmq/rmq.toml", "/etc/rmq/rmq.toml")  # the first one that exists
 TOKEN_MIN = 32  # bytes of a token, as `openssl rand -hex 16` writes them
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -122,13 +120,14 @@ class ServerConfig:
         Args:
             flags: by name, as `Setting.read` returns them; None: not given.
             environ: the environment; None: that of this process.
-            file: the configuration file; None: RMQ_CONFIG, or the first of FILES that exists.
+            file: the configuration file; None: RMQ_CONFIG, or the first of `config_file.FILES`.
 
         Raises:
             ConfigurationError: the file cannot be read, or a setting cannot work.
         """
         environ = os.environ if environ is None else environ
-        path, table = _read_file(file or environ.get(FILE_VARIABLE))
+        found, table = config_file.read_file(file or environ.get(config_file.VARIABLE))
+        path = None if found is None else Path(found)
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
         for setting in SETTINGS:
@@ -354,22 +353,6 @@ SETTINGS = (
 
 
 # --- the file ------------------------------------------------------------------------------------
-
-
-def _read_file(named: str | None) -> tuple[Path | None, dict[str, Any]]:
-    """Read the file that was named, or the first that exists; its path and its table."""
-    candidates = [named] if named else FILES
-    for candidate in candidates:
-        path = Path(candidate).expanduser()
-        if not named and not path.is_file():
-            continue
-        try:
-            return path, tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{path}: is not TOML: {error}") from None
-    return None, {}
 
 
 def _lookup(table: Mapping[str, Any], key: str) -> Any:

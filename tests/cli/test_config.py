@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,7 @@ def test_origins_are_told_and_a_flag_wins(bare, tmp_path):
     assert origins["prefix"] == ("flag", "--prefix")
     assert origins["server.grace"] == ("5s", "RMQ_SERVER_GRACE")
     assert origins["RMQ_MAX_MESSAGES"] == ("7", "RMQ_MAX_MESSAGES")
-    assert "url: rmq server alone reads the file" in bare().stderr
+    assert bare().stderr == ""
     named = rows(bare("--json", "--config", str(file)))
     assert (named["config"]["value"], named["config"]["origin"]) == (str(file), "--config")
 
@@ -85,3 +87,73 @@ def test_secrets_are_hidden(bare):
 
 def test_file_that_cannot_be_read_is_wrong_usage(bare):
     assert bare("--config", "/no/such/file").exit_code == 2
+
+
+@pytest.fixture
+def anywhere(run, monkeypatch, tmp_path):
+    """Runs commands without RMQ_URL, in a directory of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RMQ_URL")
+    return run
+
+
+def test_url_and_prefix_of_the_file_hold_for_every_command(
+    anywhere, server, client, name, tmp_path
+):
+    file = tmp_path / "rmq.toml"
+    file.write_text(f'url = "{server.url}"\nprefix = "file-{name}"\n[server]\ngrace = "1m"\n')
+
+    assert anywhere("topic", "create", name).exit_code == 0
+    assert anywhere("send", name, "1").exit_code == 0
+
+    assert name not in client.admin.topics()
+    assert anywhere("stats", name, "--json", "--prefix", f"file-{name}").exit_code == 0
+    assert anywhere("stats", name, "--prefix", "other").exit_code == 3, "a flag wins"
+    assert anywhere("stats", name, RMQ_PREFIX="other").exit_code == 3, "so does a variable"
+    nowhere = anywhere("stats", name, RMQ_URL="redis://127.0.0.1:1/0")
+    assert (nowhere.exit_code, "127.0.0.1:1" in nowhere.stderr) == (5, True)
+    elsewhere = tmp_path / "other.toml"
+    elsewhere.write_text('prefix = "other"')
+    assert anywhere("stats", name, RMQ_CONFIG=str(elsewhere), RMQ_URL=server.url).exit_code == 3
+    file.unlink()
+    assert anywhere("stats", name, RMQ_URL=server.url).exit_code == 3, "a control: no file"
+
+
+def test_a_password_of_the_file_is_never_printed(anywhere, tmp_path, monkeypatch):
+    monkeypatch.setattr("rmq.cli.options.RETRY_FOR_S", 0.0)
+    file = tmp_path / "rmq.toml"
+    for url in ("redis://u:sesame7@127.0.0.1:1/0", "redis://:sesame7@[bad/0"):
+        file.write_text(f'url = "{url}"')
+        for words in (("ping",), ("stats", "--json"), ("config", "show"), ("top", "--once")):
+            done = anywhere(*words)
+            assert "sesame7@" not in done.stdout + done.stderr
+    file.write_text('token = "sesame7"\nurl = "redis://u:sesame7@h')
+    assert "sesame7" not in anywhere("ping").output
+
+
+def test_a_file_that_is_wrong_is_told_once_and_not_where_it_is_not_needed(anywhere, tmp_path):
+    (tmp_path / "rmq.toml").write_text('ulr = "redis://x"')
+
+    done = anywhere("ping")
+
+    assert (done.exit_code, done.stderr.count("ulr: no such setting")) == (2, 1)
+    for words in (("--help",), ("--version",), ("topic", "ls", "--help")):
+        assert anywhere(*words).exit_code == 0
+    flags = ("--url", "redis://127.0.0.1:1", "--prefix", "x")
+    assert "ulr" not in anywhere("ping", *flags).output, "nothing of it is needed"
+
+
+def test_the_reader_of_files_is_loaded_where_there_is_one(anywhere, tmp_path):
+    code = (
+        "import sys; from rmq.cli.options import CommonOptions; CommonOptions().key_prefix; "
+        "print('tomllib' in sys.modules, 'rmq.server' in sys.modules)"
+    )
+
+    def loaded() -> str:
+        words = [sys.executable, "-c", code]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert loaded() == "False False"
+    (tmp_path / "rmq.toml").write_text('prefix = "x"')
+    assert loaded() == "True False"
