@@ -100,7 +100,8 @@ def _follow(
     finally:
         if new.missed:
             common.note(f"{output.plural(new.missed, 'message')} could not be shown")
-        common.note(f"go on: --after {new.cursor}")
+        if shown:
+            common.note(f"go on: --after {new.cursor}")
 
 
 def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:
