@@ -110,6 +110,8 @@ class Server:
                 self.hanging, self.problems, metrics, api, authentication, hosts, config.rate
             ),
             config.listen,
+            (config.connections_max, config.connections_per_address),
+            authentication.proxy.vouches,
         )
 
     @property

@@ -5,18 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rmq.core import optional_imports
 from rmq.errors import ConfigurationError
 from rmq.server.config import Address
+from rmq.server.http.protocol import HEAD_MAX, Connections, make_protocol
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-CONNECTIONS_MAX = 64
+CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS = 512, 64
 KEEP_ALIVE_S = 5
-HEADERS_MAX = 16 * 1024  # bytes of a request's head that has not ended
 START_S = 10.0
 
 
@@ -26,9 +27,17 @@ class Listener:
     Args:
         application: what answers.
         address: where; port 0 is any that is free.
+        connections: how many there may be, and how many of one address.
+        is_proxy: whether an address is that of a proxy, from which all connections may come.
     """
 
-    def __init__(self, application: Starlette, address: Address) -> None:
+    def __init__(
+        self,
+        application: Starlette,
+        address: Address,
+        connections: tuple[int, int] = (CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS),
+        is_proxy: Callable[[str], bool] = lambda address: False,
+    ) -> None:
         uvicorn = optional_imports.load("uvicorn", "server", "rmq server")
         self._address = address
         self._server = uvicorn.Server(
@@ -39,13 +48,13 @@ class Listener:
                 server_header=False,
                 date_header=True,
                 lifespan="on",
-                http="h11",
+                http=make_protocol(Connections(*connections, is_proxy)),
+                proxy_headers=False,  # the guard reads them, of proxies that are believed
                 ws="none",
                 loop="asyncio",
-                limit_concurrency=CONNECTIONS_MAX,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=2,
-                h11_max_incomplete_event_size=HEADERS_MAX,
+                h11_max_incomplete_event_size=2 * HEAD_MAX,
             )
         )
         self._thread = threading.Thread(target=self._serve, name="rmq-http", daemon=True)

@@ -1,0 +1,191 @@
+"""The protocol of a connection: uvicorn's, within limits of time, size and number.
+
+uvicorn waits for the rest of a head or a body as long as the client likes, so a few slow clients
+could hold all connections. Here a head and a body have an end, a head is checked before it is
+parsed (`head`), and where there are too many connections, those that wait for their client give
+way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import re
+from collections.abc import Callable
+from typing import Any
+
+from rmq.core import optional_imports
+from rmq.server.http.head import BadHead, body_length
+
+HEAD_MAX = 16 * 1024  # bytes
+HEAD_S = 10.0  # for a whole head, from its first byte or the connection on
+BODY_S = 30.0
+LINGER_S = 1.0  # what a refused client still sends is read and thrown away for so long
+_LINE_FEED = re.compile(rb"(?<!\r)\n")
+
+
+class Connections:
+    """The connections of a listener.
+
+    Args:
+        most: how many there may be.
+        most_per_address: of these, from one address.
+        is_proxy: whether an address is a proxy's, from which all may come.
+    """
+
+    def __init__(self, most: int, most_per_address: int, is_proxy: Callable[[str], bool]) -> None:
+        self._most, self._most_per_address, self._is_proxy = most, most_per_address, is_proxy
+        self._all: dict[Any, str] = {}  # the oldest first
+
+    def add(self, connection: Any, address: str) -> bool:
+        """Add a connection; where there are too many, end one that waits for its client.
+
+        Returns:
+            Whether there was room.
+        """
+        of_address = [each for each, other in self._all.items() if other == address]
+        if len(of_address) >= self._most_per_address and not self._is_proxy(address):
+            candidates = of_address
+        elif len(self._all) >= self._most:
+            candidates = list(self._all)
+        else:
+            candidates = []
+        if candidates:
+            waiting = next((each for each in candidates if each.waits_for_client), None)
+            if waiting is None:
+                return False
+            self.remove(waiting)
+            waiting.refuse(408, "others need the connection")
+        self._all[connection] = address
+        return True
+
+    def remove(self, connection: Any) -> None:
+        """Forget a connection."""
+        self._all.pop(connection, None)
+
+
+def make_protocol(connections: Connections) -> type:
+    """Return the class of protocols for uvicorn."""
+    base: Any = optional_imports.load(
+        "uvicorn.protocols.http.h11_impl", "server", "rmq server"
+    ).H11Protocol
+
+    class Protocol(base):  # type: ignore[misc]
+        """A connection within limits."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            """Begin, or refuse a connection that is one too many."""
+            super().connection_made(transport)
+            self._buffer = bytearray()
+            self._body_left = 0
+            self._is_refused = False
+            self._timer: asyncio.TimerHandle | None = None
+            self._limit(HEAD_S, "the head of the request did not come")
+            if not connections.add(self, self.client[0] if self.client else ""):
+                self.refuse(503, "there are too many connections")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """End."""
+            connections.remove(self)
+            self._unlimit()
+            super().connection_lost(exc)
+
+        @property
+        def waits_for_client(self) -> bool:
+            """Whether nothing goes on until its client sends more."""
+            return self._body_left > 0 or not self._is_answering
+
+        @property
+        def _is_answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def data_received(self, data: bytes) -> None:
+            """Take bytes of the client."""
+            if self._is_refused:
+                return
+            self._buffer += data
+            self._pass_on()
+
+        def on_response_complete(self) -> None:
+            """Go on with what the client has sent meanwhile."""
+            super().on_response_complete()
+            self._pass_on()
+
+        def _pass_on(self) -> None:
+            """Give uvicorn whole heads, and of bodies what has come."""
+            while self._buffer and not self._is_refused and not self.transport.is_closing():
+                if self._body_left:
+                    part = bytes(self._buffer[: self._body_left])
+                    del self._buffer[: len(part)]
+                    self._body_left -= len(part)
+                    if not self._body_left:
+                        self._unlimit()
+                    super().data_received(part)
+                elif self._is_answering:  # the next request comes early
+                    if len(self._buffer) > HEAD_MAX:
+                        self.flow.pause_reading()
+                    return
+                elif not self._pass_on_head():
+                    return
+
+        def _pass_on_head(self) -> bool:
+            """Give uvicorn a head; return whether it was whole."""
+            end = self._buffer.find(b"\r\n\r\n")
+            seen = bytes(self._buffer if end < 0 else self._buffer[:end])
+            if _LINE_FEED.search(seen):
+                self.refuse(400, "a line ends without a carriage return")
+                return False
+            if len(seen) > HEAD_MAX:
+                self.refuse(431, f"the head of a request has at most {HEAD_MAX} bytes")
+                return False
+            if end < 0:
+                self._unset_keepalive_if_required()
+                if self._timer is None:
+                    self._limit(HEAD_S, "the head of the request did not come")
+                return False
+            try:
+                self._body_left = body_length(seen)
+            except BadHead as bad:
+                self.refuse(bad.status, str(bad))
+                return False
+            del self._buffer[: end + 4]
+            self._unlimit()
+            if self._body_left:
+                self._limit(BODY_S, "the body of the request did not come")
+            super().data_received(seen + b"\r\n\r\n")
+            return True
+
+        def _limit(self, seconds: float, detail: str) -> None:
+            self._unlimit()
+            self._timer = self.loop.call_later(seconds, self.refuse, 408, detail)
+
+        def _unlimit(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def refuse(self, status: int, detail: str) -> None:
+            """Answer that a request is refused, if nothing was answered, and close."""
+            self._unlimit()
+            if self.transport.is_closing():
+                return
+            if self._is_refused:
+                self.transport.close()
+                return
+            self._is_refused = True
+            if not (self._is_answering and self.cycle.response_started):
+                text = detail.encode()
+                self.transport.write(
+                    b"HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\n"
+                    b"Content-Length: %d\r\nConnection: close\r\nRetry-After: 2\r\n"
+                    b"X-Content-Type-Options: nosniff\r\n\r\n%s"
+                    % (status, http.HTTPStatus(status).phrase.encode(), len(text), text)
+                )
+            if self._is_answering:
+                self.cycle.disconnected = True  # what the application says is not sent any more
+                self.cycle.message_event.set()
+            # A client that is still sending would lose the answer if the connection was reset.
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    return Protocol

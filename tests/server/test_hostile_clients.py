@@ -1,0 +1,178 @@
+"""Clients that are slow, many, or send requests that two programs could read in two ways."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from rmq.server.http import protocol
+from tests.server.running import ask, serving, until
+from tests.servers import Server as Redis
+
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /api/v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+NEXT = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SLOW = 64
+
+
+@pytest.fixture(scope="module")
+def url(server: Redis) -> Iterator[str]:
+    with serving(server.url, "hostile") as running:
+        yield running.url
+
+
+def connect(url: str) -> socket.socket:
+    at = urlsplit(url)
+    return socket.create_connection((at.hostname, at.port), 20)
+
+
+def answer(url: str, sent: bytes) -> bytes:
+    """All that a server answers until it closes the connection."""
+    with connect(url) as connection:
+        connection.sendall(sent)
+        found = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                found += part
+        return found
+
+
+SMUGGLED = {
+    "CL and TE": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "TE": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "TE with a space": POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "TE after a vertical tab": POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "TE of two": POST + b"Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n",
+    "a chunk extension": POST + b"Transfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\n\r\n",
+    "two CL": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{} ",
+    "the same CL twice": POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+    "CL +5": POST + b"Content-Length: +2\r\n\r\n{}",
+    "CL -1": POST + b"Content-Length: -1\r\n\r\n{}",
+    "CL 5, 5": POST + b"Content-Length: 2, 2\r\n\r\n{}",
+    "CL of hex": POST + b"Content-Length: 0x2\r\n\r\n{}",
+    "CL of nothing": POST + b"Content-Length:\r\n\r\n{}",
+    "CL of other digits": POST + "Content-Length: \u0662\r\n\r\n{}".encode(),
+    "CL in two lines": POST + b"Content-Length:\r\n 2\r\n\r\n{}",
+    "a folded line": GET + b"X: a\r\n b\r\n\r\n",
+    "a folded first header": b"GET /livez HTTP/1.1\r\n Host: localhost\r\n\r\n",
+    "line feeds alone": b"GET /livez HTTP/1.1\nHost: localhost\n\n",
+    "a line feed alone": GET + b"X: a\nTransfer-Encoding: chunked\r\n\r\n",
+    "a carriage return alone": GET + b"X: a\rY: b\r\n\r\n",
+    "a NUL": GET + b"X: a\x00b\r\n\r\n",
+    "no colon": GET + b"X\r\n\r\n",
+    "no name": GET + b": x\r\n\r\n",
+    "a space in a name": GET + b"X Y: z\r\n\r\n",
+    "two spaces": b"GET  /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no version": b"GET /livez\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "CONNECT": b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "an absolute address": b"GET http://evil.test/livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no request": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("case", SMUGGLED)
+def test_what_can_be_read_in_two_ways_is_refused_and_nothing_after_it_is_read(
+    url: str, case: str
+) -> None:
+    found = answer(url, SMUGGLED[case] + NEXT)
+
+    assert found.startswith(b"HTTP/1.1 400 "), found[:200]
+    assert found.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nConnection: close\r\n" in found
+
+
+def test_requests_that_follow_each_other_are_answered_in_order(url: str) -> None:
+    body = b'{"name": "a b"}'
+    post = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    found = answer(url, GET + b"\r\n" + post + GET + b"Connection: close\r\n\r\n")
+
+    assert found.count(b"HTTP/1.1 200") == 2
+    assert found.index(b" 200 ") < found.index(b" 400 ") < found.rindex(b" 200 ")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (GET + b"X: " + b"a" * 17_000 + b"\r\n\r\n", b"431"),
+        (GET + b"X: y\r\n" * 10_000 + b"\r\n", b"431"),
+        (GET + b"X: y\r\n" * 101 + b"\r\n", b"431"),
+        (GET + b"X: y\r\n" * 90 + b"Connection: close\r\n\r\n", b"200"),
+        (GET + b"X: " + b"a" * 15_000 + b"\r\nConnection: close\r\n\r\n", b"200"),
+        (b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (POST + b"Content-Length: 1000000000\r\nConnection: close\r\n\r\n", b"413"),
+    ],
+)
+def test_heads_and_bodies_have_a_size(url: str, head: bytes, status: bytes) -> None:
+    assert answer(url, head)[9:12] == status
+
+
+HALVES = {
+    "nothing": b"", "half a line": b"GET /li", "half a head": GET,
+    "half a body": POST + b"Content-Length: 50\r\n\r\n{",
+}  # fmt: skip
+
+
+def held(monkeypatch: pytest.MonkeyPatch, server: Redis, prefix: str, limit_s: float) -> float:
+    """How long the slowest of many slow clients keeps its connection; at most 4 s.
+
+    Meanwhile the server must answer others at once.
+    """
+    monkeypatch.setattr(protocol, "HEAD_S", limit_s)
+    monkeypatch.setattr(protocol, "BODY_S", limit_s)
+    with serving(server.url, prefix) as running, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connect(running.url)) for _ in range(SLOW)]
+        for number, connection in enumerate(slow):
+            connection.sendall(list(HALVES.values())[number % len(HALVES)])
+        began = time.monotonic()
+        worst = 0.0
+        for _ in range(20):
+            at = time.monotonic()
+            assert ask(running.url + "/livez").status == 200
+            worst = max(worst, time.monotonic() - at)
+        print(f"FIG {len(slow)} slow clients, others are answered in {worst * 1000:.0f} ms")
+        assert worst < 0.2
+        for connection in slow:
+            connection.settimeout(max(0.01, began + 4 - time.monotonic()))
+            try:
+                while connection.recv(65536):
+                    pass
+            except TimeoutError:
+                return 4.0
+        return time.monotonic() - began
+
+
+def test_slow_clients_lose_their_connections_and_others_are_answered(
+    server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert held(monkeypatch, server, prefix, 1.0) < 3
+
+
+def test_without_the_deadline_slow_clients_would_stay(
+    server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert held(monkeypatch, server, prefix, 3600.0) == 4.0
+
+
+def test_where_one_address_has_all_its_connections_the_oldest_that_waits_gives_way(
+    server: Redis, prefix: str
+) -> None:
+    with (
+        serving(server.url, prefix, connections_per_address=5) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        slow = [stack.enter_context(connect(running.url)) for _ in range(5)]
+        for connection in slow:
+            connection.sendall(GET)
+
+        assert ask(running.url + "/livez").status == 200
+
+        assert slow[0].recv(100).startswith(b"HTTP/1.1 408 ")
+        slow[4].sendall(b"Connection: close\r\n\r\n")
+        until(lambda: slow[4].recv(100).startswith(b"HTTP/1.1 200 "), "the newest is answered")
