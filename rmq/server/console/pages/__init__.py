@@ -11,12 +11,15 @@ from rmq.server.console.pages import (
     messages,
     overview,
     schedules,
+    signing_in,
+    tokens,
     topic,
     workers,
 )
 
 TABLES = (
     overview.PAGES, topic.PAGES, messages.PAGES, dead_letters.PAGES, schedules.PAGES,
-    workers.PAGES, jobs.PAGES, health.PAGES, audit_trail.PAGES,
+    workers.PAGES, jobs.PAGES, health.PAGES, audit_trail.PAGES, tokens.PAGES,
+    signing_in.PAGES,
 )  # fmt: skip
 PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)
