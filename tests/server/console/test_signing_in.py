@@ -1,0 +1,208 @@
+"""Signing in to the console, what each role may do there, and how a session ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pytest
+
+import rmq
+from rmq.core.access import Role
+from rmq.server.console.pages import PAGES
+from tests.server.console.fetching import Shown, csrf_of, fetch
+from tests.server.running import dead, serving, until
+from tests.servers import Server as Redis
+
+KNOWN = {
+    "topic": "none", "id": "0" * 26, "job": "none.00000000", "name": "n", "verb": "redrive",
+}  # fmt: skip
+
+
+class Scene(NamedTuple):
+    """A server that asks for tokens, and one of each role."""
+
+    url: str
+    tokens: dict[str, str]
+    client: rmq.Client
+
+    def sign_in(self, token: str, then: str = "") -> Shown:
+        url = self.url + "/console/signin"
+        form = {"csrf": csrf_of(fetch(url).text), "token": token, "then": then}
+        return fetch(url, form, Origin=self.url)
+
+    def cookie(self, role: str) -> str:
+        """A session of a role."""
+        cookie: str = self.sign_in(self.tokens[role]).headers["Set-Cookie"]
+        return cookie.partition(";")[0]
+
+    def fetch(self, path: str, cookie: str, form: dict[str, str] | None = None) -> Shown:
+        return fetch(self.url + path, form, Cookie=cookie, Origin=self.url)
+
+
+@pytest.fixture
+def scene(server: Redis, prefix: str, client: rmq.Client) -> Iterator[Scene]:
+    tokens = {role: client.admin.token_create(role, role).text for role in Role}
+    with serving(server.url, prefix, auth="token", rate=100_000) as running:
+        yield Scene(running.url, tokens, client)
+
+
+def test_a_person_signs_in_and_out(scene: Scene) -> None:
+    scene.client.topic("orders").open()
+    asked = fetch(scene.url + "/console/topics/orders")
+    assert (asked.status, asked.headers["Location"]) == (
+        303, "/console/signin?then=" + quote("/console/topics/orders", safe=""),
+    )  # fmt: skip
+
+    signed_in = scene.sign_in(scene.tokens["operator"], "/console/topics/orders")
+
+    cookie = signed_in.headers["Set-Cookie"]
+    assert (signed_in.status, signed_in.headers["Location"]) == (303, "/console/topics/orders")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert scene.tokens["operator"] not in cookie
+    session = cookie.partition(";")[0]
+    page = scene.fetch("/console/topics/orders", session)
+    assert page.status == 200
+    assert "role operator" in page.text
+    assert scene.tokens["operator"] not in page.text
+
+    out = scene.fetch("/console/signout", session, {"csrf": csrf_of(page.text)})
+
+    assert (out.status, out.headers["Location"]) == (303, "/console/signin")
+    assert scene.fetch("/console/topics/orders", session).status == 303
+
+
+@pytest.mark.parametrize(
+    "token", ["", "null", "rmq_", "x" * 5000, "static", "{prefix}", "{longer}"]
+)
+def test_a_wrong_token_signs_nobody_in(scene: Scene, token: str) -> None:
+    right = scene.tokens["admin"]
+    given = token.format(prefix=right[:-1], longer=right + "0")
+
+    shown = scene.sign_in(given)
+
+    assert shown.status == 401
+    assert shown.headers["Set-Cookie"] is None
+    assert "no such token" in shown.text
+    assert given == "" or len(given) < 10 or given not in shown.text
+
+
+def test_an_address_that_tries_too_often_has_to_wait(scene: Scene) -> None:
+    statuses = [scene.sign_in(f"rmq_{n:08x}_" + "0" * 64).status for n in range(8)]
+
+    assert statuses[:3] == [401] * 3
+    assert statuses[-1] == 429
+
+
+@pytest.mark.parametrize(
+    "then",
+    ["//evil.example", "https://evil.example", "/console/../../evil", "/console\\@evil.example",
+     "javascript:alert(1)", "/consolex", "/console//evil\r\nSet-Cookie: a=b", "/" * 2000],
+)  # fmt: skip
+def test_signing_in_leads_to_no_other_site(scene: Scene, then: str) -> None:
+    shown = scene.sign_in(scene.tokens["viewer"], then)
+
+    assert shown.status == 303
+    path = shown.headers["Location"]
+    assert path == "/console" or path.startswith(("/console/", "/console?"))
+    assert not path.startswith("//")
+    assert len(shown.headers.get_all("Set-Cookie")) == 1
+
+
+def test_each_page_is_open_to_its_role_and_closed_to_others(scene: Scene) -> None:
+    cookies = {role: scene.cookie(role) for role in ("viewer", "operator", "admin")}
+    csrf = {role: csrf_of(scene.fetch("/console", cookies[role]).text) for role in cookies}
+    through, cases = [], 0
+    for page in PAGES:
+        path = "/console" + page.path.format(**KNOWN)
+        for who in ("nobody", *cookies):
+            if page.role is None or page.path == "/signout":
+                continue
+            cases += 1
+            form = {"csrf": csrf.get(who, "")} if page.method == "POST" else None
+            if who == "nobody":
+                status, expected = fetch(scene.url + path, form, Origin=scene.url).status, {303}
+            else:
+                status = scene.fetch(path, cookies[who], form).status
+                lets_in = Role(who).includes(page.role)
+                expected = {200, 303, 400, 404, 409} if lets_in else {403}
+            if status not in expected:
+                through.append((who, page.method, path, status))
+    print(f"FIG {cases} cases, {len(through)} through")
+    assert through == []
+    assert cases > 100
+
+
+def test_an_operator_cannot_purge_through_the_page_of_a_redrive(scene: Scene) -> None:
+    ids = dead(scene.client, 1, max_retries=0)
+    topic = scene.client.admin.topics()[0]
+    cookie = scene.cookie("operator")
+    csrf = csrf_of(scene.fetch("/console", cookie).text)
+    form = {"csrf": csrf, "ids": ids[0], "confirm": topic}
+
+    assert scene.fetch(f"/console/topics/{topic}/dead-letters/purge", cookie).status == 403
+    assert scene.fetch(f"/console/topics/{topic}/dead-letters/purge", cookie, form).status == 403
+    assert scene.client.admin.jobs() == []
+
+
+def test_a_form_of_another_session_is_refused(scene: Scene) -> None:
+    scene.client.topic("orders").open()
+    mine, other = scene.cookie("admin"), scene.cookie("operator")
+    csrf = csrf_of(scene.fetch("/console", other).text)
+
+    shown = scene.fetch("/console/topics/orders/pause", mine, {"csrf": csrf})
+
+    assert shown.status == 403
+    assert scene.client.admin.settings("orders").paused is None
+
+
+def test_a_viewer_sees_no_bodies_and_no_tracebacks(scene: Scene) -> None:
+    topic = scene.client.topic("orders", max_retries=0, retry="immediate")
+    topic.open()
+    topic.send({"card": "4111-secret"})
+    try:
+        raise ValueError("refused")
+    except ValueError as error:
+        topic.consumer().receive(wait=5)[0].nack(error=error)
+    id = scene.client.admin.dead_letters("orders").messages[0].id
+    paths = ["/console/topics/orders/dead-letters", f"/console/topics/orders/messages/{id}"]
+
+    for path in paths:
+        text = scene.fetch(path, scene.cookie("viewer")).text
+        assert "refused" in text
+        assert "4111-secret" not in text
+        assert "test_signing_in.py" not in text
+        assert "4111-secret" in scene.fetch(path, scene.cookie("operator")).text
+    oracle = "/console/topics/orders/dead-letters?filter=" + quote('body.card~"4111"')
+    assert scene.fetch(oracle, scene.cookie("viewer")).status == 403
+
+
+def test_revoking_a_token_ends_its_sessions(scene: Scene) -> None:
+    cookie = scene.cookie("viewer")
+    assert scene.fetch("/console", cookie).status == 200
+
+    began = time.monotonic()
+    scene.client.admin.token_revoke("viewer")
+
+    until(lambda: scene.fetch("/console", cookie).status == 303, "the end of the session")
+    print(f"FIG a session ended {time.monotonic() - began:.1f} s after its token")
+
+
+def test_an_admin_makes_and_revokes_tokens(scene: Scene) -> None:
+    cookie = scene.cookie("admin")
+    csrf = csrf_of(scene.fetch("/console/tokens", cookie).text)
+    form = {"csrf": csrf, "name": "ann", "role": "viewer", "expires": "90d", "sees_bodies": "on"}
+
+    made = scene.fetch("/console/tokens", cookie, form)
+
+    found = {token.name: token for token in scene.client.admin.tokens()}["ann"]
+    assert (found.role, found.sees_bodies) == ("viewer", True)
+    text = made.text.partition('data-copy="')[2].partition('"')[0]
+    bearer = {"Authorization": f"Bearer {text}"}
+    until(lambda: fetch(scene.url + "/console", **bearer).status == 200, "the server to know it")
+    assert text not in scene.fetch("/console/tokens", cookie).text
+    assert scene.fetch("/console/tokens/ann/revoke", cookie, {"csrf": csrf}).status == 303
+    assert "ann" not in {token.name for token in scene.client.admin.tokens()}
