@@ -23,7 +23,7 @@ PAGES = [
     "topics/orders/dead-letters/redrive", "topics/orders/dead-letters/purge",
     "topics/orders/dead-letters/restore", "topics/orders/trash", "topics/orders/slots",
     "topics/orders/settings", "topics/orders/schedules", "topics/orders/queries",
-    "topics/orders/delete", "jobs/{job}", "topics/orders/messages/{dead}",
+    "topics/orders/delete", "tokens", "jobs/{job}", "topics/orders/messages/{dead}",
     "topics/orders/messages/{waiting}", "topics/orders/messages/{held}", "nothing-here",
 ]  # fmt: skip
 
@@ -36,7 +36,11 @@ def console(server: Redis, prefix: str, client: rmq.Client) -> Iterator[Server]:
 
 @pytest.fixture
 def ids(client: rmq.Client) -> dict[str, str]:
-    """A topic with text of the corpus in every field that takes it; ids of some messages."""
+    return make_ids(client)
+
+
+def make_ids(client: rmq.Client) -> dict[str, str]:
+    """Make a topic with text of the corpus in every field that takes it; ids of some messages."""
     topic = client.topic("orders", slots=2, max_retries=0, retry="immediate", lease=60)
     topic.open()
     consumer = topic.consumer()
