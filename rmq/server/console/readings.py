@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from rmq.server.console.meter import Meter
@@ -42,6 +43,18 @@ class LongReading:
     at: float | None = None
     found: Any = None
     error: str = ""
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def ended(self, wait_s: float) -> None:
+        """Wait for its end, for so long at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._ended.wait()
+
+    def end(self) -> None:
+        """Note that it has ended."""
+        self.at = time.time()
+        self._ended.set()
 
     def progress(self, done: int, all: int) -> None:
         """Note how far it is."""
@@ -97,7 +110,7 @@ class Readings:
                 told = problems.of_exception(error, key)
                 reading.error = str(told)
             finally:
-                reading.at = time.time()
+                reading.end()
 
         self._long[key] = reading, asyncio.ensure_future(run()), now
         return reading

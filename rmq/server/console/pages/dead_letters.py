@@ -8,12 +8,11 @@ moment, by a condition on the time of death.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rmq.core import dead_letter_filter, failure
+from rmq.core import failure
 from rmq.core.dead_letter_terms import FIELDS
 from rmq.core.message import Message
 from rmq.errors import InvalidValue
@@ -31,6 +30,7 @@ PAGES = Pages()
 ROWS = 50
 SCAN = 5_000  # dead letters that a page with a filter looks at
 GROUPS_S = 30.0  # groups are counted anew after so long
+GROUPS_SHOWN_S = 1.0  # so long a page waits for them, before it shows how far it is
 COUNTED_S = 3.0  # for so long a page counts what an act would do, and then says "at least"
 SAMPLE = 5
 WORD_CHARS = 60  # of a value that is suggested
@@ -89,10 +89,7 @@ async def groups(ask: Ask) -> View:
 
     figures = await topic_figures(ask, ask.topic)
     reading = ask.readings.start(f"groups {ask.topic}", count, GROUPS_S)
-    for _ in range(20):  # a few thousand are counted at once
-        if reading.at is not None:
-            break
-        await asyncio.sleep(0.05)
+    await reading.ended(GROUPS_SHOWN_S)
     counted_at = datetime.fromtimestamp(reading.at, UTC) if reading.at else None
     return View(
         "dead_groups.html",
@@ -117,26 +114,30 @@ async def trash(ask: Ask) -> View:
 
 
 @PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
-async def ask_act(ask: Ask) -> View:
-    """Show what an act would do, before it is done."""
+async def ask_act(ask: Ask) -> View | Redirect:
+    """Show what an act would do, before it is done; counting many goes on while the page waits."""
     verb = _verb(ask)
     if verb == "purge" and not ask.may(Role.ADMIN):
         raise ApiError("forbidden", "purging is for the role admin")
     ids = ask.query.getlist("ids")[:ROWS]
     text = ask.query.get("filter", "").strip()
-    now_ms = (await ask.at.admin.stats(ask.topic))["now_ms"]
-    moment = datetime.fromtimestamp(now_ms // 1000 + 1, UTC)
-    chosen = "" if ids else _bounded(text, moment)
+    at = ask.query.get("at")
+    if at is None and not ids:
+        now_ms = (await ask.at.admin.stats(ask.topic))["now_ms"]
+        at = datetime.fromtimestamp(now_ms // 1000 + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return Redirect(ask.url("topics", ask.topic, "dead-letters", verb, filter=text, at=at))
+    moment = _moment(at)
+    # A letter has no time of death while it is in the trash.
+    chosen = "" if ids else text if verb == "restore" else _bounded(text, moment)
     if chosen:
         ask.disclosure.check_filter(ask.at.principal, chosen)
-        dead_letter_filter.parse(chosen)
-    count, is_all, sample = await _count(ask, verb, ids, chosen)
+    found = await _counted(ask, verb, ids, chosen)
     return View(
         "dead_act.html",
         {
             "topic": ask.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
-            "count": count, "is_all": is_all,
-            "sample": ask.shown([views.message_of(message) for message in sample]),
+            "count": found.count, "is_all": found.is_all,
+            "sample": ask.shown([views.message_of(message) for message in found.sample]),
             "moment": moment, "keeps": KEEPS, "command": _command(ask.topic, verb, ids, chosen),
         },
         f"{ask.topic}: {verb}",
@@ -185,6 +186,8 @@ def _conditions(ask: Ask) -> dict[str, Any]:
     """Return which letters the form speaks of: some by their ids, or those that fit its filter."""
     ids = ask.form.get("ids", "").split()
     text = ask.form.get("filter", "").strip()
+    if ask.path["verb"] == "restore" and ask.form.get("all") == "on" and not ids and not text:
+        return {}
     if bool(ids) == bool(text):
         raise ApiError("invalid", "the form names neither letters nor a filter; go back")
     if ids:
@@ -193,46 +196,61 @@ def _conditions(ask: Ask) -> dict[str, Any]:
     return {"filter": text}
 
 
-async def _count(
-    ask: Ask, verb: str, ids: list[str], chosen: str
-) -> tuple[int, bool, list[Message]]:
-    """Return how many letters fit, whether all were looked at, and a few of them."""
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """How many letters fit, whether all were looked at, and a few of them."""
+
+    count: int
+    is_all: bool
+    sample: list[Message]
+
+
+async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted:
+    """Count the letters that fit, for as long as a page may take; a live page asks again."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await ask.at.admin.get(ask.topic, id) for id in ids]
         there = [message for message in found if message and message.place == queue]
-        return len(there), True, there[:SAMPLE]
+        return _Counted(len(there), True, there[:SAMPLE])
     if queue == "trash":
-        count = await ask.at.admin.restore(ask.topic, filter=chosen, dry_run=True)
-        return count, True, []
-    count = 0
-    sample: list[Message] = []
-    end = asyncio.get_running_loop().time() + COUNTED_S
-    async for page, is_last in _pages(ask, chosen):
-        count += len(page)
-        sample += itertools.islice(page, SAMPLE - len(sample))
-        if is_last:
-            return count, True, sample
-        if asyncio.get_running_loop().time() > end:
-            break
-    return count, False, sample
+        count = await ask.at.admin.restore(ask.topic, filter=chosen or None, dry_run=True)
+        return _Counted(count, True, [])
+
+    async def count_all(reading: LongReading) -> list[Message]:
+        sample: list[Message] = []
+        after = None
+        while True:
+            page = await ask.at.admin.dead_letters(
+                ask.topic, filter=chosen, after=after, limit=1000, scan=SCAN
+            )
+            sample = reading.found = [*sample, *page.messages][:SAMPLE]
+            reading.progress(reading.done + len(page.messages), 0)
+            if page.cursor is None:
+                return sample
+            after = page.cursor
+
+    key = f"count {ask.topic} {ask.at.principal.role} {chosen}"
+    reading = ask.readings.start(key, count_all, GROUPS_S)
+    await reading.ended(COUNTED_S)
+    if reading.error:
+        raise ApiError("invalid", reading.error)
+    return _Counted(reading.done, reading.at is not None, reading.found or [])
 
 
-async def _pages(ask: Ask, chosen: str) -> AsyncIterator[tuple[list[Message], bool]]:
-    after = None
-    while True:
-        page = await ask.at.admin.dead_letters(
-            ask.topic, filter=chosen, after=after, limit=1000, scan=SCAN, raw=True
-        )
-        yield page.messages, page.cursor is None
-        if page.cursor is None:
-            return
-        after = page.cursor
+def _moment(text: str | None) -> datetime:
+    """Return the time of the query; letters that died later are left alone."""
+    try:
+        moment = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return datetime.now(UTC)
+    return moment.replace(tzinfo=UTC)
 
 
 def _command(topic: str, verb: str, ids: list[str], chosen: str) -> str:
     if ids:
         return " ".join(["rmq", "dlq", verb, topic, *(f"--id {id}" for id in ids)])
+    if not chosen:
+        return f"rmq dlq {verb} {topic} --all"
     quoted = chosen.replace("'", "'\\''")
     return f"rmq dlq {verb} {topic} '{quoted}'"
 

@@ -9,7 +9,7 @@ const state = document.getElementById("state");
 let wanted = remembered();
 let source = null;
 let timer = null;
-let waiting = null; // a page that came while rows were ticked
+let waiting = null; // the newest page, while a part of it waits
 
 function remembered() {
   try { return localStorage.getItem("rmq.live") !== "off"; } catch { return true; }
@@ -20,7 +20,8 @@ export function start() {
   button.hidden = false;
   button.addEventListener("click", toggle);
   document.addEventListener("visibilitychange", follow);
-  document.addEventListener("change", () => { if (waiting && !isHeld()) take(waiting); });
+  document.addEventListener("change", () => { if (waiting) offer(waiting); });
+  document.addEventListener("focusout", () => { if (waiting) setTimeout(() => waiting && offer(waiting)); });
   window.addEventListener("pagehide", stop);
   window.addEventListener("pageshow", follow);
   follow();
@@ -71,25 +72,22 @@ async function poll() {
 
 function say(text) { if (state.textContent !== text) state.textContent = text; }
 
-// Rows that are ticked, and forms that are being filled in, must not move.
-function isHeld() {
+// Rows that are ticked, and forms that are being filled in, must not move: their part of the page waits.
+function isHeld(region) {
   const active = document.activeElement;
-  return Boolean(document.querySelector("[data-live] input:checked")) ||
-    Boolean(active?.closest("[data-live]") && active.matches("input, select, textarea"));
+  return Boolean(region.querySelector("tbody input:checked")) ||
+    (region.contains(active) && active.matches("input, select, textarea"));
 }
 
 function offer(text) {
-  if (isHeld()) { waiting = text; show(true, "Waits for ticked rows"); } else take(text);
-}
-
-function take(text) {
   waiting = null;
-  show(wanted);
   const page = new DOMParser().parseFromString(text, "text/html");
   for (const region of document.querySelectorAll("[data-live]")) {
     const fresh = page.getElementById(region.id);
-    if (fresh) merge(region, fresh);
+    if (!fresh) continue;
+    if (isHeld(region)) waiting = text; else merge(region, fresh);
   }
+  show(wanted, waiting && document.querySelector("[data-live] tbody input:checked") ? "Waits for ticked rows" : undefined);
   writeTimes(document);
 }
 

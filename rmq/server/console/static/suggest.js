@@ -58,15 +58,16 @@ export function start() {
   function take(index) {
     const text = list.children[index].textContent;
     input.setRangeText(text, from, input.selectionStart, "end");
-    close();
-    open();
+    close(); // Tab leaves the field then; typing opens the next list
   }
 
   input.addEventListener("input", open);
-  input.addEventListener("focus", open);
   input.addEventListener("blur", close);
   input.addEventListener("keydown", (event) => {
-    if (list.hidden) return;
+    if (list.hidden) {
+      if (event.key === "ArrowDown") { open(); event.preventDefault(); }
+      return;
+    }
     if (event.key === "ArrowDown") { choose(chosen + 1); event.preventDefault(); }
     else if (event.key === "ArrowUp") { choose(chosen < 0 ? -1 : chosen - 1); event.preventDefault(); }
     else if (event.key === "Tab" && !event.shiftKey) { take(Math.max(0, chosen)); event.preventDefault(); }

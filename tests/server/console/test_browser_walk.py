@@ -1,0 +1,241 @@
+"""A person at the console: a cause among 100 000 dead letters is found, read and sent back.
+
+Everything is done in a real Chromium, against `rmq server` and a real Redis.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.server import Server
+from tests.server.console import browsing
+from tests.server.console.browsing import Window
+from tests.server.running import serving, until
+from tests.servers import Server as Redis
+
+COUNT = 100_000
+REDRIVEN = 5_000
+RATE = 2_500
+CAUSES = (  # of twenty messages
+    *["ConnectionRefusedError: port 443"] * 13,
+    *["ValueError: amount is negative"] * 6,
+    "TimeoutError: no answer of the shop after 30 s",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browsing.started() as browser:
+        yield browser
+
+
+def bury(topic: rmq.Topic, count: int) -> None:
+    """Send messages, and let each die of its cause."""
+    for start in range(0, count, 1000):
+        topic.send_many([rmq.Outgoing({"order": n}) for n in range(start, start + 1000)])
+        with topic.consumer() as consumer:
+            left = 1000
+            while left:
+                batch = consumer.receive(1000, wait=5)
+                left -= len(batch)
+                for error in dict.fromkeys(CAUSES):
+                    of_cause = [d for d in batch if CAUSES[d.body["order"] % 20] == error]
+                    consumer.reject(of_cause, error)
+
+
+def test_a_cause_among_100_000_dead_letters_is_found_read_and_sent_back(
+    browser: Any, server: Redis, prefix: str, client: rmq.Client
+) -> None:
+    topic = client.topic("orders", slots=4)
+    bury(topic, COUNT)
+    token = client.admin.token_create("ann", "admin").text
+    with (
+        serving(server.url, prefix, auth="token") as running,
+        Window(browser, running.url) as window,
+    ):
+        page = window.page
+        window.open("/topics/orders/dead-letters/groups")  # leads to the page to sign in
+        page.fill("#token", token)
+        page.keyboard.press("Enter")
+
+        row = page.locator("#group-table tbody tr", has_text="TimeoutError")
+        row.wait_for()
+        assert _number(row.locator("td").first.inner_text()) == REDRIVEN
+        row.locator("td a").first.click()
+        page.locator("#letters tbody tr").first.wait_for()
+        assert "TimeoutError" in page.locator("#letters tbody tr").first.inner_text()
+
+        page.locator("#letters tbody tr th a").first.click()
+        page.wait_for_selector("#error")
+        assert page.inner_text("#error").startswith("TimeoutError")
+        assert '"order"' in page.inner_text("#body")
+        page.go_back()
+        assert "fingerprint=" in page.input_value("#filter")
+
+        page.click("#redrive-all")
+        until(lambda: "at least" not in page.inner_text("h2"), "the count")
+        assert _number(page.inner_text("h2")) == REDRIVEN
+        page.fill("#rate", str(RATE))
+        page.click("button:text-is('Redrive')")
+        page.wait_for_selector("#job-state")
+        seen = {page.inner_text("#job-done")}
+
+        def ended() -> bool:
+            seen.add(page.inner_text("#job-done"))
+            return page.inner_text("#job-state") == "done"
+
+        until(ended, "the job on its page")
+        assert len(seen) >= 3, "the page of the job moved without a reload"
+        job = client.admin.jobs("orders")[0]
+        assert (job.done, job.rate, job.by) == (REDRIVEN, RATE, "ann")
+        assert client.admin.stats("orders")["dead"] == COUNT - REDRIVEN
+        print(f"FIG {COUNT} dead letters, {job.done} sent back, {len(seen)} states seen")
+        assert window.complaints == []
+
+
+def _number(text: str) -> int:
+    found = re.search(r"[0-9][0-9\u202f]*", text)
+    assert found is not None, text
+    return int(found[0].replace("\u202f", ""))
+
+
+@pytest.fixture
+def running(server: Redis, prefix: str) -> Iterator[Server]:
+    with serving(server.url, prefix) as running:
+        yield running
+
+
+def test_a_topic_is_paused_and_numbers_move_without_reload(
+    browser: Any, running: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders")
+    topic.open()
+    with Window(browser, running.url) as window:
+        page = window.page
+        window.open("/topics/orders")
+        page.fill("#why", "deploy")
+        topic.send(1)
+        until(lambda: page.locator("#figures dd").first.inner_text() == "1", "the number")
+        assert page.input_value("#why") == "deploy", "what is typed stays while numbers move"
+
+        page.click("button:text-is('Pause')")
+
+        page.wait_for_selector("#pauses p:has-text('deploy')")
+        paused = client.admin.settings("orders").paused
+        assert paused is not None
+        page.click("button:text-is('Resume')")
+        page.wait_for_selector(".notice:has-text('Resumed')")
+        assert client.admin.settings("orders").paused is None
+
+        page.click("#live")
+        assert page.get_attribute("#live", "aria-pressed") == "false"
+        topic.send(2)
+        window.open("")
+        page.wait_for_timeout(300)
+        assert page.get_attribute("#live", "aria-pressed") == "false", "it is remembered"
+        assert window.complaints == []
+
+
+def test_a_purge_is_undone_with_rows_that_were_ticked(
+    browser: Any, running: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders", max_retries=0)
+    bury(topic, 1000)
+    with Window(browser, running.url) as window:
+        page = window.page
+        window.open("/topics/orders/dead-letters")
+        boxes = page.locator("#letters tbody input[type=checkbox]")
+        boxes.nth(0).click()
+        boxes.nth(4).click(modifiers=["Shift"])
+        assert page.inner_text(".ticked") == "5 ticked"
+        page.click("[data-counts] button:has-text('Purge')")
+        assert page.is_disabled("button[data-confirmed]")
+        page.fill("#confirm", "orders")
+        page.click("button[data-confirmed]")
+        page.wait_for_selector("#job-state:text-is('done')")
+        assert client.admin.stats("orders")["trash"] == 5
+
+        window.open("/topics/orders/trash")
+        page.click("#restore-all")
+        page.click("button:text-is('Restore')")
+
+        page.wait_for_selector(".notice:has-text('Restored 5')")
+        assert client.admin.stats("orders")["dead"] == 1000
+        assert window.complaints == []
+
+
+def test_the_keyboard_is_enough(browser: Any, running: Server, client: rmq.Client) -> None:
+    topic = client.topic("orders", max_retries=0)
+    bury(topic, 1000)
+    with Window(browser, running.url) as window:
+        page = window.page
+        window.open("")
+        page.wait_for_selector("#topics")
+        for key in ("j", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_url("**/topics/orders")
+        page.keyboard.press("d")
+        page.wait_for_url("**/dead-letters")
+        for key in ("j", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_url("**/topics/orders/dead-letters")
+        page.keyboard.press("/")
+        page.keyboard.type("err")
+        page.keyboard.press("Tab")  # takes the suggestion
+        page.keyboard.type("~Timeout")
+        assert page.input_value("#filter") == "error~Timeout"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**filter=error**")
+        page.keyboard.press("j")
+        page.keyboard.press("x")
+        assert page.inner_text(".ticked") == "1 ticked"
+        page.keyboard.press("?")
+        assert page.is_visible("#keys")
+        page.keyboard.press("Escape")
+        assert not page.is_visible("#keys")
+        for _ in range(60):  # to the button, by Tab alone
+            if page.evaluate("document.activeElement.textContent.trim()") == "Redrive …":
+                break
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#rate")
+        assert "1 letter" in page.inner_text("h2")
+        assert window.complaints == []
+
+
+def test_a_console_that_is_killed_comes_back_with_its_history_and_jobs(
+    browser: Any, server: Redis, prefix: str, client: rmq.Client, spawn: Callable[..., Any]
+) -> None:
+    topic = client.topic("orders", max_retries=0)
+    bury(topic, 1000)
+    words = ("server", "--url", server.url, "--prefix", prefix, "--listen")
+    first = spawn(*words, "127.0.0.1:0")
+    first.wait_for("serving ")
+    url = re.search(r"http://127\.0\.0\.1:(\d+)", first.text())
+    assert url is not None
+    job = client.admin.job_start("orders", rate=40, expected=1000)
+    with Window(browser, url[0]) as window:
+        page = window.page
+        window.open(f"/jobs/{job.id}")
+        until(lambda: client.admin.job(job.id).done > 40, "the job runs")
+        until(lambda: len(client.admin.history("orders")) > 1, "some history")
+
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        page.wait_for_selector("#state:has-text('lost'), #state:has-text('does not answer')")
+        second = spawn(*words, f"127.0.0.1:{url[1]}")
+        second.wait_for("serving ")
+
+        before = client.admin.job(job.id).done
+        until(lambda: client.admin.job(job.id).done > before + 40, "the job goes on")
+        shown = page.inner_text("#job-done")
+        until(lambda: page.inner_text("#job-done") != shown, "the page moves by itself")
+        window.open("/topics/orders")
+        page.wait_for_selector("#chart-depth path.line")
+        client.admin.job_stop(job.id)
