@@ -21,7 +21,7 @@ from tests.servers import Server as Redis
 
 COUNT = 100_000
 REDRIVEN = 5_000
-RATE = 2_500
+RATE = 1_000
 CAUSES = (  # of twenty messages
     *["ConnectionRefusedError: port 443"] * 13,
     *["ValueError: amount is negative"] * 6,
